@@ -1,0 +1,35 @@
+# Everything runs in .venv, made on first use. `make demo` and `make test` are all that a fresh clone needs.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: $(STAMP)  ## make .venv and install everything, pinned by constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)  ## lose workers on purpose, lose all, resume smaller, and compare the weights
+	@$(BIN)/python -m recipes.demo
+
+check: $(STAMP)  ## lint and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check  ## what CI runs: lint, types and every test
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)  ## steady-state throughput beside plain loops and DDP, as ratios
+	$(BIN)/python tests/benchmarks/steady_state.py
+
+clean:  ## remove .venv and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+
+.PHONY: help setup demo check test bench clean
