@@ -1,0 +1,65 @@
+"""What can go wrong, as one small tree. Each line says what the caller does.
+
+    ElasticError
+      ConfigError         the user can fix it before the run starts
+      IdentityMismatch    the saved run is another run: fix the named fields, or accept them by name
+      StepError           the training loop breaks a rule of `Step`; fix the script
+      RendezvousTimeout   too few workers by the deadline; the launcher restarts or the user looks
+      PeerLost            an exchange failed; the loop forms a new view and redoes the step
+      Evicted             the view moved on without us; exit, do not retry
+
+Only the loop in run.py turns `PeerLost` into a new view, or into a restart where the launcher can do no better.
+"""
+
+from __future__ import annotations
+
+
+class ElasticError(Exception):
+    """The base of everything that this package raises on purpose."""
+
+
+class ConfigError(ElasticError, ValueError):
+    """An argument, a script or an environment that cannot work, found before training starts."""
+
+
+class IdentityMismatch(ElasticError):
+    """Something that the bits of the result depend on differs from what the run was started with.
+
+    fields  name -> (found here, recorded by the run)
+    """
+
+    def __init__(self, message: str, fields: dict[str, tuple[object, object]]) -> None:
+        super().__init__(message)
+        self.fields = fields
+
+
+class StepError(ElasticError, RuntimeError):
+    """The loop's body did what a step cannot carry, such as a second backward for one share."""
+
+
+class RendezvousTimeout(ElasticError, TimeoutError):
+    """The workers of a view did not all arrive by the deadline.
+
+    missing  the ranks that did not arrive
+    """
+
+    def __init__(self, message: str, missing: list[int]) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class PeerLost(ElasticError, ConnectionError):
+    """A collective failed: a peer died, was cut off, or did not answer by the deadline.
+
+    step   index of the step whose exchange failed, or None outside a step
+    phase  what was being exchanged, in words
+    """
+
+    def __init__(self, message: str, *, step: int | None, phase: str) -> None:
+        super().__init__(message)
+        self.step = step
+        self.phase = phase
+
+
+class Evicted(ElasticError):
+    """The run goes on in a view (or under a claim) that this worker is not part of."""
