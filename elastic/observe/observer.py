@@ -1,0 +1,105 @@
+"""What may someone outside see of a run, and where may they touch it? The base class watches and changes nothing.
+
+A run calls one observer at named moments and passes its dataset, its collate function and its batches through it. Training
+code does not know who observes: elastic.drill plugs in here to hurt a run on purpose and to note what it really read.
+Which observer a process gets is elastic.launch.environment's to say (ELASTIC_OBSERVER="module:factory:argument").
+
+The moments of a run, in order; those between `data` and `applied` come round again when a step is redone (`attempt` rises):
+
+    start       the process has parsed its configuration; nothing is joined
+    form        about to form a view with the other workers
+    formed      the view is formed: rank, world_size and generation are set
+    claim       about to take the claim on the run's storage
+    load        about to read the state that the run goes on from
+    loaded      the state is in the model: step_index steps are applied
+    data        a share's examples are about to be read
+    forward     a share's batch is about to be handed to the user's code
+    backward    a share: immediately before loss.backward()
+    exchange    this rank's shares are done; the sums are about to be exchanged
+    update      exact gradients are in .grad and the dirty mark is set; the optimizer has not stepped
+    applied     the step is applied on this worker
+    save        the coordinator is about to write a checkpoint
+    saved       the checkpoint is committed
+    evaluate    an evaluation is about to begin
+    finish      the last step is applied and saved; the run is about to end
+
+Moments inside a backward pass or inside an optimizer's step need no call: an observer hooks the parameters and the
+optimizers of `run` from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from elastic.observe.events import EventLog
+
+MOMENTS = (
+    "start",
+    "form",
+    "formed",
+    "claim",
+    "load",
+    "loaded",
+    "data",
+    "forward",
+    "backward",
+    "exchange",
+    "update",
+    "applied",
+    "save",
+    "saved",
+    "evaluate",
+    "finish",
+)
+
+
+class ObservedRun(Protocol):
+    """What an observer may read of a run. `rank`, `world_size` and `generation` mean nothing before `formed`."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def claim(self) -> int | None: ...
+    @property
+    def step_index(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def model(self) -> Any: ...
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]: ...
+    @property
+    def is_coordinator(self) -> bool: ...
+    @property
+    def worker_id(self) -> str: ...
+    @property
+    def events(self) -> EventLog: ...
+
+
+class Observer:
+    """The null observer: everything passes through, every moment goes by."""
+
+    def dataset(self, dataset: Any) -> Any:
+        """The dataset that the loader reads, in the worker and in its loader processes. Called once, before any read."""
+        return dataset
+
+    def collate(self, collate_fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """The function that turns a list of examples into a batch. It may change what a batch is; `batch` undoes that."""
+        return collate_fn
+
+    def batch(self, batch: Any, *, step: int, share: int, attempt: int) -> Any:
+        """One loaded batch of `share` (a micro-batch of it, where shares are split), on its way to the user's code."""
+        return batch
+
+    def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
+        """`run` is at `moment`; `share` is given at data, forward and backward. May not return at all."""
