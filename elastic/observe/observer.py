@@ -1,10 +1,11 @@
 """What may someone outside see of a run, and where may they touch it? The base class watches and changes nothing.
 
-A run calls one observer at named moments and passes its dataset, its collate function and its batches through it. Training
-code does not know who observes: elastic.drill plugs in here to hurt a run on purpose and to note what it really read.
-Which observer a process gets is elastic.launch.environment's to say (ELASTIC_OBSERVER="module:factory:argument").
+A run calls one observer at named moments and passes its dataset, its collate function and its batches through it.
+Training code does not know who observes: elastic.drill plugs in here to hurt a run on purpose and to note what it
+really read. Which observer a process gets is elastic.launch.environment's to say
+(ELASTIC_OBSERVER="module:factory:argument").
 
-The moments of a run, in order; those between `data` and `applied` come round again when a step is redone (`attempt` rises):
+The moments of a run, in order; those from `data` to `applied` come round again when a step is redone (`attempt` rises):
 
     start       the process has parsed its configuration; nothing is joined
     form        about to form a view with the other workers
@@ -90,11 +91,11 @@ class Observer:
     """The null observer: everything passes through, every moment goes by."""
 
     def dataset(self, dataset: Any) -> Any:
-        """The dataset that the loader reads, in the worker and in its loader processes. Called once, before any read."""
+        """The dataset that the loader reads, here and in loader processes. Called once, before any read."""
         return dataset
 
     def collate(self, collate_fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """The function that turns a list of examples into a batch. It may change what a batch is; `batch` undoes that."""
+        """The function that makes a batch of a list of examples. It may change what a batch is; `batch` undoes that."""
         return collate_fn
 
     def batch(self, batch: Any, *, step: int, share: int, attempt: int) -> Any:
