@@ -29,7 +29,7 @@ until they are known), then the event's own:
     fault           fault {kind, worker, when}, index in the plan
 
 `digest` is checkpoint.digest of the model's state: SHA-256, hexadecimal. Facts may be added; a reader ignores what it
-does not know. emit() of a step_applied costs 7 µs in a folder, 5 µs towards object storage (one slow cloud core, 2025-11).
+does not know. emit() of a step_applied costs 7 µs in a folder, 5 µs towards object storage (2 cores, 2026-11).
 """
 
 from __future__ import annotations

@@ -1,0 +1,120 @@
+"""A plan of faults is a value: it says itself, survives JSON, and decides alone what is due."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.drill.faults import BEFORE_STEPS, PHASES, At, Kill, KillAll, Plan, Terminate, due
+from elastic.errors import ConfigError
+
+PLAN = Plan(
+    (
+        Kill(3, At(5, "in_backward", share=7)),
+        Kill(0, At(None, "load")),
+        KillAll(At(8, "save", worker=0)),
+        Terminate(1, At(9, "exchange")),
+    ),
+    seed=41,
+)
+
+
+def test_a_plan_says_itself_in_one_line() -> None:
+    """What a drill prints is what a person shrinks by hand."""
+    assert str(PLAN) == (
+        "seed 41: step 5 in_backward of share 7: kill w3 | load: kill w0 | "
+        "step 8 save of w0: kill all | step 9 exchange: terminate w1"
+    )
+    assert str(Plan()) == "no faults"
+
+
+def test_a_plan_comes_back_from_json_equal() -> None:
+    """The launcher writes it, the workers read it; what they carry out must be what was printed."""
+    assert Plan.from_json(PLAN.to_json()) == PLAN
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"faults": []}',
+        '{"seed": null, "faults": [{"kind": "explode"}]}',
+        '{"seed": null, "faults": [{"kind": "kill", "worker": 1, "when": {"step": 1, "phase": "lunch"}}]}',
+        '{"seed": null, "faults": [{"kind": "kill", "worker": 1, "when": {"step": 1}, "how": "gently"}]}',
+    ],
+)
+def test_what_is_no_plan_is_refused(text: str) -> None:
+    """A plan that is half understood would injure something else than it says."""
+    with pytest.raises(ConfigError, match="not a fault plan"):
+        Plan.from_json(text)
+
+
+def test_a_random_plan_is_a_function_of_its_seed() -> None:
+    """`make drill SEED=7` replays a failure only if seven means the same faults every time."""
+    plans = [Plan.random(seed, steps=40, workers=4, faults=5, kinds=(Kill, KillAll, Terminate)) for seed in range(60)]
+    again = [Plan.random(seed, steps=40, workers=4, faults=5, kinds=(Kill, KillAll, Terminate)) for seed in range(60)]
+
+    assert plans == again
+    assert len(set(plans)) == 60
+    assert {type(fault) for plan in plans for fault in plan.faults} == {Kill, KillAll, Terminate}
+    assert all(fault.worker < 4 for plan in plans for fault in plan.faults)
+    assert all(len({fault.when.step for fault in plan.faults}) == 5 for plan in plans)
+    assert all(Plan.from_json(plan.to_json()) == plan for plan in plans)
+
+
+def test_more_faults_than_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match="5 faults at distinct steps do not fit into 4 steps"):
+        Plan.random(0, steps=4, workers=2, faults=5)
+
+
+def test_a_misspelt_phase_is_answered_with_the_nearest() -> None:
+    """A fault at a moment that never comes is a test that tests nothing."""
+    with pytest.raises(ConfigError, match="did you mean 'backward'"):
+        At(3, "backwards")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_moment_has_a_step_exactly_if_it_belongs_to_one(phase: str) -> None:
+    right, wrong = (None, 3) if phase in BEFORE_STEPS else (3, None)
+    At(right, phase)
+    with pytest.raises(ConfigError, match=f"phase '{phase}'"):
+        At(wrong, phase)
+
+
+def test_a_share_is_refused_where_moments_come_once_per_step() -> None:
+    with pytest.raises(ConfigError, match="only data, forward, backward, in_backward have a share"):
+        At(3, "update", share=1)
+
+
+def test_only_kill_all_takes_its_moment_from_a_named_worker() -> None:
+    with pytest.raises(ConfigError, match="At needs none"):
+        Plan((Kill(1, At(3, "update", worker=0)),))
+
+
+def test_a_fault_is_due_at_its_moment_and_nowhere_else() -> None:
+    """Every other rank, step, share and phase goes by unharmed."""
+    where = {
+        (phase, step, rank, share)
+        for phase in PHASES
+        for step in range(12)
+        for rank in range(4)
+        for share in range(5, 9)
+        if due(PLAN, phase, step=step, rank=rank, share=share, done=[1])
+    }
+    assert where == {
+        ("in_backward", 5, 3, 7),
+        *(("save", 8, 0, share) for share in range(5, 9)),
+        *(("exchange", 9, 1, share) for share in range(5, 9)),
+    }
+
+
+def test_a_fault_happens_once() -> None:
+    """After a restart the same step comes round again; the plan does not."""
+    assert due(PLAN, "in_backward", step=5, rank=3, share=7, done=[]) == [0]
+    assert due(PLAN, "in_backward", step=5, rank=3, share=7, done=[0]) == []
+
+
+def test_a_fault_without_a_step_waits_for_those_before_it() -> None:
+    """`load` comes at every start: to hit the load of a restart, the fault that causes the restart comes first."""
+    assert due(PLAN, "load", step=None, rank=0, share=None, done=[]) == []
+    assert due(PLAN, "load", step=None, rank=0, share=None, done=[0]) == [1]
