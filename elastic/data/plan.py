@@ -1,0 +1,257 @@
+"""Which examples does each share of a step read? A pure function of the configuration and the step's index.
+
+Promises  the plan knows no ranks: shares are the same at every world size, and ranks only carry shares
+          (`blocks`). A run that goes on with 6 workers instead of 8 continues the same order.
+          Every epoch reads each example once ("drop" leaves out the tail that fills no batch).
+          A step costs O(batch), wherever it lies in however large a dataset.
+Leaves    loading to loader.py, the share's random stream to state/randomness.py, arithmetic to group/.
+
+An epoch's order is a Permutation keyed by (seed, epoch); step s of an epoch reads positions [s * B, (s + 1) * B).
+Shares may differ by one example, so gradients are summed and divided by the step's global count; averaging
+the shares' means would weigh examples unequally. In the formulas B is `batch_size` and V `virtual_workers`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastic.data.permutation import LENGTH_MAX, Permutation
+from elastic.errors import ConfigError
+from elastic.state.randomness import check_seed, derive
+
+LastBatch = Literal["short", "drop", "carry"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlan:
+    """The configuration that decides which examples a run reads. Raises ConfigError if it cannot work.
+
+    last_batch        the end of an epoch that fills no batch: "short" trains on it as a smaller batch, "drop"
+                      leaves it out, "carry" fills it up with the beginning of the next epoch
+    micro_batch_size  the most examples in one forward pass, or None for a whole share
+    epochs, steps     where the run ends: at least one of them, and the earlier end counts
+    """
+
+    dataset_length: int
+    batch_size: int
+    virtual_workers: int
+    seed: int
+    last_batch: LastBatch = "short"
+    micro_batch_size: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps in every epoch; None under "carry", where epochs differ by one step or share one."""
+        if self.last_batch == "carry":
+            return None
+        if self.last_batch == "drop":
+            return self.dataset_length // self.batch_size
+        return _ceil(self.dataset_length, self.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps in the run."""
+        ends = [] if self.steps is None else [self.steps]
+        if self.epochs is not None:
+            per_epoch = self.steps_per_epoch
+            whole = _ceil(self.epochs * self.dataset_length, self.batch_size)
+            ends.append(whole if per_epoch is None else self.epochs * per_epoch)
+        return min(ends)
+
+    def step(self, index: int) -> StepPlan:
+        """The step with this index, counted from 0 over the whole run. Raises IndexError beyond its end."""
+        if not 0 <= index < self.total_steps:
+            raise IndexError(f"step {index} of a run of {self.total_steps} steps, counted from 0")
+        length, batch = self.dataset_length, self.batch_size
+        per_epoch = self.steps_per_epoch
+        if per_epoch is None:
+            first = index * batch
+            end = first + batch if self.epochs is None else min(first + batch, self.epochs * length)
+            epoch = first // length
+            step_in_epoch = index - _ceil(epoch * length, batch)
+        else:
+            epoch, step_in_epoch = divmod(index, per_epoch)
+            first = epoch * length + step_in_epoch * batch
+            end = min(first + batch, (epoch + 1) * length)
+        ends_epoch = end >= (epoch + 1) * length if per_epoch is None else step_in_epoch == per_epoch - 1
+        return StepPlan(
+            index=index,
+            epoch=epoch,
+            step_in_epoch=step_in_epoch,
+            last_of_epoch=ends_epoch,
+            count=end - first,
+            sizes=share_sizes(end - first, batch, self.virtual_workers),
+            stream_start=first,
+            plan=self,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """One step's examples.
+
+    epoch          of the step's first example (under "carry" a step may reach into later epochs)
+    step_in_epoch  counted from 0 among the steps that begin in this epoch
+    last_of_epoch  no later step reads this epoch (under "drop": the steps of this epoch end here)
+    count          examples in the step: batch_size, or fewer in a short one
+    sizes          examples per share that has any: shares 0 … len(sizes)-1; the other virtual workers rest
+    stream_start   the first example's place in the epochs laid end to end
+    """
+
+    index: int
+    epoch: int
+    step_in_epoch: int
+    last_of_epoch: bool
+    count: int
+    sizes: tuple[int, ...]
+    stream_start: int
+    plan: DataPlan = field(repr=False)
+
+    def examples(self, share: int) -> Examples:
+        """The share's examples, in order. Raises IndexError for a share that is empty in this step."""
+        return self._all[self._range(share)]
+
+    def micro_batches(self, share: int) -> list[Examples]:
+        """The share's examples, cut into the fewest near-equal parts of at most `micro_batch_size`.
+
+        Near-equal, so that no part is a sliver of one example, which BatchNorm cannot train on.
+        """
+        examples = self.examples(share)
+        count = len(examples)
+        parts = _ceil(count, self.plan.micro_batch_size or count)
+        return [examples[slice(*_piece(i, parts, count))] for i in range(parts)]
+
+    @property
+    def indices(self) -> NDArray[np.int64]:
+        """All of the step's dataset indices, share after share: int64[count]."""
+        return self._all.indices
+
+    def _range(self, share: int) -> slice:
+        if not 0 <= share < len(self.sizes):
+            raise IndexError(f"share {share} of step {self.index}, which has {len(self.sizes)} shares with examples")
+        return slice(*_piece(share, len(self.sizes), self.count))
+
+    @cached_property
+    def _all(self) -> Examples:
+        length, end = self.plan.dataset_length, self.stream_start + self.count
+        orders, epochs = [], []
+        at = self.stream_start
+        while at < end:
+            epoch = at // length
+            until = min(end, (epoch + 1) * length)
+            positions = np.arange(at - epoch * length, until - epoch * length, dtype=np.int64)
+            orders.append(_order(length, self.plan.seed, epoch).at(positions))
+            epochs.append(np.full(until - at, epoch, dtype=np.int64))
+            at = until
+        return Examples(np.concatenate(epochs), np.concatenate(orders))
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Some examples in reading order: epochs int64[n] and dataset indices int64[n]."""
+
+    epochs: NDArray[np.int64]
+    indices: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, part: slice) -> Examples:
+        return Examples(self.epochs[part], self.indices[part])
+
+
+def share_sizes(count: int, batch_size: int, virtual_workers: int) -> tuple[int, ...]:
+    """Examples per share: a step of `count` fills the fewest shares of nominal size, near-equally.
+
+    A full batch fills all V shares. The tail of an epoch fills fewer, and not V slivers: BatchNorm
+    cannot train on a share of one example.
+    """
+    shares = virtual_workers if count == batch_size else _ceil(count, _ceil(batch_size, virtual_workers))
+    edges = [i * count // shares for i in range(shares + 1)]
+    return tuple(high - low for low, high in pairwise(edges))
+
+
+def blocks(shares: int, world_size: int, weights: Sequence[float] | None = None) -> list[range]:
+    """Which shares each rank carries: contiguous blocks that cover 0 … shares-1 once, in rank order.
+
+    weights  each rank's measured speed, > 0, the same list on every rank; None means equal speeds
+    A step lasts as long as its slowest rank, so with weights the shares are dealt one at a time to the rank
+    that would finish it first (the least possible maximum). Blocks may be empty.
+    """
+    if weights is None:
+        edges = [rank * shares // world_size for rank in range(world_size + 1)]
+    else:
+        if len(weights) != world_size or not all(math.isfinite(w) and w > 0 for w in weights):
+            raise ValueError(f"weights {list(weights)!r}: expected {world_size} finite speeds above 0, one per rank")
+        carried = [0] * world_size
+        finish = [(1 / speed, rank) for rank, speed in enumerate(weights)]
+        heapq.heapify(finish)
+        for _ in range(shares):
+            _, rank = finish[0]
+            carried[rank] += 1
+            heapq.heapreplace(finish, ((carried[rank] + 1) / weights[rank], rank))
+        edges = [sum(carried[:rank]) for rank in range(world_size + 1)]
+    return [range(low, high) for low, high in pairwise(edges)]
+
+
+def efficiency(virtual_workers: int, world_size: int) -> float:
+    """The part of the fleet that works when shares cost alike: V / (W * ceil(V / W)), from 0 to 1."""
+    return virtual_workers / (world_size * _ceil(virtual_workers, world_size))
+
+
+def _piece(i: int, parts: int, count: int) -> tuple[int, int]:
+    """Where part i of `count` things begins and ends when they are cut near-equally."""
+    return i * count // parts, (i + 1) * count // parts
+
+
+def _ceil(total: int, per: int) -> int:
+    return -(-total // per)
+
+
+@lru_cache(maxsize=8)
+def _order(length: int, seed: int, epoch: int) -> Permutation:
+    return Permutation(length, derive("epoch order", seed, epoch))
+
+
+def _check(plan: DataPlan) -> None:
+    check_seed(plan.seed)
+    for name in (f.name for f in fields(plan) if f.name not in ("seed", "last_batch")):
+        value = getattr(plan, name)
+        if value is None and name in ("micro_batch_size", "epochs", "steps"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{name} = {value!r} is a {type(value).__name__}; expected an integer")
+        if value < 1:
+            raise ConfigError(f"{name} = {value}; expected 1 or more")
+    length, batch, workers = plan.dataset_length, plan.batch_size, plan.virtual_workers
+    if length > LENGTH_MAX:
+        raise ConfigError(f"a dataset of {length} examples; orders are computed for up to {LENGTH_MAX}")
+    if plan.last_batch not in ("short", "drop", "carry"):
+        raise ConfigError(f'last_batch = {plan.last_batch!r}; expected "short", "drop" or "carry"')
+    if batch < workers:
+        raise ConfigError(
+            f"batch_size = {batch} gives {workers} virtual workers {batch} / {workers} = {batch / workers:.2f} "
+            f"examples each; every share of a full batch needs one. Use batch_size >= {workers}, or "
+            f"virtual_workers <= {batch}."
+        )
+    if plan.epochs is None and plan.steps is None:
+        raise ConfigError("neither epochs nor steps is given, so the run would never end; give epochs=… or steps=…")
+    if plan.last_batch == "drop" and length < batch:
+        raise ConfigError(
+            f'last_batch = "drop" leaves nothing: {length} examples fill no batch of {batch}. '
+            f'Use batch_size <= {length}, or last_batch = "short" or "carry".'
+        )

