@@ -1,1 +1,1 @@
-""""""
+"""How a worker was started, and the command line."""

@@ -1,1 +1,1 @@
-""""""
+"""Who takes part: how the workers of a view find each other and learn who is missing."""

@@ -1,0 +1,222 @@
+"""What becomes of a model's buffers in a step that V shares computed? The same, whoever computed them.
+
+Every share starts from the buffers of the step. Afterwards a float buffer that some share changed is
+the mean over the shares, weighted by their examples, in fp32 and in the tree's order; one that none
+changed stays as it is; integer and bool buffers (BatchNorm's counter) must agree over the shares, and a
+worker without a share takes them from the one that holds share 0. A buffer that fits none of this is refused by name, and
+`Run(buffers={"name": "first" | "keep"})` says what to do: take share 0's, or never change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import xxhash
+
+from elastic.errors import ConfigError, StepError
+from elastic.group.form import Group
+from elastic.group.gradients import UNTOUCHED
+from elastic.group.tree import Schedule
+from elastic.group.treesum import NOTHING, TreeSum
+
+RULES = ("mean", "agree", "first", "keep")
+
+
+@dataclass(frozen=True, eq=False)
+class _Buffer:
+    """A buffer, the module that holds it, its tensor for the life of the run, and its rule."""
+
+    name: str
+    module: torch.nn.Module
+    attribute: str
+    tensor: torch.Tensor
+    rule: str
+
+    def now(self) -> torch.Tensor:
+        """What the forward pass left: usually `tensor`, changed in place; some models assign a new one."""
+        found = getattr(self.module, self.attribute)
+        assert isinstance(found, torch.Tensor)
+        return found
+
+
+class Buffers:
+    """The buffers of the run's models in one view."""
+
+    def __init__(
+        self, models: Mapping[str, torch.nn.Module], overrides: Mapping[str, str], group: Group, device: torch.device
+    ) -> None:
+        self._group = group
+        self._device = device
+        self._all = _found(models, overrides)
+        self._means = [buffer for buffer in self._all if buffer.rule == "mean"]
+        self._exact = [buffer for buffer in self._all if buffer.rule in ("agree", "first")]
+        self._first = any(buffer.rule == "first" for buffer in self._all)
+        self._start = {buffer.name: buffer.tensor.clone() for buffer in self._all}
+        self._versions = {buffer.name: buffer.tensor._version for buffer in self._all}
+        self._agreed: list[torch.Tensor] | None = None
+        self.moving: list[str] = []
+        self._sums: dict[Schedule, TreeSum] = {}
+        self._sum: TreeSum | None = None
+        self._shares: list[tuple[int, dict[str, torch.Tensor]]] = []
+
+    def begin(self) -> None:
+        """Notes the values that every share of the step starts from. Call with the model in its applied state."""
+        for buffer in self._all:
+            if buffer.tensor._version != self._versions[buffer.name]:
+                self._start[buffer.name].copy_(buffer.tensor)
+                self._versions[buffer.name] = buffer.tensor._version
+        self._agreed = None
+        self._shares = []
+        self._sum = None
+
+    def share_done(self, share: int, examples: int) -> None:
+        """Takes what a share of `examples` examples left, and puts the step's buffers back for the next one."""
+        changed: dict[str, torch.Tensor] = {}
+        for buffer in self._all:
+            now, start = buffer.now(), self._start[buffer.name]
+            if now is buffer.tensor and now._version == self._versions[buffer.name]:
+                continue
+            if now.shape != start.shape or now.dtype != start.dtype:
+                raise StepError(
+                    f"share {share} made buffer {buffer.name}, {tuple(start.shape)} {start.dtype}, "
+                    f"{tuple(now.shape)} {now.dtype}\n"
+                    f"{UNTOUCHED}  next   keep its shape, or take it out of the model's buffers"
+                )
+            if buffer.rule != "keep":
+                changed[buffer.name] = now.detach().clone()
+        self._shares.append((examples, changed))
+        if self._exact:
+            self._agree(share, changed)
+        self.restore()
+
+    def restore(self) -> None:
+        """Puts the step's buffers back, as they were at `begin`."""
+        for buffer in self._all:
+            if buffer.now() is not buffer.tensor:
+                setattr(buffer.module, buffer.attribute, buffer.tensor)
+            if buffer.tensor._version != self._versions[buffer.name]:
+                buffer.tensor.copy_(self._start[buffer.name])
+                self._versions[buffer.name] = buffer.tensor._version
+
+    def newly_moving(self) -> list[str]:
+        """Float buffers that this rank's shares changed and that are not known to move yet."""
+        changed = {name for _, values in self._shares for name in values}
+        return [b.name for b in self._means if b.name in changed and b.name not in self.moving]
+
+    def digest(self) -> int:
+        """63 bits that say what the exact buffers became, 0 on an idle rank; equal ones let the step go on."""
+        if self._agreed is None or not self._exact:
+            return 0
+        hasher = xxhash.xxh3_64()
+        for buffer, value in zip(self._exact, self._agreed, strict=True):
+            if buffer.rule == "agree":
+                hasher.update(value.cpu().numpy().tobytes())
+        return hasher.intdigest() >> 1 or 1
+
+    def start(self, moving: Sequence[str], schedule: Schedule, merges: Sequence[int]) -> None:
+        """Starts the sums of the float buffers named by `moving`, the same on every rank. Raises PeerLost."""
+        if list(moving) != self.moving:
+            self.moving = list(moving)
+            self._sums = {}
+        moves = self._moves()
+        if not moves:
+            return
+        elements = sum(buffer.tensor.numel() for buffer in moves)
+        if schedule not in self._sums:
+            self._sums[schedule] = TreeSum(
+                self._group, schedule, elements + len(moves), torch.float32, self._device, ordered=True
+            )
+        self._sum = self._sums[schedule]
+        self._sum.rows.fill_(NOTHING)
+        stack: list[torch.Tensor] = []
+        for (examples, changed), count in zip(self._shares, merges, strict=True):
+            values = [changed.get(b.name, self._start[b.name]) for b in moves]
+            flat = torch.cat([value.reshape(-1).to(torch.float32) for value in values]).mul_(examples)
+            touched = torch.tensor([float(b.name in changed) for b in moves], device=self._device)
+            stack.append(torch.cat([flat, touched]))
+            for _ in range(count):
+                right = stack.pop()
+                stack[-1].add_(right)
+        for row, total in enumerate(stack):
+            self._sum.rows[row, : total.numel()] = total
+        self._sum.start()
+
+    def finish(self, examples: int, schedule: Schedule) -> None:
+        """Waits for the sums over the step's `examples`; `apply` then has what it needs. Raises PeerLost."""
+        if self._sum is not None:
+            self._sum.join()
+            self._mean = self._sum.finish()
+            self._mean_of = examples
+        if self._first or (self._exact and 0 in schedule.rows):  # an idle rank cannot know what the others agree on
+            source = next(rank for rank, rows in enumerate(schedule.rows) if rows)
+            if self._agreed is None:
+                self._agreed = [self._start[b.name].clone() for b in self._exact]
+            for value in self._agreed:
+                wire = value.contiguous().reshape(-1).view(torch.uint8)
+                self._group.broadcast(wire, source).wait()
+                value.copy_(wire.view(value.dtype).view(value.shape))
+
+    def apply(self) -> None:
+        """Gives the model the step's buffers: part of the update, never before it."""
+        if self._sum is not None:
+            moves = self._moves()
+            touched = self._mean[sum(b.tensor.numel() for b in moves) :]
+            at = 0
+            for number, buffer in enumerate(moves):
+                size = buffer.tensor.numel()
+                if touched[number] > 0:
+                    mean = self._mean[at : at + size].div(self._mean_of)
+                    buffer.tensor.copy_(mean.view(buffer.tensor.shape))
+                at += size
+        if self._agreed is not None:
+            for buffer, value in zip(self._exact, self._agreed, strict=True):
+                buffer.tensor.copy_(value)
+
+    def _moves(self) -> list[_Buffer]:
+        moving = set(self.moving)
+        return [buffer for buffer in self._means if buffer.name in moving]
+
+    def _agree(self, share: int, changed: Mapping[str, torch.Tensor]) -> None:
+        values = [changed.get(b.name, self._start[b.name]) for b in self._exact]
+        if self._agreed is None:
+            self._agreed = values
+            return
+        for buffer, first, value in zip(self._exact, self._agreed, values, strict=True):
+            if buffer.rule == "agree" and not torch.equal(first, value):
+                raise disagreement(buffer.name, share)
+
+
+def disagreement(name: str, share: int | None) -> StepError:
+    where = f"share {share} and an earlier one" if share is not None else "the shares of different ranks"
+    return StepError(
+        f"the integer buffer {name} became different in {where}: no mean of it exists\n"
+        f"{UNTOUCHED}  next   Run(buffers={{{name!r}: 'first'}}) takes share 0's value, 'keep' never changes it"
+    )
+
+
+def _found(models: Mapping[str, torch.nn.Module], overrides: Mapping[str, str]) -> list[_Buffer]:
+    found: list[_Buffer] = []
+    unknown = dict(overrides)
+    for key, model in models.items():
+        for prefix, module in model.named_modules():
+            for attribute, tensor in module.named_buffers(recurse=False):
+                name = ".".join(part for part in ((key if len(models) > 1 else ""), prefix, attribute) if part)
+                rule = unknown.pop(name, None) or ("mean" if tensor.is_floating_point() else "agree")
+                if rule not in RULES or (rule == "mean" and not tensor.is_floating_point()):
+                    raise ConfigError(
+                        f"buffers={{{name!r}: {rule!r}}}: the buffer is {tensor.dtype}; 'first' and 'keep' fit any, "
+                        "'mean' floats, 'agree' integers"
+                    )
+                if tensor.is_complex():
+                    raise ConfigError(
+                        f"buffer {name} is {tensor.dtype}, and no mean of it is defined here\n"
+                        f"  next  Run(buffers={{{name!r}: 'keep'}}) if training never changes it, or 'first'"
+                    )
+                found.append(_Buffer(name, module, attribute, tensor, rule))
+    if unknown:
+        raise ConfigError(
+            f"buffers= names {', '.join(unknown)}; the model has {', '.join(b.name for b in found) or 'none'}"
+        )
+    return found

@@ -1,0 +1,182 @@
+"""A view's process group: gloo for CPU tensors, and NCCL beside it where gradients live on a GPU.
+
+What fails in it, fails as PeerLost. Groups are torch's backend classes without the global default
+group, so that a process can leave one and join the next. Their constructors are not in torch's
+documentation: this file is the only one that calls them; checked against torch 2.13, and
+tests/processes/test_group.py notices a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store
+
+from elastic.errors import PeerLost
+
+
+class Pending:
+    """A collective in flight."""
+
+    def __init__(self, work: Any, what: str) -> None:
+        self._work = work
+        self._what = what
+
+    def wait(self) -> None:
+        """Returns when the result is there. Raises PeerLost."""
+        try:
+            self._work.wait()
+        except RuntimeError as failure:
+            raise _lost(self._what, failure) from failure
+
+
+class Group(Protocol):
+    """The collectives that a step needs. All return at once; `Pending.wait` gives the result or PeerLost."""
+
+    rank: int
+    world_size: int
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        """In-place sum over the ranks, in no fixed order."""
+
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> Pending:
+        """1-D: `sizes[r]` elements of `tensor` go to rank r; `out_sizes[r]` elements of `out` come from it."""
+
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        """1-D: every rank's `tensor` (equal sizes), in rank order."""
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
+        """The source's bytes, in place."""
+
+    def close(self) -> None:
+        """Ends connections and threads. What is in flight fails."""
+
+
+class Solo:
+    """The group of a worker on its own: nothing to exchange, nothing to lose."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        return _DONE
+
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> Pending:
+        out.copy_(tensor)
+        return _DONE
+
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        out.copy_(tensor)
+        return _DONE
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
+        return _DONE
+
+    def close(self) -> None:
+        return
+
+
+class _Done:
+    def wait(self) -> None:
+        return
+
+
+_DONE = Pending(_Done(), "nothing")
+
+
+class Gang:
+    """The group of two workers or more."""
+
+    def __init__(self, gloo: Any, nccl: Any | None, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._gloo = gloo
+        self._nccl = nccl
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        return self._start("all-reduce", tensor, "allreduce", [tensor])
+
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> Pending:
+        return self._start("all-to-all", tensor, "alltoall_base", out, tensor, out_sizes, sizes)
+
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        return self._start("all-gather", tensor, "_allgather_base", out, tensor)
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
+        return self._start("broadcast", tensor, "broadcast", tensor, source)
+
+    def close(self) -> None:
+        for backend in (self._nccl, self._gloo):
+            if backend is not None:
+                backend.shutdown()
+        self._nccl = self._gloo = None  # gloo ends its threads and connections when the last reference goes
+
+    def _start(self, what: str, tensor: torch.Tensor, method: str, *arguments: Any) -> Pending:
+        backend = self._nccl if tensor.is_cuda else self._gloo
+        if backend is None:
+            raise PeerLost(f"the {what} cannot start: the group is closed", step=None, phase=what)
+        try:
+            return Pending(getattr(backend, method)(*arguments), what)
+        except RuntimeError as failure:
+            raise _lost(what, failure) from failure
+
+
+def form(
+    store: Store | None,
+    *,
+    rank: int,
+    world_size: int,
+    generation: int,
+    address: str | None,
+    device: torch.device,
+    timeout_s: float,
+) -> Group:
+    """Connects the ranks of a view over `store`, each listening on the interface that holds `address`.
+
+    timeout_s  for the forming and for every collective
+    Raises PeerLost when the ranks cannot all be connected.
+    """
+    if world_size == 1:
+        return Solo()
+    assert store is not None
+    timeout = timedelta(seconds=timeout_s)
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [
+        ProcessGroupGloo.create_device(hostname=address) if address else ProcessGroupGloo.create_default_device()
+    ]
+    options._timeout = timeout
+    prefix = f"generation/{generation}"
+    try:
+        gloo = ProcessGroupGloo(PrefixStore(f"{prefix}/gloo", store), rank, world_size, options)
+        nccl = None
+        if device.type == "cuda":
+            from torch.distributed import ProcessGroupNCCL
+
+            nccl_options = ProcessGroupNCCL.Options()
+            nccl_options._timeout = timeout
+            nccl = ProcessGroupNCCL(PrefixStore(f"{prefix}/nccl", store), rank, world_size, nccl_options)
+    except RuntimeError as failure:
+        raise _lost("forming of the group", failure) from failure
+    return Gang(gloo, nccl, rank, world_size)
+
+
+def gather_bytes(group: Group, data: bytes) -> list[bytes]:
+    """Every rank's bytes, in rank order; lengths may differ. Two rounds. Raises PeerLost."""
+    sizes = torch.empty(group.world_size, dtype=torch.int64)
+    group.all_gather(sizes, torch.tensor([len(data)])).wait()
+    longest = int(sizes.max())
+    if longest == 0:
+        return [b""] * group.world_size
+    mine = torch.zeros(longest, dtype=torch.uint8)
+    mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else mine[:0]
+    everyones = torch.empty(group.world_size * longest, dtype=torch.uint8)
+    group.all_gather(everyones, mine).wait()
+    rows: Sequence[torch.Tensor] = everyones.view(group.world_size, longest).unbind()
+    return [bytes(row[: int(size)].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _lost(what: str, failure: RuntimeError) -> PeerLost:
+    return PeerLost(f"the {what} failed: {str(failure).strip().splitlines()[0]}", step=None, phase=what)

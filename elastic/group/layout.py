@@ -1,0 +1,84 @@
+"""Where does each parameter's gradient lie in the buckets that travel? Fixed for the run. Pure but for devices.
+
+Buckets hold parameters in reverse order of registration, which is about the order in which a backward
+pass finishes them, so that the first bucket can leave while the rest is still computed. Slots start on
+64-byte boundaries, as fresh tensors do: kernels see the same alignment at every world size. Behind the
+slots stands one element per parameter that counts the shares which gave it a gradient; the counts are
+summed with the gradients, and tell "no share used it" (`.grad` stays None) from a gradient of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+_ALIGNED = 16
+
+
+@dataclass(frozen=True)
+class Slot:
+    """parameter  index in the run's parameter list; offset, numel in elements of the bucket."""
+
+    parameter: int
+    offset: int
+    numel: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """numel  slots, padding and the counts (one element per slot, from `counts_at` on)."""
+
+    slots: tuple[Slot, ...]
+    counts_at: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def numel(self) -> int:
+        return self.counts_at + len(self.slots)
+
+
+def summed_in(dtype: torch.dtype) -> torch.dtype:
+    """Gradients of 16-bit parameters are added and sent in fp32, and cast once."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def buckets(parameters: Sequence[torch.Tensor], bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Buckets of about `bucket_bytes` over `parameters`; one that is larger has a bucket of its own."""
+    made: list[Bucket] = []
+    slots: list[Slot] = []
+    size = 0
+
+    def close() -> None:
+        nonlocal slots, size
+        if slots:
+            first = parameters[slots[0].parameter]
+            made.append(Bucket(tuple(slots), size, summed_in(first.dtype), first.device))
+        slots, size = [], 0
+
+    for index in reversed(range(len(parameters))):
+        parameter = parameters[index]
+        dtype = summed_in(parameter.dtype)
+        room = -(-parameter.numel() // _ALIGNED) * _ALIGNED
+        if slots:
+            before = parameters[slots[-1].parameter]
+            other_kind = (summed_in(before.dtype), before.device) != (dtype, parameter.device)
+            if other_kind or (size + room) * dtype.itemsize > bucket_bytes:
+                close()
+        slots.append(Slot(index, size, parameter.numel()))
+        size += room
+    close()
+    return tuple(made)
+
+
+def dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gap or overlap, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

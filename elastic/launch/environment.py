@@ -1,0 +1,112 @@
+"""Who started this process, and as which worker? The only file that reads `os.environ`.
+
+Plain torchrun and a process on its own are understood. A rank without its world (or the other way
+round) is an error here and not a hang later.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from elastic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elastic.observe.observer import Observer
+
+PORTABLE_INSTRUCTION_SETS = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
+"""What pins the instruction set of ATen, oneDNN and MKL to AVX2, which every x86-64 cloud machine has."""
+
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One worker's place, as its launcher gave it.
+
+    master_addr, master_port  where the ranks meet; None for a process on its own
+    agent_hosts_store         torchrun's agent listens there; otherwise rank 0 must
+    job                       torchrun's --rdzv-id where it tells jobs apart, else None
+    restart                   how often this node's agent has restarted its workers
+    observer                  "module:factory:argument", for drills
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    master_addr: str | None = None
+    master_port: int | None = None
+    agent_hosts_store: bool = False
+    job: str | None = None
+    restart: int = 0
+    observer: str | None = None
+
+    @property
+    def one_node(self) -> bool:
+        return self.local_world_size == self.world_size
+
+
+def read(environ: Mapping[str, str] | None = None) -> Launch:
+    """The launch that `environ` (default: this process's) describes. Raises ConfigError if it is half of one."""
+    env = os.environ if environ is None else environ
+    observer = env.get("ELASTIC_OBSERVER") or None
+    if "RANK" not in env and "WORLD_SIZE" not in env:
+        return Launch(observer=observer)
+    missing = [name for name in _TORCHRUN if name not in env]
+    if missing:
+        raise ConfigError(
+            f"the environment describes half a launch: RANK={env.get('RANK')} WORLD_SIZE={env.get('WORLD_SIZE')}, but "
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing.\n"
+            "  next  start the script with torchrun, or unset RANK and WORLD_SIZE to run it alone"
+        )
+    run_id = env.get("TORCHELASTIC_RUN_ID", "none")
+    return Launch(
+        rank=int(env["RANK"]),
+        local_rank=int(env["LOCAL_RANK"]),
+        world_size=int(env["WORLD_SIZE"]),
+        local_world_size=int(env["LOCAL_WORLD_SIZE"]),
+        master_addr=env["MASTER_ADDR"],
+        master_port=int(env["MASTER_PORT"]),
+        agent_hosts_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        job=None if run_id == "none" else run_id,
+        restart=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        observer=observer,
+    )
+
+
+def observer(launch: Launch) -> Observer:
+    """The observer that the launcher asked for; the null observer where none was."""
+    from elastic.observe.observer import Observer
+
+    if launch.observer is None:
+        return Observer()
+    module, _, rest = launch.observer.partition(":")
+    factory, _, argument = rest.partition(":")
+    made = getattr(import_module(module), factory)(argument)
+    assert isinstance(made, Observer)
+    return made
+
+
+def missing_portable_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that `portable=True` needs and that are not set as it needs them."""
+    env = os.environ if environ is None else environ
+    return {name: value for name, value in PORTABLE_INSTRUCTION_SETS.items() if env.get(name) != value}
+
+
+def with_portable_settings() -> dict[str, str]:
+    return {**os.environ, **PORTABLE_INSTRUCTION_SETS}
+
+
+def host_address(towards: str | None) -> str:
+    """This machine's IPv4 address as seen from `towards` (or from outside); 127.0.0.1 if it has no route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((towards or "192.0.2.1", 9))  # a UDP connect sends nothing; it only picks a route
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,24 @@
+"""The agreed, ordered list of workers, with a generation that only rises. Pure.
+
+A rank is a place in one view and means nothing without it. Under plain torchrun a view lives as long
+as the processes do: losing one worker restarts all of them, so every process knows one view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """workers  worker ids; a worker's rank is its index here, and rank 0 is the coordinator."""
+
+    generation: int
+    workers: tuple[str, ...]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.workers)
+
+    def rank_of(self, worker_id: str) -> int:
+        return self.workers.index(worker_id)
