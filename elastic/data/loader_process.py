@@ -1,0 +1,151 @@
+"""Loader processes: forked children that read ahead, and outlive neither their worker nor its patience.
+
+Promises  a child is gone when its worker is, however the worker ends: it is killed by the kernel when the
+          worker dies (Linux), and by `end` or at the interpreter's exit if it does not go by itself.
+          A child holds no connection of its worker: a forked copy of a gloo socket would keep the peers
+          of a killed worker waiting (4.9 s, measured), because the kernel resets nothing while one copy is open.
+          A signal to the whole process group or cgroup, such as Ctrl-C or a scheduler's SIGTERM, does not end
+          the children before their worker has finished the step and left.
+Leaves    what is read to loader.py; one thread per child to DataLoader, which sets it before `Birth` runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
+
+GRACE_S = 1.0  # a child that is still inside dataset[i] after this is killed: nobody wants its answer any more
+POLL_S = 1.0  # how late a child's death may be noticed
+_JOIN_S = 5.0  # the kernel needs far less to bury a killed process
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class LoaderProcesses:
+    """`num_workers` forked children that compute reader[request], a few requests ahead.
+
+    reader    inherited, not pickled; what it returns is pickled, its tensors go through shared memory
+    requests  drawn in the thread that makes this and calls `receive`
+    """
+
+    def __init__(self, reader: Any, requests: Iterable[Any], *, num_workers: int, pin_memory: bool) -> None:
+        loader: DataLoader[Any] = DataLoader(
+            reader,
+            batch_size=None,  # a request is read as a whole, so DataLoader has nothing to collate
+            sampler=requests,
+            collate_fn=_unchanged,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            timeout=POLL_S,
+            generator=torch.Generator(),  # DataLoader draws a seed; it must not come from the run's own stream
+            worker_init_fn=Birth(),
+            multiprocessing_context="fork",
+        )
+        results: Any = iter(loader)
+        self._results = results
+        self._processes: list[multiprocessing.Process] = results._workers
+        # DataLoader's SIGCHLD handler would throw a dead child's RuntimeError into whatever line this process
+        # is at, an optimizer's step included. Here a death is noticed by `receive`, and nowhere else.
+        signal_handling._remove_worker_pids(id(results))
+        results._worker_pids_set = False
+        self._at_exit = multiprocessing.util.Finalize(self, _kill, args=(self._processes,), exitpriority=100)
+
+    def receive(self, timeout_s: float) -> Any:
+        """The next result. Raises StopIteration after the last, ChildProcessError, or TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return next(self._results)
+            except RuntimeError as error:  # DataLoader raises nothing narrower; after POLL_S it may be asked again
+                dead = [process for process in self._processes if not process.is_alive()]
+                if dead:
+                    ends = ", ".join(f"pid {process.pid}, exit code {process.exitcode}" for process in dead)
+                    raise ChildProcessError(f"{len(dead)} of {len(self._processes)} died ({ends})") from error
+                if "timed out" not in str(error):
+                    raise
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"nothing from {len(self._processes)} in {timeout_s:g} s") from error
+
+    def end(self) -> None:
+        """Let the children finish the request in hand, for GRACE_S at most; on return they are gone."""
+        impatience = threading.Timer(GRACE_S, _kill, args=(self._processes,), kwargs={"wait": False})
+        impatience.daemon = True
+        impatience.start()
+        try:
+            self._results._shutdown_workers()
+        finally:
+            impatience.cancel()
+            impatience.join()
+            self._at_exit()
+
+
+class Birth:
+    """The first thing that a loader process does. Made in the worker, called in the child.
+
+    The kernel's death signal is tied to the *thread* that forks: start loader processes from a thread that
+    lives as long as they should.
+    """
+
+    def __init__(self) -> None:
+        self.parent = os.getpid()
+
+    def __call__(self, worker_id: int) -> None:
+        die_with_parent(self.parent)
+        signal.set_wakeup_fd(-1)  # the worker's own pipe: a signal here is no news there
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hang_up_inherited_connections()
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent dies; exit at once if it is dead already."""
+    if _LIBC is not None and _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def hang_up_inherited_connections() -> None:
+    """Replace every inherited internet socket, listening ones included, by one whose other end has hung up.
+
+    Replaced and not closed: whoever still refers to the number (a store client, an HTTP pool in the dataset) then
+    reads an end of file and reconnects, where a closed number could be given to another file.
+    """
+    here, there = socket.socketpair()
+    there.close()
+    with here:
+        for name in os.listdir("/dev/fd"):
+            number = int(name)
+            try:
+                known = socket.socket(fileno=number)
+            except OSError:
+                continue  # a file or a pipe, or the listing's own descriptor
+            if known.family in (socket.AF_INET, socket.AF_INET6):
+                os.dup2(here.fileno(), number, inheritable=False)
+            known.detach()
+
+
+def _kill(processes: list[multiprocessing.Process], wait: bool = True) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    for process in processes if wait else ():
+        process.join(_JOIN_S)
+
+
+def _unchanged(result: Any) -> Any:
+    return result
