@@ -1,0 +1,255 @@
+"""Did a run keep its promises, whatever happened to it? A pure function of its events.
+
+The judge trusts no plan: what was applied is counted from the indices that datasets were really asked for, with
+multiplicity. Of the run it takes only sizes. The invariants, by the names that a violation carries:
+
+    position    each worker applies the steps after the state that it loaded, none skipped, none twice
+    lineage     the surviving state's steps are 0 … last, each built on the one before
+    zombie      no claim goes on from what a superseded writer left
+    durable     no claim goes behind a save that was committed before it
+    view        the members of a view name the same workers, and its blocks of shares join
+    shares      each share of a surviving step was read by exactly one worker, within its block
+    batch       each surviving step applied as many examples as its place in the epoch says
+    coverage    in each epoch each example was applied exactly once (in one under way: at most once)
+    record      the digest of indices that a worker reported is that of the indices it read
+    agreement   workers that did one thing together report one result
+    state       a state that was saved or loaded is the state that training had there
+    repeat      a step done again gave the same sums and weights
+    reference   sums, weights and final digest equal those of the undisturbed run
+    finished    every worker that finished reports the same, and the run reached its end
+    redone      no more steps were done again than allowed
+    checkpoint  every checkpoint that is listed is whole
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from elastic.drill.lineage import Application, Lineage, place_of, trace
+from elastic.drill.verdict import Verdict, Violation, differing
+from elastic.observe.events import Event, digest_of_indices
+
+
+def judge(
+    events: Sequence[Event],
+    *,
+    dataset_length: int,
+    batch_size: int,
+    last_batch: str = "short",
+    steps: int | None = None,
+    exact: bool = True,
+    reference: Sequence[Event] | str | None = None,
+    checkpoints: Mapping[str, str | None] | None = None,
+    redone_max: int | None = None,
+    may_fall_back: bool = False,
+) -> Verdict:
+    """The verdict on one run, all of its launches together.
+
+    steps          that the run was to apply; None: as many as it did, and it need not have finished
+    exact          mode="exact": the same step gives the same bits wherever it is done
+    reference      an undisturbed run's events, or only its final digest
+    checkpoints    name -> what is wrong with it, None if it is whole
+    redone_max     bound on the number of times that a step was begun again
+    may_fall_back  checkpoints were damaged on purpose
+    """
+    of_kind: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        of_kind[event["event"]].append(event)
+    lineage = trace(events, may_fall_back=may_fall_back)
+    redone = len(lineage.begun) - len({step for _, step, _ in lineage.begun})
+
+    violations = list(lineage.violations)
+    violations += _views(of_kind["view_formed"])
+    for step in sorted(lineage.path):
+        violations += _shares(lineage.path[step])
+        violations += _records(lineage.path[step])
+    violations += _coverage(lineage, dataset_length, batch_size, last_batch)
+    violations += _agreement(of_kind, exact)
+    violations += _states(of_kind, lineage)
+    violations += _finish(of_kind["finished"], steps, len(lineage.path))
+    if reference is not None and exact:
+        violations += _against(of_kind, lineage, reference)
+    if redone_max is not None and redone > redone_max:
+        violations.append(Violation("redone", f"{redone} steps were begun again, allowed are {redone_max}"))
+    for name, wrong in (checkpoints or {}).items():
+        if wrong is not None:
+            violations.append(Violation("checkpoint", f"{name}: {wrong}"))
+
+    return Verdict(
+        violations=tuple(violations),
+        steps=len(lineage.path),
+        redone=redone,
+        discarded=len(lineage.discarded),
+        world_sizes=tuple(len(event["workers"]) for event in _first_of_each_view(of_kind["view_formed"])),
+        examples_applied=Counter(
+            index for done in lineage.path.values() for read in done.reads for index in read["indices"]
+        ),
+        weights_sha256=of_kind["finished"][-1]["digest"] if of_kind["finished"] else None,
+    )
+
+
+def _first_of_each_view(formed: Iterable[Event]) -> list[Event]:
+    first: dict[tuple[object, ...], Event] = {}
+    for event in formed:
+        first.setdefault((event.get("generation"), *event["workers"]), event)
+    return list(first.values())
+
+
+def _views(formed: Sequence[Event]) -> Iterator[Violation]:
+    for view in _first_of_each_view(formed):
+        members = {e["worker"]: e for e in formed if e.get("generation") == view.get("generation")}
+        told = [members[worker] for worker in view["workers"] if worker in members]
+        if view["worker"] not in view["workers"] or len(set(view["workers"])) < len(view["workers"]):
+            yield Violation("view", "a worker formed a view that does not hold it once", (view,))
+        if evidence := differing((e["workers"], e) for e in told):
+            yield Violation("view", f"generation {view.get('generation')} names different workers", evidence)
+        elif len(told) == len(view["workers"]):
+            ends = [0, *(e["shares"][1] for e in told)]
+            if any(e["shares"][0] != end or e["shares"][1] < end for e, end in zip(told, ends, strict=False)):
+                yield Violation("view", "the blocks of shares leave a gap or overlap", tuple(told))
+
+
+def _shares(done: Application) -> Iterator[Violation]:
+    if not done.reads:
+        yield Violation("shares", f"no reads are recorded for step {done.step}: was the run observed?", done.applied)
+        return
+    readers: dict[int, dict[str, Event]] = defaultdict(dict)
+    for read in done.reads:
+        readers[read["share"]][read["worker"]] = read
+    missing = sorted(set(range(max(readers) + 1)) - readers.keys())
+    if missing:
+        yield Violation("shares", f"step {done.step} was applied without shares {missing}", done.applied)
+    for share, by_worker in sorted(readers.items()):
+        if len(by_worker) > 1:
+            what = f"share {share} of step {done.step} was read by {len(by_worker)} workers"
+            yield Violation("shares", what, tuple(by_worker.values()))
+    blocks = {applied["worker"]: applied for applied in done.applied}
+    for read in done.reads:
+        block = blocks.get(read["worker"])
+        if block is not None and not block["shares"][0] <= read["share"] < block["shares"][1]:
+            yield Violation("shares", f"a worker read share {read['share']} outside its block", (block, read))
+
+
+def _records(done: Application) -> Iterator[Violation]:
+    for applied in done.applied:
+        own = sorted((e for e in done.reads if e["worker"] == applied["worker"]), key=lambda e: int(e["share"]))
+        if digest_of_indices(index for read in own for index in read["indices"]) != applied["indices"]:
+            what = f"{applied['worker']} reported other indices for step {done.step} than it read"
+            yield Violation("record", what, (applied, *own))
+
+
+def _coverage(lineage: Lineage, length: int, batch_size: int, last_batch: str) -> Iterator[Violation]:
+    """The arithmetic of sizes alone: which examples a step reads is what is being judged."""
+    per_epoch = length - length % batch_size if last_batch == "drop" else length
+    steps_per_epoch = -(-per_epoch // batch_size)
+    applied: dict[int, Counter[int]] = defaultdict(Counter)
+    where: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for step, done in sorted(lineage.path.items()):
+        reads = sorted(done.reads, key=lambda e: int(e["share"]))
+        indices = [(index, read) for read in reads for index in read["indices"]]
+        if last_batch == "carry":
+            epochs = [(step * batch_size + offset) // length for offset in range(len(indices))]
+            expected = batch_size if step + 1 < len(lineage.path) else min(batch_size, len(indices))
+        else:
+            epoch, in_epoch = divmod(step, steps_per_epoch)
+            epochs = [epoch] * len(indices)
+            expected = min(batch_size, per_epoch - in_epoch * batch_size)
+            wrong = [e for e in done.applied if e["epoch"] != epoch]
+            if wrong:
+                yield Violation("batch", f"step {step} belongs to epoch {epoch}", tuple(wrong))
+        if len(indices) != expected and done.reads:
+            yield Violation("batch", f"step {step} applied {len(indices)} examples, expected {expected}", done.applied)
+        for epoch, (index, read) in zip(epochs, indices, strict=True):
+            applied[epoch][index] += 1
+            where[epoch, index].append(read)
+    for epoch, counts in applied.items():
+        for index, times in sorted(counts.items()):
+            if not 0 <= index < length:
+                what = f"example {index} of a dataset of {length} was read"
+                yield Violation("coverage", what, tuple(where[epoch, index]))
+            elif times > 1:
+                what = f"example {index} was applied {times} times in epoch {epoch}"
+                yield Violation("coverage", what, tuple(where[epoch, index]))
+        over = epoch < max(applied) or counts.total() >= per_epoch or (epoch + 1) * steps_per_epoch <= len(lineage.path)
+        missing = sorted(set(range(length)) - counts.keys())
+        if over and len(missing) > length - per_epoch:
+            what = f"{len(missing)} examples were not applied in epoch {epoch}, {missing[:10]} among them"
+            yield Violation("coverage", what)
+
+
+def _agreement(of_kind: Mapping[str, Sequence[Event]], exact: bool) -> Iterator[Violation]:
+    together = {
+        "loaded": (("step", "epoch", "from_claim", "digest"), ()),
+        "step_applied": (("epoch", "count", "sums"), ("step",)),
+        "weights": (("digest",), ("step",)),
+    }
+    for kind, (facts, keys) in together.items():
+        groups: dict[object, list[Event]] = defaultdict(list)
+        for event in of_kind[kind]:
+            groups[place_of(event), tuple(event[key] for key in keys)].append(event)
+        for group in groups.values():
+            for fact in facts:
+                if evidence := differing((e.get(fact), e) for e in group):
+                    yield Violation("agreement", f"workers of one view differ in `{fact}` at {kind}", evidence)
+    if exact:
+        for kind, fact in (("step_applied", "count"), ("step_applied", "sums"), ("weights", "digest")):
+            for step, group in _by_step(of_kind[kind]).items():
+                first_of_place = {place_of(e): e for e in group}.values()
+                if evidence := differing((e[fact], e) for e in first_of_place):
+                    yield Violation("repeat", f"step {step} done again gave another result: {fact}", evidence)
+
+
+def _states(of_kind: Mapping[str, Sequence[Event]], lineage: Lineage) -> Iterator[Violation]:
+    """saved, loaded and weights of one lineage name one digest per number of steps applied."""
+    at: dict[int, list[tuple[object, Event]]] = defaultdict(list)
+    for event in of_kind["weights"]:
+        done = lineage.path.get(event["step"])
+        if done is not None and done.place == place_of(event):
+            at[event["step"] + 1].append((event["digest"], event))
+    for event in (*of_kind["saved"], *of_kind["loaded"]):
+        last = lineage.path.get(event["step"] - 1)
+        claim = event["claim"] if event["event"] == "saved" else event["from_claim"]
+        if event["step"] == 0 or (last is not None and claim is not None and last.place[0] <= claim):
+            at[event["step"]].append((event["digest"], event))
+    for step, states in sorted(at.items()):
+        if evidence := differing(states):
+            yield Violation("state", f"the state after {step} steps has several digests", evidence)
+
+
+def _finish(finished: Sequence[Event], steps: int | None, reached: int) -> Iterator[Violation]:
+    for fact in ("step", "digest"):
+        if evidence := differing((e[fact], e) for e in finished):
+            yield Violation("finished", f"workers finished with different results: {fact}", evidence)
+    if finished and finished[-1]["step"] != reached:
+        what = f"the run says that it applied {finished[-1]['step']} steps; {reached} survive in its events"
+        yield Violation("finished", what, (finished[-1],))
+    if steps is not None and (not finished or reached != steps):
+        end = "finished" if finished else "did not finish"
+        yield Violation("finished", f"the run {end} with {reached} of {steps} steps", tuple(finished[-1:]))
+
+
+def _against(
+    of_kind: Mapping[str, Sequence[Event]], lineage: Lineage, reference: Sequence[Event] | str
+) -> Iterator[Violation]:
+    finished = of_kind["finished"]
+    if isinstance(reference, str):
+        if finished and finished[-1]["digest"] != reference:
+            yield Violation("reference", f"the undisturbed run ended with {reference}", (finished[-1],))
+        return
+    for kind, fact in (("step_applied", "sums"), ("weights", "digest")):
+        undisturbed = _by_step([e for e in reference if e["event"] == kind])
+        for step, group in _by_step(of_kind[kind]).items():
+            ours = [e for e in group if step in lineage.path and lineage.path[step].place == place_of(e)]
+            if evidence := differing((e[fact], e) for e in [*undisturbed.get(step, [])[:1], *ours]):
+                yield Violation("reference", f"step {step} differs from the undisturbed run's: {fact}", evidence)
+    ends = [e for e in reference if e["event"] == "finished"]
+    if evidence := differing((e["digest"], e) for e in [*ends[-1:], *finished[-1:]]):
+        yield Violation("reference", "the final weights differ from the undisturbed run's", evidence)
+
+
+def _by_step(events: Iterable[Event]) -> dict[int, list[Event]]:
+    grouped: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        grouped[event["step"]].append(event)
+    return dict(sorted(grouped.items()))

@@ -1,0 +1,188 @@
+"""Which applied steps does the state that survived consist of, and which were thrown away? Pure.
+
+A step is applied in a place: (claim, generation). Places are ordered, so a wall clock decides only which saves came
+before a claim: what a superseded worker still does under an old claim stays under that claim. Loading step r from
+claim f continues f's path at r and throws away what f applied from r on. Applying a step that the path already holds
+(its appliers died, the survivors had not applied it) replaces it. Per worker, positions must follow each other, or a
+step was skipped or applied twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+
+from elastic.drill.verdict import Violation
+from elastic.observe.events import Event
+
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Application:
+    """One step, applied once. `reads`: what its workers read for it, those that died before they applied included."""
+
+    step: int
+    place: Place
+    applied: tuple[Event, ...]
+    reads: tuple[Event, ...]
+
+
+@dataclass
+class Lineage:
+    """path: step -> its surviving application. begun: (place, step, attempt) of every attempt that read or applied."""
+
+    path: dict[int, Application] = field(default_factory=dict)
+    discarded: list[Application] = field(default_factory=list)
+    begun: set[tuple[Place, int, int]] = field(default_factory=set)
+    violations: list[Violation] = field(default_factory=list)
+
+
+def place_of(event: Event) -> Place:
+    return (event.get("claim") or 0, event.get("generation") or 0)
+
+
+def trace(events: Sequence[Event], *, may_fall_back: bool = False) -> Lineage:
+    """The lineage of a run's events.
+
+    may_fall_back  checkpoints were damaged on purpose, so a load may go behind the newest save
+    """
+    of_kind: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        of_kind[event["event"]].append(event)
+    found = Lineage(violations=_positions(events))
+    for event in (*of_kind["reads"], *of_kind["step_applied"]):
+        found.begun.add((place_of(event), event["step"], event["attempt"]))
+    found.violations += _origins(of_kind, may_fall_back)
+
+    everything = _applications(of_kind["step_applied"], of_kind["reads"])
+    places = sorted({place_of(e) for e in (*of_kind["loaded"], *of_kind["step_applied"])})
+    loads = _by_place(of_kind["loaded"])
+    paths: dict[int, dict[int, Application]] = {}
+    newest: dict[int, Application] = {}
+    for place in places:
+        claim = place[0]
+        path = paths.get(claim, newest)
+        for load in loads.get(place, [])[:1]:
+            origin = load["from_claim"]
+            path = {} if origin is None else path if origin == claim else paths.get(origin, {})
+            found.violations += _reach(path, load)
+            path = {step: done for step, done in path.items() if step < load["step"]}
+        for step in sorted(step for at, step in everything if at == place):
+            found.violations += _gap(path, everything[place, step])
+            path = {earlier: done for earlier, done in path.items() if earlier < step}
+            path[step] = everything[place, step]
+        paths[claim] = newest = path
+    found.path = newest
+    found.discarded = [done for key, done in everything.items() if newest.get(key[1]) is not done]
+    return found
+
+
+def _applications(applied: Iterable[Event], reads: Iterable[Event]) -> dict[tuple[Place, int], Application]:
+    by_key: dict[tuple[Place, int], list[Event]] = defaultdict(list)
+    for event in applied:
+        by_key[place_of(event), event["step"]].append(event)
+    reads_of: dict[tuple[Place, int], list[Event]] = defaultdict(list)
+    for event in reads:
+        reads_of[place_of(event), event["step"]].append(event)
+    return {
+        key: Application(key[1], key[0], tuple(events), tuple(_that_count(events, reads_of[key])))
+        for key, events in by_key.items()
+    }
+
+
+def _that_count(applied: list[Event], reads: list[Event]) -> list[Event]:
+    """Of each worker, the reads of the attempt that it applied or, if it died before, of its last attempt."""
+    attempt: dict[str, int] = {}
+    for event in reads:
+        attempt[event["worker"]] = max(event["attempt"], attempt.get(event["worker"], 0))
+    attempt.update({event["worker"]: event["attempt"] for event in applied})
+    return [event for event in reads if event["attempt"] == attempt[event["worker"]]]
+
+
+def _by_place(events: Iterable[Event]) -> dict[Place, list[Event]]:
+    grouped: dict[Place, list[Event]] = defaultdict(list)
+    for event in events:
+        grouped[place_of(event)].append(event)
+    return grouped
+
+
+def _reach(path: dict[int, Application], load: Event) -> list[Violation]:
+    missing = sorted(set(range(load["step"])) - path.keys())
+    if not missing:
+        return []
+    what = (
+        f"claim {load['claim']} loaded step {load['step']} of claim {load['from_claim']}, which never applied {missing}"
+    )
+    return [Violation("lineage", what, (load,))]
+
+
+def _gap(path: dict[int, Application], done: Application) -> list[Violation]:
+    missing = sorted(set(range(done.step)) - path.keys())
+    if not missing:
+        return []
+    before = path[max(path)].applied[-1:] if path else ()
+    return [
+        Violation("lineage", f"step {done.step} was applied to a state without {missing}", (*before, *done.applied))
+    ]
+
+
+def _positions(events: Iterable[Event]) -> list[Violation]:
+    """Each worker's own steps: load at r, then r, r + 1, …"""
+    broken = []
+    last: dict[str, tuple[int, Event]] = {}
+    for event in events:
+        worker = event["worker"]
+        if event["event"] == "loaded":
+            last[worker] = (event["step"], event)
+        elif event["event"] == "step_applied":
+            step = event["step"]
+            if worker not in last:
+                broken.append(Violation("position", f"{worker} applied step {step} before it loaded a state", (event,)))
+            elif step != last[worker][0]:
+                how = "twice" if step < last[worker][0] else f"and skipped {list(range(last[worker][0], step))}"
+                broken.append(Violation("position", f"{worker} applied step {step} {how}", (last[worker][1], event)))
+            last[worker] = (step + 1, event)
+    return broken
+
+
+def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Violation]:
+    """Every claim goes on from the newest state that was durable when it was taken, and from no superseded writer's."""
+    origin: dict[int, tuple[int | None, int]] = {}
+    first: dict[int, Event] = {}
+    for event in of_kind["claimed"]:
+        source = event.get("resumed_from")
+        origin[event["claim"]] = (source["claim"], source["step"]) if source else (None, 0)
+        first[event["claim"]] = event
+    for event in reversed(of_kind["loaded"]):  # a claim's first load decides; later ones are its own recoveries
+        source = event["from_claim"] if event["from_claim"] != event["claim"] else None  # its own first commit: new
+        origin[event["claim"]] = (source, event["step"])
+        first[event["claim"]] = event
+
+    broken = []
+    for before, claim in pairwise(sorted(origin)):
+        source, step = origin[claim]
+        if step > _bounds(origin, before).get(source, -1):
+            what = f"claim {claim} went on from step {step} of claim {source}, which claim {before} had left behind"
+            broken.append(Violation("zombie", what, (first[before], first[claim])))
+        durable = [e for e in of_kind["saved"] if e.get("claim") == before and e["t"] <= first[claim]["t"]]
+        newest = max((e["step"] for e in durable), default=origin[before][1])
+        if step < newest and not may_fall_back:
+            what = f"claim {claim} went back to step {step}, though step {newest} was saved"
+            broken.append(Violation("durable", what, (*durable[-1:], first[claim])))
+    return broken
+
+
+def _bounds(origin: dict[int, tuple[int | None, int]], claim: int) -> dict[int | None, float]:
+    """Ancestor -> up to which of its steps a successor of `claim` may go on from it."""
+    bounds: dict[int | None, float] = {claim: inf}
+    at: int | None = claim
+    while at in origin:
+        at, reached = origin[at]
+        if at in bounds:
+            break
+        bounds[at] = reached
+    return bounds
