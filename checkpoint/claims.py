@@ -1,0 +1,135 @@
+"""The right to write a run's storage: numbered, taken rarely, one winner per number.
+
+    read the lineage  ->  ask the present holder  ->  create claims/<n+1>.json  ->  read the lineage again
+
+A claim is taken at a start, after a total restart, or after losing a host to silence. Losing the race for a number only
+means trying the next one. The last arrow closes a race with a holder that is slow to notice: until our claim existed it
+could commit and sweep. If its newest commit is no longer the one that we resume from, we take one more number, with
+the newer commit in it. If it is the same, then everything that the old holder may still be deleting was chosen while
+our commit was its newest or newer than its newest, and a sweep never touches the newest ones: what we resume from stays.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from checkpoint.envelope import seal
+from checkpoint.errors import CorruptCheckpoint, StorageError
+from checkpoint.history import Log, read_claim_body, read_history
+from checkpoint.names import CommitId, claim_key, id_document, id_from
+from checkpoint.storage import AlreadyThere, Storage
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim as it lies in storage.
+
+    nonce         chosen at random by the holder, and answered by its endpoint
+    endpoint      where the holder can be asked (beacon.py), or None where it could not listen
+    job           the holder's name for itself; a restart of the same job carries the same one
+    world         what the holder says of its workers; for people
+    resumed_from  the commit that was the newest of the lineage, or None at a run's beginning
+    taken_at      seconds of the holder's Unix clock
+    """
+
+    number: int
+    nonce: str
+    endpoint: dict[str, Any] | None
+    job: str | None
+    world: dict[str, Any] | None
+    resumed_from: CommitId | None
+    taken_at: float
+
+
+def take(
+    storage: Storage,
+    *,
+    endpoint: dict[str, Any] | None,
+    nonce: str,
+    job: str | None,
+    world: dict[str, Any] | None,
+    ask: Callable[[Claim], None],
+    log: Log,
+    deadline_s: float,
+) -> Claim:
+    """The next claim, ours.
+
+    ask         returns when the holder of this claim is gone (or need not be asked), else raises ClaimHeld
+    deadline_s  how long lost races are tried again; time spent in `ask` does not count
+    """
+    spent_from = time.monotonic()
+    tries = 0
+    history = read_history(storage, log)
+    while True:
+        tries += 1
+        asked_from = time.monotonic()
+        if history.newest_claim and (holder := read_claim(storage, history.newest_claim, log)) is not None:
+            if holder.nonce != nonce:
+                ask(holder)
+        spent_from += time.monotonic() - asked_from
+
+        resumed_from = history.lineage[0] if history.lineage else None
+        claim = Claim(history.newest_claim + 1, nonce, endpoint, job, world, resumed_from, time.time())
+        try:
+            storage.put_new(claim_key(claim.number), seal(_body(claim)))
+        except AlreadyThere:
+            log(f"claim {claim.number} was taken by another writer first")
+            created = False
+        else:
+            created = True
+        history = read_history(storage, log)
+        if (
+            created
+            and history.newest_claim == claim.number
+            and history.lineage[:1] == ((resumed_from,) if resumed_from else ())
+        ):
+            return claim
+        if time.monotonic() - spent_from > deadline_s:
+            raise StorageError(
+                f"no claim of {storage.url} could be won in {tries} tries over {deadline_s:g} s\n"
+                f"  state  the newest claim is {history.newest_claim}; nothing of ours was committed\n"
+                "  next   see how many jobs start on this URL, and stop all but one",
+                operation="claim",
+                key=claim_key(claim.number),
+                attempts=tries,
+            )
+
+
+def read_claim(storage: Storage, number: int, log: Log) -> Claim | None:
+    """The claim with this number, or None, with a logged reason, where its record cannot be read."""
+    try:
+        body: dict[str, Any] = read_claim_body(storage, number)
+        endpoint, world, job = body["endpoint"], body["world"], body["job"]
+        return Claim(
+            number,
+            str(body["nonce"]),
+            endpoint if type(endpoint) is dict else None,
+            job if type(job) is str else None,
+            world if type(world) is dict else None,
+            id_from(body["resumed_from"]),
+            float(body["taken_at"]),
+        )
+    except (CorruptCheckpoint, KeyError, TypeError, ValueError) as error:
+        log(f"claim {number} cannot be read, so its holder cannot be asked: {error}")
+        return None
+
+
+def new_claim_nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def _body(claim: Claim) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "claim": claim.number,
+        "nonce": claim.nonce,
+        "endpoint": claim.endpoint,
+        "job": claim.job,
+        "world": claim.world,
+        "resumed_from": id_document(claim.resumed_from),
+        "taken_at": claim.taken_at,
+    }

@@ -1,0 +1,121 @@
+"""What can go wrong with a checkpoint, as one small tree. Each line says what the caller does.
+
+    CheckpointError
+      NoCheckpoint        nothing whole was ever committed here: start from the beginning, or look at the reasons
+      CorruptCheckpoint   one checkpoint is damaged: `read` takes the next older one; a person looks at the storage
+      ClaimHeld           a live job writes to this URL: stop, use another URL, or insist with take_over=True
+      ClaimLost           a newer claim exists: stop saving, this job was replaced
+      StateMismatch       the checkpoint is of another model or optimizer: fix the named entries; nothing was changed
+      UnsupportedValue    the state holds something that cannot be saved exactly: change it at the named path
+      StorageError        the storage failed for good or for too long: the save is lost, training may go on
+
+Facts are fields too. Messages never hold credentials: everything that names a URL went through `storage.redact`.
+"""
+
+from __future__ import annotations
+
+
+class CheckpointError(Exception):
+    """The base of everything that this package raises on purpose."""
+
+
+class NoCheckpoint(CheckpointError):
+    """No whole checkpoint is to be had.
+
+    rejected  commit name -> why it was passed over; empty where there was none at all
+    """
+
+    def __init__(self, message: str, rejected: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.rejected = rejected or {}
+
+
+class CorruptCheckpoint(CheckpointError):
+    """Bytes in storage are not those that were written, or were never a checkpoint of ours.
+
+    commit   name of the commit, or None where a value is decoded outside of one
+    key      the object that failed, or None
+    tensors  names of the tensors that lie (partly) in the damaged bytes, where that is known
+    """
+
+    def __init__(
+        self, message: str, *, commit: str | None = None, key: str | None = None, tensors: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.commit = commit
+        self.key = key
+        self.tensors = tensors
+
+
+class ClaimHeld(CheckpointError):
+    """A job that answers holds the claim of this URL.
+
+    claim   its number
+    host    the holder's host name
+    pid     the holder's process id on that host
+    since   when the claim was taken, in seconds of the Unix clock
+    job     the name that the holder gave itself, or None
+    """
+
+    def __init__(self, message: str, *, claim: int, host: str, pid: int, since: float, job: str | None) -> None:
+        super().__init__(message)
+        self.claim = claim
+        self.host = host
+        self.pid = pid
+        self.since = since
+        self.job = job
+
+
+class ClaimLost(CheckpointError):
+    """A newer claim was taken; nothing of this job is committed any more.
+
+    ours, newest  numbers of the claims
+    """
+
+    def __init__(self, message: str, *, ours: int, newest: int) -> None:
+        super().__init__(message)
+        self.ours = ours
+        self.newest = newest
+
+
+class StateMismatch(CheckpointError):
+    """The checkpoint and the state to be filled differ. One error lists everything.
+
+    missing     entries of the state that the checkpoint lacks
+    unexpected  entries of the checkpoint that the state lacks
+    misshaped   entry -> "saved ..., here ...": another shape, dtype or kind
+    """
+
+    def __init__(self, message: str, *, missing: list[str], unexpected: list[str], misshaped: dict[str, str]) -> None:
+        super().__init__(message)
+        self.missing = missing
+        self.unexpected = unexpected
+        self.misshaped = misshaped
+
+
+class UnsupportedValue(CheckpointError):
+    """The state holds a value that has no exact, pickle-free form.
+
+    path  where it lies, such as `optimizer.param_groups[0].foo`
+    type  its type, with the module
+    """
+
+    def __init__(self, message: str, *, path: str, type: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.type = type
+
+
+class StorageError(CheckpointError):
+    """An operation of the storage failed: at once where trying again cannot help, else after its deadline.
+
+    operation  such as "put", "list"
+    key        the object, relative to the run's URL
+    attempts   how often it was tried
+    """
+
+    def __init__(self, message: str, *, operation: str, key: str, attempts: int) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.key = key
+        self.attempts = attempts

@@ -1,0 +1,102 @@
+"""What storage says about claims and commits, read at one moment: which claim is newest, and the run's lineage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from checkpoint.envelope import unseal
+from checkpoint.errors import CheckpointError, CorruptCheckpoint
+from checkpoint.lineage import lineage
+from checkpoint.manifest import Manifest, parse
+from checkpoint.names import CLAIMS, COMMITS, CommitId, claim_key, claim_number, commit_id, id_from
+from checkpoint.storage import Missing, Storage
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class History:
+    """newest_claim  the highest number of a claim, 0 where there is none
+    lineage       the run's commits, newest first
+    outside       the commits that the run has moved on from
+    """
+
+    newest_claim: int
+    lineage: tuple[CommitId, ...]
+    outside: tuple[CommitId, ...]
+
+
+def newest_claim(storage: Storage) -> int:
+    """The highest number under claims/, 0 where there is none. One listing."""
+    return max((number for key in storage.list(CLAIMS) if (number := claim_number(key)) is not None), default=0)
+
+
+def read_history(storage: Storage, log: Log) -> History:
+    """Lists claims and commits, and reads the claims on the way down the lineage.
+
+    A claim that cannot be read is passed over with a logged reason: its own commits repeat what it resumed from, and
+    without any the run goes on from the claim below it.
+    """
+    commits = [id for key in storage.list(COMMITS) if (id := commit_id(key)) is not None]
+    newest = max([newest_claim(storage), *(id.claim for id in commits)])
+
+    def resumed_from(claim: int) -> CommitId | None:
+        try:
+            return read_resumed_from(storage, claim)
+        except CorruptCheckpoint as error:
+            log(f"claim {claim} cannot be read, its commits are asked instead: {error}")
+        for id in sorted((id for id in commits if id.claim == claim), reverse=True):
+            try:
+                return read_manifest(storage, id).resumed_from
+            except CorruptCheckpoint as error:
+                log(f"{id} passed over: {error}")
+        return max((id for id in commits if id.claim < claim), default=None)
+
+    ordered = tuple(lineage(newest or None, commits, resumed_from))
+    return History(newest, ordered, tuple(sorted(set(commits) - set(ordered), reverse=True)))
+
+
+def read_resumed_from(storage: Storage, claim: int) -> CommitId | None:
+    """What this claim resumed from. Raises `CorruptCheckpoint` where the record is damaged or absent."""
+    body = read_claim_body(storage, claim)
+    try:
+        found = id_from(body["resumed_from"])
+    except (KeyError, ValueError) as error:
+        raise CorruptCheckpoint(f"claim {claim_key(claim)}: {type(error).__name__}: {error}") from error
+    if found is not None and found.claim >= claim:
+        raise CorruptCheckpoint(f"claim {claim_key(claim)} says that it resumed from {found}, which is not older")
+    return found
+
+
+def read_claim_body(storage: Storage, claim: int) -> dict[str, object]:
+    """The claim's record, its hash verified. Raises `CorruptCheckpoint`."""
+    try:
+        return unseal(storage.get(claim_key(claim)), f"claim {claim_key(claim)}")
+    except Missing:
+        raise CorruptCheckpoint(f"claim {claim_key(claim)} is absent") from None
+
+
+def read_manifest(storage: Storage, id: CommitId) -> Manifest:
+    """The commit's manifest, verified and checked. Raises `CorruptCheckpoint`, also where it is absent."""
+    try:
+        return parse(storage.get(id.manifest_key), id)
+    except Missing:
+        raise CorruptCheckpoint(f"manifest {id.manifest_key} is absent", commit=str(id)) from None
+
+
+def look_again(storage: Storage, claim: int, nonce: str) -> int | None:
+    """The number of the claim that replaced this one, or None while it is the newest and still ours.
+
+    The nonce matters where the storage cannot create exclusively: the last of two racing writers then has the claim.
+    """
+    newest = newest_claim(storage)
+    if newest > claim:
+        return newest
+    try:
+        return None if read_claim_body(storage, claim).get("nonce") == nonce else claim
+    except CorruptCheckpoint as error:
+        raise CheckpointError(
+            f"our own claim {claim} cannot be read any more: {error}\n"
+            "  state  nothing was committed\n  next   see who writes to or removes from this folder"
+        ) from error

@@ -1,0 +1,103 @@
+"""The keys of a run's folder. A claim's number and a nonce are in every path, so no key is ever written twice.
+
+    claims/00000007.json                                   who writes now
+    data/c00000007/s000001200-<nonce>/00003.safetensors    one shard of a save
+    commits/c00000007.s000001200-<nonce>.json              its manifest, which is the commit
+
+A save's nonce is 12 hexadecimal digits of milliseconds, then 8 random ones. The clock decides nothing but which of two
+saves of one step, by one claim and so by one process, is the later; and how old an orphan is.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any, NamedTuple
+
+CLAIMS = "claims"
+DATA = "data"
+COMMITS = "commits"
+
+STEP_MAX = 10**15
+
+_CLAIM = re.compile(r"claims/(\d{8,15})\.json")
+_COMMIT = re.compile(r"commits/c(\d{8,15})\.s(\d{9,15})-([0-9a-f]{20})\.json")
+_NAME = re.compile(r"c(\d{8,15})\.s(\d{9,15})-([0-9a-f]{20})")
+_DATA = re.compile(r"data/c(\d{8,15})/s(\d{9,15})-([0-9a-f]{20})/(\d{5,9})\.safetensors")
+
+
+class CommitId(NamedTuple):
+    """Which save: ordered by claim, then step, then time. `str` gives its name, `c00000007.s000001200-<nonce>`."""
+
+    claim: int
+    step: int
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"c{self.claim:08d}.s{self.step:09d}-{self.nonce}"
+
+    @property
+    def manifest_key(self) -> str:
+        return f"{COMMITS}/{self}.json"
+
+    @property
+    def data_folder(self) -> str:
+        return f"{DATA}/c{self.claim:08d}/s{self.step:09d}-{self.nonce}"
+
+    def shard_key(self, index: int) -> str:
+        return f"{self.data_folder}/{index:05d}.safetensors"
+
+    @property
+    def born_s(self) -> float:
+        """When the save began, in seconds of its writer's Unix clock."""
+        return int(self.nonce[:12], 16) / 1000
+
+
+def new_nonce(now_s: float) -> str:
+    """A nonce for a save that begins now, in seconds of the Unix clock."""
+    return f"{int(now_s * 1000) & (2**48 - 1):012x}{secrets.token_hex(4)}"
+
+
+def claim_key(number: int) -> str:
+    return f"{CLAIMS}/{number:08d}.json"
+
+
+def claim_number(key: str) -> int | None:
+    """The number of the claim at this key, or None if the key is not a claim's."""
+    found = _CLAIM.fullmatch(key)
+    return int(found[1]) if found else None
+
+
+def commit_id(key: str) -> CommitId | None:
+    """The save whose manifest is at this key, or None."""
+    return _id(_COMMIT.fullmatch(key))
+
+
+def parse_name(name: str) -> CommitId | None:
+    """The inverse of `str(commit_id)`, or None."""
+    return _id(_NAME.fullmatch(name))
+
+
+def data_owner(key: str) -> CommitId | None:
+    """The save that the shard at this key belongs to, or None."""
+    return _id(_DATA.fullmatch(key))
+
+
+def id_document(id: CommitId | None) -> dict[str, Any] | None:
+    """How a commit is named inside JSON: {"claim", "step", "nonce"}, or null."""
+    return id._asdict() if id else None
+
+
+def id_from(document: object) -> CommitId | None:
+    """The inverse of `id_document`. Raises ValueError on anything else."""
+    if document is None:
+        return None
+    if type(document) is dict and set(document) == {"claim", "step", "nonce"}:
+        claim, step, nonce = document["claim"], document["step"], document["nonce"]
+        if type(claim) is type(step) is int and type(nonce) is str and parse_name(str(CommitId(claim, step, nonce))):
+            return CommitId(claim, step, nonce)
+    raise ValueError(f"{str(document)[:80]} names no commit")
+
+
+def _id(found: re.Match[str] | None) -> CommitId | None:
+    return CommitId(int(found[1]), int(found[2]), found[3]) if found else None

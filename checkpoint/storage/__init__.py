@@ -1,0 +1,22 @@
+"""Where checkpoints lie: named blobs in a folder or behind any fsspec URL, with retries and one contract (base.py)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from checkpoint.storage.base import AlreadyThere, Buffer, Missing, Storage
+from checkpoint.storage.local import LocalStorage
+
+__all__ = ["AlreadyThere", "Buffer", "Missing", "Storage", "open_storage"]
+
+
+def open_storage(
+    url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None, *, retry_s: float = 120.0
+) -> Storage:
+    """The storage at `url`, a folder or any fsspec URL. Nothing is contacted yet.
+
+    storage_options  handed to fsspec's filesystem, such as {"endpoint_url": ..., "key": ..., "secret": ...}
+    retry_s          how long one operation is tried again while its error looks transient
+    """
+    return LocalStorage(os.fspath(url))

@@ -1,0 +1,78 @@
+"""What the rest of this package asks of a storage. tests/storage/contract.py holds every backend to these lines."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class AlreadyThere(Exception):
+    """`put_new` found other bytes under the key; nothing was changed."""
+
+
+class Missing(Exception):
+    """There is no object under the key."""
+
+
+class Storage(Protocol):
+    """Named blobs below one URL. Keys are relative, separated by "/", and never begin with one.
+
+    Reads see what was written last, at once, from every process (S3, GCS, Azure and local folders do).
+    Backends raise `AlreadyThere` and `Missing`, and let every other failure through as the OSError that it was:
+    retry.py, which `open_storage` puts around each of them, decides what is tried again and turns the rest into
+    `StorageError`.
+    """
+
+    @property
+    def url(self) -> str:
+        """The run's URL as people may see it: without credentials."""
+        ...
+
+    def put_new(self, key: str, data: Buffer) -> None:
+        """Creates the object, all or nothing: readers see no object or all of it, and never a mix of two.
+
+        Raises `AlreadyThere` if the key exists. Of any number of callers exactly one succeeds, where `exclusive()`
+        is true. On return the bytes survive a power cut. Always one request, never a multipart upload.
+        Through `open_storage`, bytes that are already there and equal to `data` are success: an earlier attempt
+        of this very call may have put them there. Callers whose bytes could coincide put a nonce into them.
+        """
+        ...
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Writes the object, all or nothing, over what was there. For keys that only this writer can know."""
+        ...
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """The object's bytes, or `length` of them from `start` on (fewer at its end). Raises `Missing`.
+
+        Checks no hash, which is the reader's work.
+        """
+        ...
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Key -> size in bytes of all objects below the folder `prefix` ("" for all), in order of the keys.
+
+        An absent folder is an empty one.
+        """
+        ...
+
+    def size(self, key: str) -> int:
+        """The object's size in bytes. Raises `Missing`."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Removes the object; an absent one is fine."""
+        ...
+
+    def tidy(self, prefix: str, older_than_s: float) -> tuple[str, ...]:
+        """Removes what puts that were cut short left below `prefix` and no `list` shows; returns their names."""
+        ...
+
+    def exclusive(self) -> bool:
+        """Whether `put_new` is decided by the storage itself, found out by trying it once, under `claims/`."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of connections. Idempotent; the storage must not be used afterwards."""
+        ...

@@ -1,0 +1,161 @@
+"""A folder as storage: everything that is visible is whole and was fsynced.
+
+    write a temporary file  ->  fsync it  ->  link (new) or rename (over)  ->  fsync the folder  ->  unlink it
+
+A crash before the third arrow leaves a temporary file that `list` does not show and `tidy` removes; after it, the
+object is complete, and at worst the temporary name lies beside it. `os.link` is what makes `put_new` exclusive: it
+fails if the name exists, on local disks and on NFS, where "check, then write" would race.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from checkpoint.storage.base import AlreadyThere, Buffer, Missing
+
+TEMPORARY = ".tmp"
+
+
+class LocalStorage:
+    """`Storage` in the folder `root`, which the first put creates."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(os.path.abspath(os.path.expanduser(os.fspath(root))))
+
+    @property
+    def url(self) -> str:
+        return str(self.root)
+
+    def put_new(self, key: str, data: Buffer) -> None:
+        target = self._path(key)
+        with self._written(target, data) as temporary:
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                raise AlreadyThere(key) from None
+
+    def put(self, key: str, data: Buffer) -> None:
+        target = self._path(key)
+        with self._written(target, data) as temporary:
+            os.replace(temporary, target)
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        try:
+            with open(self._path(key), "rb", buffering=0) as file:
+                file.seek(start)
+                return _read(file.fileno(), (os.fstat(file.fileno()).st_size - start) if length is None else length)
+        except (FileNotFoundError, NotADirectoryError):
+            raise Missing(key) from None
+
+    def list(self, prefix: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for folder, _, names in os.walk(self._path(prefix) if prefix else self.root):
+            for name in names:
+                if name.startswith(".") and name.endswith(TEMPORARY):
+                    continue
+                path = Path(folder, name)
+                with contextlib.suppress(FileNotFoundError):  # removed since the folder was read
+                    found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+        return dict(sorted(found.items()))
+
+    def size(self, key: str) -> int:
+        try:
+            return self._path(key).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            raise Missing(key) from None
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            path.unlink()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        _fsync_folder(path.parent)
+        folder = path.parent
+        with contextlib.suppress(OSError):  # folders go with their last object, except the top ones; not empty: fine
+            while folder != self.root and folder.parent != self.root:
+                folder.rmdir()
+                folder = folder.parent
+
+    def tidy(self, prefix: str, older_than_s: float) -> tuple[str, ...]:
+        removed = []
+        for folder, _, names in os.walk(self._path(prefix) if prefix else self.root):
+            for name in names:
+                path = Path(folder, name)
+                if not (name.startswith(".") and name.endswith(TEMPORARY)):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - path.stat().st_mtime >= older_than_s:
+                        path.unlink()
+                        removed.append(path.relative_to(self.root).as_posix())
+        return tuple(removed)
+
+    def exclusive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _path(self, key: str) -> Path:
+        parts = key.split("/")
+        if not key or any(part in ("", ".", "..") for part in parts) or "\0" in key:
+            raise ValueError(f"{key!r} is not a key: keys are relative and stay below the run's folder")
+        return self.root.joinpath(*parts)
+
+    @contextlib.contextmanager
+    def _written(self, target: Path, data: Buffer) -> Iterator[Path]:
+        """A fsynced temporary file beside `target`; afterwards the folder is fsynced and the file is gone."""
+        temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}{TEMPORARY}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        _make_folders(target.parent)
+        try:
+            file = os.open(temporary, flags, 0o666)
+        except FileNotFoundError:  # a sweep removed the empty folder between the two lines
+            _make_folders(target.parent)
+            file = os.open(temporary, flags, 0o666)
+        try:
+            try:
+                rest = memoryview(data).cast("B")
+                while len(rest):
+                    rest = rest[os.write(file, rest) :]
+                os.fsync(file)
+            finally:
+                os.close(file)
+            yield temporary
+            _fsync_folder(target.parent)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+
+
+def _read(file: int, length: int) -> bytes:
+    """Up to `length` bytes; one read() returns at most 2 GiB on Linux."""
+    parts = []
+    while length > 0 and (part := os.read(file, min(length, 1 << 30))):
+        parts.append(part)
+        length -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _make_folders(folder: Path) -> None:
+    """mkdir -p that survives a power cut: each new folder's entry is fsynced in its parent."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        _fsync_folder(new.parent)
+
+
+def _fsync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
