@@ -3,10 +3,12 @@
     read the lineage  ->  ask the present holder  ->  create claims/<n+1>.json  ->  read the lineage again
 
 A claim is taken at a start, after a total restart, or after losing a host to silence. Losing the race for a number only
-means trying the next one. The last arrow closes a race with a holder that is slow to notice: until our claim existed it
-could commit and sweep. If its newest commit is no longer the one that we resume from, we take one more number, with
-the newer commit in it. If it is the same, then everything that the old holder may still be deleting was chosen while
-our commit was its newest or newer than its newest, and a sweep never touches the newest ones: what we resume from stays.
+means trying the next one.
+
+The last arrow closes a race with a holder that is slow to notice: until our claim existed it could commit and sweep. If
+the newest commit is no longer the one that we named, we take one more number and name the newer one. If it is the same,
+then every sweep of the old holder that may still be running was decided while our commit was its newest, or not there
+yet, and a sweep never touches the newest ones: what we resume from stays.
 """
 
 from __future__ import annotations
@@ -67,12 +69,12 @@ def take(
     while True:
         tries += 1
         asked_from = time.monotonic()
-        if history.newest_claim and (holder := read_claim(storage, history.newest_claim, log)) is not None:
-            if holder.nonce != nonce:
-                ask(holder)
+        holder = read_claim(storage, history.newest_claim, log) if history.newest_claim else None
+        if holder is not None and holder.nonce != nonce:
+            ask(holder)
         spent_from += time.monotonic() - asked_from
 
-        resumed_from = history.lineage[0] if history.lineage else None
+        resumed_from = _first(history.lineage)
         claim = Claim(history.newest_claim + 1, nonce, endpoint, job, world, resumed_from, time.time())
         try:
             storage.put_new(claim_key(claim.number), seal(_body(claim)))
@@ -82,11 +84,7 @@ def take(
         else:
             created = True
         history = read_history(storage, log)
-        if (
-            created
-            and history.newest_claim == claim.number
-            and history.lineage[:1] == ((resumed_from,) if resumed_from else ())
-        ):
+        if created and history.newest_claim == claim.number and _first(history.lineage) == resumed_from:
             return claim
         if time.monotonic() - spent_from > deadline_s:
             raise StorageError(
@@ -120,6 +118,10 @@ def read_claim(storage: Storage, number: int, log: Log) -> Claim | None:
 
 def new_claim_nonce() -> str:
     return secrets.token_hex(16)
+
+
+def _first(lineage: tuple[CommitId, ...]) -> CommitId | None:
+    return lineage[0] if lineage else None
 
 
 def _body(claim: Claim) -> dict[str, Any]:
