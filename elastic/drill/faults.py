@@ -17,11 +17,19 @@ from elastic.errors import ConfigError
 from elastic.observe.observer import MOMENTS
 
 IN_BACKWARD = "in_backward"  # inside autograd, when half of the parameters have their gradient
+IN_EXCHANGE = "in_exchange"  # a collective of the step's exchange is under way; not reached by a worker on its own
 IN_UPDATE = "in_update"  # inside an optimizer's step, when a part of the parameters has been written
-PHASES = (*MOMENTS, IN_BACKWARD, IN_UPDATE)
+PHASES = (*MOMENTS, IN_BACKWARD, IN_EXCHANGE, IN_UPDATE)
 BEFORE_STEPS = MOMENTS[: MOMENTS.index("loaded")]  # they come at every start of a process, so they have no step
 OF_A_SHARE = ("data", "forward", "backward", IN_BACKWARD)
-OF_A_STEP = (*OF_A_SHARE, "exchange", "update", IN_UPDATE, "applied")  # every rank that has a share passes all of these
+OF_A_STEP = (
+    *OF_A_SHARE,
+    "exchange",
+    IN_EXCHANGE,
+    "update",
+    IN_UPDATE,
+    "applied",
+)  # every rank that has a share passes all of these
 
 
 @dataclass(frozen=True)

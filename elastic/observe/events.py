@@ -228,7 +228,7 @@ class _Segments:
         self.flush()
 
     def _put(self, data: bytes) -> None:
-        """Takes the next free number. Where our own retried upload is what made it taken, it was already there."""
+        """Takes the next free number. (`put_new` knows bytes that its own retry has put there.)"""
         from checkpoint.storage import AlreadyThere
 
         while True:
@@ -238,8 +238,7 @@ class _Segments:
                 self._storage.put_new(key, data)
                 return
             except AlreadyThere:
-                if self._storage.get(key) == data:
-                    return
+                continue
             except Exception:
                 self._segment -= 1
                 raise

@@ -1,0 +1,147 @@
+"""Carries out a plan of faults inside the workers, at the exact moment, and notes what was really read.
+
+An observer (elastic/observe/observer.py) that the launcher names to each worker. Every fault happens once, however
+often the run restarts: whoever sets it off first creates a file that only one can create. The signals are real.
+
+Of the data it believes nothing but the dataset: the wrapped dataset notes an index when it is asked for it, in
+loader processes too, the note travels through the collate function with the batch, and becomes a `reads` event when the
+batch reaches the user's code. So a drill reads example by example, where an unobserved TensorDataset is sliced.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from checkpoint import digest
+from elastic.drill import inside
+from elastic.drill.faults import IN_BACKWARD, IN_EXCHANGE, IN_UPDATE, Kill, Plan, Terminate, due
+from elastic.drill.processes import kill_marked
+from elastic.observe.observer import MOMENTS, ObservedRun, Observer
+
+PLAN_FILE = "plan.json"
+_BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update"}
+_IN_FLIGHT = MOMENTS[MOMENTS.index("data") : MOMENTS.index("update") + 1]
+
+
+def observer(folder: str) -> Observer:
+    """The observer of the drill in `folder`, which the launcher has put a plan into."""
+    return Injector(Path(folder))
+
+
+class Noted(NamedTuple):
+    """An example, and the index at which it was read."""
+
+    at: int
+    example: Any
+
+
+class NotedBatch(NamedTuple):
+    """A batch, and the indices that were read for it, in order."""
+
+    indices: list[int]
+    batch: Any
+
+
+class Reading:
+    """A dataset that says with each example which one it is."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Noted:
+        return Noted(int(index), self.dataset[index])
+
+
+class Collating:
+    """A collate function that keeps the notes beside the batch."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self.collate_fn = collate_fn
+
+    def __call__(self, examples: list[Noted]) -> NotedBatch:
+        return NotedBatch([noted.at for noted in examples], self.collate_fn([noted.example for noted in examples]))
+
+
+class Injector(Observer):
+    """The observer of one worker in a drill.
+
+    folder  the drill's: holds plan.json, and `happened/` with a file for each fault that has happened. Where it has
+            an `events/`, the worker's events go there as well
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._plan = Plan.from_json((folder / PLAN_FILE).read_text())
+        self._run: ObservedRun | None = None
+        self._step: int | None = None  # as At.step counts
+
+    def dataset(self, dataset: Any) -> Any:
+        return Reading(dataset)
+
+    def collate(self, collate_fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        return Collating(collate_fn)
+
+    def batch(self, batch: Any, *, step: int, share: int, attempt: int) -> Any:
+        assert self._run is not None
+        self._run.events.emit("reads", step=step, share=share, attempt=attempt, indices=batch.indices)
+        return batch.batch
+
+    def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
+        self._run = run
+        if moment == "start" and (self._folder / "events").is_dir():
+            run.events.tee(self._folder)
+        if moment == "loaded" or moment in _IN_FLIGHT:
+            self._step = run.step_index
+        if moment == "applied":
+            run.events.emit("weights", step=self._step, digest=digest(run.model.state_dict()))
+        for phase, begins in _BEGINS.items():
+            if moment == begins:
+                for fault in self._due(phase, share):
+                    self._prepare(phase, run, fault)
+        for fault in self._due(moment, share):
+            self._act(fault)
+        if moment == "loaded":
+            self._step = run.step_index - 1
+
+    def _prepare(self, phase: str, run: ObservedRun, fault: int) -> None:
+        def act() -> None:
+            self._act(fault)
+
+        if phase == IN_BACKWARD:
+            inside.backward(run.optimizers.values(), act)
+        elif phase == IN_EXCHANGE:
+            inside.exchange(act)
+        else:
+            inside.update(run.optimizers.values(), act)
+
+    def _due(self, phase: str, share: int | None) -> list[int]:
+        if not self._plan.faults:
+            return []
+        assert self._run is not None
+        happened = [int(path.name) for path in (self._folder / "happened").glob("*")]
+        return due(self._plan, phase, step=self._step, rank=self._run.rank, share=share, done=happened)
+
+    def _act(self, index: int) -> None:
+        """The fault itself, unless it has happened already."""
+        assert self._run is not None
+        fault = self._plan.faults[index]
+        (self._folder / "happened").mkdir(exist_ok=True)
+        try:
+            os.close(os.open(self._folder / "happened" / str(index), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            return
+        self._run.events.emit("fault", index=index, fault=str(fault))
+        self._run.events.flush()
+        if isinstance(fault, Terminate):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        if not isinstance(fault, Kill):
+            kill_marked(self._folder)
+        os.kill(os.getpid(), signal.SIGKILL)

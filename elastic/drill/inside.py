@@ -1,0 +1,95 @@
+"""Reaches the moments inside a backward pass, an exchange and an optimizer's step, by hooks put on from outside.
+
+Each function makes `act` be called once, in the middle of what comes next of its kind, at a point of the computation
+and not after a time. `act` may never return.
+"""
+# mypy: disable-error-code="no-untyped-call"
+# torch 2.13 does not annotate its hooks and dispatch modes.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Act = Callable[[], None]
+
+
+def backward(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> None:
+    """Inside autograd, when half of the parameters have got their gradient in the next backward pass."""
+    parameters = _parameters(optimizers)
+    left = max(1, len(parameters) // 2)
+    hooks: list[Any] = []
+
+    def arrived(_: torch.Tensor) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            for hook in hooks:
+                hook.remove()
+            act()
+
+    hooks += [parameter.register_post_accumulate_grad_hook(arrived) for parameter in parameters]
+
+
+def exchange(act: Act) -> None:
+    """When a collective has been started and is about to be waited for. A worker on its own never waits for one."""
+    from elastic.group import form
+
+    wait = form.Pending.wait
+
+    def wait_once(self: form.Pending) -> None:
+        form.Pending.wait = wait  # type: ignore[method-assign]  # the class has no hook, and needs none
+        act()
+        wait(self)
+
+    form.Pending.wait = wait_once  # type: ignore[method-assign]  # as above
+
+
+def update(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> None:
+    """Inside the next optimizer's step, when half of the parameters, or all that one operation writes, are written."""
+    optimizers = list(optimizers)
+    writes = _Writes(_parameters(optimizers), act)
+    hooks: list[Any] = []
+
+    def enter(*_: Any) -> None:
+        writes.__enter__()
+
+    def leave(*_: Any) -> None:
+        writes.__exit__(None, None, None)
+        for hook in hooks:
+            hook.remove()
+
+    for optimizer in optimizers:
+        hooks += [optimizer.register_step_pre_hook(enter), optimizer.register_step_post_hook(leave)]
+
+
+class _Writes(TorchDispatchMode):
+    """While entered: calls `act` when operations have written to half of the tensors."""
+
+    def __init__(self, tensors: list[torch.nn.Parameter], act: Act) -> None:
+        super().__init__()
+        self._unwritten = {id(tensor) for tensor in tensors}
+        self._enough = len(self._unwritten) - max(1, len(self._unwritten) // 2)
+        self._act: Act | None = act
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        declared = func._schema.arguments
+        given = {**{d.name: a for d, a in zip(declared, args, strict=False)}, **(kwargs or {})}
+        for argument in declared:
+            if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
+                written = given[argument.name]
+                self._unwritten -= {id(one) for one in (written if isinstance(written, (list, tuple)) else [written])}
+        if self._act is not None and len(self._unwritten) <= self._enough:
+            act, self._act = self._act, None
+            act()
+        return result
+
+
+def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+    return [
+        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"] if p.requires_grad
+    ]

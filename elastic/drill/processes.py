@@ -1,0 +1,80 @@
+"""Which processes belong to a drill, and an end to all of them at once. Linux: reads /proc.
+
+A drill's processes carry a mark in the environment that they were started with, which forks and re-parented orphans
+keep: no pid is remembered, so none can be missed or, once reused, hit by mistake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+MARK = "ELASTIC_DRILL"  # set to the drill's folder for everything that the drill starts
+
+
+def marked(folder: Path) -> list[int]:
+    """The pids of the drill in `folder` that still run (zombies do not), this process excepted."""
+    mark = f"{MARK}={folder}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def kill_marked(folder: Path) -> list[int]:
+    """SIGKILL to all of them. They are stopped first, so that none sees another's death. Returns whom it hit."""
+    stopped: set[int] = set()
+    while new := set(marked(folder)) - stopped:  # what was forked before its parent stopped
+        for pid in new:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= new
+    for pid in stopped:
+        _signal(pid, signal.SIGKILL)
+    return sorted(stopped)
+
+
+def gone(folder: Path, *, within_s: float) -> list[int]:
+    """Waits until none is left; returns those that are there at the deadline."""
+    deadline = time.monotonic() + within_s
+    while (left := marked(folder)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def described(pid: int) -> str:
+    """One line on a process: its pid, state, command and the ports on which it listens."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return f"{pid} (ended)"
+    ports = listening(pid)
+    return f"{pid} state {state}: {command[:160]}" + (f" listens on {', '.join(map(str, ports))}" if ports else "")
+
+
+def listening(pid: int) -> list[int]:
+    """The TCP ports on which a process listens."""
+    sockets = set()
+    with contextlib.suppress(OSError):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(fd))
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:  # 0A is LISTEN
+                    ports.add(int(fields[1].rpartition(":")[2], 16))
+    return sorted(ports)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,21 @@
+"""The few lines that a run says by itself, on standard error, so that a script's own output stays its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+
+class Console:
+    """Speaks for one worker; `quiet` ones (all but the coordinator) say nothing but bad news."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+
+    def say(self, line: str) -> None:
+        if not self._quiet:
+            self.warn(line)
+
+    def warn(self, line: str) -> None:
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')}  elastic: {line}\n")
+        sys.stderr.flush()
