@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -106,8 +107,9 @@ class Birth:
     def __call__(self, worker_id: int) -> None:
         die_with_parent(self.parent)
         signal.set_wakeup_fd(-1)  # the worker's own pipe: a signal here is no news there
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for told_to_leave in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(told_to_leave, _stay)  # unlike SIG_IGN not inherited by a decoder that the dataset starts
+            signal.siginterrupt(told_to_leave, False)
         hang_up_inherited_connections()
 
 
@@ -137,6 +139,10 @@ def hang_up_inherited_connections() -> None:
             if known.family in (socket.AF_INET, socket.AF_INET6):
                 os.dup2(here.fileno(), number, inheritable=False)
             known.detach()
+
+
+def _stay(signum: int, frame: FrameType | None) -> None:
+    """The worker hears of it as well, and ends us when it leaves."""
 
 
 def _kill(processes: list[multiprocessing.Process], wait: bool = True) -> None:
