@@ -22,7 +22,7 @@ from checkpoint.errors import (
 )
 from checkpoint.hashing import digest
 from checkpoint.manifest import Commit
-from checkpoint.reader import Checkpoint
+from checkpoint.reader import Checkpoint, Verified
 from checkpoint.tree import encode
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "StateMismatch",
     "StorageError",
     "UnsupportedValue",
+    "Verified",
     "decode",
     "digest",
     "encode",

@@ -10,16 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from checkpoint.claims import Claim, new_claim_nonce, take
-from checkpoint.errors import CorruptCheckpoint, NoCheckpoint
+from checkpoint.apply import apply
+from checkpoint.beacon import Beacon
+from checkpoint.claims import Claim, new_claim_nonce, take, wait_until_gone
+from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.history import read_history, read_manifest
 from checkpoint.manifest import Commit
 from checkpoint.names import CommitId
-from checkpoint.reader import Checkpoint, read_commit
+from checkpoint.reader import Checkpoint, Verified, read_commit, verify
+from checkpoint.retention import Sweeper
 from checkpoint.shards import SHARD_BYTES
 from checkpoint.storage import open_storage
 from checkpoint.tree import Tree
@@ -60,32 +64,40 @@ class Checkpointer:
         orphan_grace_s   how old the remains of unfinished saves become before they are swept
         """
         self._storage = open_storage(url, storage_options, retry_s=retry_s)
-        self._keep = keep
         self._job = job
         self._take_over = take_over
         self._grace_s = grace_s
         self._retry_s = retry_s
         self._log = log or logging.getLogger("checkpoint").info
         self._shard_bytes = shard_bytes
-        self._orphan_grace_s = orphan_grace_s
+        self._sweeper = Sweeper(self._storage, keep=keep, orphan_grace_s=orphan_grace_s, log=self._log)
+        self._saved_s = 0.0
         self._claim: Claim | None = None
+        self._stop_beacon: weakref.finalize[[], Checkpointer] | None = None  # also when nobody calls close()
 
     def claim(self, *, world: dict[str, Any] | None = None) -> Claim:
         """The claim of this process, taken now if it has none yet. `world` is written into it, for people.
 
         Raises `ClaimHeld` where a live job holds the URL.
         """
-        if self._claim is None:
+        if self._claim is not None:
+            return self._claim
+        nonce = new_claim_nonce()
+        endpoint = self._listen(nonce)
+        try:
             self._claim = take(
                 self._storage,
-                endpoint=None,
-                nonce=new_claim_nonce(),
+                endpoint=endpoint,
+                nonce=nonce,
                 job=self._job,
                 world=world,
-                ask=lambda holder: None,
+                free=self._free,
                 log=self._log,
                 deadline_s=self._retry_s,
             )
+        finally:
+            if self._claim is None:
+                self._stop_listening()
         return self._claim
 
     def save(self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: bool = True) -> Commit:
@@ -96,7 +108,7 @@ class Checkpointer:
         blocking  False allows the save to go on in the background; for now it is done on return in either case
         """
         claim = self.claim()
-        return write(
+        commit = write(
             self._storage,
             claim=claim.number,
             claim_nonce=claim.nonce,
@@ -105,8 +117,13 @@ class Checkpointer:
             state=state,
             meta=meta or {},
             shard_bytes=self._shard_bytes,
-            now_s=time.time(),
+            now_s=self._save_time_s(),
         )
+        try:
+            self.sweep()
+        except CheckpointError as error:
+            self._log(f"step {step} is committed, but older ones could not be swept: {error}")
+        return commit
 
     def read(self, *, step: int | None = None) -> Checkpoint:
         """The newest whole checkpoint of the lineage (or that of `step`), every byte verified.
@@ -133,8 +150,14 @@ class Checkpointer:
         raise self._none(step, rejected)
 
     def load(self, state: Tree, *, step: int | None = None, strict: bool = True) -> int:
-        """Reads a checkpoint as `read` does and applies it to `state`; returns its step."""
-        raise NotImplementedError
+        """Reads a checkpoint as `read` does, applies it to the objects and tensors in `state`, and returns its step.
+
+        strict  False accepts entries that only one side has
+        Raises `StateMismatch`, which lists all differences, before anything is touched; and what `read` raises.
+        """
+        checkpoint = self.read(step=step)
+        apply(state, checkpoint.tree, strict=strict)
+        return checkpoint.step
 
     def latest(self) -> Commit | None:
         """The newest commit of the lineage whose manifest is whole. Its data is not read; `read` verifies."""
@@ -149,11 +172,24 @@ class Checkpointer:
         found = [self._commit(id, True) for id in history.lineage] + [self._commit(id, False) for id in history.outside]
         return [commit for commit in found if commit is not None]
 
+    def verify(self, *, step: int | None = None) -> Sequence[Verified]:
+        """Reads every byte of every commit (or of those of `step`), newest first, and says what is damaged."""
+        history = read_history(self._storage, self._log)
+        listed = [(id, True) for id in history.lineage] + [(id, False) for id in history.outside]
+        return [verify(self._storage, id, inside) for id, inside in listed if step is None or id.step == step]
+
+    def sweep(self) -> Sequence[str]:
+        """Removes what retention.py says, and returns its names. Nothing where this process holds no claim."""
+        if self._claim is None:
+            return []
+        return self._sweeper.sweep(claim=self._claim.number, nonce=self._claim.nonce, now_s=time.time())
+
     def wait(self) -> None:
         """Returns when no save is under way."""
 
     def close(self) -> None:
-        """Gives up the claim's endpoint and the storage's connections. Idempotent."""
+        """Gives up the claim's endpoint and the storage's connections. Idempotent; nothing can be saved afterwards."""
+        self._stop_listening()
         self._storage.close()
 
     def __enter__(self) -> Checkpointer:
@@ -163,6 +199,30 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _save_time_s(self) -> float:
+        """Now, but later than at the last save, so that of two saves of one step the second is the newer."""
+        self._saved_s = max(time.time(), self._saved_s + 0.001)
+        return self._saved_s
+
+    def _free(self, holder: Claim) -> None:
+        if self._take_over:
+            self._log(f"claim {holder.number} is taken over without asking its holder")
+            return
+        wait_until_gone(holder, url=self._storage.url, job=self._job, grace_s=self._grace_s, log=self._log)
+
+    def _listen(self, nonce: str) -> dict[str, Any] | None:
+        try:
+            beacon = Beacon(nonce=nonce, job=self._job)
+        except OSError as error:
+            self._log(f"no port to listen on, so other jobs cannot see that this one is alive: {error}")
+            return None
+        self._stop_beacon = weakref.finalize(self, beacon.close)
+        return beacon.endpoint()
+
+    def _stop_listening(self) -> None:
+        if self._stop_beacon is not None:
+            self._stop_beacon()
 
     def _commit(self, id: CommitId, in_lineage: bool) -> Commit | None:
         try:

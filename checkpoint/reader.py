@@ -10,7 +10,7 @@ import torch
 
 from checkpoint.decoding import decode
 from checkpoint.dtypes import writable_bytes
-from checkpoint.errors import CorruptCheckpoint
+from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
 from checkpoint.hashing import chunk_hashes, xxh3
 from checkpoint.history import read_manifest
 from checkpoint.manifest import Commit, Manifest, StoredTensor
@@ -56,6 +56,37 @@ def read_commit(storage: Storage, id: CommitId) -> Checkpoint:
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"manifest {id.manifest_key}: {error}", commit=str(id)) from error
     return Checkpoint(id.step, manifest.meta, tree, manifest.commit())
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What verifying one commit found. `problems` is empty where every byte is as it was written."""
+
+    name: str
+    step: int
+    in_lineage: bool
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(storage: Storage, id: CommitId, in_lineage: bool) -> Verified:
+    """Reads every byte of the commit, going on after a damaged object, so that all of them are named."""
+    problems = []
+    try:
+        manifest = read_manifest(storage, id)
+    except StorageError:
+        raise
+    except CheckpointError as error:
+        return Verified(str(id), id.step, in_lineage, (str(error),))
+    for index in range(len(manifest.objects)):
+        try:
+            read_object(storage, manifest, index)
+        except CorruptCheckpoint as error:
+            problems.append(str(error))
+    return Verified(str(id), id.step, in_lineage, tuple(problems))
 
 
 def check_sizes(storage: Storage, manifest: Manifest) -> None:

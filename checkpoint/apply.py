@@ -1,0 +1,216 @@
+"""A checkpoint's tree into live objects: first everything is matched, then everything is applied.
+
+Matched before anything is touched: names, shapes and dtypes of modules, tensors and arrays; the groups of an optimizer,
+and the shapes of its element-wise state. What other objects accept only their load_state_dict() knows; if one of them
+refuses, the error says which entries already hold the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from checkpoint.errors import StateMismatch
+from checkpoint.tree import Tree, child, is_stateful
+
+# Optimizer state of a parameter's own shape. Others (step counts, factored moments) have shapes of their own.
+_ELEMENTWISE = {
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum",
+    "exp_inf", "prev", "step_size",
+}  # fmt: skip
+_SHOWN = 20  # entries of each kind in the message; the error's fields hold all
+
+
+def apply(state: Tree, saved: Tree, *, strict: bool = True) -> None:
+    """Makes the objects in `state` hold what `saved`, a tree of `read`, has at the same places.
+
+    Tensors and arrays are written in place; plain values are put into the dicts and lists that hold them. An
+    optimizer's state keeps the dtype that was saved, which its own load_state_dict() would cast to the parameter's.
+    strict  False accepts names that only one side has; another shape or dtype is refused all the same
+    raises  StateMismatch, listing everything that differs; nothing was touched then
+    """
+    match = _Match(strict)
+    match.visit(state, saved, "", None)
+    match.refuse_if_different()
+    done: list[str] = []
+    for path, act in match.actions:
+        try:
+            act()
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise StateMismatch(
+                f"{path or 'the state'} refuses what was saved for it: {type(error).__name__}: {error}\n"
+                f"  state  already changed: {', '.join(done) or 'nothing'}; it may be half changed itself\n"
+                "  next   make all objects anew, the way they were made when this was saved, and load again",
+                missing=[],
+                unexpected=[],
+                misshaped={path: str(error)},
+            ) from error
+        done.append(path)
+
+
+class _Match:
+    """Collects what differs, and what is to be done if nothing does."""
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.misshaped: dict[str, str] = {}
+        self.actions: list[tuple[str, Callable[[], object]]] = []
+
+    def visit(self, target: Any, saved: Any, path: str, assign: Callable[[Any], None] | None) -> None:
+        """assign  puts a plain value into the container that holds `target`, or None where that cannot be done."""
+        if isinstance(target, torch.Tensor):
+            if self._same_tensor(target, saved, path):
+                self.actions.append((path, lambda: _copy_tensor(target, saved)))
+        elif isinstance(target, np.ndarray):
+            if self._same_array(target, saved, path):
+                self.actions.append((path, lambda: np.copyto(target, saved)))
+        elif isinstance(target, torch.nn.Module):
+            self._module(target, saved, path)
+        elif isinstance(target, torch.optim.Optimizer):
+            self._optimizer(target, saved, path)
+        elif isinstance(target, dict) and isinstance(saved, dict):
+            self._names(set(target), set(saved), path)
+            for key in target:
+                if key in saved:
+                    self.visit(target[key], saved[key], child(path, key), _assigner(target, key))
+        elif isinstance(target, list | tuple) and isinstance(saved, list | tuple):
+            self._names(set(range(len(target))), set(range(len(saved))), path)
+            for index, (mine, theirs) in enumerate(zip(target, saved, strict=False)):
+                place = _assigner(target, index) if isinstance(target, list) else None
+                self.visit(mine, theirs, child(path, index), place)
+        elif is_stateful(target):
+            self.actions.append((path, lambda: target.load_state_dict(saved)))
+        elif isinstance(saved, torch.Tensor | np.ndarray | dict | list) and type(saved) is not type(target):
+            self.misshaped[path] = f"saved a {type(saved).__name__}, here a {type(target).__name__}"
+        elif assign is not None:
+            self.actions.append((path, lambda: assign(saved)))
+        elif type(target) is not type(saved) or target != saved:
+            self.misshaped[path] = f"saved {saved!r:.60}, here {target!r:.60}, in a tuple that cannot be changed"
+
+    def refuse_if_different(self) -> None:
+        missing, unexpected = (self.missing, self.unexpected) if self.strict else ([], [])
+        if not (missing or unexpected or self.misshaped):
+            return
+        parts = [
+            f"  {title}  {line}"
+            for title, lines in (
+                ("missing   ", missing),
+                ("unexpected", unexpected),
+                ("misshaped ", [f"{name}: {what}" for name, what in self.misshaped.items()]),
+            )
+            for line in [*lines[:_SHOWN], *([f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])]
+        ]
+        counts = f"{len(missing)} missing, {len(unexpected)} unexpected, {len(self.misshaped)} misshaped"
+        raise StateMismatch(
+            f"the checkpoint is of another state: {counts}\n"
+            + "\n".join(parts)
+            + "\n  state       nothing was changed"
+            + "\n  next        build the state as it was when this was saved, or load with strict=False to accept missing and\n"
+            + "              unexpected names, or take the parts that you want from read().tree",
+            missing=missing,
+            unexpected=unexpected,
+            misshaped=self.misshaped,
+        )
+
+    def _names(self, here: set[Any], there: set[Any], path: str) -> None:
+        self.missing += sorted(child(path, key) for key in here - there)
+        self.unexpected += sorted(child(path, key) for key in there - here)
+
+    def _same_tensor(self, target: torch.Tensor, saved: Any, path: str) -> bool:
+        if not isinstance(saved, torch.Tensor):
+            self.misshaped[path] = f"saved a {type(saved).__name__}, here a tensor"
+        elif (saved.shape, saved.dtype) != (target.shape, target.dtype):
+            self.misshaped[path] = f"saved {_describe(saved)}, here {_describe(target)}"
+        return path not in self.misshaped
+
+    def _same_array(self, target: np.ndarray[Any, Any], saved: Any, path: str) -> bool:
+        if not isinstance(saved, np.ndarray):
+            self.misshaped[path] = f"saved a {type(saved).__name__}, here an array"
+        elif (saved.shape, saved.dtype) != (target.shape, target.dtype):
+            self.misshaped[path] = f"saved {saved.dtype}{saved.shape}, here {target.dtype}{target.shape}"
+        return path not in self.misshaped
+
+    def _module(self, module: torch.nn.Module, saved: Any, path: str) -> None:
+        if not isinstance(saved, dict):
+            self.misshaped[path] = f"saved a {type(saved).__name__}, here a module"
+            return
+        here = module.state_dict()
+        self._names(set(here), set(saved), path)
+        for name, value in here.items():
+            if name in saved and isinstance(value, torch.Tensor):
+                self._same_tensor(value, saved[name], child(path, name))
+        self.actions.append((path, lambda: module.load_state_dict(saved, strict=self.strict)))
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer, saved: Any, path: str) -> None:
+        if not isinstance(saved, dict) or not {"state", "param_groups"} <= set(saved):
+            self.misshaped[path] = f"saved a {type(saved).__name__} that is no optimizer's state, here an optimizer"
+            return
+        groups = child(path, "param_groups")
+        here, there = optimizer.param_groups, saved["param_groups"]
+        if len(here) != len(there):
+            self.misshaped[groups] = f"saved {len(there)} groups, here {len(here)}"
+            return
+        for index, (mine, theirs) in enumerate(zip(here, there, strict=True)):
+            if len(mine["params"]) != len(theirs["params"]):
+                count = f"saved {len(theirs['params'])} parameters, here {len(mine['params'])}"
+                self.misshaped[child(groups, index)] = count
+                return
+        for key, param in _parameters(optimizer, saved):
+            for name, value in saved["state"].get(key, {}).items():
+                if (
+                    name in _ELEMENTWISE
+                    and isinstance(value, torch.Tensor)
+                    and value.dim()
+                    and value.shape != param.shape
+                ):
+                    place = child(child(child(path, "state"), key), name)
+                    self.misshaped[place] = f"saved {_describe(value)}, here the parameter is {_describe(param)}"
+        self.actions.append((path, lambda: _load_optimizer(optimizer, saved)))
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    optimizer.load_state_dict(saved)
+    for key, param in _parameters(optimizer, saved):
+        if key in saved["state"]:
+            optimizer.state[param] = _exact(saved["state"][key], optimizer.state[param])
+
+
+def _parameters(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> list[tuple[Any, torch.Tensor]]:
+    """The saved state's keys beside the parameters that they stand for, by position in the groups."""
+    return [
+        (key, param)
+        for mine, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=True)
+        for key, param in zip(theirs["params"], mine["params"], strict=True)
+    ]
+
+
+def _exact(saved: Any, loaded: Any) -> Any:
+    """`loaded`, but with the saved tensor, on the same device, wherever torch cast it to the parameter's dtype."""
+    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(device=loaded.device)
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        loaded.update({key: _exact(value, loaded[key]) for key, value in saved.items() if key in loaded})
+    elif isinstance(saved, list) and isinstance(loaded, list):
+        loaded[:] = [_exact(mine, theirs) for mine, theirs in zip(saved, loaded, strict=True)]
+    return loaded
+
+
+def _copy_tensor(target: torch.Tensor, saved: torch.Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(saved)
+
+
+def _assigner(container: Any, key: Any) -> Callable[[Any], None]:
+    def assign(value: Any) -> None:
+        container[key] = value
+
+    return assign
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

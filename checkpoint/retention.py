@@ -1,0 +1,107 @@
+"""What may go: commits beyond the newest few, and the remains of saves that were never finished.
+
+Only the holder of the newest claim sweeps. It looks again before each commit that it removes, and stops at the first
+sign of a newer claim. A commit's manifest goes first, then its data: a crash between leaves data without a manifest,
+which is an orphan like any other.
+
+Kept      the newest max(keep, 2) commits of the lineage whose objects all lie in storage at their sizes; damaged ones
+          among them are kept too, but do not count
+Removed   older ones of the lineage; after a grace period, commits outside the lineage and data without a manifest
+
+What a holder that was replaced can still do: finish the one removal that it had begun before our claim existed. It
+chose that commit among those older than its newest two, and claims.py makes sure that our claim names its newest. So
+nothing that we resume from, nor the one below it to fall back to, is removed by anybody but us. What remains: a reader
+without a claim can lose a checkpoint while reading it; `read` then looks again and takes the present ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from checkpoint.errors import CorruptCheckpoint
+from checkpoint.history import History, Log, look_again, read_history, read_manifest
+from checkpoint.names import CLAIMS, COMMITS, DATA, CommitId, data_owner
+from checkpoint.storage import Storage
+
+KEEP_MIN = 2
+
+
+def removable(
+    history: History,
+    *,
+    whole: Callable[[CommitId], bool],
+    owners: Iterable[CommitId],
+    keep: int,
+    grace_s: float,
+    now_s: float,
+) -> list[CommitId]:
+    """The saves to remove, in order. Pure.
+
+    whole   whether a commit's objects all lie in storage; asked only until enough are found
+    owners  the saves that data in storage belongs to
+    """
+    enough, kept = max(keep, KEEP_MIN), 0
+    superseded: list[CommitId] = []
+    for id in history.lineage:
+        if kept >= enough:
+            superseded.append(id)
+        elif whole(id):
+            kept += 1
+    committed = {*history.lineage, *history.outside}
+    orphans = [*history.outside, *sorted(set(owners) - committed)]
+    return superseded[::-1] + [id for id in orphans if now_s - id.born_s >= grace_s]
+
+
+class Sweeper:
+    """Removes what `removable` says, for one claim."""
+
+    def __init__(self, storage: Storage, *, keep: int, orphan_grace_s: float, log: Log) -> None:
+        self._storage = storage
+        self._keep = keep
+        self._orphan_grace_s = orphan_grace_s
+        self._log = log
+        self._sizes: dict[CommitId, dict[str, int]] = {}  # what manifests say; they never change
+
+    def sweep(self, *, claim: int, nonce: str, now_s: float) -> list[str]:
+        """Removes and returns names of commits and orphans, and keys of temporary files. Raises `StorageError`."""
+        history = read_history(self._storage, self._log)
+        found = self._storage.list(DATA)
+        objects: dict[CommitId, dict[str, int]] = {}
+        for key, size in found.items():
+            if (owner := data_owner(key)) is not None:
+                objects.setdefault(owner, {})[key] = size
+
+        def whole(id: CommitId) -> bool:
+            try:
+                return self._expected(id).items() <= objects.get(id, {}).items()
+            except CorruptCheckpoint as error:
+                self._log(f"{id} does not count as kept: {error}")
+                return False
+
+        removed: list[str] = []
+        victims = removable(
+            history,
+            whole=whole,
+            owners=objects,
+            keep=self._keep,
+            grace_s=self._orphan_grace_s,
+            now_s=now_s,
+        )
+        for id in victims:
+            if (newer := look_again(self._storage, claim, nonce)) is not None:
+                self._log(f"sweeping stopped: claim {newer} replaced ours, {claim}")
+                return removed
+            self._storage.delete(id.manifest_key)
+            for key in objects.get(id, {}):
+                self._storage.delete(key)
+            self._sizes.pop(id, None)
+            removed.append(str(id))
+        for prefix in (CLAIMS, COMMITS, DATA):
+            removed += self._storage.tidy(prefix, self._orphan_grace_s)
+        return removed
+
+    def _expected(self, id: CommitId) -> dict[str, int]:
+        if id not in self._sizes:
+            objects = read_manifest(self._storage, id).objects
+            self._sizes[id] = {id.shard_key(index): stored.size for index, stored in enumerate(objects)}
+        return self._sizes[id]
