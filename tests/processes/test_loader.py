@@ -1,0 +1,448 @@
+"""Examples arrive in order, each read with its own random stream, and loader processes never outlive their worker."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from elastic.data.loader import ExampleError, Loader, LoaderError, LoaderTimeout, Request
+from elastic.observe.observer import Observer
+
+IN_BOTH = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+class Augmented:
+    """Every kind of randomness, as an image augmentation draws it."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()], dtype=torch.float64), index
+
+
+class Asked:
+    """A dataset that answers with whatever a function makes of the index, in the process that reads."""
+
+    def __init__(self, answer: Callable[[int], Any]) -> None:
+        self.answer = answer
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> Any:
+        return self.answer(index)
+
+
+def request(*indices: int, epoch: int = 0) -> Request:
+    return Request(np.full(len(indices), epoch, dtype=np.int64), np.array(indices, dtype=np.int64))
+
+
+def consecutive(count: int, size: int = 3, epoch: int = 0) -> Iterator[Request]:
+    for first in range(0, count * size, size):
+        yield request(*range(first, first + size), epoch=epoch)
+
+
+@contextlib.contextmanager
+def loader(dataset: Any, **options: Any) -> Iterator[Loader]:
+    """A loader that is closed, and whose children are gone, whatever the test does."""
+    made = Loader(dataset, **{"seed": 7, "observer": Observer(), **options})
+    try:
+        yield made
+    finally:
+        made.close()
+        assert children() == []
+
+
+def children() -> list[int]:
+    return [child.pid for child in psutil.Process().children(recursive=True)]
+
+
+def states() -> tuple[Any, str, list[int]]:
+    return random.getstate(), repr(np.random.get_state(legacy=False)), torch.get_rng_state().tolist()
+
+
+def read_all(made: Loader) -> list[Any]:
+    loaded = []
+    with contextlib.suppress(StopIteration):
+        while True:
+            loaded.append(made.next())
+    return loaded
+
+
+@IN_BOTH
+def test_batches_arrive_in_the_order_of_the_requests(num_workers: int) -> None:
+    """Loader processes finish in any order; a step's shares do not care who was faster."""
+    with loader(Asked(lambda i: i * 10), num_workers=num_workers) as made:
+        made.open([request(5, 3, 3), request(0), request(999, 1)])
+        loaded = read_all(made)
+
+    assert [item.batch.tolist() for item in loaded] == [[50, 30, 30], [0], [9990, 10]]
+    assert [item.indices.tolist() for item in loaded] == [[5, 3, 3], [0], [999, 1]]
+
+
+def test_an_augmentation_depends_on_epoch_and_example_alone() -> None:
+    """Not on who reads it, beside what, or in which order: else a redone step would train on other pictures."""
+    with loader(Augmented()) as made:
+        made.open([request(4, 5, 6, epoch=2)])
+        expected = made.next().batch[0]
+    for num_workers in (0, 1, 2):
+        with loader(Augmented(), num_workers=num_workers) as made:
+            made.open([request(6, epoch=2), request(0, 5, 4, epoch=2), request(4, epoch=3)])
+            first, second, other_epoch = (item.batch[0] for item in read_all(made))
+        assert torch.equal(torch.stack([second[2], second[1], first[0]]), expected)
+        assert not torch.equal(other_epoch[0], second[2])
+
+
+def test_loader_processes_leave_this_process_streams_alone() -> None:
+    """A share's dropout must not depend on num_workers, nor a user's own draws on when a view changed."""
+    before = states()
+    with loader(Augmented(), num_workers=2) as made:
+        made.open(consecutive(5))
+        read_all(made)
+
+    assert states() == before
+
+
+@IN_BOTH
+def test_opening_again_drops_what_was_read_ahead(num_workers: int) -> None:
+    """After a change of view this rank carries other shares; a batch of the old ones would be trained twice."""
+    with loader(Asked(lambda i: i), num_workers=num_workers) as made:
+        made.open(consecutive(50))
+        assert made.next().indices.tolist() == [0, 1, 2]
+        made.open([request(700), request(800)])
+        assert [item.indices.tolist() for item in read_all(made)] == [[700], [800]]
+        with pytest.raises(StopIteration):
+            made.next()
+        made.close()
+        made.close()
+        with pytest.raises(StopIteration):
+            made.next()
+
+
+def test_reading_ahead_is_bounded() -> None:
+    """An endless run's plan is drawn as it is needed."""
+    drawn: list[int] = []
+
+    def endless() -> Iterator[Request]:
+        while True:
+            drawn.append(len(drawn))
+            yield request(len(drawn))
+
+    with loader(Asked(lambda i: i), num_workers=2) as made:
+        made.open(endless())
+        for _ in range(10):
+            made.next()
+    assert len(drawn) <= 10 + 2 * 2
+
+
+class Bomb:
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        if index == 17:
+            raise KeyError("picture-17.png")
+        return index
+
+
+@IN_BOTH
+def test_an_exception_in_the_dataset_names_the_example(num_workers: int) -> None:
+    """Of a million files one is broken: the person on call needs its index, and the line that failed."""
+    with loader(Bomb(), num_workers=num_workers) as made:
+        made.open([request(16, epoch=3), request(1, 17, 2, epoch=3)])
+        assert made.next().indices.tolist() == [16]
+        with pytest.raises(ExampleError, match=r"dataset\[17\] in epoch 3 raised KeyError: 'picture-17.png'") as failed:
+            made.next()
+
+    assert (failed.value.epoch, failed.value.index) == (3, 17)
+    traced = str(failed.value) if num_workers else str(failed.getrepr(chain=True))
+    assert 'raise KeyError("picture-17.png")' in traced
+
+
+@IN_BOTH
+def test_an_exception_in_the_collate_function_names_its_examples(num_workers: int) -> None:
+    """Pictures of unequal sizes are found here, by torch.stack, and not where they were read."""
+    with loader(Asked(torch.zeros), num_workers=num_workers) as made:
+        made.open([request(2, 3, epoch=1)])
+        with pytest.raises(ExampleError, match=r"collate_fn of 2 examples \(2 of epoch 1, 3 of epoch 1\) raised"):
+            made.next()
+
+
+def test_a_wait_for_a_stuck_read_ends_with_its_name() -> None:
+    """P9. A dead network file system answers never; and closing must not wait for it either."""
+    with loader(Asked(lambda i: time.sleep(3600) if i == 3 else i), num_workers=1, timeout_s=0.5) as made:
+        made.open([request(1), request(2, 3, epoch=4)])
+        made.next()
+        with pytest.raises(LoaderTimeout, match=r"missing  2 examples \(2 of epoch 4, 3 of epoch 4\)") as late:
+            made.next()
+    assert late.value.request.indices.tolist() == [2, 3]
+
+
+def test_a_loader_process_that_is_killed_is_an_error_where_a_batch_is_asked_for() -> None:
+    """And nowhere else: DataLoader's own handler would raise in the middle of whatever runs, an update included."""
+    with loader(Asked(lambda i: time.sleep(3600) if i == 9 else i), num_workers=1) as made:
+        made.open([request(1), request(9)])
+        made.next()
+        (victim,) = children()
+        end = os.pidfd_open(victim)
+        os.kill(victim, signal.SIGKILL)
+        assert select.select([end], [], [], 30)[0] == [end]  # SIGCHLD arrives in this line, and raises nothing
+        os.close(end)
+        with pytest.raises(LoaderError, match=r"1 of 1 died \(pid \d+, exit code -9\), while 1 examples \(9 of epoch"):
+            made.next()
+
+
+def test_nothing_is_left_after_closing() -> None:
+    """A run of a month changes its view a thousand times."""
+    readers = [os.getpid()]
+
+    def left() -> tuple[int, int, list[str]]:
+        gc.collect()
+        shared_memory = [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in readers)]
+        return psutil.Process().num_fds(), psutil.Process().num_threads(), shared_memory
+
+    with loader(Asked(lambda i: torch.full((1000,), i)), num_workers=2) as made:
+        made.open(consecutive(20))  # what is set up once, such as multiprocessing's own helpers, is not counted
+        made.next()
+        made.close()
+        before = left()
+        assert before[2] == []
+        for _ in range(5):
+            made.open(consecutive(20))
+            made.next()
+            readers.extend(children())
+        made.close()
+        assert left() == before
+
+
+def sockets_here() -> list[str]:
+    families = []
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):
+            found = socket.socket(fileno=int(name))
+            families.append(found.family.name)
+            found.detach()
+    return families
+
+
+def test_a_loader_process_holds_none_of_its_workers_connections() -> None:
+    """One forked copy of a dead worker's gloo socket, and its peers wait for seconds instead of milliseconds."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as ours,
+        listening.accept()[0] as theirs,
+    ):
+
+        def answer(_: int) -> Any:
+            try:
+                said = ours.send(b"x")
+            except BrokenPipeError:
+                said = -1
+            return sockets_here(), (said, ours.recv(1)), torch.get_num_threads()
+
+        with loader(Asked(answer), num_workers=1, collate_fn=list) as made:
+            made.open([request(0)])
+            families, hung_up, threads = made.next().batch[0]
+            ours.close()
+            theirs.settimeout(10)
+            heard = theirs.recv(1)  # while the child lives
+
+    assert set(families) <= {"AF_UNIX"}
+    assert hung_up == (-1, b"")
+    assert heard == b""
+    assert threads == 1
+
+
+def test_loader_processes_stay_through_signals_to_the_whole_group() -> None:
+    """Ctrl-C and a scheduler's SIGTERM reach them too; the worker still wants to finish its step (P8)."""
+    with loader(Asked(lambda i: i), num_workers=2) as made:
+        made.open(consecutive(100))
+        made.next()
+        for pid in children():
+            for told in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+                os.kill(pid, told)
+        assert len(read_all(made)) == 99
+
+
+def test_programs_that_a_dataset_starts_can_still_be_told_to_stop() -> None:
+    """An ignored signal is inherited by a decoder that dataset[i] runs; a handled one is not."""
+
+    def decode(_: int) -> int:
+        with subprocess.Popen(["sleep", "60"]) as decoder:
+            decoder.terminate()
+            return decoder.wait(10)
+
+    with loader(Asked(decode), num_workers=1) as made:
+        made.open([request(0)])
+        assert made.next().batch.tolist() == [-signal.SIGTERM]
+
+
+PARENT = """
+    import os, sys, time, numpy as np
+    from elastic.data.loader import Loader, Request
+    from elastic.observe.observer import Observer
+
+    class Slow:
+        def __len__(self): return 1000
+        def __getitem__(self, index):
+            if index >= 5: time.sleep(3600)
+            return os.getpid()
+
+    loader = Loader(Slow(), seed=0, observer=Observer(), num_workers=2)
+    loader.open(Request(np.zeros(1, dtype=np.int64), np.array([i])) for i in range(100))
+    print(*{int(loader.next().batch) for _ in range(2)}, flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", ["killed", "told to leave", "finished", "failed", "os._exit"])
+def test_loader_processes_are_gone_when_their_worker_is(way: str) -> None:
+    """However it ends, and although they are stuck in a read. Left behind, they would hold memory and ports."""
+    last = {"finished": "", "failed": "raise ValueError", "os._exit": "os._exit(0)"}.get(way, "time.sleep(3600)")
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT) + last],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        try:
+            assert parent.stdout is not None
+            loaders = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+            if way in ("killed", "told to leave"):
+                parent.send_signal(signal.SIGKILL if way == "killed" else signal.SIGTERM)
+            _, said = parent.communicate(timeout=60)
+        finally:
+            parent.kill()
+
+    assert len(loaders) == 2
+    assert psutil.wait_procs(loaders, timeout=30)[1] == []
+    assert ("ValueError" in said) == (way == "failed")
+    assert said.count("Error") == (1 if way == "failed" else 0)
+
+
+def test_tensors_are_indexed_to_the_bytes_that_stacking_gives() -> None:
+    """A drill wraps the dataset and so reads it example by example; it must train on the same bits."""
+
+    class Wrapping(Observer):
+        def dataset(self, dataset: Any) -> Any:
+            return Asked(dataset.__getitem__)
+
+    layouts = {
+        "plain": torch.randn(50, 3, 4, 5),
+        "integers": torch.arange(50),
+        "bools": torch.arange(50) % 3 == 0,
+        "bf16": torch.randn(50, 7).bfloat16(),
+        "channels last": torch.randn(50, 3, 4, 5).to(memory_format=torch.channels_last),
+        "transposed": torch.randn(4, 50).T,
+        "every other": torch.randn(100, 2)[::2],
+        "expanded": torch.randn(1, 6).expand(50, 6),
+    }
+    for name, tensor in layouts.items():
+        dataset = TensorDataset(tensor, torch.arange(50))
+        batches = []
+        for observer in (Observer(), Wrapping()):
+            with loader(dataset, observer=observer) as made:
+                made.open([request(4, 49, 0, 4)])
+                batches.append(made.next())
+        (fast, _), (slow, _) = (loaded.batch for loaded in batches)
+
+        assert type(batches[0].batch) is type(batches[1].batch)
+        assert torch.equal(fast, slow), name
+        assert (fast.dtype, fast.stride()) == (slow.dtype, slow.stride()), name
+        assert batches[0].indices.tolist() == batches[1].indices.tolist()
+
+
+def test_a_tensor_dataset_needs_no_processes() -> None:
+    """Sending its rows between processes would cost more than indexing them."""
+    with loader(TensorDataset(torch.arange(9)), num_workers=4) as made:
+        made.open([request(8, 1)])
+        assert children() == []
+        assert made.next().batch[0].tolist() == [8, 1]
+
+
+@IN_BOTH
+def test_observers_wrap_dataset_and_collate_function_once_and_before_the_fork(num_workers: int) -> None:
+    """This is how a drill learns what was really read, without the loader knowing of drills."""
+
+    class Noting(Observer):
+        def dataset(self, dataset: Any) -> Any:
+            return Asked(lambda i: (i, dataset[i]))
+
+        def collate(self, collate_fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+            return lambda examples: {"read": [i for i, _ in examples], "batch": collate_fn([e for _, e in examples])}
+
+    with loader(Asked(lambda i: i * i), observer=Noting(), num_workers=num_workers, device=torch.device("cpu")) as made:
+        made.open([request(3, 5)])
+        batch = made.next().batch
+    assert batch["read"] == [3, 5]
+    assert batch["batch"].tolist() == [9, 25]
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Moves:
+    """A batch that knows how to move itself, as a tokenizer's encoding does."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+
+    def to(self, device: torch.device) -> Moves:
+        return Moves(device.type)
+
+
+@IN_BOTH
+def test_batches_are_moved_whatever_their_shape(num_workers: int) -> None:
+    """Collate functions return tuples, dictionaries, named tuples and objects of their own."""
+    t = torch.ones(2)
+
+    def collate(_: list[Any]) -> Any:
+        return {"pair": Pair(t, [t, "text"]), "own": Moves(), "tuple": (t, 3), "none": None}
+
+    device = torch.device("meta")  # a device of its own on every machine
+    with loader(Asked(lambda i: i), collate_fn=collate, device=device, num_workers=num_workers) as made:
+        made.open([request(0)])
+        batch = made.next().batch
+
+    assert isinstance(batch["pair"], Pair)
+    assert batch["pair"].left.device == batch["pair"].right[0].device == batch["tuple"][0].device == device
+    assert (batch["pair"].right[1], batch["tuple"][1], batch["none"]) == ("text", 3, None)
+    assert isinstance(batch["tuple"], tuple)
+    assert batch["own"].device == "meta"
+
+
+@pytest.mark.parametrize("wrong", [{"num_workers": -1}, {"num_workers": 1.5}, {"timeout_s": 0}])
+def test_options_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+    """At the start, by name."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Loader(Augmented(), seed=0, observer=Observer(), **wrong)
+
+
+def test_a_dataset_with_a_batched_read_is_still_read_one_by_one() -> None:
+    """`__getitems__` would give all examples of a request one random stream."""
+
+    class Batched(Augmented):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            raise AssertionError("not called")
+
+    with loader(Batched(), num_workers=1) as made:
+        made.open([request(1, 2)])
+        assert made.next().batch[1].tolist() == [1, 2]
