@@ -15,7 +15,7 @@ until they are known), then the event's own:
     loaded          step: steps applied in that state; epoch, from_claim (null: a new run), digest
     step_applied    step: index from 0; epoch, attempt, shares [lo, hi), count, redone,
                     indices: digest_of_indices() of what this rank read, in order,
-                    sums: digest of the global sums and count
+                    sums: digest_of_sums() of the global sums and count
     saved           step: steps applied; bytes, seconds, name, digest
     save_failed     step, error
     peer_lost       step, phase, error
@@ -42,7 +42,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,6 +130,16 @@ def read_events(url: str | os.PathLike[str], *, storage_options: dict[str, Any] 
 def digest_of_indices(indices: Iterable[int]) -> str:
     """SHA-256, hexadecimal, of example indices in order, each as a little-endian int64."""
     return hashlib.sha256(np.asarray(list(indices), dtype="<i8").tobytes()).hexdigest()
+
+
+def digest_of_sums(sums: Mapping[str, Any], count: int) -> str:
+    """SHA-256, hexadecimal, of the bits of a step's global sums (numbers or CPU tensors) by name, and of its count."""
+    sha = hashlib.sha256(f"count {count}\n".encode())
+    for name in sorted(sums):
+        value = np.asarray(sums[name])
+        sha.update(f"{len(name)}:{name} {value.dtype.str} {value.shape}\n".encode())
+        sha.update(np.ascontiguousarray(value).tobytes())
+    return sha.hexdigest()
 
 
 def local_folder(url: str | os.PathLike[str]) -> Path | None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from elastic.observe.events import EventLog, digest_of_indices, read_events
+from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums, read_events
 
 
 def clock(*times: float) -> Callable[[], float]:
@@ -145,6 +146,17 @@ def test_a_digest_of_indices_knows_order_and_is_the_same_everywhere() -> None:
     assert digest_of_indices([]) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     assert digest_of_indices([1, 2]) == digest_of_indices(np.array([1, 2], dtype=np.int32)) != digest_of_indices([2, 1])
     assert digest_of_indices([2**40]) == "be58233c8b1c33d2911eccf0f47364922b872acca2e95e4423bc21820b59ddf6"
+
+
+def test_a_digest_of_sums_knows_every_bit_and_no_order() -> None:
+    """Two workers agree on a step when their sums do, to the sign of a zero."""
+    sums = {"loss": 0.5, "correct": 3, "confusion": torch.eye(2, dtype=torch.float64)}
+    same = digest_of_sums(sums, 6)
+
+    assert digest_of_sums(dict(reversed(sums.items())), 6) == same
+    others = [(sums, 7), ({**sums, "loss": 0.5000000000000001}, 6), ({**sums, "correct": 3.0}, 6), ({}, 6)]
+    assert len({same, *(digest_of_sums(*other) for other in others)}) == 5
+    assert digest_of_sums({"loss": 0.0}, 1) != digest_of_sums({"loss": -0.0}, 1)
 
 
 def test_every_record_is_strict_json(tmp_path: Path) -> None:
