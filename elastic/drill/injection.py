@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from checkpoint import digest
 from elastic.drill import inside
 from elastic.drill.faults import IN_BACKWARD, IN_EXCHANGE, IN_UPDATE, Kill, Plan, Terminate, due
 from elastic.drill.processes import kill_marked
 from elastic.observe.observer import MOMENTS, ObservedRun, Observer
+from elastic.state.survives import weights_digest
 
 PLAN_FILE = "plan.json"
 _BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update"}
@@ -100,7 +100,8 @@ class Injector(Observer):
         if moment == "loaded" or moment in _IN_FLIGHT:
             self._step = run.step_index
         if moment == "applied":
-            run.events.emit("weights", step=self._step, digest=digest(run.model.state_dict()))
+            models = run.model if isinstance(run.model, Mapping) else {"model": run.model}
+            run.events.emit("weights", step=self._step, digest=weights_digest(models))
         for phase, begins in _BEGINS.items():
             if moment == begins:
                 for fault in self._due(phase, share):

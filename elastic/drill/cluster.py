@@ -1,0 +1,221 @@
+"""Runs a training script for real, under torchrun or alone, hurts it as planned, and waits for its end with a deadline.
+
+One cluster is one run: its launches (a second one after everything was killed, at another size) share the run's URL and
+the drill's folder. Everything that a launch starts carries the drill's mark, and nothing outlives `close`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from elastic.drill import leftovers, processes
+from elastic.drill.end import End
+from elastic.drill.faults import At, Fault, Kill, KillAll, Plan, Terminate
+from elastic.drill.injection import PLAN_FILE
+from elastic.drill.review import review
+from elastic.errors import ConfigError, ElasticError
+from elastic.observe.events import Event, local_folder, read_events
+
+OUTPUT_SHOWN = 4000  # characters of a launch's output in an error
+POLL_S = 0.05
+ORPHANS_S = 10.0  # what a launch started ends this soon after its launcher, or counts as left behind
+
+
+class DrillTimeout(ElasticError, TimeoutError):
+    """A drill did not get where it should by its deadline; the message shows how far each worker got."""
+
+
+class Cluster:
+    """One run under the hands of a drill.
+
+    script    a Python file
+    args      its arguments; they must make it use `url`
+    url       where the run lives: a folder, or an fsspec URL
+    folder    the drill's own, empty or of earlier launches of this run: plan, output, temporary files
+    workers   under torchrun; None: a process of its own, without torchrun
+    restarts  torchrun's --max-restarts
+    steps     that the run is to apply; None: it may end anywhere
+    env       set for the launch, over this process's environment
+    observed  False: without the observer, so without faults and `reads`, as a user would run it
+    """
+
+    def __init__(
+        self,
+        script: str | os.PathLike[str],
+        args: Sequence[str] = (),
+        *,
+        url: str | os.PathLike[str],
+        folder: Path,
+        workers: int | None = None,
+        restarts: int = 3,
+        steps: int | None = None,
+        env: Mapping[str, str] | None = None,
+        plan: Plan | None = None,
+        observed: bool = True,
+    ) -> None:
+        self.url = os.fspath(url)
+        self.folder = folder.resolve()
+        self.plan = plan or Plan()
+        self._script = os.fspath(script)
+        self._args = [str(argument) for argument in args]
+        self._workers = workers
+        self._restarts = restarts
+        self._steps = steps
+        self._env = dict(env or {})
+        self._observed = observed
+        self._launches = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before = leftovers.Snapshot()
+
+    # what will go wrong
+
+    def kill(self, worker: int, when: At) -> None:
+        """SIGKILL to the worker with this rank at that moment."""
+        self._add(Kill(worker, when))
+
+    def kill_all(self, when: At) -> None:
+        """SIGKILL to everything at once, launcher included; `start` it again to see what survives."""
+        self._add(KillAll(when))
+
+    def terminate(self, worker: int, when: At) -> None:
+        """SIGTERM to the worker with this rank at that moment."""
+        self._add(Terminate(worker, when))
+
+    # acting
+
+    def start(self, *, workers: int | None = None) -> Cluster:
+        """Launches, or launches again after the last launch ended; `workers` from now on, if given."""
+        if self._process is not None and self._process.poll() is None:
+            raise ConfigError("this cluster is running; wait for its end with finish() before starting it again")
+        self._workers = workers if workers is not None else self._workers
+        self._launches += 1
+        for name in ("tmp", "happened", "torchrun"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        if local_folder(self.url) is None:
+            (self.folder / "events").mkdir(exist_ok=True)  # evidence that a killed worker does not take with it
+        (self.folder / PLAN_FILE).write_text(self.plan.to_json())
+        self._before = leftovers.Snapshot.take(self.folder)
+        with self._output().open("wb") as output:
+            self._process = subprocess.Popen(
+                self._command(),
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self
+
+    def wait_for(self, event: str | Callable[[Event], bool], *, within_s: float) -> Event:
+        """The first event of that name, or of which the function is true. Starts the launch if need be."""
+        holds = (lambda e: e["event"] == event) if isinstance(event, str) else event
+        process = self._started()
+        deadline = time.monotonic() + within_s
+        while True:
+            ended = process.poll() is not None
+            for found in self.events():
+                if holds(found):
+                    return found
+            if ended:
+                raise ElasticError(f"the launch ended ({process.returncode}) before {event}\n{self._state()}")
+            if time.monotonic() > deadline:
+                raise DrillTimeout(f"no {event} within {within_s} s\n{self._state()}")
+            time.sleep(POLL_S)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to the launcher, as a scheduler or Ctrl-C gives it."""
+        self._started().send_signal(number)
+
+    def finish(self, *, within_s: float = 60, reference: Sequence[Event] | str | None = None) -> End:
+        """Waits for the launch to end, and judges the run. Starts it if need be.
+
+        within_s   how long it may take. DrillTimeout: it took longer, and all its processes were killed
+        reference  an undisturbed run's events or final digest
+        """
+        process = self._started()
+        deadline = time.monotonic() + within_s
+        seen: set[int] = set()
+        while process.poll() is None:
+            seen.update(processes.marked(self.folder))
+            if time.monotonic() > deadline:
+                state = self._state()
+                self.close()
+                raise DrillTimeout(f"the run did not end within {within_s} s\n{state}")
+            time.sleep(POLL_S)
+        orphans = [processes.described(pid) for pid in processes.gone(self.folder, within_s=ORPHANS_S)]
+        processes.kill_marked(self.folder)
+        events = self.events()
+        happened = {int(path.name) for path in (self.folder / "happened").iterdir()}
+        return End(
+            exit_code=process.returncode,
+            output=self.output(),
+            events=events,
+            verdict=review(self.url, events, steps=self._steps, reference=reference),
+            left_behind=(*orphans, *self._before.new(self.folder, seen)),
+            not_reached=tuple(str(f) for index, f in enumerate(self.plan.faults) if index not in happened),
+        )
+
+    def close(self) -> None:
+        """Ends whatever still runs. Harmless when repeated."""
+        processes.kill_marked(self.folder)
+        if self._process is not None:
+            self._process.wait(timeout=ORPHANS_S)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # looking
+
+    def events(self) -> list[Event]:
+        """Everything that has been recorded so far, of all launches."""
+        return read_events(self.url if local_folder(self.url) is not None else self.folder)
+
+    def output(self) -> str:
+        """What the last launch has printed so far."""
+        return self._output().read_text(errors="replace")
+
+    def _add(self, fault: Fault) -> None:
+        self.plan = Plan((*self.plan.faults, fault), self.plan.seed)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self.start()
+        assert self._process is not None
+        return self._process
+
+    def _output(self) -> Path:
+        return self.folder / f"output-{self._launches}.txt"
+
+    def _command(self) -> list[str]:
+        script = [self._script, *self._args]
+        if self._workers is None:
+            return [sys.executable, *script]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        size = [f"--nproc-per-node={self._workers}", f"--max-restarts={self._restarts}"]
+        return [*torchrun, *size, f"--log-dir={self.folder / 'torchrun'}", *script]
+
+    def _environment(self) -> dict[str, str]:
+        drill = {processes.MARK: str(self.folder), "TMPDIR": str(self.folder / "tmp"), "PYTHONUNBUFFERED": "1"}
+        torchrun = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # its shared store keeps a dead round's keys
+        observer = {"ELASTIC_OBSERVER": f"elastic.drill.injection:observer:{self.folder}"} if self._observed else {}
+        return {**os.environ, **drill, **torchrun, **observer, **self._env}
+
+    def _state(self) -> str:
+        """How far everyone got, for an error."""
+        last = {e["worker"]: e for e in self.events()}
+        workers = [f"  {worker}: last event {e['event']}, step {e.get('step')}" for worker, e in last.items()]
+        running = [f"  running: {processes.described(pid)}" for pid in processes.marked(self.folder)]
+        output = self.output()[-OUTPUT_SHOWN:]
+        return "\n".join([f"  plan: {self.plan}", *workers, *running, f"  output of launch {self._launches}:", output])

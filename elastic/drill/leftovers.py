@@ -1,0 +1,59 @@
+"""What did a launch leave on the machine: shared memory and temporary files? Others use the same machine meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What there was before a launch."""
+
+    shared: frozenset[str] = frozenset()
+    temporary: frozenset[str] = frozenset()
+
+    @classmethod
+    def take(cls, folder: Path) -> Snapshot:
+        """folder  the drill's, whose tmp/ is the launch's TMPDIR"""
+        return cls(_names(SHARED_MEMORY), _names(folder / "tmp"))
+
+    def new(self, folder: Path, pids: Collection[int]) -> list[str]:
+        """What is there now and was not, in words.
+
+        pids  of the launch's processes. Shared memory that names another process, or that a living process holds,
+              is somebody else's
+        """
+        temporary = [f"temporary file {name}" for name in sorted(_names(folder / "tmp") - self.temporary)]
+        candidates = [name for name in sorted(_names(SHARED_MEMORY) - self.shared) if _may_be_of(name, pids)]
+        held = _held() if candidates else set()
+        return temporary + [f"shared memory {SHARED_MEMORY / name}" for name in candidates if name not in held]
+
+
+def _names(folder: Path) -> frozenset[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return frozenset(os.listdir(folder))
+    return frozenset()
+
+
+def _may_be_of(name: str, pids: Collection[int]) -> bool:
+    """torch names its files torch_<pid>_<random>_<number>; other names tell nothing."""
+    named = re.match(r"torch_(\d+)_", name)
+    return named is None or int(named[1]) in pids
+
+
+def _held() -> set[str]:
+    """The names in shared memory that living processes map or have open."""
+    held = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                held |= set(re.findall(rf"{SHARED_MEMORY}/(\S+)", (process / "maps").read_text()))
+                held |= {Path(os.readlink(fd)).name for fd in (process / "fd").iterdir()}
+    return held

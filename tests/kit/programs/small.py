@@ -1,0 +1,76 @@
+"""A small training script, as a user writes one: dropout, BatchNorm, augmentation, AdamW, clipping, a schedule.
+
+Its defaults make one epoch of `--steps` steps, so that each example is applied once.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import elastic
+
+
+class Noisy:
+    """Points in eight dimensions with a label; each read adds noise, as an augmentation does."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.points = torch.randn(length, 8, generator=draw)
+        self.labels = (self.points.sum(dim=1) > 0).long()
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.points[index] + 0.1 * torch.randn(8), self.labels[index]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--batch-size", type=int, default=24)
+    parser.add_argument("--virtual-workers", type=int, default=8)
+    parser.add_argument("--length", type=int, help="default: one epoch of all steps")
+    parser.add_argument("--save-every", default="2")
+    parser.add_argument("--mode", default="exact")
+    parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--micro-batch-size", type=int)
+    options = parser.parse_args()
+
+    elastic.seed(options.seed)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with elastic.Run(
+        options.url,
+        model=model,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps),
+        dataset=Noisy(options.length or options.steps * options.batch_size, options.seed),
+        batch_size=options.batch_size,
+        virtual_workers=options.virtual_workers,
+        steps=options.steps,
+        seed=options.seed,
+        clip_grad_norm=1.0,
+        save_every=int(options.save_every) if options.save_every.isdecimal() else options.save_every,
+        mode=options.mode,
+        num_workers=options.num_workers,
+        micro_batch_size=options.micro_batch_size,
+    ) as run:
+        for step in run:
+            for points, labels in step:
+                scores = model(points)
+                loss = F.cross_entropy(scores, labels, reduction="sum")
+                step.backward(loss, count=len(labels))
+                step.add(loss=loss, correct=(scores.argmax(dim=1) == labels).sum())
+            if run.is_coordinator:
+                print(f"step {step.index} loss {step.sums['loss'] / step.count:.4f}")
+
+
+if __name__ == "__main__":
+    main()
