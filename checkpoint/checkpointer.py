@@ -75,6 +75,11 @@ class Checkpointer:
         self._claim: Claim | None = None
         self._stop_beacon: weakref.finalize[[], Checkpointer] | None = None  # also when nobody calls close()
 
+    @property
+    def url(self) -> str:
+        """Where this reads and writes, without credentials."""
+        return self._storage.url
+
     def claim(self, *, world: dict[str, Any] | None = None) -> Claim:
         """The claim of this process, taken now if it has none yet. `world` is written into it, for people.
 
@@ -82,6 +87,11 @@ class Checkpointer:
         """
         if self._claim is not None:
             return self._claim
+        if not self._storage.exclusive():
+            self._log(
+                f"{self._storage.url} cannot create an object only if it is absent; of two jobs that start at the same "
+                "instant both may begin, and one stops at its first save"
+            )
         nonce = new_claim_nonce()
         endpoint = self._listen(nonce)
         try:
