@@ -110,8 +110,8 @@ class _Match:
             f"the checkpoint is of another state: {counts}\n"
             + "\n".join(parts)
             + "\n  state       nothing was changed"
-            + "\n  next        build the state as it was when this was saved, or load with strict=False to accept missing and\n"
-            + "              unexpected names, or take the parts that you want from read().tree",
+            + "\n  next        build the state as it was when this was saved, or load with strict=False to accept\n"
+            + "              missing and unexpected names, or take the parts that you want from read().tree",
             missing=missing,
             unexpected=unexpected,
             misshaped=self.misshaped,

@@ -6,9 +6,12 @@ import os
 from typing import Any
 
 from checkpoint.storage.base import AlreadyThere, Buffer, Missing, Storage
+from checkpoint.storage.fsspec import FsspecStorage
 from checkpoint.storage.local import LocalStorage
+from checkpoint.storage.redact import Scrubber, redact
+from checkpoint.storage.retry import RetryingStorage
 
-__all__ = ["AlreadyThere", "Buffer", "Missing", "Storage", "open_storage"]
+__all__ = ["AlreadyThere", "Buffer", "Missing", "Storage", "open_storage", "redact"]
 
 
 def open_storage(
@@ -19,4 +22,13 @@ def open_storage(
     storage_options  handed to fsspec's filesystem, such as {"endpoint_url": ..., "key": ..., "secret": ...}
     retry_s          how long one operation is tried again while its error looks transient
     """
-    return LocalStorage(os.fspath(url))
+    text, options = os.fspath(url), storage_options or {}
+    protocol, separator, path = text.partition("://")
+    inner: Storage
+    if not separator:
+        inner = LocalStorage(text)
+    elif protocol in ("file", "local"):
+        inner = LocalStorage(path)
+    else:
+        inner = FsspecStorage(text, options)
+    return RetryingStorage(inner, retry_s=retry_s, scrub=Scrubber(text, options))

@@ -65,12 +65,16 @@ class Storage(Protocol):
         """Removes the object; an absent one is fine."""
         ...
 
-    def tidy(self, prefix: str, older_than_s: float) -> tuple[str, ...]:
-        """Removes what puts that were cut short left below `prefix` and no `list` shows; returns their names."""
+    def tidy(self, older_than_s: float) -> tuple[str, ...]:
+        """Removes what puts that were cut short left behind and no `list` shows; returns their names."""
         ...
 
     def exclusive(self) -> bool:
-        """Whether `put_new` is decided by the storage itself, found out by trying it once, under `claims/`."""
+        """Whether `put_new` is decided by the storage itself. Where that is not known, it is tried once.
+
+        If not, `put_new` looks, writes and reads back, so that two callers at the same instant may both succeed; the
+        bytes of one remain.
+        """
         ...
 
     def close(self) -> None:

@@ -82,9 +82,9 @@ class LocalStorage:
                 folder.rmdir()
                 folder = folder.parent
 
-    def tidy(self, prefix: str, older_than_s: float) -> tuple[str, ...]:
+    def tidy(self, older_than_s: float) -> tuple[str, ...]:
         removed = []
-        for folder, _, names in os.walk(self._path(prefix) if prefix else self.root):
+        for folder, _, names in os.walk(self.root):
             for name in names:
                 path = Path(folder, name)
                 if not (name.startswith(".") and name.endswith(TEMPORARY)):

@@ -1,0 +1,185 @@
+"""Any fsspec URL as storage: s3, gcs, memory and others, held to the contract of base.py.
+
+Listings are never cached: what another writer did a moment ago decides who may go on. Objects are visible when their
+request is complete, which S3, GCS, Azure and memory give; where a filesystem shows half-written objects, the hashes in
+manifests and claims tell them.
+
+Conditional writes differ: s3fs raises FileExistsError for some servers and a plain OSError with the server's code for
+others, some servers ignore the condition, some filesystems do not have it. So it is tried once, on a key of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from typing import Any
+
+import fsspec
+
+from checkpoint.storage.base import AlreadyThere, Buffer, Missing
+from checkpoint.storage.redact import redact
+from checkpoint.storage.retry import error_code
+
+_CONFLICT = ("PreconditionFailed", "412")
+_ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is a single PUT
+
+_checking = threading.Lock()  # "look, then write" within one process; memory:// is never shared by more
+
+
+class FsspecStorage:
+    """`Storage` at an fsspec URL. Connects at the first operation, anew in a forked child."""
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        self._full_url = url
+        self._options = options
+        self._opened: tuple[int, Any, str] | None = None  # process id, filesystem, path of the root
+        self._exclusive: bool | None = None
+
+    @property
+    def url(self) -> str:
+        return redact(self._full_url)
+
+    def put_new(self, key: str, data: Buffer) -> None:
+        if self.exclusive():
+            self._create(key, data)
+            return
+        with _checking:
+            filesystem, path = self._at(key)
+            if filesystem.exists(path):
+                raise AlreadyThere(key)
+            filesystem.pipe_file(path, bytes(data), **self._one_request(filesystem))
+        if self.get(key) != data:
+            raise AlreadyThere(key)
+
+    def put(self, key: str, data: Buffer) -> None:
+        filesystem, path = self._at(key)
+        filesystem.pipe_file(path, data if _is_s3(filesystem) and not isinstance(data, memoryview) else bytes(data))
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        filesystem, path = self._at(key)
+        if length == 0:
+            return b""
+        try:
+            data: bytes = filesystem.cat_file(path, start=start or None, end=None if length is None else start + length)
+        except FileNotFoundError as error:
+            raise self._missing(key, error) from None
+        return data
+
+    def list(self, prefix: str) -> dict[str, int]:
+        filesystem, path = self._at(prefix) if prefix else self._root()
+        filesystem.invalidate_cache()
+        try:
+            found = filesystem.find(path, detail=True)
+        except FileNotFoundError as error:
+            if error_code(error) == "NoSuchBucket":
+                raise
+            return {}
+        root = self._root()[1]
+        sizes = {name[len(root) :].lstrip("/"): info["size"] for name, info in found.items() if info["type"] == "file"}
+        return dict(sorted(sizes.items()))
+
+    def size(self, key: str) -> int:
+        filesystem, path = self._at(key)
+        filesystem.invalidate_cache()
+        try:
+            info = filesystem.info(path)
+        except FileNotFoundError as error:
+            raise self._missing(key, error) from None
+        if info["type"] != "file":
+            raise Missing(key)
+        return int(info["size"])
+
+    def delete(self, key: str) -> None:
+        filesystem, path = self._at(key)
+        with contextlib.suppress(FileNotFoundError):
+            filesystem.rm_file(path)
+
+    def tidy(self, older_than_s: float) -> tuple[str, ...]:
+        filesystem, root = self._root()
+        if not _is_s3(filesystem):
+            return ()
+        bucket, _, prefix = root.partition("/")
+        listed = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/" if prefix else "")
+        removed = []
+        for upload in listed.get("Uploads", ()):
+            if time.time() - upload["Initiated"].timestamp() >= older_than_s:
+                which = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                filesystem.call_s3("abort_multipart_upload", **which)
+                removed.append(f"{upload['Key'][len(prefix) :].lstrip('/')} (unfinished upload)")
+        return tuple(removed)
+
+    def exclusive(self) -> bool:
+        if self._exclusive is None:
+            key = f"claims/probe-{secrets.token_hex(8)}"
+            try:
+                self._exclusive = self._honours_create(key)
+            finally:
+                self.delete(key)
+        return self._exclusive
+
+    def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is None or opened[0] != os.getpid() or not _is_s3(opened[1]):
+            return
+        filesystem = opened[1]
+        if filesystem._s3 is not None:
+            filesystem.close_session(filesystem.loop, filesystem._s3)
+
+    def _honours_create(self, key: str) -> bool:
+        try:
+            self._create(key, b"first")
+        except (TypeError, ValueError, NotImplementedError):
+            return False  # a filesystem without the argument
+        except OSError as error:
+            if error_code(error) in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
+                return False  # a server without the condition
+            raise
+        try:
+            self._create(key, b"second")
+        except AlreadyThere:
+            return self.get(key) == b"first"
+        return False
+
+    def _create(self, key: str, data: Buffer) -> None:
+        filesystem, path = self._at(key)
+        try:
+            with _checking if "memory" in _protocols(filesystem) else contextlib.nullcontext():
+                filesystem.pipe_file(path, bytes(data), mode="create", **self._one_request(filesystem))
+        except FileExistsError:
+            raise AlreadyThere(key) from None
+        except OSError as error:
+            if error_code(error) in _CONFLICT:
+                raise AlreadyThere(key) from None
+            raise
+
+    def _missing(self, key: str, error: FileNotFoundError) -> Exception:
+        return error if error_code(error) == "NoSuchBucket" else Missing(key)
+
+    def _one_request(self, filesystem: Any) -> dict[str, int]:
+        return _ONE_REQUEST if _is_s3(filesystem) else {}
+
+    def _root(self) -> tuple[Any, str]:
+        """The filesystem and the run's path in it. A forked child opens its own: connections are not shared."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            fresh = {"use_listings_cache": False, "skip_instance_cache": True}
+            filesystem, path = fsspec.core.url_to_fs(self._full_url, **{**self._options, **fresh})
+            self._opened = os.getpid(), filesystem, path.rstrip("/")
+        return self._opened[1], self._opened[2]
+
+    def _at(self, key: str) -> tuple[Any, str]:
+        if not key or any(part in ("", ".", "..") for part in key.split("/")):
+            raise ValueError(f"{key!r} is not a key: keys are relative and stay below the run's folder")
+        filesystem, root = self._root()
+        return filesystem, f"{root}/{key}"
+
+
+def _is_s3(filesystem: Any) -> bool:
+    return "s3" in _protocols(filesystem)
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    protocol = filesystem.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
