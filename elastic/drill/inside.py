@@ -49,7 +49,7 @@ def exchange(act: Act) -> None:
 
 
 def update(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> None:
-    """Inside the next optimizer's step, when half of the parameters, or all that one operation writes, are written."""
+    """Inside the next steps of the optimizers, when half of all parameters, or what one operation writes, are written."""
     optimizers = list(optimizers)
     writes = _Writes(_parameters(optimizers), act)
     hooks: list[Any] = []
@@ -59,8 +59,9 @@ def update(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> None:
 
     def leave(*_: Any) -> None:
         writes.__exit__(None, None, None)
-        for hook in hooks:
-            hook.remove()
+        if writes.enough:
+            for hook in hooks:
+                hook.remove()
 
     for optimizer in optimizers:
         hooks += [optimizer.register_step_pre_hook(enter), optimizer.register_step_post_hook(leave)]
@@ -72,8 +73,9 @@ class _Writes(TorchDispatchMode):
     def __init__(self, tensors: list[torch.nn.Parameter], act: Act) -> None:
         super().__init__()
         self._unwritten = {id(tensor) for tensor in tensors}
-        self._enough = len(self._unwritten) - max(1, len(self._unwritten) // 2)
-        self._act: Act | None = act
+        self._others = len(self._unwritten) - max(1, len(self._unwritten) // 2)
+        self._act = act
+        self.enough = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -83,9 +85,9 @@ class _Writes(TorchDispatchMode):
             if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
                 written = given[argument.name]
                 self._unwritten -= {id(one) for one in (written if isinstance(written, (list, tuple)) else [written])}
-        if self._act is not None and len(self._unwritten) <= self._enough:
-            act, self._act = self._act, None
-            act()
+        if not self.enough and len(self._unwritten) <= self._others:
+            self.enough = True
+            self._act()
         return result
 
 

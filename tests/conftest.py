@@ -1,0 +1,12 @@
+"""Which script the drills of this project's own tests run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def elastic_script() -> Path:
+    return Path(__file__).parent / "kit" / "programs" / "small.py"

@@ -1,0 +1,108 @@
+"""The moments inside a backward pass and an update are where they say: half of it is done, the other half is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastic.drill import inside
+
+Made = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def test_inside_a_backward_pass_half_of_the_parameters_have_a_gradient() -> None:
+    """A worker killed there has sent some buckets and owes the others."""
+    net = model()
+    seen: list[list[bool]] = []
+    inside.backward(
+        [torch.optim.SGD(net.parameters())], lambda: seen.append([p.grad is not None for p in net.parameters()])
+    )
+    for _ in range(2):
+        net(torch.ones(2, 4)).sum().backward()
+
+    (once,) = seen
+    assert (sum(once), once[:2], once[4:]) == (3, [False, False], [True, True])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.AdamW(parameters, foreach=False),
+        lambda parameters: torch.optim.SGD(parameters, momentum=0.9, foreach=False),
+    ],
+    ids=["AdamW", "SGD"],
+)
+def test_inside_an_update_half_of_the_parameters_are_written(make: Made) -> None:
+    """A worker killed there leaves a state that is neither the old nor the new one."""
+    net = model()
+    parameters = list(net.parameters())
+    optimizer = make(parameters)
+    before = [parameter.detach().clone() for parameter in parameters]
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(sum(not torch.equal(p, old) for p, old in zip(parameters, before, strict=True)))
+
+    inside.update([optimizer], look)
+    for _ in range(2):
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    assert seen == [3]
+
+
+@pytest.mark.parametrize("implementation", [{"foreach": True}, {"fused": True}])
+def test_an_update_that_writes_everything_at_once_is_hit_after_that(implementation: dict[str, Any]) -> None:
+    """There is no moment between the parameters then, but there is one before the step returns."""
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), **implementation)
+    seen: list[bool] = []
+    inside.update([optimizer], lambda: seen.append(True))
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+    assert seen == [True]
+
+
+def test_several_optimizers_are_one_update() -> None:
+    """Half of all parameters are written when the second of two optimizers begins."""
+    net = model()
+    parameters = list(net.parameters())
+    optimizers = [torch.optim.SGD(parameters[:2], lr=0.1), torch.optim.SGD(parameters[2:], lr=0.1)]
+    before = [parameter.detach().clone() for parameter in parameters]
+    seen: list[list[bool]] = []
+    inside.update(
+        optimizers, lambda: seen.append([not torch.equal(p, b) for p, b in zip(parameters, before, strict=True)])
+    )
+    net(torch.ones(2, 4)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+    assert seen == [[True, True, True, False, False, False]]
+
+
+def test_inside_an_exchange_a_collective_has_been_started() -> None:
+    from elastic.group.form import Pending
+
+    calls: list[str] = []
+
+    class Work:
+        def wait(self) -> None:
+            calls.append("waited")
+
+    untouched = Pending.wait
+    inside.exchange(lambda: calls.append("hit"))
+    Pending(Work(), "all-reduce").wait()
+    Pending(Work(), "all-reduce").wait()
+
+    assert calls == ["hit", "waited", "waited"]
+    assert Pending.wait is untouched
