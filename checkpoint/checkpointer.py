@@ -25,7 +25,7 @@ from checkpoint.names import CommitId
 from checkpoint.reader import Checkpoint, Verified, read_commit, verify
 from checkpoint.retention import Sweeper
 from checkpoint.shards import SHARD_BYTES
-from checkpoint.storage import open_storage
+from checkpoint.storage import Storage, open_storage
 from checkpoint.tree import Tree
 from checkpoint.writer import write
 
@@ -39,7 +39,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        url: str | os.PathLike[str],
+        url: str | os.PathLike[str] | Storage,
         *,
         keep: int = 3,
         storage_options: dict[str, Any] | None = None,
@@ -52,7 +52,7 @@ class Checkpointer:
         orphan_grace_s: float = 3600.0,
     ) -> None:
         """
-        url              a folder or any fsspec URL; nothing is contacted yet
+        url              a folder or any fsspec URL, or a storage of one's own; nothing is contacted yet
         keep             how many of the newest checkpoints stay; never fewer than two do
         storage_options  for fsspec's filesystem
         job              a name that restarts of one job share: the restart waits for its dying predecessor
@@ -63,7 +63,9 @@ class Checkpointer:
         shard_bytes      the most tensor bytes in one object
         orphan_grace_s   how old the remains of unfinished saves become before they are swept
         """
-        self._storage = open_storage(url, storage_options, retry_s=retry_s)
+        self._storage = (
+            open_storage(url, storage_options, retry_s=retry_s) if isinstance(url, str | os.PathLike) else url
+        )
         self._job = job
         self._take_over = take_over
         self._grace_s = grace_s

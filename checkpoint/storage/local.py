@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ class LocalStorage:
             with open(self._path(key), "rb", buffering=0) as file:
                 file.seek(start)
                 return _read(file.fileno(), (os.fstat(file.fileno()).st_size - start) if length is None else length)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise Missing(key) from None
 
     def list(self, prefix: str) -> dict[str, int]:
@@ -65,9 +66,12 @@ class LocalStorage:
 
     def size(self, key: str) -> int:
         try:
-            return self._path(key).stat().st_size
+            found = self._path(key).stat()
         except (FileNotFoundError, NotADirectoryError):
             raise Missing(key) from None
+        if not stat.S_ISREG(found.st_mode):
+            raise Missing(key)
+        return found.st_size
 
     def delete(self, key: str) -> None:
         path = self._path(key)

@@ -1,0 +1,48 @@
+"""Every kind of storage that is promised, each fresh for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint import Checkpointer
+from tests.kit.s3 import S3Server, s3_server
+
+_count = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    with s3_server() as server:
+        server.new_bucket("runs")
+        yield server
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    """An empty (URL, storage options), once for each kind of storage."""
+    number = next(_count)
+    if request.param == "local":
+        return str(tmp_path / "runs" / "x"), {}
+    if request.param == "memory":
+        return f"memory://run-{number}", {}
+    server: S3Server = request.getfixturevalue("s3")
+    return f"s3://runs/folder/run-{number}", server.options
+
+
+@pytest.fixture
+def checkpointer() -> Iterator[Callable[..., Checkpointer]]:
+    """Makes checkpointers that are closed when the test ends."""
+    made: list[Checkpointer] = []
+
+    def make(*args: Any, **options: Any) -> Checkpointer:
+        made.append(Checkpointer(*args, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,140 @@
+"""Every storage keeps the contract of checkpoint/storage/base.py, line by line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from checkpoint.storage import AlreadyThere, Missing, Storage, open_storage
+
+
+@pytest.fixture
+def storage(place: tuple[str, dict[str, Any]]) -> Iterator[Storage]:
+    opened = open_storage(place[0], place[1], retry_s=5)
+    yield opened
+    opened.close()
+
+
+def test_what_was_put_is_read_back_whole_and_in_part(storage: Storage) -> None:
+    storage.put_new("a/b/one", b"0123456789")
+
+    assert storage.get("a/b/one") == b"0123456789"
+    assert storage.get("a/b/one", 3) == b"3456789"
+    assert storage.get("a/b/one", 3, 4) == b"3456"
+    assert storage.get("a/b/one", 8, 100) == b"89"
+    assert storage.get("a/b/one", 3, 0) == b""
+    assert storage.size("a/b/one") == 10
+
+
+def test_the_second_to_create_a_key_is_told_so_and_changes_nothing(storage: Storage) -> None:
+    storage.put_new("claims/1", b"first")
+    with pytest.raises(AlreadyThere):
+        storage.put_new("claims/1", b"second")
+
+    assert storage.get("claims/1") == b"first"
+
+
+def test_creating_with_the_very_bytes_that_are_there_is_success(storage: Storage) -> None:
+    """A put whose answer was lost is tried again and finds its own bytes: the caller did win."""
+    storage.put_new("claims/1", b"mine")
+    storage.put_new("claims/1", b"mine")
+
+
+def test_of_many_who_create_one_key_at_once_one_succeeds(storage: Storage) -> None:
+    assert storage.exclusive()
+    winners, start = [], threading.Barrier(8)
+
+    def create(number: int) -> None:
+        start.wait(timeout=30)
+        try:
+            storage.put_new("claims/7", b"writer %d" % number)
+        except AlreadyThere:
+            return
+        winners.append(number)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+
+    assert len(winners) == 1
+    assert storage.get("claims/7") == b"writer %d" % winners[0]
+
+
+def test_put_writes_over_what_was_there(storage: Storage) -> None:
+    storage.put("a/one", b"old and long")
+    storage.put("a/one", bytearray(b"new"))
+    assert storage.get("a/one") == b"new"
+    storage.put("a/one", memoryview(b"newest"))
+    assert storage.get("a/one") == b"newest"
+
+
+def test_an_empty_object_is_an_object(storage: Storage) -> None:
+    storage.put_new("a/empty", b"")
+    assert storage.get("a/empty") == b""
+    assert storage.list("a") == {"a/empty": 0}
+
+
+def test_listing_is_recursive_sorted_with_sizes_and_never_stale(storage: Storage) -> None:
+    assert storage.list("a") == {}
+    storage.put("a/z", b"1")
+    storage.put("a/b/c", b"22")
+    storage.put("ab", b"333")
+    assert list(storage.list("a").items()) == [("a/b/c", 2), ("a/z", 1)]
+    assert list(storage.list("")) == ["a/b/c", "a/z", "ab"]
+
+    storage.delete("a/z")
+    assert storage.list("a") == {"a/b/c": 2}
+
+
+def test_another_writer_is_seen_at_once(storage: Storage, place: tuple[str, dict[str, Any]]) -> None:
+    """A cached listing would hide the newer claim that must stop us."""
+    other = open_storage(place[0], place[1])
+    assert storage.list("claims") == {}
+    other.put_new("claims/1", b"x")
+    assert storage.list("claims") == {"claims/1": 1}
+    other.delete("claims/1")
+    assert storage.list("claims") == {}
+    other.close()
+
+
+def test_what_is_absent_is_missing_and_may_be_deleted(storage: Storage) -> None:
+    storage.put("a/one", b"1")
+    for absent in ("a/two", "b/one", "a/one/deeper", "a"):
+        with pytest.raises(Missing):
+            storage.get(absent)
+        with pytest.raises(Missing):
+            storage.size(absent)
+        if absent != "a":
+            storage.delete(absent)
+    assert storage.list("") == {"a/one": 1}
+
+
+def test_a_deleted_key_can_be_created_again(storage: Storage) -> None:
+    storage.put_new("a/one", b"1")
+    storage.delete("a/one")
+    storage.put_new("a/one", b"2")
+    assert storage.get("a/one") == b"2"
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/../b", "a/."])
+def test_a_key_never_leads_out_of_the_run(storage: Storage, key: str) -> None:
+    with pytest.raises(ValueError, match="not a key"):
+        storage.get(key)
+    with pytest.raises(ValueError, match="not a key"):
+        storage.put_new(key, b"")
+
+
+def test_probing_leaves_nothing_behind(storage: Storage) -> None:
+    assert storage.exclusive()
+    assert storage.list("") == {}
+
+
+def test_closing_twice_is_fine(storage: Storage) -> None:
+    storage.put("a", b"1")
+    storage.close()
+    storage.close()
