@@ -49,7 +49,7 @@ def exchange(act: Act) -> None:
 
 
 def update(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> None:
-    """Inside the next steps of the optimizers, when half of all parameters, or what one operation writes, are written."""
+    """Inside the optimizers' next steps, when half of all parameters, or what one operation writes, are written."""
     optimizers = list(optimizers)
     writes = _Writes(_parameters(optimizers), act)
     hooks: list[Any] = []

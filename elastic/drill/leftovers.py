@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+TORCH_S_OWN = "torchinductor_"  # the folder of torch's compile cache, which an optimizer makes in every script
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Snapshot:
         pids  of the launch's processes. Shared memory that names another process, or that a living process holds,
               is somebody else's
         """
-        temporary = [f"temporary file {name}" for name in sorted(_names(folder / "tmp") - self.temporary)]
+        files = sorted(_names(folder / "tmp") - self.temporary)
+        temporary = [f"temporary file {name}" for name in files if not name.startswith(TORCH_S_OWN)]
         candidates = [name for name in sorted(_names(SHARED_MEMORY) - self.shared) if _may_be_of(name, pids)]
         held = _held() if candidates else set()
         return temporary + [f"shared memory {SHARED_MEMORY / name}" for name in candidates if name not in held]

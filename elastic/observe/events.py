@@ -16,7 +16,7 @@ until they are known), then the event's own:
     step_applied    step: index from 0; epoch, attempt, shares [lo, hi), count, redone,
                     indices: digest_of_indices() of what this rank read, in order,
                     sums: digest_of_sums() of the global sums and count
-    saved           step: steps applied; bytes, seconds, name, digest
+    saved           step: steps applied; bytes, seconds, name
     save_failed     step, error
     peer_lost       step, phase, error
     notice          signal
