@@ -1,10 +1,10 @@
 """What becomes of a model's buffers in a step that V shares computed? The same, whoever computed them.
 
-Every share starts from the buffers of the step. Afterwards a float buffer that some share changed is
-the mean over the shares, weighted by their examples, in fp32 and in the tree's order; one that none
-changed stays as it is; integer and bool buffers (BatchNorm's counter) must agree over the shares, and a
-worker without a share takes them from the one that holds share 0. A buffer that fits none of this is refused by name, and
-`Run(buffers={"name": "first" | "keep"})` says what to do: take share 0's, or never change it.
+Every share starts from the buffers of the step. Afterwards a float buffer that some share changed is the
+mean over the shares, weighted by their examples, in fp32 and in the tree's order; one that none changed
+stays as it is; integer and bool buffers (BatchNorm's counter) must agree over the shares, and a worker
+without a share takes them from the one that holds share 0. A buffer that fits none of this is refused by
+name, and `Run(buffers={"name": "first" | "keep"})` says what to do: take share 0's, or never change it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from elastic.group.form import Group
 from elastic.group.gradients import UNTOUCHED
 from elastic.group.tree import Schedule
 from elastic.group.treesum import NOTHING, TreeSum
+
+_COMPARED_BYTES = 1 << 20
+"""Smaller buffers are compared by value: BatchNorm's kernel changes its running statistics without counting a
+version (torch 2.13). Larger ones (masks, tables) are trusted to their version counter: comparing them costs time."""
 
 RULES = ("mean", "agree", "first", "keep")
 
@@ -64,7 +68,7 @@ class Buffers:
     def begin(self) -> None:
         """Notes the values that every share of the step starts from. Call with the model in its applied state."""
         for buffer in self._all:
-            if buffer.tensor._version != self._versions[buffer.name]:
+            if self._changed(buffer):
                 self._start[buffer.name].copy_(buffer.tensor)
                 self._versions[buffer.name] = buffer.tensor._version
         self._agreed = None
@@ -76,7 +80,7 @@ class Buffers:
         changed: dict[str, torch.Tensor] = {}
         for buffer in self._all:
             now, start = buffer.now(), self._start[buffer.name]
-            if now is buffer.tensor and now._version == self._versions[buffer.name]:
+            if not self._changed(buffer):
                 continue
             if now.shape != start.shape or now.dtype != start.dtype:
                 raise StepError(
@@ -96,7 +100,7 @@ class Buffers:
         for buffer in self._all:
             if buffer.now() is not buffer.tensor:
                 setattr(buffer.module, buffer.attribute, buffer.tensor)
-            if buffer.tensor._version != self._versions[buffer.name]:
+            if self._changed(buffer):
                 buffer.tensor.copy_(self._start[buffer.name])
                 self._versions[buffer.name] = buffer.tensor._version
 
@@ -114,6 +118,9 @@ class Buffers:
             if buffer.rule == "agree":
                 hasher.update(value.cpu().numpy().tobytes())
         return hasher.intdigest() >> 1 or 1
+
+    def exact_names(self) -> str:
+        return ", ".join(buffer.name for buffer in self._exact if buffer.rule == "agree")
 
     def start(self, moving: Sequence[str], schedule: Schedule, merges: Sequence[int]) -> None:
         """Starts the sums of the float buffers named by `moving`, the same on every rank. Raises PeerLost."""
@@ -173,6 +180,13 @@ class Buffers:
         if self._agreed is not None:
             for buffer, value in zip(self._exact, self._agreed, strict=True):
                 buffer.tensor.copy_(value)
+
+    def _changed(self, buffer: _Buffer) -> bool:
+        """Whether the buffer differs from the step's start."""
+        now = buffer.now()
+        if now is not buffer.tensor or now._version != self._versions[buffer.name]:
+            return True
+        return now.nbytes <= _COMPARED_BYTES and not torch.equal(now, self._start[buffer.name])
 
     def _moves(self) -> list[_Buffer]:
         moving = set(self.moving)

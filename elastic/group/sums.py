@@ -27,20 +27,24 @@ from elastic.group.treesum import NOTHING
 
 Value = "int | float | torch.Tensor"
 
+_MARKS = 2  # how many shares added anything under a name, and how many of them something other than integers
 _HEADER = ("epoch", "step", "phase", "count", "wishes", "buffers", "news")
 
 
 @dataclass(frozen=True, order=True)
 class Entry:
-    """A name that is summed: its shape, and whether integers alone were added (they come back as integers)."""
+    """A name that is summed, and its shape. In a row its values are followed by `_MARKS` counts of shares."""
 
     name: str
     shape: tuple[int, ...]
-    integral: bool
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def width(self) -> int:
+        return self.numel + _MARKS
 
 
 @dataclass
@@ -77,7 +81,7 @@ class ShareSums:
             self.integral[name] = integral
 
     def entries(self) -> list[Entry]:
-        return [Entry(name, value.shape, self.integral[name]) for name, value in self.values.items()]
+        return [Entry(name, value.shape) for name, value in self.values.items()]
 
 
 @dataclass(frozen=True)
@@ -117,12 +121,8 @@ class StepSums:
         wishes    bits, the caller's to define; every rank's are returned
         buffers   digest of the exact buffers, see buffers.py
         """
-        known = {entry.name for entry in self._entries}
         mine = {entry for share in shares for entry in share.entries()}
-        new = [entry for entry in mine if entry.name not in known] + [
-            entry for entry in mine if entry.name in known and not self._fits(entry)
-        ]
-        news = bool(new or newly_moving)
+        news = bool(mine - set(self._entries) or newly_moving)
         header = (*position, count, wishes, buffers, int(news))
         rows = self._gather(header, shares, schedule)
         self._same_step(rows, position)
@@ -142,7 +142,7 @@ class StepSums:
         self, header: Iterable[int], shares: Sequence[ShareSums], schedule: Schedule
     ) -> npt.NDArray[np.float64]:
         """Rows of all ranks, (world size, header + subtrees * width), the header's integers as raw bits."""
-        width = sum(entry.numel + 1 for entry in self._entries)
+        width = sum(entry.width for entry in self._entries)
         row = np.full(len(_HEADER) + max(schedule.rows) * width, NOTHING)
         row[: len(_HEADER)].view(np.int64)[:] = list(header)
         if width:
@@ -162,18 +162,19 @@ class StepSums:
         return stack
 
     def _leaf(self, share: ShareSums, width: int) -> npt.NDArray[np.float64]:
-        """A share's sums side by side, each followed by 1 where the share added anything under its name."""
+        """A share's sums side by side, each followed by its marks."""
         leaf = np.full(width, NOTHING)
         at = 0
         for entry in self._entries:
             if entry.name in share.values:
                 leaf[at : at + entry.numel] = share.values[entry.name].reshape(-1)
                 leaf[at + entry.numel] = 1.0
-            at += entry.numel + 1
+                leaf[at + entry.numel + 1] = float(not share.integral[entry.name])
+            at += entry.width
         return leaf
 
     def _total(self, rows: npt.NDArray[np.float64], schedule: Schedule) -> dict[str, Any]:
-        width = sum(entry.numel + 1 for entry in self._entries)
+        width = sum(entry.width for entry in self._entries)
         if not width:
             return {}
         held = [
@@ -186,18 +187,15 @@ class StepSums:
         total, sums, at = held[0], {}, 0
         for entry in self._entries:
             if total[at + entry.numel] > 0:
-                sums[entry.name] = _returned(total[at : at + entry.numel], entry)
-            at += entry.numel + 1
+                integral = total[at + entry.numel + 1] == 0
+                sums[entry.name] = _returned(total[at : at + entry.numel], entry.shape, integral)
+            at += entry.width
         return sums
-
-    def _fits(self, entry: Entry) -> bool:
-        agreed = next(known for known in self._entries if known.name == entry.name)
-        return agreed.shape == entry.shape and (entry.integral or not agreed.integral)
 
     def _agree_names(self, mine: Iterable[Entry], newly_moving: Sequence[str]) -> None:
         """All ranks exchange their lists; afterwards all know the same names."""
         news = {
-            "entries": [[e.name, list(e.shape), e.integral] for e in (*self._entries, *mine)],
+            "entries": [[e.name, list(e.shape)] for e in (*self._entries, *mine)],
             "moving": [*self._moving, *newly_moving],
         }
         entries: dict[str, Entry] = {}
@@ -205,15 +203,14 @@ class StepSums:
         for told in gather_bytes(self._group, json.dumps(news).encode()):
             answer: Mapping[str, Any] = json.loads(told)
             moving.update(answer["moving"])
-            for name, shape, integral in answer["entries"]:
-                entry = Entry(name, tuple(shape), integral)
+            for name, shape in answer["entries"]:
+                entry = Entry(name, tuple(shape))
                 known = entries.setdefault(name, entry)
                 if known.shape != entry.shape:
                     raise StepError(
                         f"step.add({name}=...) has shape {known.shape} in one share and {entry.shape} in another\n"
                         f"{UNTOUCHED}  next   give every share's value of a name the same shape"
                     )
-                entries[name] = Entry(name, entry.shape, known.integral and integral)
         self._entries = tuple(sorted(entries.values()))
         self._moving = tuple(sorted(moving))
 
@@ -228,8 +225,8 @@ class StepSums:
                 )
 
 
-def _returned(values: npt.NDArray[np.float64], entry: Entry) -> Any:
-    if entry.shape:
-        tensor = torch.from_numpy(values.copy()).view(entry.shape)
-        return tensor.to(torch.int64) if entry.integral else tensor
-    return int(values[0]) if entry.integral else float(values[0])
+def _returned(values: npt.NDArray[np.float64], shape: tuple[int, ...], integral: bool) -> Any:
+    if shape:
+        tensor = torch.from_numpy(values.copy()).view(shape)
+        return tensor.to(torch.int64) if integral else tensor
+    return int(values[0]) if integral else float(values[0])

@@ -1,1 +1,1 @@
-""""""
+"""Notices: word that this worker must leave soon, from wherever it comes."""

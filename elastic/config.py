@@ -1,0 +1,285 @@
+"""The arguments of a run, checked once before anything starts. Every refusal says what to do.
+
+What can be known from the arguments, the model and the launch alone is refused here; what only a step
+can show (a loss that is not a scalar, a sparse gradient) is refused there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils.data import IterableDataset
+
+from elastic.data.plan import DataPlan, LastBatch
+from elastic.errors import ConfigError
+from elastic.launch.environment import Launch
+
+if TYPE_CHECKING:
+    from elastic.run import Run
+    from elastic.step import Step
+
+Mode = Literal["exact", "fast"]
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)")
+_COMMUNICATES = {
+    "DistributedDataParallel": "hand over the plain model: Run exchanges the gradients itself",
+    "DataParallel": "hand over the plain model: Run exchanges the gradients itself",
+    "FullyShardedDataParallel": "hand over the plain model; sharded models are not carried yet",
+    "FSDPModule": "hand over the plain model; sharded models are not carried yet",
+    "SyncBatchNorm": "use BatchNorm: each share has its own statistics, whatever the world size",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What `Run` was given, in one shape: single models and optimizers are dicts of one. See `Run` for meanings."""
+
+    url: str
+    models: dict[str, torch.nn.Module]
+    optimizers: dict[str, torch.optim.Optimizer]
+    schedulers: dict[str, Any]
+    scaler: Any
+    extra: dict[str, Any]
+    dataset: Any
+    plan: DataPlan
+    clip_grad_norm: float | None
+    save_every_steps: int | None
+    save_every_s: float | None
+    mode: Mode
+    update: Callable[[Run, Step], None] | None
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    device: torch.device
+    threads: int
+    portable: bool
+    overlap: bool
+    bucket_bytes: int
+    buffers: dict[str, str]
+    accept: tuple[str, ...]
+    keep: int
+    take_over: bool
+    timeout_s: float
+    storage_options: dict[str, Any] = field(default_factory=dict)
+
+    def numerics(self) -> dict[str, Any]:
+        """The arguments that the bits of the result depend on."""
+        return {
+            "mode": self.mode,
+            "seed": self.plan.seed,
+            "batch_size": self.plan.batch_size,
+            "virtual_workers": self.plan.virtual_workers,
+            "micro_batch_size": self.plan.micro_batch_size,
+            "last_batch": self.plan.last_batch,
+            "dataset_length": self.plan.dataset_length,
+            "clip_grad_norm": self.clip_grad_norm,
+            "buffers": self.buffers,
+            "portable": self.portable,
+            "device": self.device.type,
+            "scaled": self.scaler is not None,
+        }
+
+
+def configure(
+    url: str | os.PathLike[str],
+    launch: Launch,
+    *,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any,
+    dataset: Any,
+    batch_size: int,
+    virtual_workers: int,
+    epochs: int | None,
+    steps: int | None,
+    seed: int,
+    last_batch: LastBatch,
+    micro_batch_size: int | None,
+    save_every: int | float | str,
+    device: torch.device | str | None,
+    extra: Mapping[str, Any] | None,
+    buffers: Mapping[str, str] | None,
+    accept: Collection[str],
+    storage_options: Mapping[str, Any] | None,
+    **rest: Any,
+) -> Config:
+    """Raises ConfigError for whatever cannot work."""
+    models = named("model", model, torch.nn.Module)
+    optimizers = named("optimizer", optimizer, torch.optim.Optimizer)
+    schedulers = named("scheduler", scheduler, object) if scheduler is not None else {}
+    if epochs is None and steps is None:
+        raise ConfigError(
+            "neither epochs nor steps is given, so the run has no end; pass epochs=20, say, or steps=10_000"
+        )
+    plan = DataPlan(
+        dataset_length=_length(dataset),
+        batch_size=batch_size,
+        virtual_workers=virtual_workers,
+        seed=seed,
+        last_batch=last_batch,
+        micro_batch_size=micro_batch_size,
+        epochs=epochs,
+        steps=steps,
+    )
+    _check_world(launch, virtual_workers, url)
+    for name, one in models.items():
+        _check_model(name, one)
+    _check_optimizers(models, optimizers)
+    if rest["mode"] not in ("exact", "fast"):
+        raise ConfigError(f"mode={rest['mode']!r}; expected 'exact' or 'fast'")
+    if isinstance(rest["threads"], bool) or not isinstance(rest["threads"], int) or rest["threads"] < 1:
+        raise ConfigError(f"threads={rest['threads']!r}; expected the number of intra-op threads, 1 or more")
+    every_steps, every_s = cadence(save_every)
+    for name, thing in (extra or {}).items():
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise ConfigError(
+                f"extra={{{name!r}: {type(thing).__name__}}} has no state_dict and load_state_dict; what must survive "
+                "a restart needs both"
+            )
+    return Config(
+        url=_absolute(url),
+        models=models,
+        optimizers=optimizers,
+        schedulers=schedulers,
+        extra=dict(extra or {}),
+        dataset=dataset,
+        plan=plan,
+        save_every_steps=every_steps,
+        save_every_s=every_s,
+        device=_device(device, launch, models),
+        buffers=dict(buffers or {}),
+        accept=tuple(accept),
+        storage_options=dict(storage_options or {}),
+        **rest,
+    )
+
+
+def cadence(save_every: int | float | str) -> tuple[int | None, float | None]:
+    """(steps, seconds) between saves, one of them None. "auto" is 60 s."""
+    if save_every == "auto":
+        return None, 60.0
+    if isinstance(save_every, str) and (match := _DURATION.fullmatch(save_every.strip())):
+        return None, float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]
+    if isinstance(save_every, int) and not isinstance(save_every, bool) and save_every > 0:
+        return save_every, None
+    raise ConfigError(
+        f"save_every={save_every!r}; expected a number of steps, a time such as '10min' or '90s', or 'auto'"
+    )
+
+
+def named(what: str, given: Any, kind: type) -> dict[str, Any]:
+    """One object or a dict of them, as a dict."""
+    things = dict(given) if isinstance(given, Mapping) and not isinstance(given, kind) else {what: given}
+    if kind is object and isinstance(given, Mapping):
+        things = dict(given)
+    for name, thing in things.items():
+        if not isinstance(thing, kind) or not isinstance(name, str):
+            raise ConfigError(
+                f"{what}={type(thing).__name__}; expected a {kind.__module__}.{kind.__qualname__}, "
+                "or a dict of them by name"
+            )
+    if not things:
+        raise ConfigError(f"{what}={{}} is empty; pass at least one")
+    return things
+
+
+def _length(dataset: Any) -> int:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"dataset={type(dataset).__name__} has no length or no dataset[i]; to train on each example exactly once, "
+            "a run must be able to ask for any example by number\n"
+            "  next  give it __len__ and __getitem__, or wrap an iterable one in a list or an index"
+        )
+    return len(dataset)
+
+
+def _check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[str]) -> None:
+    if launch.world_size > virtual_workers:
+        raise ConfigError(
+            f"{launch.world_size} workers cannot share {virtual_workers} virtual workers: "
+            f"{launch.world_size - virtual_workers} would have nothing to do\n"
+            f"  next  start at most {virtual_workers} workers; virtual_workers is part of the run's identity and "
+            "chosen for life, three to six times the usual fleet"
+        )
+    if launch.world_size > 1 and str(url).startswith("memory:"):
+        raise ConfigError(
+            f"{url} lives in one process's memory and {launch.world_size} workers share the run; use a folder or s3://"
+        )
+
+
+def _check_model(name: str, model: torch.nn.Module) -> None:
+    for path, module in model.named_modules():
+        where = f"{name}.{path}" if path else name
+        for kind in type(module).__mro__:
+            if kind.__name__ in _COMMUNICATES and kind.__module__.startswith("torch."):
+                raise ConfigError(
+                    f"{where} is a {kind.__name__}, which communicates in its own forward or backward pass; a lost "
+                    "worker would leave the others waiting inside the model\n"
+                    f"  next  {_COMMUNICATES[kind.__name__]}"
+                )
+        if getattr(module, "sparse", False) is True and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            raise ConfigError(
+                f"{where} gives sparse gradients, and sums in a fixed order need dense ones; use sparse=False"
+            )
+    for path, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ConfigError(
+                f"{name}.{path} is a DTensor; sharded models are not carried yet: hand over the plain model"
+            )
+        if parameter.is_complex():
+            raise ConfigError(f"{name}.{path} is {parameter.dtype}; use torch.view_as_real parameters instead")
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise ConfigError(
+                f"{name}.{path} is not initialised yet; run one forward pass before handing the model over"
+            )
+
+
+def _check_optimizers(models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    names = {id(p): f"{key}.{name}" for key, model in models.items() for name, p in model.named_parameters()}
+    owner: dict[int, str] = {}
+    for key, optimizer in optimizers.items():
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ConfigError(
+                "LBFGS evaluates the loss several times in a step, which a step of shares cannot do; use another one"
+            )
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in names:
+                    raise ConfigError(
+                        f"optimizer {key!r} holds a parameter of shape {tuple(parameter.shape)} that is not one of the "
+                        "model's: it would never get a gradient\n"
+                        "  next  build the optimizer from the parameters of the very model you hand over"
+                    )
+                if owner.setdefault(id(parameter), key) != key:
+                    raise ConfigError(
+                        f"{names[id(parameter)]} is in optimizers {owner[id(parameter)]!r} and {key!r}; one step would "
+                        "update it twice"
+                    )
+
+
+def _device(asked: torch.device | str | None, launch: Launch, models: Mapping[str, torch.nn.Module]) -> torch.device:
+    devices = {tensor.device for model in models.values() for tensor in model.parameters()}
+    if asked is None:
+        if len(devices) > 1:
+            raise ConfigError(
+                f"the model lies on {', '.join(sorted(map(str, devices)))}; one worker trains on one device"
+            )
+        asked = next(iter(devices), torch.device("cpu"))
+    device = torch.device(asked)
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={device}; gloo on CPU and NCCL on CUDA are what runs are exchanged over")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device={device}, and torch {torch.__version__} sees no GPU here; use device='cpu'")
+        device = device if device.index is not None else torch.device("cuda", launch.local_rank)
+    return device
+
+
+def _absolute(url: str | os.PathLike[str]) -> str:
+    text = os.fspath(url)
+    return text if "://" in text or text.startswith("memory:") else os.path.abspath(text)

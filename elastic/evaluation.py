@@ -1,0 +1,106 @@
+"""Sums a function over every example of a dataset, each exactly once, with the same bits at any world size.
+
+The dataset is cut into batches that no world size changes; ranks take contiguous blocks of them, and
+their sums are added along the same kind of tree as a step's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastic.config import Config
+from elastic.data.loader import Loader
+from elastic.data.plan import Examples, blocks
+from elastic.errors import ConfigError, StepError
+from elastic.group.form import Group
+from elastic.group.sums import ShareSums, StepSums
+from elastic.group.tree import schedule
+from elastic.observe.observer import Observer
+from elastic.state.randomness import derive, seed_streams
+
+
+def evaluate(
+    config: Config,
+    group: Group,
+    dataset: Any,
+    function: Callable[..., Mapping[str, Any]],
+    batch_size: int | None,
+    position: tuple[int, int, int],
+) -> dict[str, Any]:
+    """See Run.evaluate. position: (epoch, step, phase), so that ranks that evaluate at different steps are found out.
+
+    Raises PeerLost.
+    """
+    size = batch_size or -(-config.plan.batch_size // config.plan.virtual_workers)
+    if not hasattr(dataset, "__len__") or len(dataset) == 0:
+        raise ConfigError("evaluate needs a dataset with a length above 0, to see every example of it exactly once")
+    batches = -(-len(dataset) // size)
+    dealt = blocks(batches, group.world_size)
+    mine = dealt[group.rank]
+    seed = derive("evaluation", config.plan.seed, position[1])
+    loader = Loader(
+        dataset,
+        seed=seed,
+        observer=Observer(),
+        collate_fn=config.collate_fn,
+        num_workers=config.num_workers,
+        device=config.device,
+        pin_memory=config.device.type == "cuda",
+        timeout_s=config.timeout_s,
+    )
+    sums: list[ShareSums] = []
+    with _evaluating(config.models):
+        try:
+            loader.open(_requests(len(dataset), size, mine, position[0]))
+            for number in mine:
+                batch = loader.next().batch
+                seed_streams(derive("evaluation batch", seed, number), config.device)
+                sums.append(ShareSums())
+                for name, value in _called(function, batch).items():
+                    sums[-1].add(name, value)
+        finally:
+            loader.close()
+    agreed = StepSums(group).exchange(
+        position,
+        sums,
+        count=0,
+        wishes=0,
+        buffers=0,
+        newly_moving=(),
+        schedule=schedule(batches, batches, tuple(dealt)),
+    )
+    return agreed.sums
+
+
+def _requests(length: int, size: int, mine: range, epoch: int) -> Iterator[Examples]:
+    for number in mine:
+        indices = np.arange(number * size, min((number + 1) * size, length), dtype=np.int64)
+        yield Examples(np.full(len(indices), epoch, dtype=np.int64), indices)
+
+
+def _called(function: Callable[..., Mapping[str, Any]], batch: Any) -> Mapping[str, Any]:
+    result = function(*batch) if isinstance(batch, (tuple, list)) else function(batch)
+    if not isinstance(result, Mapping):
+        raise StepError(
+            f"the function given to evaluate returned a {type(result).__name__}; expected a dict of sums by name"
+        )
+    return result
+
+
+@contextmanager
+def _evaluating(models: Mapping[str, torch.nn.Module]) -> Iterator[None]:
+    """Eval mode and no gradients; every module gets its own mode back."""
+    modes = [(module, module.training) for model in models.values() for module in model.modules()]
+    for model in models.values():
+        model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

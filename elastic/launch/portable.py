@@ -1,0 +1,32 @@
+"""Pins the instruction set of ATen, oneDNN and MKL, so that machines with and without AVX-512 give the same bits.
+
+The libraries read their variables once, when they are loaded, which was before anyone could ask: so the
+process starts itself again in place, with the same arguments, same id and the variables set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from elastic.errors import ConfigError
+from elastic.launch.environment import PORTABLE_INSTRUCTION_SETS, missing_portable_settings, with_portable_settings
+
+
+def pin_instruction_set() -> None:
+    """Returns in a process that is pinned; otherwise replaces this one by one that is, or raises ConfigError."""
+    by_hand = " ".join(f"{name}={value}" for name, value in PORTABLE_INSTRUCTION_SETS.items())
+    if not missing_portable_settings():
+        capability = torch.backends.cpu.get_cpu_capability()
+        if capability != "AVX2":
+            raise ConfigError(f"portable=True pins AVX2, and this machine gives {capability}; use portable=False on it")
+        return
+    if not sys.argv[0] or not os.path.exists(sys.argv[0]):
+        raise ConfigError(
+            f"portable=True must start the process again and finds no script to start; set {by_hand} yourself"
+        )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], with_portable_settings())

@@ -1,0 +1,443 @@
+"""The loop: step after step, each applied on every worker exactly once, whatever happens to the workers.
+
+    step: compute, exchange, apply -> the script's own code -> boundary: save, leave or stop -> ... -> final save
+
+Every branch on failure is in sight here. An exchange that fails comes to `_recover`. Under plain torchrun
+the way on is a restart of all workers: a coordinator whose state is clean saves it if that is quick, and
+the process ends with EXIT_RESTART for torchrun to start it again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from elastic.config import Config, Mode, configure
+from elastic.data.plan import LastBatch
+from elastic.errors import ConfigError, PeerLost, StepError
+from elastic.evaluation import evaluate
+from elastic.group.sums import Agreed
+from elastic.launch import environment
+from elastic.launch.portable import pin_instruction_set
+from elastic.observe.console import Console
+from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums
+from elastic.preemption.signals import SignalNotices
+from elastic.session import Session
+from elastic.state.randomness import derive, outside_seed, seed_streams
+from elastic.state.saver import Position
+from elastic.step import Step
+
+EXIT_RESTART = 75
+"""The exit status of a worker whose peers are gone: temporary, start it again (EX_TEMPFAIL)."""
+
+_LEAVE, _STOP, _SAVE = 1, 2, 4
+_QUICK_SAVE_S = 10.0  # torchrun sends SIGKILL 30 s after SIGTERM
+_ALL_BREAK_S = 10.0
+
+
+class Run:
+    """A training run whose result does not depend on what happens to its workers: a context manager to iterate over.
+
+    url               where the run lives: a folder or any fsspec URL. The same command resumes it
+    model, optimizer  one each, or dicts by name; `scheduler` likewise, stepped once per step
+    dataset           dataset[i] for i < len(dataset)
+    batch_size        examples per step, at every world size
+    virtual_workers   V: the parts that a step's batch is cut into, and the most workers that can share it. Part of the
+                      run's identity, chosen for life: three to six times the usual fleet, with many divisors
+    epochs, steps     where the run ends; the earlier one if both are given
+    seed              of the data's order and of every random stream inside steps
+    clip_grad_norm    the largest norm of all gradients together, per optimizer; None leaves them
+    save_every        steps, a time such as "10min", or "auto" (60 s)
+    mode              "exact": the same bits at any world size. "fast": a worker's shares run as one batch
+    update            update(run, step), instead of clip, optimizer step and scheduler step
+    micro_batch_size  the most examples in one forward pass: shares are passed in pieces, to bound memory
+    last_batch        of an epoch: "short" (a smaller step), "drop", or "carry" (filled from the next epoch)
+    num_workers       loader processes of this worker; 0 reads in the training process
+    device            default: where the model is. "cuda" means this worker's own GPU
+    extra             {name: object with state_dict and load_state_dict} that must survive as well
+    scaler            a torch.amp.GradScaler: losses are scaled, and the default update unscales
+    buffers           {name: "first" | "keep"} for model buffers that the rules of group/buffers.py do not fit
+    threads           intra-op threads; part of the run's identity, since they change bits
+    portable          pin the instruction set to AVX2, so that mixed fleets agree (starts the process again if need be)
+    overlap           send gradients during the last backward pass; off for reentrant checkpointing
+    accept            names of identity fields that may differ from the saved run's
+    keep              how many checkpoints stay
+    take_over         claim the URL even if another live job holds it
+    timeout_s         the deadline of every exchange
+
+    Attributes: rank, local_rank, world_size, generation, device, is_coordinator, step_index (steps applied), epoch,
+    finished, stopped (the reason given to `stop`, if any).
+    Raises ConfigError at once; in `with`, also IdentityMismatch, RendezvousTimeout and checkpoint.ClaimHeld.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        model: torch.nn.Module | Mapping[str, torch.nn.Module],
+        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
+        dataset: Any,
+        batch_size: int,
+        virtual_workers: int,
+        scheduler: Any = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        seed: int = 0,
+        clip_grad_norm: float | None = None,
+        save_every: int | str = "auto",
+        mode: Mode = "exact",
+        update: Callable[[Run, Step], None] | None = None,
+        micro_batch_size: int | None = None,
+        last_batch: LastBatch = "short",
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        device: torch.device | str | None = None,
+        extra: Mapping[str, Any] | None = None,
+        scaler: Any = None,
+        buffers: Mapping[str, str] | None = None,
+        threads: int = 1,
+        portable: bool = False,
+        overlap: bool = True,
+        bucket_bytes: int = 8 << 20,
+        accept: Collection[str] = (),
+        keep: int = 3,
+        take_over: bool = False,
+        timeout_s: float = 600.0,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._launch = environment.read()
+        self._config: Config = configure(
+            url,
+            self._launch,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            dataset=dataset,
+            batch_size=batch_size,
+            virtual_workers=virtual_workers,
+            epochs=epochs,
+            steps=steps,
+            seed=seed,
+            clip_grad_norm=clip_grad_norm,
+            save_every=save_every,
+            mode=mode,
+            update=update,
+            micro_batch_size=micro_batch_size,
+            last_batch=last_batch,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            device=device,
+            extra=extra,
+            scaler=scaler,
+            buffers=buffers,
+            threads=threads,
+            portable=portable,
+            overlap=overlap,
+            bucket_bytes=bucket_bytes,
+            accept=accept,
+            keep=keep,
+            take_over=take_over,
+            timeout_s=timeout_s,
+            storage_options=storage_options,
+        )
+        config = self._config
+        if portable:
+            pin_instruction_set()
+        self.rank = self._launch.rank
+        self.local_rank = self._launch.local_rank
+        self.world_size = self._launch.world_size
+        self.generation = 0
+        self.device = config.device
+        self.model = config.models if isinstance(model, Mapping) else model
+        self.optimizers = config.optimizers
+        self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self.step_index = 0
+        self.epoch = 0
+        self.attempt = 0
+        self.finished = False
+        self.stopped: str | None = None
+        self._observer = environment.observer(self._launch)
+        self._console = Console(quiet=not self.is_coordinator)
+        self._notices = SignalNotices()
+        self._on_apply: list[Callable[[Run, Step], None]] = []
+        self._session: Session | None = None
+        self._stop_wish: str | None = None
+        self._agreed: Agreed | None = None
+        self._updating = False
+        self._in_loop = False
+        self._evaluations = 0
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Rank 0 of the view: who prints and who saves."""
+        return self.rank == 0
+
+    @property
+    def claim(self) -> int | None:
+        """The number under which this run writes its storage, once it is claimed."""
+        return self._session.claim or None if self._session is not None else None
+
+    @property
+    def events(self) -> EventLog:
+        return self._here.events
+
+    def __enter__(self) -> Run:
+        if self._session is not None:
+            raise ConfigError("this Run was entered before; make a new one, it goes on from what this one saved")
+        self._session = session = Session(self, self._config, self._launch, self._observer, self._console)
+        try:
+            session.open()
+        except PeerLost as lost:
+            session.close()
+            raise self._restart(lost) from lost
+        except BaseException:
+            session.close()
+            raise
+        self._goes_on_from(session.position)
+        for optimizer in self.optimizers.values():
+            session.keep(optimizer.register_step_pre_hook(self._only_in_update).remove)
+        self._notices.install()
+        session.keep(self._notices.close)
+        seed_streams(outside_seed(self._config.plan.seed, self.step_index, 0), self.device)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        session = self._here
+        try:
+            if error is None:
+                self._broke_off() if self._in_loop else self._part()
+            elif not isinstance(error, (SystemExit, KeyboardInterrupt)):
+                session.events.emit("error", error=f"{type(error).__name__}: {error}")
+        finally:
+            session.close()
+
+    def __iter__(self) -> Iterator[Step]:
+        session = self._here
+        self._in_loop = True
+        while not self.finished:
+            step = Step(self, session, session.step_plan(self.step_index))
+            yield step
+            if not step.applied:
+                raise StepError(
+                    f"step {step.index} was left before its inner loop ended, so it could not be applied\n"
+                    "  state  the model is as it was before this step\n"
+                    "  next   let `for batch in step` run to its end; run.stop(reason) ends a run early"
+                )
+            self._boundary(session)
+        self._finish(session)
+        self._in_loop = False
+
+    def stop(self, reason: str) -> None:
+        """Ends the run on all workers, at the boundary after the next exchange: that of the step in hand inside the
+        inner loop, that of the following step outside it. The same at every world size."""
+        self._stop_wish = reason
+
+    def on_apply(self, function: Callable[[Run, Step], None]) -> None:
+        """Calls function(run, step) as part of each update, on every worker: for averaged weights and the like."""
+        self._on_apply.append(function)
+
+    def evaluate(
+        self, dataset: Any, function: Callable[..., Mapping[str, Any]], *, batch_size: int | None = None
+    ) -> dict[str, Any]:
+        """Sums what `function(*batch)` returns over every example of `dataset`, each exactly once. All workers call it.
+
+        The models are in eval mode and no gradients are recorded. batch_size: examples per call, default a share's.
+        Returns name -> sum, the same bits on every worker and at every world size.
+        """
+        session = self._here
+        self._observer.at("evaluate", self)
+        self._evaluations += 1
+        position = (self.epoch, self.step_index, 0)
+        while True:
+            try:
+                sums = evaluate(self._config, session.group, dataset, function, batch_size, position)
+                break
+            except PeerLost as lost:
+                self._recover(lost)
+        after = derive("after evaluation", self._config.plan.seed, self.step_index, self._evaluations)
+        seed_streams(after, self.device)
+        return sums
+
+    @property
+    def _here(self) -> Session:
+        if self._session is None:
+            raise ConfigError("a Run is used inside its with-block: with elastic.Run(...) as run")
+        return self._session
+
+    def _goes_on_from(self, position: Position) -> None:
+        self.step_index, self.epoch = position.step, position.epoch
+        self.stopped, self._stop_wish = position.stopped, position.stopping
+        self.finished = self.stopped is not None or self.step_index >= self._config.plan.total_steps
+
+    def _wishes(self) -> int:
+        """This worker's wishes, for the exchange that is about to be carried out."""
+        saver = self._here.saver
+        wishes = _STOP if self._stop_wish is not None else 0
+        if self._notices.notice is not None:
+            wishes |= _LEAVE
+        if saver is not None and saver.time_is_up():
+            wishes |= _SAVE
+        return wishes
+
+    def _apply(self, session: Session, step: Step, agreed: Agreed) -> None:
+        """The only place that changes the model. A worker that fails inside it holds a torn state (`_updating`)."""
+        self._updating = True
+        self._observer.at("update", self)
+        (self._config.update or _update)(self, step)
+        session.exchange.buffers.apply()
+        for function in self._on_apply:
+            function(self, step)
+        self.step_index += 1
+        self._updating = False
+        self._agreed = agreed
+        shares = session.exchange.part.shares
+        session.events.emit(
+            "step_applied",
+            step=step.index,
+            epoch=step.epoch,
+            attempt=step.attempt,
+            shares=[shares.start, shares.stop],
+            count=step.count,
+            indices=digest_of_indices(step.indices_read),
+            sums=digest_of_sums(step.sums, step.count),
+            redone=step.attempt > 0,
+        )
+        self._observer.at("applied", self)
+
+    def _boundary(self, session: Session) -> None:
+        """Between two steps, after the script's own code: what the exchange agreed on happens, on every worker."""
+        assert self._agreed is not None
+        wishes = 0
+        for wish in self._agreed.wishes:
+            wishes |= wish
+        total = self._config.plan.total_steps
+        self.epoch = session.step_plan(self.step_index).epoch if self.step_index < total else self.epoch
+        every = self._config.save_every_steps
+        try:
+            if wishes & _STOP:
+                self.stopped = session.told_by_all(self._stop_wish)
+                self._stop_wish = None
+            self.finished = self.stopped is not None or self.step_index >= total
+            if self.finished:
+                return
+            if wishes & _LEAVE:
+                self._leave(session)
+            elif wishes & _SAVE or (every is not None and self.step_index % every == 0):
+                self._save(session, must=False)
+        except PeerLost as lost:
+            self._recover(lost)
+
+    def _save(self, session: Session, *, must: bool) -> None:
+        """All workers call it; the coordinator writes. A stop that someone has asked for is saved with the state."""
+        self._stop_wish = session.told_by_all(self._stop_wish)
+        self._commit(session, must=must)
+
+    def _commit(self, session: Session, *, must: bool) -> None:
+        if session.saver is None:
+            return
+        self._observer.at("save", self)
+        session.saver.save(
+            Position(epoch=self.epoch, step=self.step_index, stopping=self._stop_wish, stopped=self.stopped), must=must
+        )
+        self._observer.at("saved", self)
+
+    def _finish(self, session: Session) -> None:
+        """The last save, awaited by all, so that whoever sees this run end finds its result in storage."""
+        while True:
+            try:
+                self._observer.at("finish", self)
+                if session.saver is not None and not session.saver.holds(self.step_index, self.stopped):
+                    self._commit(session, must=True)
+                session.told_by_all(None)
+                break
+            except PeerLost as lost:
+                self._recover(lost)
+        self._notices.close()
+        self.events.emit("finished", step=self.step_index, digest=session.survives.weights_digest())
+
+    def _leave(self, session: Session) -> None:
+        """Someone was told to leave: without live recovery all leave, in order. Raises SystemExit(0)."""
+        notice = self._notices.notice
+        self.events.emit("notice", signal=notice)
+        self._save(session, must=True)
+        session.told_by_all(None)
+        self.events.emit("left", step=self.step_index)
+        self._console.say(
+            f"left at step {self.step_index} on {notice or 'a notice to another worker'}; all is saved, and the same "
+            "command goes on from here"
+        )
+        raise SystemExit(0)
+
+    def _recover(self, lost: PeerLost) -> None:
+        """A collective failed. Under plain torchrun this worker cannot go on; its launcher starts it again."""
+        session = self._here
+        lost.step = self.step_index
+        self.events.emit("peer_lost", step=self.step_index, phase=lost.phase, error=str(lost))
+        session.exchange.buffers.restore()
+        saver = session.saver
+        if saver is not None and not self._updating and saver.took_s < _QUICK_SAVE_S:
+            with suppress(Exception):  # what is committed stays; the restart goes on from there
+                self._commit(session, must=False)
+        raise self._restart(lost) from lost
+
+    def _restart(self, lost: PeerLost) -> SystemExit:
+        self._console.warn(
+            f"rank {self.rank} lost a peer at step {self.step_index}: {lost}. It ends; its launcher starts it again"
+        )
+        return SystemExit(EXIT_RESTART)
+
+    def _broke_off(self) -> None:
+        """The script left the outer loop by `break`. If all workers do so at one step, the run ends there."""
+        session = self._here
+        session.exchange.buffers.restore()
+        if session.all_at(f"break/{self.step_index}", within_s=_ALL_BREAK_S):
+            self.stopped = "the script left the loop"
+            self.finished = True
+            self._in_loop = False
+            self._finish(session)
+            self._part()
+        else:
+            self._console.warn(
+                f"rank {self.rank} left the loop at step {self.step_index} and others did not: it leaves the run, and "
+                "the others go on once their launcher has restarted them; run.stop(reason) ends a run for all"
+            )
+
+    def _part(self) -> None:
+        """Wait for the others, so that nobody's last collective fails because we were faster."""
+        with suppress(PeerLost):
+            self._here.told_by_all(None)
+
+    def _only_in_update(self, *_: Any) -> None:
+        if not self._updating:
+            raise StepError(
+                "optimizer.step() was called in the loop, and Run steps the optimizer itself when the inner loop ends\n"
+                "  state  the model is unchanged\n"
+                "  next   remove the call, or pass update=function to do it your own way"
+            )
+
+
+def _update(run: Run, step: Step) -> None:
+    """The default update: unscale, clip, step the optimizers, step the schedulers."""
+    config = run._config
+    optimizers = list(config.optimizers.values())
+    if config.scaler is not None:
+        for optimizer in optimizers:
+            config.scaler.unscale_(optimizer)
+    if config.clip_grad_norm is not None:
+        parameters = [parameter for model in config.models.values() for parameter in model.parameters()]
+        torch.nn.utils.clip_grad_norm_(parameters, config.clip_grad_norm)
+    for optimizer in optimizers:
+        config.scaler.step(optimizer) if config.scaler is not None else optimizer.step()
+    if config.scaler is not None:
+        config.scaler.update()
+    for scheduler in config.schedulers.values():
+        scheduler.step()

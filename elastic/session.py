@@ -1,0 +1,241 @@
+"""From a started process to a worker of a view that holds the run's state: join, claim, read, share out.
+
+    form a group  ->  agree on the run's identity  ->  the coordinator claims the storage and reads the newest
+    state, or commits the first one  ->  every rank receives that state
+
+What keeps the coordinator from it (the URL is taken, the checkpoint is another run's) is told to all
+before anyone raises, so nobody is left waiting in a collective.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed import DistError, Store
+
+from elastic.config import Config
+from elastic.data.loader import Loader
+from elastic.data.plan import Examples
+from elastic.errors import Evicted, IdentityMismatch
+from elastic.exchange import Exchange, deal, micro_batches
+from elastic.group.form import Group, form, gather_bytes
+from elastic.launch.environment import Launch, host_address
+from elastic.membership.rendezvous import meet
+from elastic.observe.console import Console
+from elastic.observe.events import EventLog
+from elastic.observe.observer import Observer
+from elastic.state import identity as identities
+from elastic.state.saver import Position, Saver
+from elastic.state.survives import Survives, Tree, broadcast
+
+if TYPE_CHECKING:
+    from elastic.run import Run
+
+_RENDEZVOUS_S = 300.0
+
+
+class Session:
+    """What a worker holds from joining to leaving. `close` gives all of it back, in reverse order.
+
+    position   where the state stands that the run goes on from
+    saver      on the coordinator
+    """
+
+    group: Group
+    exchange: Exchange
+    loader: Loader
+
+    def __init__(self, run: Run, config: Config, launch: Launch, observer: Observer, console: Console) -> None:
+        self._run = run
+        self._config = config
+        self._launch = launch
+        self._observer = observer
+        self._console = console
+        self._closing: list[Callable[[], None]] = []
+        self._store: Store | None = None
+        self.step_plan = lru_cache(maxsize=64)(config.plan.step)
+        self.saver: Saver | None = None
+        self.claim = 0
+        self.position = Position(epoch=0, step=0)
+        self.survives = Survives(
+            models=config.models,
+            optimizers=config.optimizers,
+            schedulers=config.schedulers,
+            scaler=config.scaler,
+            extra=config.extra,
+        )
+        self.events = EventLog(config.url, worker_id=run.worker_id, storage_options=config.storage_options or None)
+        self.events.context(rank=launch.rank, world_size=launch.world_size, generation=run.generation)
+
+    def open(self) -> None:
+        """Raises IdentityMismatch, RendezvousTimeout, PeerLost, Evicted; on the coordinator, what checkpoint raises."""
+        config = self._config
+        self._closing.append(self.events.close)
+        threads_before = torch.get_num_threads()
+        torch.set_num_threads(config.threads)
+        self._closing.append(lambda: torch.set_num_threads(threads_before))
+        for model in config.models.values():
+            model.to(config.device)
+        identity = identities.identity(
+            config.numerics(), config.models, config.optimizers, config.schedulers, config.device
+        )
+        identities.check_accept(config.accept, identity)
+        self._observer.at("start", self._run)
+        self.events.emit(
+            "run_started",
+            config=config.numerics(),
+            identity=identity,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            restart=self._launch.restart,
+        )
+        self._join()
+        self._agree_on(identity)
+        tree, from_claim = self._claim_and_read(identity)
+        self._receive(tree, from_claim)
+        self._prepare()
+        self._observer.at("loaded", self._run)
+
+    def keep(self, closing: Callable[[], None]) -> None:
+        """Have something closed with the session."""
+        self._closing.append(closing)
+
+    def close(self) -> None:
+        while self._closing:
+            self._closing.pop()()
+        self._store = None
+
+    def requests(self, first: int) -> Iterator[Examples]:
+        """What this worker reads in the present view, from step `first` to the run's end."""
+        config, rank = self._config, self.group.rank
+        for index in range(first, config.plan.total_steps):
+            plan = self.step_plan(index)
+            for batch in deal(config, len(plan.sizes), self.group.world_size)[rank].batches:
+                yield from micro_batches(config, plan, batch)
+
+    def told_by_all(self, word: str | None) -> str | None:
+        """The first rank's word among those that have one; all ranks call it and get the same. Raises PeerLost."""
+        told = gather_bytes(self.group, (word or "").encode())
+        return next((answer.decode() for answer in told if answer), None)
+
+    def all_at(self, place: str, *, within_s: float) -> bool:
+        """Whether every worker comes to `place` within `within_s`. Needs no collective: others may be in one."""
+        if self._store is None:
+            return True
+        with suppress(DistError):
+            self._store.set(f"{place}/{self.group.rank}", "")
+            deadline = time.monotonic() + within_s
+            while time.monotonic() < deadline:
+                if self._store.check([f"{place}/{rank}" for rank in range(self.group.world_size)]):
+                    return True
+                time.sleep(0.02)
+        return False
+
+    def _join(self) -> None:
+        launch, run = self._launch, self._run
+        self._observer.at("form", run)
+        meeting = meet(launch, run.worker_id, timeout_s=_RENDEZVOUS_S)
+        self._store = meeting.store  # rank 0 hosts it, so it must live as long as the group
+        self.group = form(
+            meeting.store,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            generation=run.generation,
+            address="127.0.0.1" if launch.one_node else host_address(launch.master_addr),
+            device=self._config.device,
+            timeout_s=self._config.timeout_s,
+        )
+        self._closing.append(self.group.close)
+        shares = deal(self._config, self._config.plan.virtual_workers, launch.world_size)[launch.rank].shares
+        self.events.emit("view_formed", workers=list(meeting.view.workers), shares=[shares.start, shares.stop])
+        self._observer.at("formed", run)
+
+    def _agree_on(self, identity: identities.Identity) -> None:
+        """Every rank compares its own identity with rank 0's, and all learn of a difference."""
+        theirs = json.loads(gather_bytes(self.group, json.dumps(identity).encode())[0])
+        mismatch: IdentityMismatch | None = None
+        try:
+            identities.check(identity, theirs, accept=self._config.accept, where="rank 0")
+        except IdentityMismatch as differing:
+            mismatch = differing
+        refusal = self.told_by_all(f"rank {self._launch.rank}: {mismatch}" if mismatch is not None else None)
+        if mismatch is not None:
+            raise mismatch
+        if refusal is not None:
+            raise IdentityMismatch(refusal, {})
+
+    def _claim_and_read(self, identity: identities.Identity) -> tuple[Tree | None, int | None]:
+        """The state on the coordinator (None elsewhere), and the claim it was saved under (None: a new run)."""
+        tree: Tree | None = None
+        failure: Exception | None = None
+        told: dict[str, object] = {}
+        if self._launch.rank == 0:
+            try:
+                tree, from_claim = self._coordinate(identity)
+                told = {"claim": self.claim, "from_claim": from_claim, "position": asdict(self.position)}
+            except Exception as refused:
+                failure = refused
+                told = {"failure": f"{type(refused).__name__}: {refused}"}
+        answer = json.loads(gather_bytes(self.group, json.dumps(told).encode())[0])
+        if failure is not None:
+            raise failure
+        if "failure" in answer:
+            raise Evicted(f"rank 0 could not start the run\n{answer['failure']}")
+        self.claim = answer["claim"]
+        self.position = Position(**answer["position"])
+        self.events.context(claim=self.claim)
+        return tree, answer["from_claim"]
+
+    def _coordinate(self, identity: identities.Identity) -> tuple[Tree, int | None]:
+        config = self._config
+        self.saver = Saver(config, self._launch, self.survives, identity, self.events, self._console)
+        self._closing.append(self.saver.close)
+        self._observer.at("claim", self._run)
+        self.claim = self.saver.claim().number
+        self._observer.at("load", self._run)
+        found = self.saver.read()
+        if found is None:
+            self._console.say(f"a new run in {self.saver.where}")
+            self.saver.save(self.position, must=True)
+            return self.survives.objects(), None
+        self.position, tree, from_claim = found
+        self._console.say(f"goes on from step {self.position.step}, epoch {self.position.epoch}, of {self.saver.where}")
+        return tree, from_claim
+
+    def _receive(self, tree: Tree | None, from_claim: int | None) -> None:
+        """From here on every rank holds the same bytes."""
+        if from_claim is not None or self.group.world_size > 1:
+            self.survives.apply(broadcast(self.group, tree))
+        self.events.emit(
+            "loaded",
+            step=self.position.step,
+            epoch=self.position.epoch,
+            from_claim=from_claim,
+            digest=self.survives.weights_digest(),
+        )
+
+    def _prepare(self) -> None:
+        config = self._config
+        self.exchange = Exchange(config, self.group)
+        self._closing.append(self.exchange.close)
+        self.loader = Loader(
+            config.dataset,
+            seed=config.plan.seed,
+            observer=self._observer,
+            collate_fn=config.collate_fn,
+            num_workers=config.num_workers,
+            device=config.device,
+            pin_memory=config.device.type == "cuda",
+            timeout_s=config.timeout_s,
+        )
+        self._closing.append(self.loader.close)
+        self.loader.open(self.requests(self.position.step))

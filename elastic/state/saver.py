@@ -1,0 +1,140 @@
+"""The coordinator's hand on the run's storage: claims it, reads the state to go on from, saves on a cadence.
+
+A periodic save that fails is reported and training goes on; the final one must succeed. A newer claim
+means that the run goes on elsewhere: Evicted, and nothing more is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import checkpoint
+from elastic.config import Config
+from elastic.errors import Evicted
+from elastic.launch.environment import Launch
+from elastic.observe.console import Console
+from elastic.observe.events import EventLog
+from elastic.state import identity as identities
+from elastic.state.survives import Survives, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a state stands, as JSON in every checkpoint.
+
+    step      how many updates are applied; the next one has this index
+    epoch     of that next one
+    stopping  the reason of a stop that was asked for and takes effect after the next step
+    stopped   the reason of a stop that has ended the run
+    """
+
+    epoch: int
+    step: int
+    phase: int = 0
+    stopping: str | None = None
+    stopped: str | None = None
+
+
+class Saver:
+    """Only the coordinator has one."""
+
+    def __init__(
+        self,
+        config: Config,
+        launch: Launch,
+        survives: Survives,
+        identity: identities.Identity,
+        events: EventLog,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._launch = launch
+        self._survives = survives
+        self._identity = identity
+        self._events = events
+        self._console = console
+        self._clock = clock
+        self._last_s = clock()
+        self.took_s = 0.0
+        self._saved: tuple[int, str | None] | None = None
+        self._checkpoints = checkpoint.Checkpointer(
+            config.url,
+            keep=config.keep,
+            storage_options=config.storage_options or None,
+            job=launch.job,
+            take_over=config.take_over,
+        )
+
+    def claim(self) -> checkpoint.Claim:
+        """Raises checkpoint.ClaimHeld where another job is alive on this URL."""
+        claim = self._checkpoints.claim(world={"world_size": self._launch.world_size})
+        resumed = claim.resumed_from
+        self._events.context(claim=claim.number)
+        self._events.emit("claimed", resumed_from=resumed._asdict() if resumed is not None else None)
+        return claim
+
+    def read(self) -> tuple[Position, Tree, int] | None:
+        """The newest whole state, its position and its claim; None for a new run.
+
+        Raises IdentityMismatch, and checkpoint.NoCheckpoint when there are checkpoints and none is whole.
+        """
+        if self._checkpoints.latest() is None and not self._checkpoints.list():
+            return None
+        found = self._checkpoints.read()
+        accepted = identities.check(
+            self._identity,
+            found.meta["identity"],
+            accept=self._config.accept,
+            where=f"checkpoint step {found.step} in {self._config.url}",
+        )
+        for name, (here, there) in accepted.items():
+            self._console.say(f"accepted: {name} is {here} here and was {there}; the bits of the result may differ")
+        position = Position(**found.meta["position"])
+        self._saved = position.step, position.stopped
+        return position, found.tree, found.commit.claim
+
+    @property
+    def where(self) -> str:
+        return self._checkpoints.url  # credentials removed
+
+    def holds(self, step: int, stopped: str | None) -> bool:
+        """Whether the newest save or the state that was read is just this one."""
+        return self._saved == (step, stopped)
+
+    def time_is_up(self) -> bool:
+        every_s = self._config.save_every_s
+        return every_s is not None and self._clock() - self._last_s >= every_s
+
+    def save(self, position: Position, *, must: bool) -> None:
+        """Commits the live state. `must`: a failure ends the run; otherwise it is reported. Raises Evicted."""
+        begun_s = self._clock()
+        try:
+            commit = self._checkpoints.save(
+                position.step,
+                self._survives.objects(),
+                meta={
+                    "position": asdict(position),
+                    "identity": self._identity,
+                    "world_size": self._launch.world_size,
+                },
+            )
+        except checkpoint.ClaimLost as lost:
+            raise Evicted(f"{lost}\n  next   nothing: another worker has taken this run over; this one ends") from lost
+        except checkpoint.StorageError as failure:
+            self._events.emit("save_failed", step=position.step, error=str(failure))
+            if must:
+                raise
+            self._console.say(f"step {position.step} could not be saved; training goes on. {failure}")
+            self._last_s = self._clock()
+            return
+        self._last_s = self._clock()
+        self.took_s = self._last_s - begun_s
+        self._saved = position.step, position.stopped
+        self._events.emit("saved", step=position.step, bytes=commit.bytes, seconds=self.took_s, name=commit.name)
+        self._events.flush()
+
+    def close(self) -> None:
+        self._checkpoints.close()

@@ -1,0 +1,198 @@
+"""One step: this worker's shares of a batch, their gradients and sums, and the exchange that completes it.
+
+    for each share: read -> seed its stream -> hand it to the loop's body -> backward -> its sums
+    then: exchange -> exact gradients in `.grad`, exact sums in `sums` -> Run applies it
+
+A failed exchange has changed nothing but `.grad`: the same step comes round again in a new view, with its
+sums reset (`attempt` counts). Which shares are this worker's is data/plan.py's to say, in which order they
+are added group/tree.py's, and what applying means run.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elastic.data.plan import StepPlan
+from elastic.errors import PeerLost, StepError
+from elastic.exchange import Exchange, micro_batches
+from elastic.group.buffers import disagreement
+from elastic.group.gradients import UNTOUCHED
+from elastic.group.sums import Agreed, ShareSums
+from elastic.state.randomness import outside_seed, seed_streams, share_seed
+
+if TYPE_CHECKING:
+    from elastic.run import Run
+    from elastic.session import Session
+
+
+class Step:
+    """What `for step in run` yields. Iterating over it gives this worker's shares; when they end, the step is applied.
+
+    index    from 0, over the whole run
+    epoch    of its first example
+    phase    0 (steps of several phases are to come)
+    attempt  0, or how often the step has come round again
+    sums     after the inner loop: what `add` added, over the whole batch; the same on every worker
+    count    after the inner loop: what `backward` counted, over the whole batch
+    """
+
+    def __init__(self, run: Run, session: Session, plan: StepPlan) -> None:
+        self._run = run
+        self._session = session
+        self._plan = plan
+        self.index = plan.index
+        self.epoch = plan.epoch
+        self.step_in_epoch = plan.step_in_epoch
+        self.last_of_epoch = plan.last_of_epoch
+        self.phase = 0
+        self.attempt = 0
+        self.sums: dict[str, Any] = {}
+        self.count = 0
+        self.applied = False
+        self._begun = False
+        self._lost: PeerLost | None = None
+        self._due = False
+        self._last = False
+        self._share: int | None = None
+        self._shares: list[ShareSums] = []
+        self._counted = 0
+        self.indices_read: list[int] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._begun:
+            raise StepError("a step's shares are read once; take the next step from the outer loop: for step in run")
+        self._begun = True
+        while True:
+            exchange = self._session.exchange
+            exchange.plan(self._plan)
+            try:
+                yield from self._compute(exchange)
+                agreed = self._complete(exchange)
+                break
+            except PeerLost as lost:
+                self._run._recover(lost)
+                self.attempt += 1
+        self._run._apply(self._session, self, agreed)
+        self.applied = True
+
+    def backward(self, loss: torch.Tensor, count: int) -> None:
+        """Adds the gradients of `loss`, a sum over `count` examples (or tokens), to the step.
+
+        The division by the global count comes once, after the exchange: pass sums, never means. One call for
+        each batch that the inner loop gives; combine several losses first. Raises StepError.
+        """
+        if not self._due:
+            where = "outside the inner loop" if self._share is None else f"a second time for share {self._share}"
+            raise StepError(
+                f"step.backward was called {where} (step {self.index})\n{UNTOUCHED}"
+                "  next   call it once for each batch of `for batch in step`; add several losses up first"
+            )
+        counted = _count(count)
+        _check_loss(loss)
+        self._due = False
+        self._counted += counted
+        run = self._run
+        if self._last:
+            exchange = self._session.exchange
+            exchange.gradients.arm(exchange.part.merges[-1])
+        run._observer.at("backward", run, self._share)
+        try:
+            (run._config.scaler.scale(loss) if run._config.scaler is not None else loss).backward()
+        except PeerLost as lost:  # a bucket could not leave: the iterator deals with it, not the loop's body
+            self._lost = lost
+
+    def add(self, **values: Any) -> None:
+        """Adds numbers (or tensors of any one shape per name) to `sums`, exactly and in the tree's order."""
+        if self._share is None or not self._shares:
+            raise StepError(
+                f"step.add was called outside the inner loop (step {self.index})\n{UNTOUCHED}"
+                "  next   call it in `for batch in step`, where there is something to add"
+            )
+        for name, value in values.items():
+            self._shares[-1].add(name, value)
+
+    def _compute(self, exchange: Exchange) -> Iterator[Any]:
+        run, plan = self._run, self._plan
+        self._shares, self.indices_read, self._counted, self._lost = [], [], 0, None
+        self.sums, self.count = {}, 0
+        exchange.begin()
+        part = exchange.part
+        for number, (shares, merges) in enumerate(zip(part.batches, part.merges, strict=True)):
+            self._share = share = shares[0]
+            self._shares.append(ShareSums())
+            pieces = micro_batches(run._config, plan, shares)
+            last_share = number == len(part.batches) - 1
+            for micro in range(len(pieces)):
+                run._observer.at("data", run, share)
+                loaded = self._session.loader.next()
+                self.indices_read += loaded.indices.tolist()
+                batch = run._observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
+                last_micro = micro == len(pieces) - 1
+                self._last = last_share and last_micro
+                seed_streams(share_seed(plan.plan.seed, self.index, self.phase, share, micro), run.device)
+                run._observer.at("forward", run, share)
+                self._due = True
+                yield batch
+                if self._lost is not None:
+                    raise self._lost
+                if self._due:
+                    raise StepError(
+                        f"the inner loop's body ended without step.backward for share {share} of step {self.index}\n"
+                        f"{UNTOUCHED}  next   call step.backward(loss_sum, count) for every batch, and not "
+                        "loss.backward(); count=0 is fine"
+                    )
+                if not last_micro:
+                    exchange.gradients.passed()
+            if not last_share:
+                exchange.gradients.push(merges)
+            exchange.buffers.share_done(share, sum(len(piece) for piece in pieces))
+        self._share = None
+
+    def _complete(self, exchange: Exchange) -> Agreed:
+        """The exchange. `.grad`, `sums` and `count` are exact afterwards."""
+        run = self._run
+        self._last = False
+        seed_streams(outside_seed(self._plan.plan.seed, self.index, self.phase), run.device)
+        run._observer.at("exchange", run)
+        agreed = exchange.carry_out(
+            (self.epoch, self.index, self.phase),
+            self._shares,
+            count=self._counted,
+            examples=self._plan.count,
+            wishes=run._wishes(),
+        )
+        digests = {digest for digest in agreed.buffers if digest}
+        if len(digests) > 1:
+            raise disagreement(exchange.buffers.exact_names(), None)
+        self.sums, self.count = agreed.sums, agreed.count
+        return agreed
+
+
+def _count(count: Any) -> int:
+    if isinstance(count, torch.Tensor) and count.numel() == 1 and not count.is_floating_point():
+        count = int(count)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise StepError(
+            f"step.backward(loss, count={count!r}): expected how many examples (or tokens) the loss sums over, "
+            f"an integer of 0 or more\n{UNTOUCHED}  next   pass count=len(y), say"
+        )
+    return count
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = (
+            f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        )
+        raise StepError(
+            f"step.backward got {found}, and a loss is one number\n{UNTOUCHED}"
+            '  next   sum it over the batch: reduction="sum", or loss.sum()'
+        )
+    if not loss.requires_grad:
+        raise StepError(
+            f"step.backward got a loss that no parameter takes part in\n{UNTOUCHED}"
+            "  next   look for torch.no_grad(), .detach() or .item() on the way to the loss"
+        )
