@@ -1,1 +1,1 @@
-""""""
+"""Scripts that people copy."""
