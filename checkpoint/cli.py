@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +31,11 @@ OK, NOT_WELL, UNKNOWN = 0, 1, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     asked = _parser().parse_args(arguments)
-    out, err = Console(soft_wrap=True, highlight=False), Console(stderr=True, soft_wrap=True, highlight=False)
+    width = None if sys.stdout.isatty() else 160
+    out, err = (
+        Console(soft_wrap=True, highlight=False, width=width),
+        Console(stderr=True, soft_wrap=True, highlight=False),
+    )
 
     def log(line: str) -> None:
         err.print(line, style="yellow", markup=False)
@@ -55,6 +60,7 @@ def ls(runs: Checkpointer, asked: argparse.Namespace, out: Console) -> int:
         print(json.dumps([_document(commit) for commit in commits]))
     else:
         table = Table("step", "claim", "saved (UTC)", "objects", "size", "name", "", box=None, pad_edge=False)
+        table.columns[5].overflow = "fold"  # a name that is cut short cannot be copied
         for commit in commits:
             saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(commit.saved_at))
             note = "" if commit.in_lineage else "outside the lineage, never chosen"

@@ -13,7 +13,7 @@ import torch
 
 from checkpoint.dtypes import writable_bytes
 from checkpoint.errors import CorruptCheckpoint
-from checkpoint.tree import DEPTH_MAX, TAG, Document, Tree, is_dense
+from checkpoint.tree import DEPTH_MAX, TAG, Document, Tree, has_fixed_meaning, is_dense
 
 
 def decode(document: Document, tensors: dict[str, torch.Tensor]) -> Tree:
@@ -146,7 +146,7 @@ def _numpy_dtype(text: object) -> np.dtype[Any]:
     if type(text) is not str or len(text) > 40:
         raise ValueError("no dtype")
     dtype = np.dtype(text)
-    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None or dtype.kind == "V":
+    if not has_fixed_meaning(dtype):
         raise ValueError(f"dtype {text!r} is not one that is saved")
     return dtype
 

@@ -146,25 +146,23 @@ def parse(data: bytes, id: CommitId) -> Manifest:
     Raises `CorruptCheckpoint`; plain `CheckpointError` where a newer version wrote it, since an older checkpoint
     must then not be taken in its place without a word.
     """
-    body = unseal(data, f"manifest {id.manifest_key}")
-    written_in = body.get("format")
-    if type(written_in) is int and written_in > FORMAT:
+    try:
+        return _checked(unseal(data, "the document"), id)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        why = f"manifest {id.manifest_key}: {type(error).__name__}: {error}"
+        raise CorruptCheckpoint(why, commit=str(id), key=id.manifest_key) from error
+    except CorruptCheckpoint as error:
+        raise CorruptCheckpoint(f"manifest {id.manifest_key}: {error}", commit=str(id), key=id.manifest_key) from error
+
+
+def _checked(body: dict[str, Any], id: CommitId) -> Manifest:
+    written_in = _number(body["format"])
+    if written_in > FORMAT:
         raise CheckpointError(
             f"{id} is written in format {written_in}; this version reads up to {FORMAT}\n"
             "  state  nothing was read\n  next   use the version of this package that wrote it, or a newer one"
         )
-    try:
-        return _checked(body, id)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptCheckpoint(
-            f"manifest {id.manifest_key}: {type(error).__name__}: {error}", commit=str(id)
-        ) from error
-    except CorruptCheckpoint as error:
-        raise CorruptCheckpoint(f"manifest {id.manifest_key}: {error}", commit=str(id)) from error
-
-
-def _checked(body: dict[str, Any], id: CommitId) -> Manifest:
-    _expect(body["format"] == FORMAT, f"format {body['format']!r}, expected {FORMAT}")
+    _expect(written_in == FORMAT, f"format {written_in}, expected {FORMAT}")
     found = CommitId(_number(body["claim"]), _number(body["step"]), body["nonce"])
     _expect(found == id, f"it says that it is {found}")
     resumed_from = id_from(body["resumed_from"])

@@ -167,13 +167,13 @@ class _Encoder:
         return document
 
     def _array(self, array: np.ndarray[Any, Any], path: str) -> Document:
-        if array.dtype.hasobject or array.dtype.names is not None or array.dtype.str[1] in "gGV":
+        if not has_fixed_meaning(array.dtype):
             raise _unsupported(path, array, f"has dtype {array.dtype}; use one of fixed meaning on every machine")
         name = self._keep(_array_tensor(array), path)
         return {TAG: "ndarray", "name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
 
     def _scalar(self, scalar: np.generic, path: str) -> Document:
-        if scalar.dtype.str[1] in "OVgG" or scalar.dtype.names is not None:
+        if not has_fixed_meaning(scalar.dtype):
             raise _unsupported(path, scalar, "has no fixed meaning on every machine; convert it to a Python number")
         return {TAG: "scalar", "dtype": scalar.dtype.str, "hex": scalar.tobytes().hex()}
 
@@ -213,6 +213,11 @@ def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
             return False
         expected *= size
     return True
+
+
+def has_fixed_meaning(dtype: np.dtype[Any]) -> bool:
+    """Whether bytes of this NumPy dtype mean the same on every machine: no objects, records or long doubles."""
+    return not dtype.hasobject and dtype.kind != "V" and dtype.char not in "gG"
 
 
 def _array_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
