@@ -323,17 +323,21 @@ def test_loader_processes_are_gone_when_their_worker_is(way: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as parent:
+        loaders: list[psutil.Process] = []
         try:
             assert parent.stdout is not None
             loaders = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+            assert len(loaders) == 2
             if way in ("killed", "told to leave"):
                 parent.send_signal(signal.SIGKILL if way == "killed" else signal.SIGTERM)
             _, said = parent.communicate(timeout=60)
+            left_behind = psutil.wait_procs(loaders, timeout=30)[1]
         finally:
-            parent.kill()
+            for process in (parent, *loaders):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
-    assert len(loaders) == 2
-    assert psutil.wait_procs(loaders, timeout=30)[1] == []
+    assert left_behind == []
     assert ("ValueError" in said) == (way == "failed")
     assert said.count("Error") == (1 if way == "failed" else 0)
 
