@@ -112,6 +112,10 @@ class Checkpointer:
                 self._stop_listening()
         return self._claim
 
+    def newest_claim(self) -> int:
+        """The number of the newest claim in storage, whoever holds it; 0 if there is none."""
+        return read_history(self._storage, self._log).newest_claim
+
     def save(self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: bool = True) -> Commit:
         """Commits `state` as the checkpoint of `step`, and returns when it is durable.
 

@@ -5,6 +5,9 @@
       IdentityMismatch    the saved run is another run: fix the named fields, or accept them by name
       StepError           the training loop breaks a rule of `Step`; fix the script
       RendezvousTimeout   too few workers by the deadline; the launcher restarts or the user looks
+      ExampleError        the dataset or its collate function raised; fix it, or the example (data/loader.py)
+      LoaderError         a loader process died; look at the machine's memory (data/loader.py)
+      LoaderTimeout       the dataset's storage hangs; look at it (data/loader.py)
       PeerLost            an exchange failed; the loop forms a new view and redoes the step
       Evicted             the view moved on without us; exit, do not retry
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import DistError, Store
 
+import checkpoint
 from elastic.config import Config
 from elastic.data.loader import Loader
 from elastic.data.plan import Examples
@@ -101,6 +102,7 @@ class Session:
         self._join()
         self._agree_on(identity)
         tree, from_claim = self._claim_and_read(identity)
+        self._check_that_storage_is_shared()
         self._receive(tree, from_claim)
         self._prepare()
         self._observer.at("loaded", self._run)
@@ -211,6 +213,26 @@ class Session:
         self._console.say(f"goes on from step {self.position.step}, epoch {self.position.epoch}, of {self.saver.where}")
         return tree, from_claim
 
+    def _check_that_storage_is_shared(self) -> None:
+        """One worker of every other node looks for the coordinator's claim. A folder that only one node has is a trap:
+        when the coordinator comes to run on another node, the run begins anew there."""
+        launch = self._launch
+        if launch.one_node:
+            return
+        blind: str | None = None
+        if launch.local_rank == 0 and launch.rank != 0:
+            with checkpoint.Checkpointer(
+                self._config.url, storage_options=self._config.storage_options or None
+            ) as ours:
+                if ours.newest_claim() < self.claim:
+                    blind = socket.gethostname()
+        blind = self.told_by_all(blind)
+        if blind is not None:
+            self._console.say(
+                f"{blind} does not see the claim that rank 0 wrote to {self._config.url}: the folder is not shared. The "
+                "run can go on only while its coordinator stays where it is; use shared or object storage"
+            )
+
     def _receive(self, tree: Tree | None, from_claim: int | None) -> None:
         """From here on every rank holds the same bytes."""
         if from_claim is not None or self.group.world_size > 1:
@@ -220,6 +242,7 @@ class Session:
             step=self.position.step,
             epoch=self.position.epoch,
             from_claim=from_claim,
+            accepted=self.saver.accepted if self.saver is not None else [],
             digest=self.survives.weights_digest(),
         )
 

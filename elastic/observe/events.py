@@ -12,7 +12,8 @@ until they are known), then the event's own:
     run_started     config, identity, pid, host, restart
     view_formed     workers [worker_id by rank], shares [lo, hi) of this rank
     claimed         resumed_from {claim, step, nonce} or null
-    loaded          step: steps applied in that state; epoch, from_claim (null: a new run), digest
+    loaded          step: steps applied in that state; epoch, from_claim (null: a new run), digest,
+                    accepted [identity fields that differ by permission]
     step_applied    step: index from 0; epoch, attempt, shares [lo, hi), count, redone,
                     indices: digest_of_indices() of what this rank read, in order,
                     sums: digest_of_sums() of the global sums and count

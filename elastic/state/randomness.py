@@ -70,8 +70,11 @@ def seed(value: int) -> None:
 
     value   0 … 2**63-1; torch draws the same weights as after `torch.manual_seed(value)`
     raises  ConfigError
+    From here on torch computes with one intra-op thread, as torchrun has it: what the script computes before
+    its Run starts (orthogonal weights, a data set's mean) would otherwise differ from launcher to launcher.
     """
     check_seed(value)
+    torch.set_num_threads(1)
     random.seed(value)
     np.random.seed(value % 2**32)
     torch.manual_seed(value)

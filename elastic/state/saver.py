@@ -59,6 +59,7 @@ class Saver:
         self._clock = clock
         self._last_s = clock()
         self.took_s = 0.0
+        self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
         self._checkpoints = checkpoint.Checkpointer(
             config.url,
@@ -90,6 +91,7 @@ class Saver:
             accept=self._config.accept,
             where=f"checkpoint step {found.step} in {self._config.url}",
         )
+        self.accepted = sorted(accepted)
         for name, (here, there) in accepted.items():
             self._console.say(f"accepted: {name} is {here} here and was {there}; the bits of the result may differ")
         position = Position(**found.meta["position"])

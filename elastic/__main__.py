@@ -1,0 +1,7 @@
+"""`python -m elastic`."""
+
+import sys
+
+from elastic.launch.cli import main
+
+sys.exit(main())

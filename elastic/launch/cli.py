@@ -1,0 +1,71 @@
+"""The command `elastic`, also `python -m elastic`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from rich.console import Console
+from rich.table import Table
+
+from elastic.observe.events import read_events
+from elastic.observe.report import Report, report
+
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 for what cannot be done as asked."""
+    parser = argparse.ArgumentParser(
+        prog="elastic", description="Training runs whose result does not depend on what happens to their workers."
+    )
+    parser.add_argument("--version", action="version", version=f"elastic {version('elastic-training')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    about = commands.add_parser("report", help="what became of a run, from its events")
+    about.add_argument("run", help="the run's folder or URL")
+    about.add_argument("--json", action="store_true", help="print the facts as JSON")
+    options = parser.parse_args(argv)
+    return _report(options.run, as_json=options.json)
+
+
+def _report(url: str, *, as_json: bool) -> int:
+    events = read_events(url)
+    if not events:
+        print(
+            f"elastic report: no events in {url}\n"
+            "  next  give the folder or URL that was passed to elastic.Run; a run writes events from its start on",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    found = report(events)
+    if as_json:
+        print(json.dumps(found.facts()))
+    else:
+        Console().print(_table(url, found))
+    return 0
+
+
+def _table(url: str, found: Report) -> Table:
+    table = Table(title=url, show_header=False, title_justify="left")
+    rows = {
+        "state": found.state,
+        "steps": f"{found.steps:,} applied, {found.redone:,} redone, epoch {found.epoch}",
+        "world sizes": " → ".join(map(str, found.world_sizes)),
+        "starts": f"{found.claims}, after {found.peers_lost} lost exchanges and {len(found.notices)} notices",
+        "saves": f"{found.saves:,} of {found.saved_bytes / 1e6:,.1f} MB in {found.save_seconds:.1f} s, "
+        f"{found.save_failures} failed",
+        "time": f"{found.seconds:,.0f} s from the first event to the last",
+        "weights": f"SHA-256 {found.weights_sha256}" if found.weights_sha256 else "not final",
+    }
+    if found.accepted:
+        rows["accepted"] = f"{', '.join(found.accepted)} differed: the bits of the result may, too"
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

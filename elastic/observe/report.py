@@ -1,0 +1,87 @@
+"""What became of a run, told from its events. Pure: events in, facts out; `elastic report` prints them.
+
+Facts are counted as the workers reported them. Whether the run kept its promises is the judge's to say
+(elastic/drill/judge.py), which wants to see what was really read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elastic.observe.events import Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """
+    state         "finished", "left" (in order, resumable), or "unfinished"
+    steps         applied in the state that survived
+    redone        steps that had to be done again, as often as they were
+    world_sizes   of the views, in order
+    claims        how often the run was started or restarted
+    peers_lost    exchanges that failed because a worker was lost
+    accepted      identity fields that were allowed to differ: the bits of the result may, too
+    """
+
+    state: str
+    steps: int
+    redone: int
+    epoch: int
+    world_sizes: tuple[int, ...]
+    claims: int
+    peers_lost: int
+    notices: tuple[str, ...]
+    saves: int
+    saved_bytes: int
+    save_seconds: float
+    save_failures: int
+    accepted: tuple[str, ...]
+    seconds: float
+    weights_sha256: str | None
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def report(events: Sequence[Event]) -> Report:
+    """The report on all launches of a run together. Raises ValueError if there are no events."""
+    if not events:
+        raise ValueError("no events")
+    ends = [event for event in events if event["event"] in ("finished", "left")]
+    loaded = [event for event in events if event["event"] == "loaded"]
+    applied = [event for event in events if event["event"] == "step_applied" and event.get("rank") == 0]
+    saved = [event for event in events if event["event"] == "saved"]
+    last = applied[-1] if applied else None
+    steps = max([last["step"] + 1] if last else [], default=0)
+    if loaded and (last is None or loaded[-1]["t"] > last["t"]):
+        steps = loaded[-1]["step"]
+    unfinished = not ends or any(event["t"] > ends[-1]["t"] for event in applied)
+    finished = [event for event in ends if event["event"] == "finished"]
+    return Report(
+        state="unfinished" if unfinished else ends[-1]["event"],
+        steps=steps,
+        redone=len(applied) - len({event["step"] for event in applied}),
+        epoch=last["epoch"] if last else 0,
+        world_sizes=tuple(_world_sizes(events)),
+        claims=sum(event["event"] == "claimed" for event in events),
+        peers_lost=len({(e.get("claim"), e["step"]) for e in events if e["event"] == "peer_lost"}),
+        notices=tuple(event["signal"] for event in events if event["event"] == "notice" and event["signal"]),
+        saves=len(saved),
+        saved_bytes=sum(event["bytes"] for event in saved),
+        save_seconds=sum(event["seconds"] for event in saved),
+        save_failures=sum(event["event"] == "save_failed" for event in events),
+        accepted=tuple(sorted({name for event in loaded for name in event.get("accepted", ())})),
+        seconds=events[-1]["t"] - events[0]["t"],
+        weights_sha256=finished[-1]["digest"] if finished else None,
+    )
+
+
+def _world_sizes(events: Iterable[Event]) -> Iterable[int]:
+    """One per view, whoever of its members reported it first."""
+    seen: set[tuple[str, ...]] = set()
+    for event in events:
+        if event["event"] == "view_formed" and tuple(event["workers"]) not in seen:
+            seen.add(tuple(event["workers"]))
+            yield len(event["workers"])
