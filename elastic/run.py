@@ -26,6 +26,7 @@ from elastic.evaluation import evaluate
 from elastic.group.sums import Agreed
 from elastic.launch import environment
 from elastic.launch.portable import pin_instruction_set
+from elastic.membership.missing import missing, sentence
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums
 from elastic.preemption.signals import SignalNotices
@@ -196,7 +197,10 @@ class Run:
             session.open()
         except PeerLost as lost:
             session.close()
-            raise self._restart(lost) from lost
+            self._console.warn(
+                f"rank {self.rank} lost a peer while the run started: {lost}; its launcher starts it again"
+            )
+            raise SystemExit(EXIT_RESTART) from lost
         except BaseException:
             session.close()
             raise
@@ -381,19 +385,20 @@ class Run:
         """A collective failed. Under plain torchrun this worker cannot go on; its launcher starts it again."""
         session = self._here
         lost.step = self.step_index
-        self.events.emit("peer_lost", step=self.step_index, phase=lost.phase, error=str(lost))
+        gone = missing(session.view)
+        self.events.emit("peer_lost", step=self.step_index, phase=lost.phase, error=str(lost), missing=list(gone))
+        self._console.warn(
+            f"rank {self.rank} at step {self.step_index}: {lost}\n"
+            f"  missing  {sentence(session.view, gone, self.rank)}\n"
+            f"  state    {'torn by the update it was in' if self._updating else 'clean'}: {self.step_index} steps applied\n"
+            "  next     nothing to do: this worker ends, and its launcher starts all of them again from the newest save"
+        )
         session.exchange.buffers.restore()
         saver = session.saver
         if saver is not None and not self._updating and saver.took_s < _QUICK_SAVE_S:
             with suppress(Exception):  # what is committed stays; the restart goes on from there
                 self._commit(session, must=False)
-        raise self._restart(lost) from lost
-
-    def _restart(self, lost: PeerLost) -> SystemExit:
-        self._console.warn(
-            f"rank {self.rank} lost a peer at step {self.step_index}: {lost}. It ends; its launcher starts it again"
-        )
-        return SystemExit(EXIT_RESTART)
+        raise SystemExit(EXIT_RESTART) from lost
 
     def _broke_off(self) -> None:
         """The script left the outer loop by `break`. If all workers do so at one step, the run ends there."""

@@ -1,0 +1,45 @@
+"""Who of a view is gone? What this machine can prove about the workers that run on it.
+
+A collective's error names an address at best. A worker id holds the host and the process id, so each
+survivor can look at the processes beside it; of workers on other machines it can only say that it knows
+nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from elastic.membership.view import View
+
+_STATES = {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped by a debugger"}
+
+
+def missing(view: View, *, host: str | None = None, proc: Path = Path("/proc")) -> dict[int, str]:
+    """rank -> what is wrong with it ("dead", "stopped"), for workers on this host; the healthy ones are left out."""
+    here = host or socket.gethostname()
+    found: dict[int, str] = {}
+    for rank, worker_id in enumerate(view.workers):
+        where, pid, _ = worker_id.rsplit("-", 2)
+        if where == here and (state := _state(proc / pid / "stat")) is not None:
+            found[rank] = state
+    return found
+
+
+def sentence(view: View, found: dict[int, str], own_rank: int) -> str:
+    """For an error: who is missing, or where to look."""
+    if found:
+        return ", ".join(f"rank {rank} ({view.workers[rank]}) is {state}" for rank, state in found.items())
+    hosts = sorted({worker.rsplit("-", 2)[0] for rank, worker in enumerate(view.workers) if rank != own_rank})
+    return f"nobody on this machine is known to be dead; look at the logs of {', '.join(hosts)}"
+
+
+def _state(stat: Path) -> str | None:
+    """What is wrong with a process, from its /proc/<pid>/stat; None if nothing is, or if there is no /proc to ask."""
+    if not stat.parent.parent.joinpath("self").exists():
+        return None
+    try:
+        after_name = stat.read_text().rpartition(")")[2]
+    except OSError:
+        return "dead"
+    return _STATES.get(after_name.split()[0])
