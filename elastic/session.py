@@ -31,6 +31,7 @@ from elastic.exchange import Exchange, deal, micro_batches
 from elastic.group.form import Group, form, gather_bytes
 from elastic.launch.environment import Launch, host_address
 from elastic.membership.rendezvous import meet
+from elastic.membership.view import View
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog
 from elastic.observe.observer import Observer
@@ -51,6 +52,7 @@ class Session:
     saver      on the coordinator
     """
 
+    view: View
     group: Group
     exchange: Exchange
     loader: Loader
@@ -146,6 +148,7 @@ class Session:
         launch, run = self._launch, self._run
         self._observer.at("form", run)
         meeting = meet(launch, run.worker_id, timeout_s=_RENDEZVOUS_S)
+        self.view = meeting.view
         self._store = meeting.store  # rank 0 hosts it, so it must live as long as the group
         self.group = form(
             meeting.store,
@@ -158,7 +161,7 @@ class Session:
         )
         self._closing.append(self.group.close)
         shares = deal(self._config, self._config.plan.virtual_workers, launch.world_size)[launch.rank].shares
-        self.events.emit("view_formed", workers=list(meeting.view.workers), shares=[shares.start, shares.stop])
+        self.events.emit("view_formed", workers=list(self.view.workers), shares=[shares.start, shares.stop])
         self._observer.at("formed", run)
 
     def _agree_on(self, identity: identities.Identity) -> None:
@@ -221,16 +224,15 @@ class Session:
             return
         blind: str | None = None
         if launch.local_rank == 0 and launch.rank != 0:
-            with checkpoint.Checkpointer(
-                self._config.url, storage_options=self._config.storage_options or None
-            ) as ours:
-                if ours.newest_claim() < self.claim:
+            options = self._config.storage_options or None
+            with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
+                if storage.newest_claim() < self.claim:
                     blind = socket.gethostname()
         blind = self.told_by_all(blind)
         if blind is not None:
             self._console.say(
-                f"{blind} does not see the claim that rank 0 wrote to {self._config.url}: the folder is not shared. The "
-                "run can go on only while its coordinator stays where it is; use shared or object storage"
+                f"{blind} does not see the claim that rank 0 wrote to {self._config.url}: the folder is not shared, "
+                "and the run can go on only while its coordinator stays where it is; use shared or object storage"
             )
 
     def _receive(self, tree: Tree | None, from_claim: int | None) -> None:
