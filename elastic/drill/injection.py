@@ -24,7 +24,7 @@ from elastic.state.survives import weights_digest
 
 PLAN_FILE = "plan.json"
 _BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update"}
-_IN_FLIGHT = MOMENTS[MOMENTS.index("data") : MOMENTS.index("update") + 1]
+_BEFORE_THE_UPDATE = MOMENTS[: MOMENTS.index("update") + 1]
 
 
 def observer(folder: str) -> Observer:
@@ -80,7 +80,7 @@ class Injector(Observer):
         self._folder = folder
         self._plan = Plan.from_json((folder / PLAN_FILE).read_text())
         self._run: ObservedRun | None = None
-        self._step: int | None = None  # as At.step counts
+        self._step = 0  # as At.step counts
 
     def dataset(self, dataset: Any) -> Any:
         return Reading(dataset)
@@ -97,8 +97,7 @@ class Injector(Observer):
         self._run = run
         if moment == "start" and (self._folder / "events").is_dir():
             run.events.tee(self._folder)
-        if moment == "loaded" or moment in _IN_FLIGHT:
-            self._step = run.step_index
+        self._step = run.step_index if moment in _BEFORE_THE_UPDATE else run.step_index - 1
         if moment == "applied":
             models = run.model if isinstance(run.model, Mapping) else {"model": run.model}
             run.events.emit("weights", step=self._step, digest=weights_digest(models))
@@ -108,8 +107,6 @@ class Injector(Observer):
                     self._prepare(phase, run, fault)
         for fault in self._due(moment, share):
             self._act(fault)
-        if moment == "loaded":
-            self._step = run.step_index - 1
 
     def _prepare(self, phase: str, run: ObservedRun, fault: int) -> None:
         def act() -> None:

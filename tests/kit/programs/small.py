@@ -44,6 +44,8 @@ def main() -> None:
     options = parser.parse_args()
 
     elastic.seed(options.seed)
+    length = options.length or options.steps * options.batch_size
+    dataset = Noisy(length, options.seed)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with elastic.Run(
@@ -51,7 +53,7 @@ def main() -> None:
         model=model,
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps),
-        dataset=Noisy(options.length or options.steps * options.batch_size, options.seed),
+        dataset=dataset,
         batch_size=options.batch_size,
         virtual_workers=options.virtual_workers,
         steps=options.steps,
@@ -70,6 +72,9 @@ def main() -> None:
                 step.add(loss=loss, correct=(scores.argmax(dim=1) == labels).sum())
             if run.is_coordinator:
                 print(f"step {step.index} loss {step.sums['loss'] / step.count:.4f}")
+        found = run.evaluate(dataset, lambda points, labels: {"correct": (model(points).argmax(dim=1) == labels).sum()})
+        if run.is_coordinator:
+            print(f"accuracy {found['correct'] / length:.4f}")
 
 
 if __name__ == "__main__":

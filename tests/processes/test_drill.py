@@ -1,0 +1,160 @@
+"""Real workers, real signals, at exact moments; and a drill that notices when something is wrong.
+
+What a run keeps under which faults is judged on a small script with all that draws random numbers.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elastic.drill.cluster import Cluster, DrillTimeout
+from elastic.drill.end import End
+from elastic.drill.faults import BEFORE_STEPS, IN_EXCHANGE, PHASES, At, Kill, Plan
+from elastic.drill.processes import marked
+
+MakeCluster = Callable[..., Cluster]
+Undisturbed = Callable[..., End]
+
+
+def test_a_worker_killed_in_backward_costs_at_most_the_steps_since_the_last_save(
+    cluster: MakeCluster, undisturbed: Undisturbed
+) -> None:
+    """The others are inside a collective when it dies, so nobody may wait for ever."""
+    run = cluster(workers=4, steps=12, seed=7)
+    run.kill(worker=3, when=At(step=5, phase="backward"))
+    end = run.finish(within_s=120, reference=undisturbed(steps=12, seed=7).events)
+
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
+    assert end.world_sizes == [4, 4]
+    assert end.examples_applied == Counter(range(12 * end.batch_size))
+    assert end.steps_redone <= 2
+    assert end.weights_sha256 == undisturbed(steps=12, seed=7).weights_sha256
+
+
+def test_killed_all_at_once_a_run_goes_on_at_another_size(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+    """A power cut in the middle of an update, and fewer machines afterwards."""
+    run = cluster(workers=3, steps=12, seed=7)
+    run.kill_all(At(step=7, phase="in_update", worker=1))
+    cut = run.finish(within_s=120)
+    assert cut.exit_code == -signal.SIGKILL
+    assert (cut.left_behind, cut.not_reached) == ((), ())
+
+    end = run.start(workers=2).finish(within_s=120, reference=undisturbed(steps=12, seed=7).events)
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert end.world_sizes == [3, 2]
+    assert end.steps_redone <= 2
+
+
+def test_a_worker_is_killed_in_the_middle_of_an_exchange(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+    """It has sent a part of what the others wait for, and its loader processes must die with it."""
+    run = cluster(workers=2, steps=6, seed=7, num_workers=1)
+    run.kill(worker=0, when=At(step=3, phase=IN_EXCHANGE))
+    end = run.finish(within_s=120, reference=undisturbed(steps=6, seed=7).weights_sha256)
+
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert (end.exit_code, end.not_reached) == (0, ())
+    # multiprocessing makes a folder pymp-* for its socket, which a process that is killed cannot remove
+    assert [left for left in end.left_behind if not left.startswith("temporary file pymp-")] == []
+
+
+def test_one_process_is_killed_at_every_moment_there_is(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+    """Each fault is reached, ends the process there and then, happens once, and changes no bit of the result."""
+    of_steps = [phase for phase in PHASES if phase not in (*BEFORE_STEPS, IN_EXCHANGE, "save", "saved")]
+    late = {"evaluate": 11, "finish": 11}
+    steps = {phase: late.get(phase, at) for at, phase in enumerate(of_steps)}
+    saves = [Kill(0, At(step, phase)) for step, phase in ((9, "save"), (11, "saved"))]
+    within = [Kill(0, At(step, phase)) for phase, step in steps.items()]
+    starts = [Kill(0, At(None, phase)) for phase in BEFORE_STEPS]
+    plan = Plan((within[0], *starts, *within[1:-2], *saves, *within[-2:]))
+
+    run = cluster(steps=12, seed=7, plan=plan)
+    for fault in plan.faults:
+        end = run.start().finish(within_s=60)
+        last = [event for event in end.events if event["worker"] == end.events[-1]["worker"]][-1]
+        assert (end.exit_code, last["event"]) == (-signal.SIGKILL, "fault"), f"{fault}, not reached {end.not_reached}\n{end.output}"
+    end = run.start().finish(within_s=60, reference=undisturbed(steps=12, seed=7).events)
+
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
+    happened = [event["fault"] for event in end.events if event["event"] == "fault"]
+    assert sorted(happened) == sorted(map(str, plan.faults))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_random_plan_changes_no_bit(cluster: MakeCluster, undisturbed: Undisturbed, seed: int) -> None:
+    """Replay with Plan.random(seed, steps=12, workers=3, faults=3)."""
+    plan = Plan.random(seed, steps=12, workers=3, faults=3)
+    print(plan)
+    run = cluster(workers=3, steps=12, seed=7, plan=plan)
+    end = run.finish(within_s=120)
+    for _ in plan.faults:
+        if end.exit_code != 0:
+            end = run.start().finish(within_s=120)
+    end = run.start().finish(within_s=120, reference=undisturbed(steps=12, seed=7).events)
+
+    assert end.verdict.ok, f"{plan}\n{end.verdict}\n{end.output}"
+    assert (end.exit_code, end.left_behind) == (0, ())
+
+
+def test_what_a_launch_leaves_behind_is_found_named_and_ended(tmp_path: Path) -> None:
+    """A clean machine is one of the promises, so the drill must be seen to notice a dirty one."""
+    script = tmp_path / "untidy.py"
+    script.write_text(
+        "import os, subprocess, sys, tempfile\n"
+        "listen = 'import socket, time; s = socket.socket(); s.bind((\"127.0.0.1\", 0)); s.listen(); time.sleep(600)'\n"
+        "subprocess.Popen([sys.executable, '-c', listen], start_new_session=True)\n"
+        "open(tempfile.mktemp(prefix='forgotten-'), 'w').close()\n"
+        "name = f'/dev/shm/torch_{os.getpid()}_drill_0'\n"
+        "open(name, 'w').close()\n"
+    )
+    with Cluster(script, url=tmp_path / "run", folder=tmp_path / "drill") as run:
+        end = run.finish(within_s=60)
+
+        assert end.exit_code == 0
+        process, temporary, shared = end.left_behind
+        Path(shared.split()[-1]).unlink()
+        assert "time.sleep(600)" in process
+        assert "listens on" in process
+        assert temporary.startswith("temporary file forgotten-")
+        assert shared.startswith("shared memory /dev/shm/torch_")
+        assert marked(run.folder) == []
+        assert end.verdict.broken() == {"finished"}
+
+
+def test_a_run_that_does_not_end_is_killed_at_the_deadline_and_the_error_says_where_it_was(tmp_path: Path) -> None:
+    """No silent hang, in a drill least of all."""
+    script = tmp_path / "stuck.py"
+    script.write_text("import time\nprint('about to hang', flush=True)\ntime.sleep(600)\n")
+    with Cluster(script, url=tmp_path / "run", folder=tmp_path / "drill") as run:
+        with pytest.raises(DrillTimeout, match=r"did not end within 1 s(.|\n)*running: .*stuck.py(.|\n)*about to hang"):
+            run.finish(within_s=1)
+        assert marked(run.folder) == []
+
+
+def test_waiting_for_an_event_ends_when_the_launch_does(tmp_path: Path) -> None:
+    script = tmp_path / "short.py"
+    script.write_text("print('nothing happens here')\n")
+    with (
+        Cluster(script, url=tmp_path / "run", folder=tmp_path / "drill") as run,
+        pytest.raises(Exception, match=r"the launch ended \(0\) before saved(.|\n)*nothing happens here"),
+    ):
+        run.wait_for("saved", within_s=30)
+
+
+def test_a_signal_from_outside_reaches_the_run_at_an_event(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+    """A scheduler that stops a job: the step is finished, saved, and the next launch goes on without a step redone."""
+    run = cluster(workers=2, steps=400, seed=7, length=96)
+    run.wait_for(lambda event: event["event"] == "step_applied" and event["step"] >= 5, within_s=60)
+    run.send(signal.SIGTERM)
+    stopped = run.finish(within_s=60)
+    assert any(event["event"] == "left" for event in stopped.events), stopped.output
+
+    end = run.start().finish(within_s=120, reference=undisturbed(steps=400, seed=7, length=96).weights_sha256)
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert end.steps_redone == 0
