@@ -227,16 +227,16 @@ def _check_model(name: str, model: torch.nn.Module) -> None:
                 f"{where} gives sparse gradients, and sums in a fixed order need dense ones; use sparse=False"
             )
     for path, parameter in model.named_parameters():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise ConfigError(
+                f"{name}.{path} is not initialised yet; run one forward pass before handing the model over"
+            )
         if isinstance(parameter, DTensor):
             raise ConfigError(
                 f"{name}.{path} is a DTensor; sharded models are not carried yet: hand over the plain model"
             )
         if parameter.is_complex():
             raise ConfigError(f"{name}.{path} is {parameter.dtype}; use torch.view_as_real parameters instead")
-        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
-            raise ConfigError(
-                f"{name}.{path} is not initialised yet; run one forward pass before handing the model over"
-            )
 
 
 def _check_optimizers(models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> None:

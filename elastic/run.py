@@ -390,7 +390,7 @@ class Run:
         self._console.warn(
             f"rank {self.rank} at step {self.step_index}: {lost}\n"
             f"  missing  {sentence(session.view, gone, self.rank)}\n"
-            f"  state    {'torn by the update it was in' if self._updating else 'clean'}: {self.step_index} steps applied\n"
+            f"  state    {'torn by an update' if self._updating else 'clean'}, with {self.step_index} steps applied\n"
             "  next     nothing to do: this worker ends, and its launcher starts all of them again from the newest save"
         )
         session.exchange.buffers.restore()

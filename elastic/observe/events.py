@@ -19,7 +19,7 @@ until they are known), then the event's own:
                     sums: digest_of_sums() of the global sums and count
     saved           step: steps applied; bytes, seconds, name
     save_failed     step, error
-    peer_lost       step, phase, error
+    peer_lost       step, phase, error, missing [ranks that this machine knows to be dead or stopped]
     notice          signal
     left            step: steps applied
     finished        step: steps applied; digest
