@@ -68,17 +68,18 @@ def take(
     """
     spent_from = time.monotonic()
     tries = 0
+    ours: frozenset[int] = frozenset()
     history = read_history(storage, log)
     while True:
         tries += 1
         asked_from = time.monotonic()
         holder = read_claim(storage, history.newest_claim, log) if history.newest_claim else None
-        if holder is not None and holder.nonce != nonce:
+        if holder is not None:
             free(holder)
         spent_from += time.monotonic() - asked_from
 
         resumed_from = _first(history.lineage)
-        claim = Claim(history.newest_claim + 1, nonce, endpoint, job, world, resumed_from, time.time())
+        claim = Claim(history.highest + 1, nonce, endpoint, job, world, resumed_from, time.time())
         try:
             storage.put_new(claim_key(claim.number), seal(_body(claim)))
         except AlreadyThere:
@@ -86,13 +87,14 @@ def take(
             created = False
         else:
             created = True
-        history = read_history(storage, log)
-        if created and history.newest_claim == claim.number and _first(history.lineage) == resumed_from:
+            ours |= {claim.number}
+        history = read_history(storage, log, without=ours)
+        if created and history.highest == claim.number and _first(history.lineage) == resumed_from:
             return claim
         if time.monotonic() - spent_from > deadline_s:
             raise StorageError(
                 f"no claim of {storage.url} could be won in {tries} tries over {deadline_s:g} s\n"
-                f"  state  the newest claim is {history.newest_claim}; nothing of ours was committed\n"
+                f"  state  the newest claim is {history.highest}; nothing of ours was committed\n"
                 "  next   see how many jobs start on this URL, and stop all but one",
                 operation="claim",
                 key=claim_key(claim.number),

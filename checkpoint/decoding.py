@@ -123,9 +123,11 @@ class _Decoder:
     def _array(self, document: dict[str, Any]) -> np.ndarray[Any, Any]:
         dtype, shape = _numpy_dtype(document["dtype"]), _sizes(document["shape"])
         stored = self._stored(document["name"])
+        if not dtype.itemsize:
+            raise ValueError("an array of elements without bytes")
         if stored.dtype is not torch.uint8 or stored.dim() != 1 or stored.numel() != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{stored.numel()} stored bytes are no array {dtype} {shape}")
-        return writable_bytes(stored.cpu()).view(dtype).reshape(shape) if dtype.itemsize else np.zeros(shape, dtype)
+        return writable_bytes(stored.cpu()).view(dtype).reshape(shape)
 
 
 def _sizes(value: object) -> tuple[int, ...]:

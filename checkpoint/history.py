@@ -17,29 +17,33 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class History:
-    """newest_claim  the highest number of a claim, 0 where there is none
+    """newest_claim  the highest number of a claim that counts, 0 where there is none
+    highest       the highest number at all; the next claim takes the one above
     lineage       the run's commits, newest first
     outside       the commits that the run has moved on from
     """
 
     newest_claim: int
+    highest: int
     lineage: tuple[CommitId, ...]
     outside: tuple[CommitId, ...]
 
 
-def newest_claim(storage: Storage) -> int:
-    """The highest number under claims/, 0 where there is none. One listing."""
-    return max((number for key in storage.list(CLAIMS) if (number := claim_number(key)) is not None), default=0)
+def claim_numbers(storage: Storage) -> set[int]:
+    """The numbers under claims/. One listing."""
+    return {number for key in storage.list(CLAIMS) if (number := claim_number(key)) is not None}
 
 
-def read_history(storage: Storage, log: Log) -> History:
+def read_history(storage: Storage, log: Log, *, without: frozenset[int] = frozenset()) -> History:
     """Lists claims and commits, and reads the claims on the way down the lineage.
 
+    without  claims that do not count, because nothing was committed under them nor will be
     A claim that cannot be read is passed over with a logged reason: its own commits repeat what it resumed from, and
     without any the run goes on from the claim below it.
     """
     commits = [id for key in storage.list(COMMITS) if (id := commit_id(key)) is not None]
-    newest = max([newest_claim(storage), *(id.claim for id in commits)])
+    claims = claim_numbers(storage) | {id.claim for id in commits}
+    newest = max(claims - without, default=0)
 
     def resumed_from(claim: int) -> CommitId | None:
         try:
@@ -54,7 +58,7 @@ def read_history(storage: Storage, log: Log) -> History:
         return max((id for id in commits if id.claim < claim), default=None)
 
     ordered = tuple(lineage(newest or None, commits, resumed_from))
-    return History(newest, ordered, tuple(sorted(set(commits) - set(ordered), reverse=True)))
+    return History(newest, max(claims, default=0), ordered, tuple(sorted(set(commits) - set(ordered), reverse=True)))
 
 
 def read_resumed_from(storage: Storage, claim: int) -> CommitId | None:
@@ -90,7 +94,7 @@ def look_again(storage: Storage, claim: int, nonce: str) -> int | None:
 
     The nonce matters where the storage cannot create exclusively: the last of two racing writers then has the claim.
     """
-    newest = newest_claim(storage)
+    newest = max(claim_numbers(storage), default=0)
     if newest > claim:
         return newest
     try:

@@ -5,6 +5,10 @@ commit that this claim resumed from and the older ones of that commit's claim; a
 
 Promise  a commit that an older claim made *after* a newer claim resumed from it is never in the lineage, at whatever
          step and however late it arrives: a host that was given up and comes back changes nothing.
+
+One exception, so that nothing is lost to a newcomer that dies at once: a claim that made no commit, and whose named
+commit is gone, decided nothing. Only the holder that it replaced can have swept that commit, after making newer ones;
+these count.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ def lineage(
     claim, last = newest_claim, None
     while claim is not None and claim >= oldest:
         ordered += sorted((c for c in by_claim.get(claim, ()) if last is None or c <= last), reverse=True)
-        last = resumed_from(claim)
-        assert last is None or last.claim < claim, f"claim {claim} resumed from {last}, which is not older"
-        claim = last.claim if last else None
+        named = resumed_from(claim)
+        assert named is None or named.claim < claim, f"claim {claim} resumed from {named}, which is not older"
+        decided = claim in by_claim or named in by_claim.get(named.claim if named else 0, ())
+        claim, last = (named.claim, named if decided else None) if named else (None, None)
     return ordered

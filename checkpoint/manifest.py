@@ -187,6 +187,10 @@ def _tensor(name: str, entry: dict[str, Any], objects: tuple[StoredObject, ...])
     _expect(entry["dtype"] in DTYPES, f"tensor {name!r} has dtype {entry['dtype']!r}, which this torch does not know")
     dtype, shape = DTYPES[entry["dtype"]], _numbers(entry["shape"])
     pieces = tuple(_piece(name, piece, dtype, shape, objects) for piece in _list(entry["pieces"]))
+    try:
+        torch.empty(shape, dtype=dtype, device="meta")
+    except (RuntimeError, OverflowError) as error:
+        raise CorruptCheckpoint(f"tensor {name!r} has shape {shape}, which no tensor has: {error}") from error
     covered = sum(piece.bytes for _, piece in pieces)
     _expect(
         covered == nbytes(shape, dtype),

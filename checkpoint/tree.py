@@ -167,7 +167,7 @@ class _Encoder:
         return document
 
     def _array(self, array: np.ndarray[Any, Any], path: str) -> Document:
-        if not has_fixed_meaning(array.dtype):
+        if not has_fixed_meaning(array.dtype) or not array.dtype.itemsize:
             raise _unsupported(path, array, f"has dtype {array.dtype}; use one of fixed meaning on every machine")
         name = self._keep(_array_tensor(array), path)
         return {TAG: "ndarray", "name": name, "dtype": array.dtype.str, "shape": list(array.shape)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import selectors
 import subprocess
@@ -64,7 +65,9 @@ def _announced_url(process: subprocess.Popen[bytes]) -> str:
     with selectors.DefaultSelector() as ready:
         ready.register(process.stdout, selectors.EVENT_READ)
         while not (found := re.search(rb"Running on (http://127\.0\.0\.1:\d+)", said)):
-            if not ready.select(max(0.0, deadline - time.monotonic())) or not (more := process.stdout.read1(65536)):
+            if not ready.select(max(0.0, deadline - time.monotonic())) or not (
+                more := os.read(process.stdout.fileno(), 65536)
+            ):
                 raise TimeoutError(f"moto did not start within {_START_WITHIN_S:g} s; it said: {said.decode()!r}")
             said += more
     return found[1].decode()

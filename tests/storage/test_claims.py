@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -39,7 +38,7 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a holder in a process of its own, and waits until it has saved."""
     started: list[subprocess.Popen[str]] = []
 
@@ -59,7 +58,7 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
 
 def test_of_two_jobs_on_one_folder_exactly_one_goes_on(
-    tmp_path: Path, start: Callable[..., "subprocess.Popen[str]"], checkpointer: Make
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], checkpointer: Make
 ) -> None:
     """An accidental second launch must not kill a week-long run; the death of the first must not block the second."""
     holder = start(tmp_path)
@@ -79,7 +78,7 @@ def test_of_two_jobs_on_one_folder_exactly_one_goes_on(
 
 
 def test_a_stopped_holder_is_replaced_after_the_grace(
-    tmp_path: Path, start: Callable[..., "subprocess.Popen[str]"], checkpointer: Make
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], checkpointer: Make
 ) -> None:
     """Its port accepts, and nobody answers: no proof of death, so the grace is given."""
     holder = start(tmp_path)
@@ -90,7 +89,7 @@ def test_a_stopped_holder_is_replaced_after_the_grace(
 
 
 def test_a_restart_of_the_same_job_waits_for_its_dying_predecessor(
-    tmp_path: Path, start: Callable[..., "subprocess.Popen[str]"], checkpointer: Make
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], checkpointer: Make
 ) -> None:
     holder = start(tmp_path, "job-9")
     with pytest.raises(ClaimHeld, match="still answers"):
@@ -226,7 +225,7 @@ def test_a_claim_overwritten_by_a_racing_writer_is_lost(tmp_path: Path, checkpoi
 def test_closing_leaves_no_thread_socket_or_descriptor(tmp_path: Path) -> None:
     def held() -> tuple[int, int]:
         gc.collect()
-        return psutil.Process().num_fds(), threading.active_count()
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
 
     before = held()
     for _ in range(3):

@@ -1,0 +1,186 @@
+"""A manifest that someone wrote on purpose, with a right hash: refused before anything large is allocated or read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode
+from checkpoint.envelope import seal, unseal
+from checkpoint.storage import open_storage
+from tests.storage.cut import CutAfter
+
+Change = Callable[[dict[str, Any]], object]
+BIG = 2**61
+
+
+def piece(body: dict[str, Any], index: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = body["tensors"]["w"]["pieces"][index]
+    return found
+
+
+CHANGES: dict[str, Change] = {
+    "huge shape": lambda b: b["tensors"]["w"].update(shape=[BIG, BIG]),
+    "huge shape and box": lambda b: (
+        b["tensors"]["w"].update(shape=[2**40]),
+        piece(b).update(offsets=[0], sizes=[2**40]),
+    ),
+    "huge object": lambda b: (
+        b["objects"][0].update(size=2**50, chunk_bytes=2**50),
+        b["tensors"]["w"].update(shape=[2**40], pieces=[{"object": 0, "start": 0, "offsets": [0], "sizes": [2**40]}]),
+    ),
+    "boolean shape": lambda b: b["tensors"]["w"].update(shape=[True, 6]),
+    "fractional shape": lambda b: b["tensors"]["w"].update(shape=[2.0, 3.0]),
+    "negative shape": lambda b: b["tensors"]["w"].update(shape=[-2, -3]),
+    "too many axes": lambda b: b["tensors"]["w"].update(shape=[1] * 100),
+    "unknown dtype": lambda b: b["tensors"]["w"].update(dtype="float1"),
+    "dtype that is no name": lambda b: b["tensors"]["w"].update(dtype={"a": 1}),
+    "dtype that is code": lambda b: b["tensors"]["w"].update(dtype="load"),
+    "negative start": lambda b: piece(b).update(start=-8),
+    "start beyond the object": lambda b: piece(b).update(start=10**6),
+    "another object": lambda b: piece(b).update(object=7),
+    "object by path": lambda b: piece(b).update(object="../../secret"),
+    "negative offset": lambda b: piece(b).update(offsets=[-1, 0]),
+    "box outside": lambda b: piece(b).update(offsets=[1, 1]),
+    "empty box": lambda b: piece(b).update(sizes=[0, 3]),
+    "gap": lambda b: b["tensors"]["w"].update(pieces=[]),
+    "overlapping boxes": lambda b: b["tensors"]["w"].update(
+        pieces=[{"object": 0, "start": start, "offsets": [0, 0], "sizes": [1, 3]} for start in (0, 12)]
+    ),
+    "tensors on the same bytes": lambda b: b["tensors"].update(twin=copy.deepcopy(b["tensors"]["w"])),
+    "tensor that is no object": lambda b: b["tensors"].update(w=[1]),
+    "tensors that are a list": lambda b: b.update(tensors=[]),
+    "objects that are an object": lambda b: b.update(objects={}),
+    "chunks that do not add up": lambda b: b["objects"][0].update(chunks=[]),
+    "no chunk size": lambda b: b["objects"][0].update(chunk_bytes=0),
+    "hash that is none": lambda b: b["objects"][0].update(xxh3_128="../x"),
+    "another step": lambda b: b.update(step=3),
+    "another claim": lambda b: b.update(claim=True),
+    "resumed from nonsense": lambda b: b.update(resumed_from="c1"),
+    "time that is none": lambda b: b.update(saved_at="now"),
+    "meta that is a list": lambda b: b.update(meta=[]),
+    "meta with a tensor": lambda b: b.update(meta={"x": {"!": "tensor", "name": "w"}}),
+    "lacking a field": lambda b: b.pop("tensors"),
+    "format that is none": lambda b: b.update(format=[1]),
+    "tree with an unknown kind": lambda b: b.update(tree={"!": "pickle", "data": "gASVLg=="}),
+    "tree with an unknown tensor": lambda b: b.update(tree={"!": "tensor", "name": "v"}),
+    "tree with a stride outside": lambda b: b.update(tree={"!": "tensor", "name": "w", "stride": [BIG, 1]}),
+    "tree with an array too long": lambda b: b.update(
+        tree={"!": "ndarray", "name": "w", "dtype": "<f8", "shape": [BIG, BIG]}
+    ),
+    "tree with an array of nothing": lambda b: (
+        b["tensors"].update(e={"dtype": "uint8", "shape": [0], "pieces": []})
+        or b.update(tree={"!": "ndarray", "name": "e", "dtype": "<U0", "shape": [BIG]})
+    ),
+    "empty tensor of a shape that overflows": lambda b: b["tensors"].update(
+        e={"dtype": "uint8", "shape": [0, BIG, BIG], "pieces": []}
+    ),
+    "tree with an array of objects": lambda b: b.update(tree={"!": "ndarray", "name": "w", "dtype": "O", "shape": [3]}),
+    "tree with an unhashable key": lambda b: b.update(tree={"!": "dict", "items": [[[], 1]]}),
+    "tree with a key twice": lambda b: b.update(tree={"!": "dict", "items": [[1, 1], [1, 2]]}),
+    "tree with an attribute of torch": lambda b: b.update(tree={"!": "torch.dtype", "name": "load"}),
+    "tree with a device of nobody": lambda b: b.update(tree={"!": "torch.device", "name": "rm -rf"}),
+    "tree with bits missing": lambda b: b.update(tree={"!": "float", "bits": "00"}),
+}
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """An allocation of what the manifests promise would fail here, rather than fill the machine."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+class Watched(CutAfter):
+    """Notes every key that is read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(open_storage(folder), 10**6)
+        self.read: list[str] = []
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self.read.append(key)
+        return self.inner.get(key, start, length)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.usefixtures("little_memory")
+def test_a_hostile_manifest_is_refused_and_the_one_before_is_used(
+    name: str, tmp_path: Path, checkpointer: Callable[..., Checkpointer]
+) -> None:
+    runs = checkpointer(tmp_path)
+    runs.save(1, {"w": torch.ones(2, 3)})
+    commit = runs.save(2, {"w": torch.ones(2, 3)})
+    path = tmp_path / commit.id.manifest_key
+    body = unseal(path.read_bytes(), "manifest")
+    CHANGES[name](body)
+    path.write_bytes(seal(body))
+
+    watched = Watched(tmp_path)
+    reader = checkpointer(watched)
+    with pytest.raises(CorruptCheckpoint) as caught:
+        reader.read(step=2)
+    assert caught.value.commit == commit.name
+    assert set(watched.read) <= {"claims/00000001.json", commit.id.manifest_key, commit.id.shard_key(0)}
+    assert reader.read().step == 1
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[" * 100_000, b'{"xxh3_128":"', b"\xff" * 100])
+def test_a_manifest_that_is_no_document_is_refused(
+    text: bytes, tmp_path: Path, checkpointer: Callable[..., Checkpointer]
+) -> None:
+    runs = checkpointer(tmp_path)
+    commit = runs.save(1, {})
+    (tmp_path / commit.id.manifest_key).write_bytes(text)
+    with pytest.raises(CorruptCheckpoint):
+        runs.read(step=1)
+    assert runs.latest() is None
+
+
+def test_deep_nesting_with_a_right_hash_is_refused() -> None:
+    deep = b'{"xxh3_128":"%s","body":{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}}"
+    from checkpoint.hashing import xxh3
+
+    content = deep[deep.index(b'"body":') + 7 : -1]
+    with pytest.raises(CorruptCheckpoint, match="no JSON"):
+        unseal(deep.replace(b"%s", xxh3(content).encode(), 1), "it")
+    with pytest.raises(CorruptCheckpoint, match="levels deep"):
+        decode(json.loads("[" * 500 + "]" * 500), {})
+
+
+def test_a_format_of_the_future_is_not_passed_over_in_silence(
+    tmp_path: Path, checkpointer: Callable[..., Checkpointer]
+) -> None:
+    """Taking an older checkpoint instead would throw work away because of an old installation."""
+    runs = checkpointer(tmp_path)
+    runs.save(1, {"at": 1})
+    path = tmp_path / runs.save(2, {"at": 2}).id.manifest_key
+    path.write_bytes(seal({**unseal(path.read_bytes(), "manifest"), "format": 2}))
+    with pytest.raises(CheckpointError, match="newer one") as caught:
+        runs.read()
+    assert not isinstance(caught.value, CorruptCheckpoint)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"resumed_from": 3}, {"resumed_from": {"claim": 9, "step": 1, "nonce": "0" * 20}}]
+)
+def test_a_hostile_claim_does_not_stop_the_run(
+    body: dict[str, Any], tmp_path: Path, checkpointer: Callable[..., Checkpointer]
+) -> None:
+    with checkpointer(tmp_path) as runs:
+        runs.save(1, {"at": 1})
+    (tmp_path / "claims" / "00000002.json").write_bytes(seal(body))
+    again = checkpointer(tmp_path, grace_s=0)
+    assert again.save(2, {"at": 2}).claim == 3
+    assert [commit.step for commit in again.list()] == [2, 1]

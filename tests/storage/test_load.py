@@ -1,0 +1,207 @@
+"""load() fills live objects exactly, or changes nothing and says all that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from checkpoint import Checkpointer, NoCheckpoint, StateMismatch, digest
+
+Make = Callable[..., Checkpointer]
+MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+OPTIMIZERS: list[MakeOptimizer] = [
+    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    lambda p: torch.optim.AdamW(p, amsgrad=True),
+    torch.optim.Adafactor,
+    torch.optim.RMSprop,
+    lambda p: torch.optim.LBFGS(p, max_iter=2),
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+]
+
+
+class Averages:
+    """A stateful object of the user's own."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {"n": 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "n" not in state:
+            raise KeyError("n")
+        self.values = state
+
+
+def build(seed: int, make: MakeOptimizer, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4)).to(dtype)
+    optimizer = make(model.parameters())
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "extra": {"averages": Averages(), "ema": torch.randn(3), "array": np.zeros(2)},
+        "list": [torch.zeros(2), 5],
+        "epoch": 0,
+    }
+
+
+def train(state: dict[str, Any], steps: int) -> list[float]:
+    """Deterministic steps; returns the losses."""
+    losses = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(6, 4, generator=generator).to(next(state["model"].parameters()).dtype)
+
+        def closure(x: torch.Tensor = x) -> float:
+            state["optimizer"].zero_grad()
+            loss = state["model"](x).square().sum()
+            loss.backward()
+            return float(loss.detach())
+
+        losses.append(float(state["optimizer"].step(closure)))
+        state["scheduler"].step()
+    return losses
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_goes_on_as_if_nothing_had_happened(
+    make: MakeOptimizer, dtype: torch.dtype, tmp_path: Path, checkpointer: Make
+) -> None:
+    one, other = build(1, make, dtype), build(2, make, dtype)
+    train(one, 3)
+    one["extra"]["averages"].values = {"n": 3, "m": torch.ones(2)}
+    one["extra"]["array"][:] = 7
+    one["epoch"], one["list"][1] = 4, "now a string"
+    runs = checkpointer(tmp_path)
+    runs.save(3, one)
+
+    assert runs.load(other) == 3
+    assert digest(other) == digest(one)
+    assert other["extra"]["averages"].values["n"] == 3
+    assert (other["epoch"], other["list"][1]) == (4, "now a string")
+    assert train(other, 3) == train(one, 3)
+    assert digest(other) == digest(one)
+
+
+def test_fp32_state_of_a_bf16_parameter_is_not_truncated(tmp_path: Path, checkpointer: Make) -> None:
+    """torch's own load_state_dict casts it to the parameter's dtype, and 16 of 24 bits are gone."""
+
+    def keep_fp32_moments(state: dict[str, Any]) -> None:
+        for values in state["optimizer"].state.values():
+            values["exp_avg"] = torch.rand(values["exp_avg"].shape)
+            values["nested"] = {"list": [torch.rand(2, dtype=torch.float64)]}
+
+    one, other = (build(seed, torch.optim.AdamW, torch.bfloat16) for seed in (1, 2))
+    train(one, 1)
+    keep_fp32_moments(one)
+    runs = checkpointer(tmp_path)
+    runs.save(1, one)
+    runs.load(other)
+
+    for mine, theirs in zip(one["optimizer"].state.values(), other["optimizer"].state.values(), strict=True):
+        assert theirs["exp_avg"].dtype is torch.float32
+        assert torch.equal(mine["exp_avg"], theirs["exp_avg"])
+        assert torch.equal(mine["nested"]["list"][0], theirs["nested"]["list"][0])
+        assert theirs["nested"]["list"][0].dtype is torch.float64
+
+
+def test_one_error_lists_all_that_differs_and_nothing_was_touched(tmp_path: Path, checkpointer: Make) -> None:
+    saved = build(1, torch.optim.AdamW)
+    train(saved, 1)
+    runs = checkpointer(tmp_path)
+    runs.save(1, {**saved, "gone": 1})
+
+    here = build(2, torch.optim.AdamW)
+    here["model"] = torch.nn.Sequential(
+        torch.nn.Linear(4, 9), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4, bias=False)
+    )
+    here["optimizer"] = torch.optim.AdamW([{"params": [torch.nn.Parameter(torch.zeros(2, 2))]} for _ in range(2)])
+    here["extra"]["ema"] = torch.randn(3).double()
+    here["extra"]["array"] = np.zeros(3)
+    here["new"] = 3
+    before = digest(here)
+    with pytest.raises(StateMismatch) as caught:
+        runs.load(here)
+
+    assert digest(here) == before
+    assert caught.value.missing == ["new"]
+    assert set(caught.value.unexpected) == {"gone", "model.2.bias"}
+    assert set(caught.value.misshaped) == {
+        "model.0.weight",
+        "model.0.bias",
+        "optimizer.param_groups",
+        "extra.ema",
+        "extra.array",
+    }
+    assert caught.value.misshaped["model.0.weight"] == "saved float32[8, 4], here float32[9, 4]"
+    assert "nothing was changed" in str(caught.value)
+
+
+def test_optimizer_state_of_another_shape_is_found_before_anything_is_touched(
+    tmp_path: Path, checkpointer: Make
+) -> None:
+    def single(shape: tuple[int, ...]) -> torch.optim.Optimizer:
+        parameter = torch.nn.Parameter(torch.ones(shape))
+        parameter.grad = torch.ones(shape)
+        optimizer = torch.optim.Adam([parameter])
+        optimizer.step()
+        return optimizer
+
+    runs = checkpointer(tmp_path)
+    runs.save(1, {"optimizer": single((2, 3))})
+    with pytest.raises(StateMismatch) as caught:
+        runs.load({"optimizer": single((3, 2))})
+    assert set(caught.value.misshaped) == {"optimizer.state[0].exp_avg", "optimizer.state[0].exp_avg_sq"}
+
+
+def test_names_that_only_one_side_has_can_be_accepted_shapes_cannot(tmp_path: Path, checkpointer: Make) -> None:
+    runs = checkpointer(tmp_path)
+    runs.save(1, {"model": torch.nn.Linear(2, 3), "old": 1})
+    here: dict[str, Any] = {"model": torch.nn.Linear(2, 3, bias=False), "new": 2}
+    assert runs.load(here, strict=False) == 1
+    assert digest(here) == digest({"model": {"weight": runs.read().tree["model"]["weight"]}})
+    with pytest.raises(StateMismatch):
+        runs.load({"model": torch.nn.Linear(2, 4)}, strict=False)
+
+
+def test_an_object_that_refuses_names_what_already_changed(tmp_path: Path, checkpointer: Make) -> None:
+    runs = checkpointer(tmp_path)
+    averages = Averages()
+    averages.values = {"m": 1}
+    runs.save(1, {"model": torch.nn.Linear(2, 3), "averages": averages})
+    with pytest.raises(StateMismatch, match="already changed: model;"):
+        runs.load({"model": torch.nn.Linear(2, 3), "averages": Averages()})
+
+
+def test_load_takes_the_newest_whole_one_or_the_step_that_is_asked_for(tmp_path: Path, checkpointer: Make) -> None:
+    runs = checkpointer(tmp_path)
+    with pytest.raises(NoCheckpoint):
+        runs.load({"x": torch.zeros(1)})
+    for step in (1, 2):
+        runs.save(step, {"x": torch.full((1,), float(step))})
+    here = {"x": torch.zeros(1)}
+    assert (runs.load(here, step=1), here["x"].item()) == (1, 1.0)
+    assert (runs.load(here), here["x"].item()) == (2, 2.0)
+
+
+def test_a_parameter_that_needs_gradients_is_filled_in_place(tmp_path: Path, checkpointer: Make) -> None:
+    runs = checkpointer(tmp_path)
+    runs.save(1, {"w": torch.ones(3, 2)})
+    weight = torch.zeros(2, 3).t().requires_grad_()
+    runs.load({"w": weight})
+    assert torch.equal(weight, torch.ones(3, 2))
+    assert weight.is_leaf
+    assert weight.stride() == (1, 3)
