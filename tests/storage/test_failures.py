@@ -1,0 +1,252 @@
+"""A storage that fails: what heals is waited for, what cannot is said at once, and no message holds a credential."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+
+from checkpoint import Checkpointer, ClaimLost, StorageError
+from checkpoint.storage import AlreadyThere, Buffer, Missing, open_storage, redact
+from checkpoint.storage.fsspec import FsspecStorage
+from checkpoint.storage.local import LocalStorage
+from checkpoint.storage.redact import Scrubber
+from checkpoint.storage.retry import RetryingStorage
+from tests.kit.s3 import S3Server
+
+Make = Callable[..., Checkpointer]
+STATE = {"w": torch.arange(6.0)}
+
+
+class Failing(LocalStorage):
+    """Raises the given errors, one per put, before it works."""
+
+    def __init__(self, root: Path, errors: list[Exception]) -> None:
+        super().__init__(root)
+        self.errors = errors
+
+    def put(self, key: str, data: Buffer) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        super().put(key, data)
+
+
+def retrying(root: Path, errors: list[Exception], waits: list[float], retry_s: float = 60) -> RetryingStorage:
+    return RetryingStorage(Failing(root, errors), retry_s=retry_s, scrub=Scrubber("", {}), sleep=waits.append)
+
+
+def test_a_passing_failure_is_tried_again_with_growing_waits(tmp_path: Path) -> None:
+    waits: list[float] = []
+    storage = retrying(tmp_path, [OSError(errno.EIO, "flaky"), ConnectionResetError(), TimeoutError()], waits)
+    storage.put("a", b"1")
+    assert storage.get("a") == b"1"
+    assert len(waits) == 3
+    assert all(0 <= wait <= 0.1 * 2**turn for turn, wait in enumerate(waits))
+
+
+def test_after_the_deadline_the_error_shows_the_attempts(tmp_path: Path) -> None:
+    waits: list[float] = []
+    storage = retrying(tmp_path, [OSError(errno.EIO, f"flaky {n}") for n in range(99)], waits, retry_s=0.000001)
+    with pytest.raises(StorageError, match="flaky 0") as caught:
+        storage.put("a/b", b"1")
+    assert (caught.value.operation, caught.value.key, caught.value.attempts) == ("write", "a/b", 1)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert waits == []
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (PermissionError("403"), "the right to"),
+        (OSError(errno.ENOSPC, "full"), "free some space"),
+        (OSError(errno.EDQUOT, "quota"), "quota"),
+        (OSError(errno.EROFS, "read-only"), "writable"),
+        (FileNotFoundError("no bucket"), "create the bucket"),
+        (OSError(errno.EOPNOTSUPP, "link"), "hard links"),
+    ],
+)
+def test_what_cannot_heal_fails_at_once_with_advice(tmp_path: Path, error: Exception, advice: str) -> None:
+    waits: list[float] = []
+    with pytest.raises(StorageError, match=advice) as caught:
+        retrying(tmp_path, [error], waits).put("a", b"1")
+    assert caught.value.attempts == 1
+    assert waits == []
+
+
+def test_somebody_elses_bug_is_not_the_storages_failure(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        retrying(tmp_path, [ZeroDivisionError()], []).put("a", b"1")
+
+
+def test_a_save_that_fails_commits_nothing_and_the_next_one_works(tmp_path: Path, checkpointer: Make) -> None:
+    errors: list[Exception] = []
+    runs = checkpointer(retrying(tmp_path, errors, []))
+    runs.save(1, STATE)
+    errors.append(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(StorageError, match="free some space"):
+        runs.save(2, STATE)
+    assert [commit.step for commit in runs.list()] == [1]
+    runs.save(3, STATE)
+    assert runs.read().step == 3
+
+
+def test_a_sweep_that_fails_does_not_fail_the_save(tmp_path: Path, checkpointer: Make) -> None:
+    class NoDelete(LocalStorage):
+        def delete(self, key: str) -> None:
+            raise StorageError("not allowed", operation="delete", key=key, attempts=1)
+
+    lines: list[str] = []
+    runs = checkpointer(NoDelete(tmp_path), keep=2, log=lines.append)
+    for step in range(4):
+        assert runs.save(step, STATE).step == step
+    assert any("could not be swept" in line for line in lines)
+
+
+def test_a_folder_that_may_not_be_written_says_so(tmp_path: Path, checkpointer: Make) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="a file lies where a folder is needed"):
+        checkpointer(tmp_path / "file" / "run").save(1, STATE)
+
+
+def test_a_bucket_that_does_not_exist_says_so(s3: S3Server, checkpointer: Make) -> None:
+    acts: list[Callable[[Checkpointer], object]] = [lambda runs: runs.save(1, STATE), lambda runs: runs.read()]
+    for act in acts:
+        with pytest.raises(StorageError, match="create the bucket") as caught:
+            act(checkpointer("s3://no-such-bucket/x", storage_options=s3.options, retry_s=60))
+        assert caught.value.attempts == 1
+        assert s3.options["secret"] not in str(caught.value)
+
+
+def test_a_server_that_is_gone_is_reported_after_the_deadline(checkpointer: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "AKIATEST", "secret": "hidden-secret"}
+    options["config_kwargs"] = {"retries": {"max_attempts": 1}}  # type: ignore[assignment]
+    with pytest.raises(StorageError, match="see whether the storage can be reached") as caught:
+        checkpointer("s3://runs/x", storage_options=options, retry_s=0.01).read()
+    assert "hidden-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "seen"),
+    [
+        ("s3://bucket/runs/x", "s3://bucket/runs/x"),
+        ("sftp://me:pass@host/runs", "sftp://host/runs"),
+        ("https://token@host/runs?X-Amz-Signature=abc&b=c", "https://host/runs"),
+        ("/data/runs/a@b", "/data/runs/a@b"),
+    ],
+)
+def test_urls_are_shown_without_credentials(url: str, seen: str) -> None:
+    assert redact(url) == seen
+
+
+def test_credentials_reach_no_error_log_manifest_or_claim(caplog: pytest.LogCaptureFixture, checkpointer: Make) -> None:
+    """A library that quotes the options in its message is the way they leak."""
+    secrets = ["p4ssw0rd", "SIGNATURE123", "t0ken-in-options", "nested-secret"]
+    url = "memory://user:p4ssw0rd@redacted/run?sig=SIGNATURE123"
+    options = {"token": "t0ken-in-options", "client": {"keys": ["nested-secret"]}, "region": "eu-central-1"}
+
+    class Leaking(FsspecStorage):
+        def put(self, key: str, data: Buffer) -> None:
+            raise OSError(errno.ENOSPC, f"cannot write to {self._full_url} with {self._options}")
+
+    caplog.set_level(logging.DEBUG, logger="checkpoint")
+    storage = RetryingStorage(Leaking(url, {}), retry_s=1, scrub=Scrubber(url, options))
+    storage._inner._options = options  # type: ignore[attr-defined]
+    with pytest.raises(StorageError) as caught:
+        checkpointer(storage).save(1, STATE)
+    logged = [record.getMessage() for record in caplog.records if record.name == "checkpoint"]
+    shown = [str(caught.value), repr(caught.value), *logged, storage.url, str(caught.value.__cause__)]
+    shown += [storage.get(key).decode() for key in storage.list("")]
+    assert "eu-central-1" in str(caught.value)
+    for secret in secrets:
+        assert not any(secret in text for text in shown)
+
+
+class NoCondition(MemoryFileSystem):  # type: ignore[misc]
+    """A filesystem that takes mode="create" and writes over what is there all the same, as some servers do."""
+
+    protocol = "nocondition"
+    store: dict[str, Any] = {}  # noqa: RUF012  fsspec's own way
+    pseudo_dirs = [""]  # noqa: RUF012
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        super().pipe_file(path, value, mode="overwrite", **kwargs)
+
+
+def test_a_storage_that_ignores_the_condition_is_found_out_and_said(checkpointer: Make) -> None:
+    fsspec.register_implementation("nocondition", NoCondition, clobber=True)
+    storage = open_storage("nocondition://run")
+    assert not storage.exclusive()
+    storage.put_new("claims/x", b"1")
+    with pytest.raises(AlreadyThere):
+        storage.put_new("claims/x", b"2")
+    assert storage.get("claims/x") == b"1"
+
+    lines: list[str] = []
+    first = checkpointer("nocondition://run", log=lines.append)
+    first.save(1, STATE)
+    assert any("one stops at its first save" in line for line in lines)
+    checkpointer("nocondition://run", take_over=True).claim()
+    with pytest.raises(ClaimLost):
+        first.save(2, STATE)
+
+
+def test_unfinished_uploads_are_swept_after_the_grace(s3: S3Server) -> None:
+    storage = open_storage("s3://runs/uploads", s3.options)
+    storage.put("data/x", b"1")
+    client = fsspec.filesystem("s3", **s3.options)
+    client.call_s3("create_multipart_upload", Bucket="runs", Key="uploads/data/big")
+    client.call_s3("create_multipart_upload", Bucket="runs", Key="elsewhere/big")
+    assert storage.tidy(10**10) == ()  # moto says that every upload began in 2010
+    assert storage.tidy(3600) == ("data/big (unfinished upload)",)
+    assert storage.tidy(3600) == ()
+    storage.close()
+
+
+def test_a_forked_child_uses_its_own_connection(s3: S3Server) -> None:
+    """s3fs refuses to work across a fork; a data loader or a writer process is one."""
+    storage = open_storage("s3://runs/forked", s3.options, retry_s=30)
+    storage.put("a", b"1")
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if storage.get("a") == b"1" else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    storage.close()
+
+
+def test_an_interrupted_local_write_is_invisible(tmp_path: Path) -> None:
+    """SIGKILL in the middle of a large write, many times: no reader ever sees a part of it."""
+    program = (
+        "import sys; from checkpoint.storage import open_storage; s = open_storage(sys.argv[1])\n"
+        "for n in range(10**6): s.put(f'a/{n}', bytes([n % 251]) * 3_000_000); print(n, flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(20):
+            process.stdout.readline()
+        process.kill()
+    storage = open_storage(tmp_path)
+    found = storage.list("a")
+    assert len(found) >= 20
+    assert set(found.values()) == {3_000_000}
+    assert stat.S_IMODE((tmp_path / "a" / "0").stat().st_mode) & stat.S_IRUSR
+    storage.tidy(0)
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {key.removeprefix("a/") for key in found}
+    with pytest.raises(Missing):
+        storage.get(f"a/{len(found) + 1}")
