@@ -34,6 +34,7 @@ from elastic.session import Session
 from elastic.state.randomness import derive, outside_seed, seed_streams
 from elastic.state.saver import Position
 from elastic.step import Step
+from elastic.update import default_update
 
 EXIT_RESTART = 75
 """The exit status of a worker whose peers are gone: temporary, start it again (EX_TEMPFAIL)."""
@@ -54,7 +55,7 @@ class Run:
                       run's identity, chosen for life: three to six times the usual fleet, with many divisors
     epochs, steps     where the run ends; the earlier one if both are given
     seed              of the data's order and of every random stream inside steps
-    clip_grad_norm    the largest norm of all gradients together, per optimizer; None leaves them
+    clip_grad_norm    the largest norm of all gradients together; None leaves them
     save_every        steps, a time such as "10min", or "auto" (60 s)
     mode              "exact": the same bits at any world size. "fast": a worker's shares run as one batch
     update            update(run, step), instead of clip, optimizer step and scheduler step
@@ -113,41 +114,9 @@ class Run:
         timeout_s: float = 600.0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        arguments = {name: given for name, given in locals().items() if name not in ("self", "url", "__class__")}
         self._launch = environment.read()
-        self._config: Config = configure(
-            url,
-            self._launch,
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            dataset=dataset,
-            batch_size=batch_size,
-            virtual_workers=virtual_workers,
-            epochs=epochs,
-            steps=steps,
-            seed=seed,
-            clip_grad_norm=clip_grad_norm,
-            save_every=save_every,
-            mode=mode,
-            update=update,
-            micro_batch_size=micro_batch_size,
-            last_batch=last_batch,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            device=device,
-            extra=extra,
-            scaler=scaler,
-            buffers=buffers,
-            threads=threads,
-            portable=portable,
-            overlap=overlap,
-            bucket_bytes=bucket_bytes,
-            accept=accept,
-            keep=keep,
-            take_over=take_over,
-            timeout_s=timeout_s,
-            storage_options=storage_options,
-        )
+        self._config: Config = configure(url, self._launch, **arguments)
         config = self._config
         if portable:
             pin_instruction_set()
@@ -296,7 +265,7 @@ class Run:
         """The only place that changes the model. A worker that fails inside it holds a torn state (`_updating`)."""
         self._updating = True
         self._observer.at("update", self)
-        (self._config.update or _update)(self, step)
+        (self._config.update or default_update)(self, step)
         session.exchange.buffers.apply()
         for function in self._on_apply:
             function(self, step)
@@ -428,21 +397,3 @@ class Run:
                 "  state  the model is unchanged\n"
                 "  next   remove the call, or pass update=function to do it your own way"
             )
-
-
-def _update(run: Run, step: Step) -> None:
-    """The default update: unscale, clip, step the optimizers, step the schedulers."""
-    config = run._config
-    optimizers = list(config.optimizers.values())
-    if config.scaler is not None:
-        for optimizer in optimizers:
-            config.scaler.unscale_(optimizer)
-    if config.clip_grad_norm is not None:
-        parameters = [parameter for model in config.models.values() for parameter in model.parameters()]
-        torch.nn.utils.clip_grad_norm_(parameters, config.clip_grad_norm)
-    for optimizer in optimizers:
-        config.scaler.step(optimizer) if config.scaler is not None else optimizer.step()
-    if config.scaler is not None:
-        config.scaler.update()
-    for scheduler in config.schedulers.values():
-        scheduler.step()
