@@ -20,11 +20,11 @@ import os
 import select
 import socket
 import threading
-import uuid
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from checkpoint.machine import boot_id, network_namespace, own_addresses
 
 _LINE_MAX = 4096
 
@@ -155,45 +155,6 @@ def _ask_at(address: str, port: int, nonce: str, timeout_s: float) -> Alive | Go
     if answered != nonce:
         return Gone(f"{where} is another claim's now")
     return Alive(job if type(job) is str else None)
-
-
-def boot_id() -> str:
-    """Changes with every boot of this machine; the same in all of its containers. Off Linux: this machine's name."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()}-{uuid.getnode():x}"
-
-
-def network_namespace() -> str | None:
-    """Which loopback is ours, within one boot."""
-    with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/net")
-    return None
-
-
-def own_addresses() -> list[str]:
-    """This machine's addresses, those of the loopback and of single links excepted. Asks no name server."""
-    found = _own_ipv6()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError, ImportError):  # an interface without an IPv4 address; not Linux
-                import fcntl
-
-                request = name.encode()[:15].ljust(256, b"\0")
-                found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24]))  # SIOCGIFADDR
-        if not found:
-            with contextlib.suppress(OSError):  # no route: sends nothing, only picks the outgoing interface
-                probe.connect(("192.0.2.1", 9))
-                found.append(probe.getsockname()[0])
-    return [address for address in found if not address.startswith("127.")]
-
-
-def _own_ipv6() -> list[str]:
-    """From Linux's table of interfaces: 32 hexadecimal digits, index, prefix, scope (00 is global), flags, name."""
-    with contextlib.suppress(OSError):
-        rows = [row.split() for row in Path("/proc/net/if_inet6").read_text().splitlines()]
-        return [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[3] == "00"]
-    return []
 
 
 def _close_all_in_child() -> None:

@@ -17,9 +17,10 @@ from typing import Any
 
 from checkpoint.apply import apply
 from checkpoint.beacon import Beacon
-from checkpoint.claims import Claim, new_claim_nonce, take, wait_until_gone
+from checkpoint.claims import Claim, new_claim_nonce, take
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.history import read_history, read_manifest
+from checkpoint.holder import wait_until_free
 from checkpoint.manifest import Commit
 from checkpoint.names import CommitId
 from checkpoint.reader import Checkpoint, Verified, read_commit, verify
@@ -70,10 +71,12 @@ class Checkpointer:
         self._take_over = take_over
         self._grace_s = grace_s
         self._retry_s = retry_s
-        self._log = log or logging.getLogger("checkpoint").info
+        self._log = log or logging.getLogger("checkpoint").warning
         self._shard_bytes = shard_bytes
         self._sweeper = Sweeper(self._storage, keep=keep, orphan_grace_s=orphan_grace_s, log=self._log)
+        self._claim_pid = 0
         self._saved_s = 0.0
+        self._closed = False
         self._claim: Claim | None = None
         self._stop_beacon: weakref.finalize[[], Checkpointer] | None = None  # also when nobody calls close()
 
@@ -87,8 +90,11 @@ class Checkpointer:
 
         Raises `ClaimHeld` where a live job holds the URL.
         """
-        if self._claim is not None:
+        if self._closed:
+            raise CheckpointError(f"this Checkpointer of {self._storage.url} is closed; make a new one")
+        if self._claim is not None and self._claim_pid == os.getpid():
             return self._claim
+        self._claim = None  # a forked child does not inherit it: its parent answers for it, and is not replaced
         if not self._storage.exclusive():
             self._log(
                 f"{self._storage.url} cannot create an object only if it is absent; of two jobs that start at the same "
@@ -110,6 +116,7 @@ class Checkpointer:
         finally:
             if self._claim is None:
                 self._stop_listening()
+        self._claim_pid = os.getpid()
         return self._claim
 
     def newest_claim(self) -> int:
@@ -205,6 +212,7 @@ class Checkpointer:
 
     def close(self) -> None:
         """Gives up the claim's endpoint and the storage's connections. Idempotent; nothing can be saved afterwards."""
+        self._closed = True
         self._stop_listening()
         self._storage.close()
 
@@ -225,16 +233,17 @@ class Checkpointer:
         if self._take_over:
             self._log(f"claim {holder.number} is taken over without asking its holder")
             return
-        wait_until_gone(holder, url=self._storage.url, job=self._job, grace_s=self._grace_s, log=self._log)
+        wait_until_free(holder, url=self._storage.url, job=self._job, grace_s=self._grace_s, log=self._log)
 
     def _listen(self, nonce: str) -> dict[str, Any] | None:
         try:
             beacon = Beacon(nonce=nonce, job=self._job)
+            self._stop_beacon = weakref.finalize(self, beacon.close)
+            return beacon.endpoint()
         except OSError as error:
-            self._log(f"no port to listen on, so other jobs cannot see that this one is alive: {error}")
+            self._stop_listening()
+            self._log(f"this job cannot be asked whether it is alive, since it cannot listen: {error}")
             return None
-        self._stop_beacon = weakref.finalize(self, beacon.close)
-        return beacon.endpoint()
 
     def _stop_listening(self) -> None:
         if self._stop_beacon is not None:

@@ -13,20 +13,19 @@ yet, and a sweep never touches the newest ones: what we resume from stays.
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoint.beacon import Alive, Gone, Unknown, ask
 from checkpoint.envelope import seal
-from checkpoint.errors import ClaimHeld, CorruptCheckpoint, StorageError
+from checkpoint.errors import CorruptCheckpoint, StorageError
 from checkpoint.history import Log, read_claim_body, read_history
 from checkpoint.names import CommitId, claim_key, id_document, id_from
 from checkpoint.storage import AlreadyThere, Storage
+
+_TIME_MAX_S = 2**37  # the year 6325
 
 
 @dataclass(frozen=True)
@@ -102,65 +101,14 @@ def take(
             )
 
 
-def wait_until_gone(
-    holder: Claim, *, url: str, job: str | None, grace_s: float, log: Log, poll_s: float = 0.2, answer_s: float = 2.0
-) -> None:
-    """Returns when the holder is gone, or was silent for `grace_s`. Raises `ClaimHeld` while it answers.
-
-    A holder with our own job's name is our dying predecessor, and is waited for. Both waits end after `grace_s`.
-    """
-    deadline = time.monotonic() + grace_s
-    told = False
-    while True:
-        answer = (
-            ask(holder.endpoint, holder.nonce, timeout_s=answer_s) if holder.endpoint else Unknown("it never listened")
-        )
-        if isinstance(answer, Gone):
-            log(f"the holder of claim {holder.number} is gone: {answer.why}")
-            return
-        predecessor = isinstance(answer, Alive) and job and answer.job == job
-        left_s = deadline - time.monotonic()
-        if isinstance(answer, Alive) and (not predecessor or left_s <= 0):
-            raise _held(holder, url, f"it still answers after {grace_s:g} s" if predecessor else "it answers")
-        if isinstance(answer, Unknown) and left_s <= 0:
-            log(f"the holder of claim {holder.number} was silent for {grace_s:g} s, so it is replaced: {answer.why}")
-            return
-        if not told:
-            why = "our predecessor still answers" if isinstance(answer, Alive) else answer.why
-            log(f"waiting up to {grace_s:g} s for the holder of claim {holder.number}: {why}")
-            told = True
-        time.sleep(min(poll_s, max(left_s, 0.0)))
-
-
-def _held(holder: Claim, url: str, how: str) -> ClaimHeld:
-    endpoint = holder.endpoint or {}
-    host, pid = str(endpoint.get("host")), endpoint.get("pid")
-    pid = pid if type(pid) is int else 0
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder.taken_at))
-    ourselves = pid == os.getpid() and host == socket.gethostname()
-    advice = (
-        "close() the other Checkpointer of this very process first"
-        if ourselves
-        else "use another URL, or stop that job, or insist with take_over=True: it then can commit nothing more"
-    )
-    return ClaimHeld(
-        f"{url} belongs to a live job: claim {holder.number}\n"
-        f"  holder  process {pid} on {host}, job {holder.job!r}, since {since}; {how}\n"
-        f"  state   nothing was changed\n"
-        f"  next    {advice}",
-        claim=holder.number,
-        host=host,
-        pid=pid,
-        since=holder.taken_at,
-        job=holder.job,
-    )
-
-
 def read_claim(storage: Storage, number: int, log: Log) -> Claim | None:
     """The claim with this number, or None, with a logged reason, where its record cannot be read."""
     try:
         body: dict[str, Any] = read_claim_body(storage, number)
         endpoint, world, job = body["endpoint"], body["world"], body["job"]
+        taken_at = float(body["taken_at"])
+        if not 0 <= taken_at < _TIME_MAX_S:
+            raise ValueError(f"taken_at {taken_at} is no time")
         return Claim(
             number,
             str(body["nonce"]),
@@ -168,7 +116,7 @@ def read_claim(storage: Storage, number: int, log: Log) -> Claim | None:
             job if type(job) is str else None,
             world if type(world) is dict else None,
             id_from(body["resumed_from"]),
-            float(body["taken_at"]),
+            taken_at,
         )
     except (CorruptCheckpoint, KeyError, TypeError, ValueError) as error:
         log(f"claim {number} cannot be read, so its holder cannot be asked: {error}")

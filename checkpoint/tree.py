@@ -75,8 +75,7 @@ def walk_tensors(tree: Tree, path: str = "") -> Iterator[tuple[str, torch.Tensor
 class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self._names: dict[object, str] = {}  # memory -> the name it is already kept under
-        self._kept: list[object] = []  # keeps state_dicts alive, so that no address is reused while we compare them
+        self._names: dict[object, str] = {}  # memory -> the name it is kept under, and so kept from being reused
 
     def value(self, value: Any, path: str, depth: int) -> Document:
         kind = type(value)
@@ -130,9 +129,7 @@ class _Encoder:
         if kind is np.ndarray:
             return self._array(value, path)
         if is_stateful(value):
-            state = value.state_dict()
-            self._kept.append(state)
-            return self.value(state, path, depth + 1)
+            return self.value(value.state_dict(), path, depth + 1)
         raise _unsupported(path, value, _advice(value))
 
     def _items(self, values: Any, path: str, depth: int) -> list[Document]:

@@ -10,6 +10,7 @@ fails if the name exists, on local disks and on NFS, where "check, then write" w
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -161,5 +162,8 @@ def _fsync_folder(folder: Path) -> None:
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems have no such call for folders
+            raise
     finally:
         os.close(file)

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint import Checkpointer, ClaimHeld, ClaimLost, StorageError
+from checkpoint import Checkpointer, CheckpointError, ClaimHeld, ClaimLost, StorageError
 from checkpoint.beacon import Alive, Beacon, Gone, Unknown, ask
+from checkpoint.holder import Free, Held, Wait, decide
 from checkpoint.storage import Buffer, Storage, open_storage
 from tests.storage.cut import CutAfter
 
@@ -276,3 +277,39 @@ def test_answers_are_judged_by_what_they_prove() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         assert isinstance(ask({"port": port, "addresses": ["127.0.0.1"]}, "n", timeout_s=0.2), Unknown)
+
+
+def test_what_an_answer_allows() -> None:
+    alive, gone, unknown = Alive("job-1"), Gone("refused"), Unknown("silence")
+    for job in (None, "", "job-2"):
+        assert isinstance(decide(alive, job=job, waited_s=0, grace_s=15), Held)
+    assert isinstance(decide(Alive(None), job=None, waited_s=99, grace_s=15), Held)
+    assert isinstance(decide(alive, job="job-1", waited_s=14, grace_s=15), Wait)
+    assert isinstance(decide(alive, job="job-1", waited_s=15, grace_s=15), Held)
+    assert isinstance(decide(gone, job="job-1", waited_s=0, grace_s=15), Free)
+    assert isinstance(decide(unknown, job="job-1", waited_s=14, grace_s=15), Wait)
+    assert isinstance(decide(unknown, job=None, waited_s=15, grace_s=15), Free)
+
+
+def test_a_forked_child_does_not_inherit_the_claim(tmp_path: Path, checkpointer: Make) -> None:
+    runs = checkpointer(tmp_path)
+    runs.save(1, STATE)
+    child = os.fork()
+    if child == 0:
+        try:
+            runs.save(2, STATE)
+            os._exit(1)
+        except ClaimHeld:
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [commit.step for commit in runs.list()] == [1]
+
+
+def test_nothing_is_saved_after_closing(tmp_path: Path, checkpointer: Make) -> None:
+    runs = checkpointer(tmp_path)
+    runs.save(1, STATE)
+    runs.close()
+    with pytest.raises(CheckpointError, match="make a new one"):
+        runs.save(2, STATE)
