@@ -84,9 +84,13 @@ def cut(shape: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Box]:
             yield (row, *offsets), (1, *sizes)
 
 
-def pack(shard: Shard, tensors: dict[str, torch.Tensor]) -> bytearray:
-    """The shard's file. Copies its pieces only: from a GPU, no more than one shard is on the host at a time."""
-    file = bytearray(shard.size)
+def pack(shard: Shard, tensors: dict[str, torch.Tensor], buffer: bytearray) -> memoryview:
+    """The shard's file, made at the start of `buffer`, which holds at least `shard.size` bytes.
+
+    Copies the shard's pieces only: from a GPU, no more than one shard is on the host at a time. One buffer for all
+    shards stays warm; copying into fresh memory takes several times as long.
+    """
+    file = memoryview(buffer)[: shard.size]
     file[: len(shard.header)] = shard.header
     for piece in shard.pieces:
         box = tensors[piece.tensor]

@@ -51,11 +51,11 @@ def write(
     id = CommitId(claim, step, new_nonce(now_s))
     shards = plan_shards(tensors, shard_bytes)
     objects = []
+    buffer = bytearray(max((shard.size for shard in shards), default=0))
     for index, shard in enumerate(shards):
-        file = pack(shard, tensors)
+        file = pack(shard, tensors, buffer)
         objects.append(StoredObject(len(file), xxh3(file), CHUNK_BYTES, tuple(chunk_hashes(file))))
         storage.put(id.shard_key(index), file)
-        del file  # before the next one is packed
 
     planned = {id.shard_key(index): stored.size for index, stored in enumerate(objects)}
     found = storage.list(id.data_folder) if planned else {}
