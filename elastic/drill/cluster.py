@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from elastic.drill import leftovers, processes
 from elastic.drill.end import End
@@ -39,11 +41,13 @@ class Cluster:
     args      its arguments; they must make it use `url`
     url       where the run lives: a folder, or an fsspec URL
     folder    the drill's own, empty or of earlier launches of this run: plan, output, temporary files
-    workers   under torchrun; None: a process of its own, without torchrun
+    workers   in all, under torchrun; None: a process of its own, without torchrun
+    nodes     that the workers are spread over evenly: agents of torchrun, all on this machine
     restarts  torchrun's --max-restarts
     steps     that the run is to apply; None: it may end anywhere
     env       set for the launch, over this process's environment
     observed  False: without the observer, so without faults and `reads`, as a user would run it
+    storage_options  to look at the run's checkpoints; the script must be told in its own way
     """
 
     def __init__(
@@ -54,11 +58,13 @@ class Cluster:
         url: str | os.PathLike[str],
         folder: Path,
         workers: int | None = None,
+        nodes: int = 1,
         restarts: int = 3,
         steps: int | None = None,
         env: Mapping[str, str] | None = None,
         plan: Plan | None = None,
         observed: bool = True,
+        storage_options: dict[str, Any] | None = None,
     ) -> None:
         self.url = os.fspath(url)
         self.folder = folder.resolve()
@@ -66,12 +72,14 @@ class Cluster:
         self._script = os.fspath(script)
         self._args = [str(argument) for argument in args]
         self._workers = workers
+        self._nodes = nodes
+        self._storage_options = storage_options
         self._restarts = restarts
         self._steps = steps
         self._env = dict(env or {})
         self._observed = observed
         self._launches = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._launchers: list[subprocess.Popen[bytes]] = []
         self._before = leftovers.Snapshot()
 
     # what will go wrong
@@ -92,7 +100,7 @@ class Cluster:
 
     def start(self, *, workers: int | None = None) -> Cluster:
         """Launches, or launches again after the last launch ended; `workers` from now on, if given."""
-        if self._process is not None and self._process.poll() is None:
+        if self._running():
             raise ConfigError("this cluster is running; wait for its end with finish() before starting it again")
         self._workers = workers if workers is not None else self._workers
         self._launches += 1
@@ -103,35 +111,40 @@ class Cluster:
         (self.folder / PLAN_FILE).write_text(self.plan.to_json())
         self._before = leftovers.Snapshot.take(self.folder)
         with self._output().open("wb") as output:
-            self._process = subprocess.Popen(
-                self._command(),
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self._launchers = [
+                subprocess.Popen(
+                    command,
+                    env=self._environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                for command in self._commands()
+            ]
         return self
 
     def wait_for(self, event: str | Callable[[Event], bool], *, within_s: float) -> Event:
         """The first event of that name, or of which the function is true. Starts the launch if need be."""
         holds = (lambda e: e["event"] == event) if isinstance(event, str) else event
-        process = self._started()
+        self._start_once()
         deadline = time.monotonic() + within_s
         while True:
-            ended = process.poll() is not None
+            ended = not self._running()
             for found in self.events():
                 if holds(found):
                     return found
             if ended:
-                raise ElasticError(f"the launch ended ({process.returncode}) before {event}\n{self._state()}")
+                raise ElasticError(f"the launch ended ({self._exit_code()}) before {event}\n{self._state()}")
             if time.monotonic() > deadline:
                 raise DrillTimeout(f"no {event} within {within_s} s\n{self._state()}")
             time.sleep(POLL_S)
 
     def send(self, number: signal.Signals) -> None:
-        """A signal to the launcher, as a scheduler or Ctrl-C gives it."""
-        self._started().send_signal(number)
+        """A signal to the launcher (of every node), as a scheduler gives it."""
+        self._start_once()
+        for launcher in self._launchers:
+            launcher.send_signal(number)
 
     def finish(self, *, within_s: float = 60, reference: Sequence[Event] | str | None = None) -> End:
         """Waits for the launch to end, and judges the run. Starts it if need be.
@@ -139,10 +152,10 @@ class Cluster:
         within_s   how long it may take. DrillTimeout: it took longer, and all its processes were killed
         reference  an undisturbed run's events or final digest
         """
-        process = self._started()
+        self._start_once()
         deadline = time.monotonic() + within_s
         seen: set[int] = set()
-        while process.poll() is None:
+        while self._running():
             seen.update(processes.marked(self.folder))
             if time.monotonic() > deadline:
                 state = self._state()
@@ -154,10 +167,12 @@ class Cluster:
         events = self.events()
         happened = {int(path.name) for path in (self.folder / "happened").iterdir()}
         return End(
-            exit_code=process.returncode,
+            exit_code=self._exit_code(),
             output=self.output(),
             events=events,
-            verdict=review(self.url, events, steps=self._steps, reference=reference),
+            verdict=review(
+                self.url, events, steps=self._steps, reference=reference, storage_options=self._storage_options
+            ),
             left_behind=(*orphans, *self._before.new(self.folder, seen)),
             not_reached=tuple(str(f) for index, f in enumerate(self.plan.faults) if index not in happened),
         )
@@ -165,8 +180,8 @@ class Cluster:
     def close(self) -> None:
         """Ends whatever still runs. Harmless when repeated."""
         processes.kill_marked(self.folder)
-        if self._process is not None:
-            self._process.wait(timeout=ORPHANS_S)
+        for launcher in self._launchers:
+            launcher.wait(timeout=ORPHANS_S)
 
     def __enter__(self) -> Cluster:
         return self
@@ -189,22 +204,36 @@ class Cluster:
     def _add(self, fault: Fault) -> None:
         self.plan = Plan((*self.plan.faults, fault), self.plan.seed)
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
+    def _start_once(self) -> None:
+        if not self._launchers:
             self.start()
-        assert self._process is not None
-        return self._process
+
+    def _running(self) -> bool:
+        return any(launcher.poll() is None for launcher in self._launchers)
+
+    def _exit_code(self) -> int:
+        """0 if every launcher ended with it."""
+        return next((launcher.returncode for launcher in self._launchers if launcher.returncode), 0)
 
     def _output(self) -> Path:
         return self.folder / f"output-{self._launches}.txt"
 
-    def _command(self) -> list[str]:
+    def _commands(self) -> list[list[str]]:
+        """One per node."""
         script = [self._script, *self._args]
         if self._workers is None:
-            return [sys.executable, *script]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        size = [f"--nproc-per-node={self._workers}", f"--max-restarts={self._restarts}"]
-        return [*torchrun, *size, f"--log-dir={self.folder / 'torchrun'}", *script]
+            return [[sys.executable, *script]]
+        per_node, rest = divmod(self._workers, self._nodes)
+        if rest:
+            raise ConfigError(f"{self._workers} workers cannot be spread evenly over {self._nodes} nodes")
+        if self._nodes == 1:
+            meet = ["--standalone"]
+        else:
+            meet = [f"--nnodes={self._nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{_free_port()}"]
+            meet += [f"--rdzv-id=launch-{self._launches}"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *meet, f"--nproc-per-node={per_node}"]
+        torchrun += [f"--max-restarts={self._restarts}", f"--log-dir={self.folder / 'torchrun'}"]
+        return [[*torchrun, *script] for _ in range(self._nodes)]
 
     def _environment(self) -> dict[str, str]:
         drill = {processes.MARK: str(self.folder), "TMPDIR": str(self.folder / "tmp"), "PYTHONUNBUFFERED": "1"}
@@ -219,3 +248,10 @@ class Cluster:
         running = [f"  running: {processes.described(pid)}" for pid in processes.marked(self.folder)]
         output = self.output()[-OUTPUT_SHOWN:]
         return "\n".join([f"  plan: {self.plan}", *workers, *running, f"  output of launch {self._launches}:", output])
+
+
+def _free_port() -> int:
+    """A port that was free a moment ago: agents of several nodes must be told one before any of them listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -73,11 +73,12 @@ def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, A
     """Splits the arguments into Cluster's own and the script's; `steps` is both's."""
     from elastic.drill.cluster import Cluster
 
-    own = {
-        name: arguments.pop(name) for name in ("workers", "restarts", "env", "observed", "plan") if name in arguments
-    }
+    own = {name: arguments.pop(name) for name in _OF_CLUSTER & arguments.keys()}
     script = arguments.pop("script", script)
     return Cluster(script, [str(url), *_flags(arguments)], url=url, folder=folder, steps=arguments.get("steps"), **own)
+
+
+_OF_CLUSTER = {"workers", "nodes", "restarts", "env", "observed", "plan", "storage_options"}
 
 
 def _flags(options: dict[str, Any]) -> Sequence[str]:

@@ -264,7 +264,7 @@ def _lines(url: str | os.PathLike[str], storage_options: dict[str, Any] | None) 
     from checkpoint.storage import open_storage
 
     storage = open_storage(str(url), storage_options)
-    for key in sorted(storage.list("events/")):
+    for key in sorted(storage.list("events")):
         yield from bytes(storage.get(key)).splitlines()
 
 

@@ -5,6 +5,7 @@ What a run keeps under which faults is judged on a small script with all that dr
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.end import End
 from elastic.drill.faults import BEFORE_STEPS, IN_EXCHANGE, PHASES, At, Kill, Plan
 from elastic.drill.processes import marked
+from elastic.observe.events import read_events
+from tests.kit.s3 import s3_server
 
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
@@ -77,13 +80,42 @@ def test_one_process_is_killed_at_every_moment_there_is(cluster: MakeCluster, un
     for fault in plan.faults:
         end = run.start().finish(within_s=60)
         last = [event for event in end.events if event["worker"] == end.events[-1]["worker"]][-1]
-        assert (end.exit_code, last["event"]) == (-signal.SIGKILL, "fault"), f"{fault}, not reached {end.not_reached}\n{end.output}"
+        assert (end.exit_code, last["event"]) == (-signal.SIGKILL, "fault"), (
+            f"{fault}, not reached {end.not_reached}\n{end.output}"
+        )
     end = run.start().finish(within_s=60, reference=undisturbed(steps=12, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
     happened = [event["fault"] for event in end.events if event["event"] == "fault"]
     assert sorted(happened) == sorted(map(str, plan.faults))
+
+
+def test_two_nodes_lose_a_worker_of_each(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+    """Each node has an agent of its own, which learns of the other's loss only through the rendezvous."""
+    run = cluster(workers=4, nodes=2, steps=12, seed=7)
+    run.kill(worker=3, when=At(step=3, phase="backward"))
+    run.kill(worker=0, when=At(step=8, phase="update"))
+    end = run.finish(within_s=180, reference=undisturbed(steps=12, seed=7).events)
+
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
+
+
+def test_a_run_in_object_storage_loses_everything_and_goes_on(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+    """The drill keeps the evidence of killed workers in its folder; the run's own ends with the last upload."""
+    with s3_server() as server:
+        server.new_bucket("runs")
+        options = json.dumps(server.options)
+        url = "s3://runs/drilled"
+        run = cluster(url=url, workers=2, steps=6, seed=7, storage_options=server.options, storage=options)
+        run.kill_all(At(step=4, phase="backward"))
+        assert run.finish(within_s=120).exit_code == -signal.SIGKILL
+        end = run.start().finish(within_s=120, reference=undisturbed(steps=6, seed=7).events)
+
+        assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+        assert (end.exit_code, end.left_behind) == (0, ())
+        assert "finished" in {event["event"] for event in read_events(url, storage_options=server.options)}
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import torch
 
+from checkpoint.storage.fsspec import FsspecStorage
 from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums, read_events
 
 
@@ -139,6 +141,45 @@ def test_a_tee_receives_what_comes_after_it(tmp_path: Path) -> None:
 
     assert [event["event"] for event in read_events(tmp_path / "run")] == ["before", "after"]
     assert [event["event"] for event in read_events(tmp_path / "drill")] == ["after"]
+
+
+def test_in_object_storage_each_flush_is_a_segment_and_reads_back_as_one_history() -> None:
+    """Objects cannot be appended to; two processes that share a name must not hide each other's records either."""
+    url = "memory://events-in-segments"
+    first = EventLog(url, worker_id="w0", clock=clock(1.0, 2.0, 4.0))
+    first.emit("a")
+    first.flush()
+    first.flush()
+    first.emit("b")
+    first.emit("d")
+    second = EventLog(url, worker_id="w0", clock=clock(3.0))
+    second.emit("c")
+    second.close()
+    first.close()
+
+    assert sorted(event["event"] for event in read_events(url)) == ["a", "b", "c", "d"]
+    assert sorted(fsspec.filesystem("memory").ls("/events-in-segments/events", detail=False)) == [
+        f"/events-in-segments/events/w0.00000{number}.jsonl" for number in range(3)
+    ]
+
+
+def test_an_upload_that_fails_is_said_once_and_made_up_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Storage that is away for an hour must cost neither the run nor its history."""
+    url = "memory://events-of-a-bad-hour"
+    log = EventLog(url, worker_id="w0")
+    log.emit("before")
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(FsspecStorage, "put_new", lambda *_: (_ for _ in ()).throw(PermissionError("403")))
+        log.flush()
+        log.emit("during")
+        log.flush()
+    log.emit("after")
+    log.flush()
+
+    assert [event["event"] for event in read_events(url)] == ["before", "during", "after"]
+    assert len([record for record in caplog.records if record.name == "elastic.events"]) == 1
 
 
 def test_a_digest_of_indices_knows_order_and_is_the_same_everywhere() -> None:

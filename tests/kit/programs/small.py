@@ -6,6 +6,7 @@ Its defaults make one epoch of `--steps` steps, so that each example is applied 
 from __future__ import annotations
 
 import argparse
+import json
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--mode", default="exact")
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--micro-batch-size", type=int)
+    parser.add_argument("--storage", type=json.loads, help="storage_options, as JSON")
     options = parser.parse_args()
 
     elastic.seed(options.seed)
@@ -63,6 +65,7 @@ def main() -> None:
         mode=options.mode,
         num_workers=options.num_workers,
         micro_batch_size=options.micro_batch_size,
+        storage_options=options.storage,
     ) as run:
         for step in run:
             for points, labels in step:
