@@ -27,8 +27,10 @@ _SHOWN = 20  # entries of each kind in the message; the error's fields hold all
 def apply(state: Tree, saved: Tree, *, strict: bool = True) -> None:
     """Makes the objects in `state` hold what `saved`, a tree of `read`, has at the same places.
 
-    Tensors and arrays are written in place; plain values are put into the dicts and lists that hold them. An
-    optimizer's state keeps the dtype that was saved, which its own load_state_dict() would cast to the parameter's.
+    Tensors and arrays are written in place. Whatever is plain here, a list of losses too, is replaced as a whole in the
+    dict or list that holds it. An optimizer's state keeps the dtype that was saved; its own load_state_dict() would
+    cast it to the parameter's.
+
     strict  False accepts names that only one side has; another shape or dtype is refused all the same
     raises  StateMismatch, listing everything that differs; nothing was touched then
     """
@@ -73,6 +75,8 @@ class _Match:
             self._module(target, saved, path)
         elif isinstance(target, torch.optim.Optimizer):
             self._optimizer(target, saved, path)
+        elif assign is not None and _is_plain(target):
+            self.actions.append((path, lambda: assign(saved)))
         elif isinstance(target, dict) and isinstance(saved, dict):
             self._names(set(target), set(saved), path)
             for key in target:
@@ -85,12 +89,10 @@ class _Match:
                 self.visit(mine, theirs, child(path, index), place)
         elif is_stateful(target):
             self.actions.append((path, lambda: target.load_state_dict(saved)))
-        elif isinstance(saved, torch.Tensor | np.ndarray | dict | list) and type(saved) is not type(target):
+        elif isinstance(target, dict | list | tuple):
             self.misshaped[path] = f"saved a {type(saved).__name__}, here a {type(target).__name__}"
-        elif assign is not None:
-            self.actions.append((path, lambda: assign(saved)))
         elif type(target) is not type(saved) or target != saved:
-            self.misshaped[path] = f"saved {saved!r:.60}, here {target!r:.60}, in a tuple that cannot be changed"
+            self.misshaped[path] = f"saved {saved!r:.60}, here {target!r:.60}, and a tuple cannot be changed"
 
     def refuse_if_different(self) -> None:
         missing, unexpected = (self.missing, self.unexpected) if self.strict else ([], [])
@@ -198,6 +200,15 @@ def _exact(saved: Any, loaded: Any) -> Any:
     elif isinstance(saved, list) and isinstance(loaded, list):
         loaded[:] = [_exact(mine, theirs) for mine, theirs in zip(saved, loaded, strict=True)]
     return loaded
+
+
+def _is_plain(target: Any) -> bool:
+    """Whether nothing in it is alive: no tensor, array or stateful object that others may hold on to."""
+    if isinstance(target, dict):
+        return all(_is_plain(value) for value in target.values())
+    if isinstance(target, list | tuple):
+        return all(_is_plain(value) for value in target)
+    return not isinstance(target, torch.Tensor | np.ndarray) and not is_stateful(target)
 
 
 def _copy_tensor(target: torch.Tensor, saved: torch.Tensor) -> None:

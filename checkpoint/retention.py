@@ -66,6 +66,9 @@ class Sweeper:
     def sweep(self, *, claim: int, nonce: str, now_s: float) -> list[str]:
         """Removes and returns names of commits and orphans, and keys of temporary files. Raises `StorageError`."""
         history = read_history(self._storage, self._log)
+        if history.newest_claim != claim:
+            self._log(f"nothing is swept: claim {history.newest_claim} replaced ours, {claim}")
+            return []
         found = self._storage.list(DATA)
         objects: dict[CommitId, dict[str, int]] = {}
         for key, size in found.items():

@@ -186,6 +186,19 @@ def test_an_object_that_refuses_names_what_already_changed(tmp_path: Path, check
         runs.load({"model": torch.nn.Linear(2, 3), "averages": Averages()})
 
 
+def test_what_is_plain_here_is_replaced_as_a_whole(tmp_path: Path, checkpointer: Make) -> None:
+    """A list of losses that has grown, a best result that was not there yet."""
+    runs = checkpointer(tmp_path)
+    runs.save(1, {"losses": [3.0, 2.0], "best": {"accuracy": 0.9}, "w": torch.ones(1), "pair": (1, torch.ones(1))})
+    here: dict[str, Any] = {"losses": [], "best": None, "w": torch.zeros(1), "pair": (1, torch.zeros(1))}
+    runs.load(here)
+    assert (here["losses"], here["best"], here["pair"][1].item()) == ([3.0, 2.0], {"accuracy": 0.9}, 1.0)
+    with pytest.raises(StateMismatch, match="a tuple cannot be changed"):
+        runs.load({**here, "pair": (2, torch.zeros(1))})
+    with pytest.raises(StateMismatch, match="saved a list, here a dict"):
+        runs.load({**here, "losses": {"x": torch.zeros(1)}})
+
+
 def test_load_takes_the_newest_whole_one_or_the_step_that_is_asked_for(tmp_path: Path, checkpointer: Make) -> None:
     runs = checkpointer(tmp_path)
     with pytest.raises(NoCheckpoint):
