@@ -59,21 +59,25 @@ def trace(events: Sequence[Event], *, may_fall_back: bool = False) -> Lineage:
     found.violations += _origins(of_kind, may_fall_back)
 
     everything = _applications(of_kind["step_applied"], of_kind["reads"])
-    places = sorted({place_of(e) for e in (*of_kind["loaded"], *of_kind["step_applied"])})
+    steps_at: dict[Place, list[int]] = defaultdict(list)
+    for place, step in sorted(everything):
+        steps_at[place].append(step)
     loads = _by_place(of_kind["loaded"])
     paths: dict[int, dict[int, Application]] = {}
     newest: dict[int, Application] = {}
-    for place in places:
+    for place in sorted({*loads, *steps_at}):
         claim = place[0]
-        path = paths.get(claim, newest)
+        path = dict(paths.get(claim, newest))
         for load in loads.get(place, [])[:1]:
             origin = load["from_claim"]
             path = {} if origin is None else path if origin == claim else paths.get(origin, {})
             found.violations += _reach(path, load)
             path = {step: done for step, done in path.items() if step < load["step"]}
-        for step in sorted(step for at, step in everything if at == place):
-            found.violations += _gap(path, everything[place, step])
-            path = {earlier: done for earlier, done in path.items() if earlier < step}
+        for step in steps_at.get(place, []):
+            if step > 0 and step - 1 not in path:
+                found.violations.append(_gap(path, everything[place, step]))
+            if step in path:
+                path = {earlier: done for earlier, done in path.items() if earlier < step}
             path[step] = everything[place, step]
         paths[claim] = newest = path
     found.path = newest
@@ -120,14 +124,10 @@ def _reach(path: dict[int, Application], load: Event) -> list[Violation]:
     return [Violation("lineage", what, (load,))]
 
 
-def _gap(path: dict[int, Application], done: Application) -> list[Violation]:
+def _gap(path: dict[int, Application], done: Application) -> Violation:
     missing = sorted(set(range(done.step)) - path.keys())
-    if not missing:
-        return []
     before = path[max(path)].applied[-1:] if path else ()
-    return [
-        Violation("lineage", f"step {done.step} was applied to a state without {missing}", (*before, *done.applied))
-    ]
+    return Violation("lineage", f"step {done.step} was applied to a state without {missing}", (*before, *done.applied))
 
 
 def _positions(events: Iterable[Event]) -> list[Violation]:

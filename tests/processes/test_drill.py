@@ -134,6 +134,14 @@ def test_a_random_plan_changes_no_bit(cluster: MakeCluster, undisturbed: Undistu
     assert (end.exit_code, end.left_behind) == (0, ())
 
 
+def test_being_watched_changes_no_bit(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+    """What a drill finds must be true of the run that nobody observes. Without records of reads nothing is acquitted."""
+    end = cluster(observed=False, steps=12, seed=7).finish(within_s=60)
+
+    assert end.weights_sha256 == undisturbed(steps=12, seed=7).weights_sha256
+    assert end.verdict.broken() == {"shares", "record"}
+
+
 def test_what_a_launch_leaves_behind_is_found_named_and_ended(tmp_path: Path) -> None:
     """A clean machine is one of the promises, so the drill must be seen to notice a dirty one."""
     script = tmp_path / "untidy.py"
