@@ -1,4 +1,4 @@
-"""What the rest of this package asks of a storage. tests/storage/test_contract.py holds every backend to these lines."""
+"""What this package asks of a storage. tests/storage/test_contract.py holds every backend to these lines."""
 
 from __future__ import annotations
 
