@@ -26,7 +26,7 @@ from elastic.evaluation import evaluate
 from elastic.group.sums import Agreed
 from elastic.launch import environment
 from elastic.launch.portable import pin_instruction_set
-from elastic.membership.missing import missing, sentence
+from elastic.membership.missing import seen_missing, sentence
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums
 from elastic.preemption.signals import SignalNotices
@@ -354,7 +354,7 @@ class Run:
         """A collective failed. Under plain torchrun this worker cannot go on; its launcher starts it again."""
         session = self._here
         lost.step = self.step_index
-        gone = missing(session.view)
+        gone = seen_missing(session.view)
         self.events.emit("peer_lost", step=self.step_index, phase=lost.phase, error=str(lost), missing=list(gone))
         self._console.warn(
             f"rank {self.rank} at step {self.step_index}: {lost}\n"

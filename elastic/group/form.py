@@ -8,6 +8,7 @@ tests/processes/test_group.py notices a change.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -179,4 +180,7 @@ def gather_bytes(group: Group, data: bytes) -> list[bytes]:
 
 
 def _lost(what: str, failure: RuntimeError) -> PeerLost:
-    return PeerLost(f"the {what} failed: {str(failure).strip().splitlines()[0]}", step=None, phase=what)
+    """gloo's messages begin with a place in its source and end with general advice; between them lies what happened."""
+    happened = re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", str(failure).strip().splitlines()[0])
+    happened = happened.partition(". This is typically")[0]
+    return PeerLost(f"the {what} failed: {happened}", step=None, phase=what)

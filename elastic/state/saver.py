@@ -67,6 +67,7 @@ class Saver:
             storage_options=config.storage_options or None,
             job=launch.job,
             take_over=config.take_over,
+            log=console.say,
         )
 
     def claim(self) -> checkpoint.Claim:
