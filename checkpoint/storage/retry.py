@@ -90,7 +90,7 @@ class RetryingStorage:
         return self._call("tidy", "", lambda: self._inner.tidy(older_than_s))
 
     def exclusive(self) -> bool:
-        return self._call("probe", "", self._inner.exclusive)
+        return self._call("create", "a test object", self._inner.exclusive)
 
     def close(self) -> None:
         self._inner.close()

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from rich.console import Console
 from rich.table import Table
 
+from checkpoint import CheckpointError
 from elastic.observe.events import read_events
 from elastic.observe.report import Report, report
 
@@ -32,7 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(url: str, *, as_json: bool) -> int:
-    events = read_events(url)
+    try:
+        events = read_events(url)
+    except CheckpointError as unreadable:
+        print(f"elastic report: {unreadable}", file=sys.stderr)
+        return EXIT_USAGE
     if not events:
         print(
             f"elastic report: no events in {url}\n"
@@ -50,6 +55,8 @@ def _report(url: str, *, as_json: bool) -> int:
 
 def _table(url: str, found: Report) -> Table:
     table = Table(title=url, show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(overflow="fold")
     rows = {
         "state": found.state,
         "steps": f"{found.steps:,} applied, {found.redone:,} redone, epoch {found.epoch}",
