@@ -56,6 +56,9 @@ class Step:
         self._lost: PeerLost | None = None
         self._due = False
         self._last = False
+        self._merges = 0
+        self._piece = 0
+        self._pieces = 0
         self._share: int | None = None
         self._shares: list[ShareSums] = []
         self._counted = 0
@@ -94,10 +97,11 @@ class Step:
         _check_loss(loss)
         self._due = False
         self._counted += counted
-        run = self._run
+        run, gradients = self._run, self._session.exchange.gradients
+        if self._piece == 0:
+            gradients.open(self._merges, self._pieces)
         if self._last:
-            exchange = self._session.exchange
-            exchange.gradients.arm(exchange.part.merges[-1])
+            gradients.arm()
         run._observer.at("backward", run, self._share)
         try:
             (run._config.scaler.scale(loss) if run._config.scaler is not None else loss).backward()
@@ -132,6 +136,7 @@ class Step:
                 batch = run._observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
                 last_micro = micro == len(pieces) - 1
                 self._last = last_share and last_micro
+                self._merges, self._piece, self._pieces = merges, micro, len(pieces)
                 seed_streams(share_seed(plan.plan.seed, self.index, self.phase, share, micro), run.device)
                 run._observer.at("forward", run, share)
                 self._due = True
@@ -147,7 +152,7 @@ class Step:
                 if not last_micro:
                     exchange.gradients.passed()
             if not last_share:
-                exchange.gradients.push(merges)
+                exchange.gradients.push()
             exchange.buffers.share_done(share, sum(len(piece) for piece in pieces))
         self._share = None
 
