@@ -11,6 +11,8 @@ with elastic.Run("runs/digits", model=model, optimizer=optimizer, dataset=datase
             step.backward(loss, count=len(y))
 """
 
+from typing import TYPE_CHECKING, Any
+
 from elastic.errors import (
     ConfigError,
     ElasticError,
@@ -20,9 +22,11 @@ from elastic.errors import (
     RendezvousTimeout,
     StepError,
 )
-from elastic.run import Run
-from elastic.state.randomness import seed
-from elastic.step import Step
+
+if TYPE_CHECKING:
+    from elastic.run import Run
+    from elastic.state.randomness import seed
+    from elastic.step import Step
 
 __all__ = [
     "ConfigError",
@@ -36,3 +40,13 @@ __all__ = [
     "StepError",
     "seed",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is used: the pytest plugin loads this package in every test run."""
+    from importlib import import_module
+
+    homes = {"Run": "elastic.run", "Step": "elastic.step", "seed": "elastic.state.randomness"}
+    if name in homes:
+        return getattr(import_module(homes[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

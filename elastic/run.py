@@ -179,6 +179,7 @@ class Run:
         self._notices.install()
         session.keep(self._notices.close)
         seed_streams(outside_seed(self._config.plan.seed, self.step_index, 0), self.device)
+        self._observer.at("loaded", self)
         return self
 
     def __exit__(

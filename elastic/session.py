@@ -107,7 +107,6 @@ class Session:
         self._check_that_storage_is_shared()
         self._receive(tree, from_claim)
         self._prepare()
-        self._observer.at("loaded", self._run)
 
     def keep(self, closing: Callable[[], None]) -> None:
         """Have something closed with the session."""
@@ -210,7 +209,9 @@ class Session:
         found = self.saver.read()
         if found is None:
             self._console.say(f"a new run in {self.saver.where}")
+            self._observer.at("save", self._run)
             self.saver.save(self.position, must=True)
+            self._observer.at("saved", self._run)
             return self.survives.objects(), None
         self.position, tree, from_claim = found
         self._console.say(f"goes on from step {self.position.step}, epoch {self.position.epoch}, of {self.saver.where}")
