@@ -29,6 +29,8 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
+from elastic.data.scratch import Scratch
+
 GRACE_S = 1.0  # a child that is still inside dataset[i] after this is killed: nobody wants its answer any more
 POLL_S = 1.0  # how late a child's death may be noticed
 _JOIN_S = 5.0  # the kernel needs far less to bury a killed process
@@ -45,6 +47,7 @@ class LoaderProcesses:
     """
 
     def __init__(self, reader: Any, requests: Iterable[Any], *, num_workers: int, pin_memory: bool) -> None:
+        scratch = Scratch()
         loader: DataLoader[Any] = DataLoader(
             reader,
             batch_size=None,  # a request is read as a whole, so DataLoader has nothing to collate
@@ -64,7 +67,7 @@ class LoaderProcesses:
         # is at, an optimizer's step included. Here a death is noticed by `receive`, and nowhere else.
         signal_handling._remove_worker_pids(id(results))
         results._worker_pids_set = False
-        self._at_exit = multiprocessing.util.Finalize(self, _kill, args=(self._processes,), exitpriority=100)
+        self._at_exit = multiprocessing.util.Finalize(self, _end, args=(self._processes, scratch), exitpriority=100)
 
     def receive(self, timeout_s: float) -> Any:
         """The next result. Raises StopIteration after the last, ChildProcessError, or TimeoutError."""
@@ -144,6 +147,11 @@ def hang_up_inherited_connections() -> None:
 
 def _stay(signum: int, frame: FrameType | None) -> None:
     """The worker hears of it as well, and ends us when it leaves."""
+
+
+def _end(processes: list[multiprocessing.Process], scratch: Scratch) -> None:
+    _kill(processes)
+    scratch.close()
 
 
 def _kill(processes: list[multiprocessing.Process], wait: bool = True) -> None:

@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -333,9 +334,10 @@ def test_loader_processes_are_gone_when_their_worker_is(way: str) -> None:
             _, said = parent.communicate(timeout=60)
             left_behind = psutil.wait_procs(loaders, timeout=30)[1]
         finally:
-            for process in (parent, *loaders):
+            parent.kill()
+            for loader in loaders:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+                    loader.kill()
 
     assert left_behind == []
     assert ("ValueError" in said) == (way == "failed")
@@ -450,3 +452,33 @@ def test_a_dataset_with_a_batched_read_is_still_read_one_by_one() -> None:
     with loader(Batched(), num_workers=1) as made:
         made.open([request(1, 2)])
         assert made.next().batch[1].tolist() == [1, 2]
+
+
+def test_the_folder_of_a_killed_worker_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    """A week of kills must not fill /tmp; and a living worker's folder must not be taken for a dead one's."""
+    program = (
+        "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
+        "from elastic.data.scratch import Scratch\n"
+        "scratch = Scratch(); print(scratch.folder, flush=True); sys.stdin.read(); scratch.close()\n"
+    )
+
+    def worker() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def folder_of(process: subprocess.Popen[str]) -> Path:
+        assert process.stdout is not None
+        return Path(process.stdout.readline().strip())
+
+    with worker() as killed, worker() as living:
+        abandoned, used = folder_of(killed), folder_of(living)
+        killed.kill()
+        killed.wait(timeout=30)
+        assert abandoned.exists()
+        with worker() as newcomer:
+            own = folder_of(newcomer)
+            assert sorted(tmp_path.iterdir()) == sorted([used, own])
+            newcomer.communicate(timeout=30)
+        living.communicate(timeout=30)
+    assert list(tmp_path.iterdir()) == []
