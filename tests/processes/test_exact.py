@@ -1,0 +1,103 @@
+"""The world size is not a hyperparameter: every case of tests.kit.cases, at every world size, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kit.cases import ALSO_FAST, CASES
+from tests.kit.cases.training import SHARES
+from tests.kit.launch import Launch
+
+PROGRAM = "tests.kit.programs.exact_cases"
+Outcomes = dict[str, dict[str, Any]]
+
+
+def train(folder: Path, world_size: int, mode: str = "exact") -> list[Outcomes]:
+    """What every rank found, case by case."""
+    with Launch(PROGRAM, [folder, "--mode", mode], workers=world_size if world_size > 1 else None) as launch:
+        launch.succeed(within_s=120)
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world_size)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    """One process, without torchrun."""
+    yield train(tmp_path_factory.mktemp("alone"), 1)[0]
+
+
+@pytest.mark.parametrize("world_size", range(2, SHARES + 1))
+def test_every_byte_is_the_same_at_every_world_size(alone: Outcomes, tmp_path: Path, world_size: int) -> None:
+    """Weights, buffers, gradients, optimizer and other state, sums of every step, evaluations and later draws, on
+    every rank: dividing V or not, and with ranks that have no share of a short batch."""
+    differing = {
+        f"{name}, rank {rank}": sorted(key for key in expected if found[name].get(key) != expected[key])
+        for rank, found in enumerate(train(tmp_path, world_size))
+        for name, expected in alone.items()
+        if found[name] != expected
+    }
+
+    assert not differing
+
+
+def test_the_cases_did_what_they_are_there_for(alone: Outcomes) -> None:
+    """A case that trains on nothing, or whose sums are empty, would agree with everything."""
+    assert alone.keys() == CASES.keys()
+    assert {case: len(found["steps"]) for case, found in alone.items() if len(found["steps"]) < 2} == {}
+    assert alone["drop"]["counts"] == [20] * 6
+    assert alone["carry"]["counts"] == [20] * 5
+    assert alone["momentum_and_nesterov"]["counts"] == [20, 20, 10] * 2
+    assert alone["an_epoch_of_three_examples"]["counts"] == [3, 3, 3]
+    assert alone["batch_norm_in_micro_batches"]["counts"] == [28, 20] * 2
+    assert alone["stopped_inside_the_inner_loop"]["stopped"] == "an outlier"
+    assert len(alone["stopped_inside_the_inner_loop"]["steps"]) == 3
+    assert len(alone["stopped_between_steps"]["steps"]) == 3  # asked for after step 1, so step 2 carries the wish
+    assert 0 < sum(alone["shares_that_count_nothing"]["counts"]) < 100
+    assert any(None in step.values() or len(step) > 9 for step in alone["sums_of_many_kinds"]["sums"])
+
+
+def test_sums_come_back_with_the_type_and_the_value_that_they_should_have(alone: Outcomes) -> None:
+    """Against plain arithmetic: agreeing with oneself at every world size is not yet being right."""
+    first, _, last = alone["sums_of_many_kinds"]["sums"][:3]
+    assert first["n"] == 20
+    assert first["big"] == 6 * 2**40 + 20
+    assert type(first["big"]) is int
+    assert first["twice"] == 6 * 1.5
+    assert first["flag"] == 6
+    assert torch.tensor(first["array"]).allclose(torch.full((2, 2), 2.0))
+    assert sum(first["by_class"]) == 20
+    assert "late" not in first
+    assert last["late"] == 3  # a short batch has three shares
+
+
+def test_loader_processes_change_nothing(alone: Outcomes) -> None:
+    here = alone["noise_in_the_dataset"]
+    assert here == alone["noise_in_the_dataset_read_by_loader_processes"]
+    assert here["weights"] != alone["momentum_and_nesterov"]["weights"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_fast_mode_keeps_all_but_the_last_bits(alone: Outcomes, tmp_path: Path, world_size: int) -> None:
+    """The same examples, so counts and integer sums are exact; floats within what a different order of additions does."""
+    ranks = train(tmp_path, world_size, "fast")
+
+    assert all(found == ranks[0] for found in ranks)
+    assert ranks[0].keys() == ALSO_FAST
+    for name, found in ranks[0].items():
+        expected = alone[name]
+        assert found["counts"] == expected["counts"]
+        for a, b in zip(found["values"], expected["values"], strict=True):
+            torch.testing.assert_close(
+                torch.tensor(a), torch.tensor(b), rtol=1e-3, atol=1e-4, msg=lambda m: f"{name} {m}"
+            )
+        for theirs, ours in zip(found["sums"], expected["sums"], strict=True):
+            assert {k: v for k, v in theirs.items() if k == "correct"} == {
+                k: v for k, v in ours.items() if k == "correct"
+            }
+            if "loss" in ours:
+                assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-4)
