@@ -81,9 +81,7 @@ class Launch:
             return self.process.wait(timeout=within_s)
         except subprocess.TimeoutExpired:
             running = "\n".join(map(processes.described, self.pids))
-            raise AssertionError(
-                f"not ended within {within_s} s\n{running}\n{self.output[-OUTPUT_SHOWN:]}"
-            ) from None
+            raise AssertionError(f"not ended within {within_s} s\n{running}\n{self.output[-OUTPUT_SHOWN:]}") from None
 
     def succeed(self, *, within_s: float) -> str:
         """Waits for its end with status 0; returns what it printed."""

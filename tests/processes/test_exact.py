@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ def train(folder: Path, world_size: int, mode: str = "exact") -> list[Outcomes]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """One process, without torchrun."""
-    yield train(tmp_path_factory.mktemp("alone"), 1)[0]
+    return train(tmp_path_factory.mktemp("alone"), 1)[0]
 
 
 @pytest.mark.parametrize("world_size", range(2, SHARES + 1))
@@ -58,7 +57,6 @@ def test_the_cases_did_what_they_are_there_for(alone: Outcomes) -> None:
     assert len(alone["stopped_inside_the_inner_loop"]["steps"]) == 3
     assert len(alone["stopped_between_steps"]["steps"]) == 3  # asked for after step 1, so step 2 carries the wish
     assert 0 < sum(alone["shares_that_count_nothing"]["counts"]) < 100
-    assert any(None in step.values() or len(step) > 9 for step in alone["sums_of_many_kinds"]["sums"])
 
 
 def test_sums_come_back_with_the_type_and_the_value_that_they_should_have(alone: Outcomes) -> None:
@@ -83,7 +81,7 @@ def test_loader_processes_change_nothing(alone: Outcomes) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_fast_mode_keeps_all_but_the_last_bits(alone: Outcomes, tmp_path: Path, world_size: int) -> None:
-    """The same examples, so counts and integer sums are exact; floats within what a different order of additions does."""
+    """The same examples: counts and integer sums are exact, floats differ by the order of additions."""
     ranks = train(tmp_path, world_size, "fast")
 
     assert all(found == ranks[0] for found in ranks)
@@ -91,13 +89,9 @@ def test_fast_mode_keeps_all_but_the_last_bits(alone: Outcomes, tmp_path: Path, 
     for name, found in ranks[0].items():
         expected = alone[name]
         assert found["counts"] == expected["counts"]
-        for a, b in zip(found["values"], expected["values"], strict=True):
-            torch.testing.assert_close(
-                torch.tensor(a), torch.tensor(b), rtol=1e-3, atol=1e-4, msg=lambda m: f"{name} {m}"
-            )
+        torch.testing.assert_close(found["values"], expected["values"], rtol=1e-3, atol=1e-4, msg=name)
         for theirs, ours in zip(found["sums"], expected["sums"], strict=True):
-            assert {k: v for k, v in theirs.items() if k == "correct"} == {
-                k: v for k, v in ours.items() if k == "correct"
+            assert {k: v for k, v in theirs.items() if type(v) is int} == {
+                k: v for k, v in ours.items() if type(v) is int
             }
-            if "loss" in ours:
-                assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-4)
+            assert theirs.get("loss") == pytest.approx(ours.get("loss"), rel=1e-4)

@@ -92,7 +92,7 @@ def shares_of_one_example(train: Training) -> None:
 @case
 def averaged_weights(train: Training) -> None:
     model = network()
-    averaged = AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    averaged = AveragedModel(model, avg_fn=lambda average, now, _steps: average.lerp(now, 0.1))
 
     def before(run: elastic.Run) -> None:
         run.on_apply(lambda _run, _step: averaged.update_parameters(model))
@@ -159,7 +159,8 @@ def user_code_outside_the_shares_draws_and_changes_the_model(train: Training) ->
 
     def after(run: elastic.Run, step: elastic.Step) -> None:
         with torch.no_grad():
-            model[0].weight.add_(torch.randn(model[0].weight.shape), alpha=1e-2 * random.random() * np.random.rand())
+            first = next(model.parameters())
+            first.add_(torch.randn(first.shape), alpha=1e-2 * random.random() * np.random.rand())
 
     train(model, adamw(model), after=after)
 

@@ -85,7 +85,8 @@ class Tied(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.gt(0).long() + x.gt(1).long()
         hidden = torch.tanh(self.inner(self.embedding(tokens)))
-        return self.out(torch.tanh(self.inner(hidden)).mean(dim=1))
+        scores: torch.Tensor = self.out(torch.tanh(self.inner(hidden)).mean(dim=1))
+        return scores
 
 
 @also_fast
@@ -194,7 +195,7 @@ def channels_last(train: Training) -> None:
 
 
 class Odd(nn.Module):
-    """A number without dimensions, an empty parameter, a transposed one, and one whose gradient is a plain broadcast."""
+    """A number without dimensions, an empty parameter, a transposed one, and one with a broadcast gradient."""
 
     def __init__(self) -> None:
         super().__init__()

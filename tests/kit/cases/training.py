@@ -8,7 +8,6 @@ size above 3 every case has ranks without work. Every case draws random numbers 
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch import nn
 
 import checkpoint
 import elastic
+from elastic.config import Mode
 from elastic.observe.events import digest_of_sums
 
 LENGTH, BATCH, SHARES, EPOCHS = 50, 20, 6, 2
@@ -37,7 +37,7 @@ class Training:
     """What a case's function is given: where to train, and how the run is started unless the case says otherwise."""
 
     url: Path
-    mode: str = "exact"
+    mode: Mode = "exact"
     outcome: Outcome = field(default_factory=dict)
 
     def __call__(
@@ -105,7 +105,7 @@ def case(function: Case) -> Case:
 
 
 def also_fast(function: Case) -> Case:
-    """A case whose mathematics knows nothing of shares: no dropout, no batch statistics. mode="fast" must agree, too."""
+    """A case whose mathematics knows nothing of shares: no dropout, no batch statistics. So fast mode agrees."""
     ALSO_FAST.add(function.__name__)
     return case(function)
 
@@ -154,17 +154,13 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def classify(run: elastic.Run, step: elastic.Step, batch: Any) -> None:
     """The body that most cases have: cross entropy of `run.model`."""
     x, y = batch
-    scores = run.model(x).float()
+    model: Any = run.model
+    scores = model(x).float()
     loss = F.cross_entropy(scores, y, reduction="sum")
     step.backward(loss, count=len(y))
     step.add(loss=loss, correct=(scores.argmax(dim=1) == y).sum())
 
 
 def _plain(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON keeps it: floats by their shortest exact text."""
-    return {
-        name: value.tolist() if isinstance(value, torch.Tensor) else value
-        for name, value in sums.items()
-        if not (isinstance(value, float) and math.isnan(value))
-    }
-
+    """As JSON keeps it."""
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in sums.items()}

@@ -1,0 +1,94 @@
+"""Runs one function in several real processes at once, as the ranks of something, and brings their answers back.
+
+The processes are forked from a server that has imported torch and computed nothing, so they start within
+milliseconds and share no state with pytest. All of them end by the deadline, whatever they do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "tests.kit.ranks", "elastic.run"])
+
+
+@dataclass(frozen=True)
+class Died:
+    """The process ended without an answer. status: as Popen has it; negative is a signal."""
+
+    status: int
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What a function raised: the exception's class name, its text, and the traceback for people."""
+
+    kind: str
+    text: str
+    traceback: str
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, within_s: float = 60.0) -> list[Any]:
+    """What `function(rank, world_size, *args)` returned in each process: a value that pickles, a Died or a Raised."""
+    pipes, processes = [], []
+    try:
+        for rank in range(world_size):
+            ours, theirs = _CONTEXT.Pipe(duplex=False)
+            process = _CONTEXT.Process(target=_call, args=(theirs, function, rank, world_size, *args), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        answers = _answers(pipes, time.monotonic() + within_s)
+        missing = [rank for rank in range(world_size) if rank not in answers]
+        assert not missing, f"ranks {missing} gave no answer within {within_s} s; the others: {answers}"
+        for rank, answer in answers.items():
+            if isinstance(answer, Died):
+                processes[rank].join(timeout=10)
+                answers[rank] = Died(processes[rank].exitcode or 0)
+        return [answers[rank] for rank in range(world_size)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join(timeout=10)
+        for pipe in pipes:
+            pipe.close()
+
+
+def returned(answers: list[Any]) -> list[Any]:
+    """The answers, where no rank raised or died."""
+    for rank, answer in enumerate(answers):
+        assert not isinstance(answer, Raised), f"rank {rank}\n{answer.traceback}"
+        assert not isinstance(answer, Died), f"rank {rank} died with status {answer.status}"
+    return answers
+
+
+def _answers(pipes: list[Connection], deadline: float) -> dict[int, Any]:
+    waiting = dict(zip(pipes, range(len(pipes)), strict=True))
+    answers: dict[int, Any] = {}
+    while waiting and (left_s := deadline - time.monotonic()) > 0:
+        for pipe in wait(list(waiting), timeout=left_s):
+            assert isinstance(pipe, Connection)
+            rank = waiting.pop(pipe)
+            try:
+                answers[rank] = pipe.recv()
+            except EOFError:
+                answers[rank] = Died(0)
+    return answers
+
+
+def _call(pipe: Connection, function: Callable[..., Any], *args: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        answer = function(*args)
+    except Exception as error:
+        answer = Raised(type(error).__name__, str(error), traceback.format_exc())
+    pipe.send(answer)

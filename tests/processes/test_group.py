@@ -1,0 +1,272 @@
+"""A view's process group, with real processes: it adds in the tree's order, and a lost peer is an error and not a wait.
+
+elastic/group/form.py calls constructors of torch that no documentation mentions; a torch that changes them fails here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from elastic.data.plan import blocks
+from elastic.errors import PeerLost
+from elastic.group.form import Gang, Group, Solo, form, gather_bytes
+from elastic.group.tree import schedule
+from elastic.group.treesum import NOTHING, TreeSum
+from tests.kit.ranks import Died, returned, run_ranks
+
+CPU = torch.device("cpu")
+TIMEOUT_S = 30.0
+
+Sum = tuple[int, int, int]
+"""virtual workers, shares that have examples, elements"""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a store that this process hosts."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S))
+    yield store.port
+    del store
+
+
+def joined(port: int, rank: int, world_size: int, generation: int = 0) -> tuple[TCPStore, Group]:
+    """The store must live as long as the group."""
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+    group = form(
+        store,
+        rank=rank,
+        world_size=world_size,
+        generation=generation,
+        address="127.0.0.1",
+        device=CPU,
+        timeout_s=TIMEOUT_S,
+    )
+    return store, group
+
+
+def leaf(share: int, numel: int) -> torch.Tensor:
+    """A share's contribution: of widely differing sizes, so that another order of additions shows in the bits."""
+    draw = torch.Generator().manual_seed(100 + share)
+    return torch.randn(numel, generator=draw) * 10.0 ** torch.randint(-6, 7, (numel,), generator=draw)
+
+
+def added_here(lo: int, hi: int, shares: int, numel: int) -> torch.Tensor | None:
+    """The definition: split at (lo + hi) // 2; what is empty takes no part."""
+    if lo >= shares:
+        return None
+    if hi - lo == 1:
+        return leaf(lo, numel)
+    middle = (lo + hi) // 2
+    left, right = added_here(lo, middle, shares, numel), added_here(middle, hi, shares, numel)
+    assert left is not None
+    return left if right is None else left + right
+
+
+def added_together(group: Group, sums: list[Sum]) -> list[bytes]:
+    found = []
+    for virtual_workers, shares, numel in sums:
+        dealt = tuple(blocks(shares, group.world_size))
+        plan = schedule(virtual_workers, shares, dealt)
+        total = TreeSum(group, plan, numel, torch.float32, CPU, ordered=True)
+        stack: list[torch.Tensor] = []
+        for share, merges in zip(dealt[group.rank], plan.merges[group.rank], strict=True):
+            stack.append(leaf(share, numel))
+            for _ in range(merges):
+                right = stack.pop()
+                stack[-1] = stack[-1] + right
+        for row, values in zip(total.rows, stack, strict=True):
+            row[:numel] = values
+        total.start()
+        total.join()
+        found.append(total.finish()[:numel].numpy().tobytes())
+    return found
+
+
+def add(rank: int, world_size: int, port: int, sums: list[Sum]) -> list[bytes]:
+    _store, group = joined(port, rank, world_size)
+    try:
+        return added_together(group, sums)
+    finally:
+        group.close()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_the_sum_over_a_group_has_the_bits_of_the_tree(port: int, world_size: int) -> None:
+    """Any V, any number of shares with work (fewer than ranks, too), any length, odd ones included."""
+    draw = random.Random(world_size)
+    sums = [
+        (v, draw.randint(1, v), draw.choice([1, 5, 16, 97, 1000])) for v in (draw.randint(4, 32) for _ in range(60))
+    ]
+    sums += [(8, 8, 64), (24, 24, 333), (5, 1, 7)]
+    expected = []
+    for virtual_workers, shares, numel in sums:
+        total = added_here(0, virtual_workers, shares, numel)
+        assert total is not None
+        expected.append(total.numpy().tobytes())
+
+    for found in returned(run_ranks(add, world_size, port, sums)):
+        assert found == expected
+
+
+def add_nothing(rank: int, world_size: int, port: int) -> list[tuple[float, float]]:
+    """Two elements per case: rank r adds -0.0 or nothing to the first; 0.0 or nothing to the second."""
+    _store, group = joined(port, rank, world_size)
+    plan = schedule(world_size, world_size, tuple(blocks(world_size, world_size)))
+    found = []
+    for giver in range(world_size):
+        total = TreeSum(group, plan, 2, torch.float32, CPU, ordered=True)
+        assert bool(torch.signbit(total.rows).all())
+        total.rows.fill_(NOTHING)
+        if rank == giver:
+            total.rows[0, :2] = torch.tensor([-0.0, 0.0])
+        total.start()
+        total.join()
+        signs = torch.signbit(total.finish()[:2]).tolist()
+        found.append((signs[0], signs[1]))
+    group.close()
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_what_nobody_contributed_leaves_even_the_sign_of_zero_alone(port: int, world_size: int) -> None:
+    """A missing gradient added as 0.0 would turn another share's -0.0 into 0.0, and the bits would show who had it."""
+    for found in returned(run_ranks(add_nothing, world_size, port)):
+        assert found == [(True, False)] * world_size
+
+
+def gather(rank: int, world_size: int, port: int, words: list[list[bytes]]) -> list[list[bytes]]:
+    _store, group = joined(port, rank, world_size)
+    found = [gather_bytes(group, said[rank]) for said in words]
+    group.close()
+    return found
+
+
+def test_bytes_of_any_length_are_gathered_in_rank_order(port: int) -> None:
+    words = [[b"a", b"", b"ccc" * 1000], [b"", b"", b""], [b"\0", b"\0\0", b"x\0"]]
+
+    assert returned(run_ranks(gather, 3, port, words)) == [words] * 3
+    assert gather_bytes(Solo(), b"alone") == [b"alone"]
+
+
+def form_again_and_again(rank: int, world_size: int, port: int, times: int) -> dict[str, Any]:
+    """Every generation is another group; what they leave behind is counted after the first ones warmed things up."""
+
+    def held() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+    found: dict[str, Any] = {"sums": []}
+    for generation in range(times):
+        store, group = joined(port, rank, world_size, generation)
+        tensor = torch.tensor([float(rank + generation)])
+        group.all_reduce(tensor).wait()
+        found["sums"].append(tensor.item())
+        group.close()
+        del store, group
+        if generation == 2:
+            found["early"] = held()
+    found["late"] = held()
+    return found
+
+
+def test_groups_can_be_formed_and_closed_again_and_again(port: int) -> None:
+    """Live recovery forms a group per fault: none may leave a thread, a socket or a file behind."""
+    for found in returned(run_ranks(form_again_and_again, 3, port, 12)):
+        assert found["sums"] == [3.0 + 3 * generation for generation in range(12)]
+        assert found["late"] == found["early"]
+
+
+def lose_a_peer(rank: int, world_size: int, port: int, collective: str) -> tuple[str, str]:
+    """Rank 1 dies for real while the others are inside a collective that needs it."""
+    _store, group = joined(port, rank, world_size)
+    gather_bytes(group, b"all are here")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    tensor = torch.ones(world_size * 1000)
+    each = [1000] * world_size
+    try:
+        if collective == "gather_bytes":
+            gather_bytes(group, b"word")
+        else:
+            {
+                "all-reduce": lambda: group.all_reduce(tensor),
+                "all-to-all": lambda: group.all_to_all(torch.empty_like(tensor), tensor, each, each),
+                "all-gather": lambda: group.all_gather(tensor, torch.ones(1000)),
+                "broadcast": lambda: group.broadcast(tensor, source=1),
+            }[collective]().wait()
+    except PeerLost as lost:
+        group.close()
+        return lost.phase, str(lost)
+    return "", "nothing failed"
+
+
+@pytest.mark.parametrize("collective", ["all-reduce", "all-to-all", "all-gather", "broadcast", "gather_bytes"])
+def test_a_peer_that_is_killed_fails_every_collective_at_once(port: int, collective: str) -> None:
+    """Two ranks, so that the survivor is its neighbour; within this deadline, far below the group's own."""
+    survivor, dead = run_ranks(lose_a_peer, 2, port, collective, within_s=TIMEOUT_S / 2)
+
+    assert dead == Died(-signal.SIGKILL)
+    phase, text = survivor
+    assert phase == collective.replace("gather_bytes", "all-gather")
+    assert text.startswith(f"the {phase} failed: ")
+
+
+def arrive_alone(rank: int, world_size: int, port: int) -> str:
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+    try:
+        form(store, rank=0, world_size=2, generation=0, address="127.0.0.1", device=CPU, timeout_s=1)
+    except PeerLost as lost:
+        return lost.phase
+    return "it formed"
+
+
+def test_a_group_whose_peer_never_comes_is_a_lost_peer_by_the_deadline(port: int) -> None:
+    assert returned(run_ranks(arrive_alone, 1, port)) == ["forming of the group"]
+
+
+def use_closed(rank: int, world_size: int, port: int) -> str:
+    _store, group = joined(port, rank, world_size)
+    group.close()
+    try:
+        group.all_reduce(torch.ones(1))
+    except PeerLost as lost:
+        return str(lost)
+    return "it started"
+
+
+def test_a_closed_group_starts_nothing(port: int) -> None:
+    assert returned(run_ranks(use_closed, 2, port)) == ["the all-reduce cannot start: the group is closed"] * 2
+
+
+def constructors(rank: int, world_size: int, port: int) -> dict[str, Any]:
+    store, group = joined(port, rank, world_size)
+    assert isinstance(group, Gang)
+    found = {
+        "default group": torch.distributed.is_initialized(),
+        "threads": threading.active_count(),
+        "methods": [hasattr(group._gloo, m) for m in ("allreduce", "alltoall_base", "_allgather_base", "broadcast")],
+    }
+    group.close()
+    del store
+    return found
+
+
+def test_the_constructors_that_torch_does_not_document_have_the_shape_that_form_uses(port: int) -> None:
+    """No default group is made, so that a process can leave one view and join the next."""
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    assert hasattr(options, "_devices")
+    assert hasattr(options, "_timeout")
+    for found in returned(run_ranks(constructors, 2, port)):
+        assert found == {"default group": False, "threads": 1, "methods": [True] * 4}
