@@ -11,8 +11,8 @@ setup: $(STAMP)  ## make .venv and install everything, pinned by constraints.txt
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
 demo: $(STAMP)  ## lose workers on purpose, lose all, resume smaller, and compare the weights
