@@ -113,10 +113,10 @@ class GradientSum:
         self._current, self._rows = self._sums[schedule]
 
     def open(self, merges: int, pieces: int) -> None:
-        """Before the first backward pass of a share, which has `pieces` of them. `merges` sums of the topmost two follow.
+        """Before the first backward pass of a share, which has `pieces` of them, added up before any merge.
 
-        Several pieces are added up before any merge. Until the first share has shown that no gradient is sparse,
-        autograd keeps gradients in tensors of its own.
+        merges  how many sums of the topmost two follow the share
+        Until the first share has shown that no gradient is sparse, autograd keeps gradients in tensors of its own.
         """
         self._merges = merges
         self._onto_left = self._overlap and self._strided and merges > 0 and pieces == 1
@@ -277,7 +277,7 @@ class GradientSum:
 
     def _second_gradient(self, index: int) -> StepError:
         return StepError(
-            f"a second gradient for {self._names[index]} arrived in one backward pass; the first may be summed and gone\n"
+            f"a second gradient for {self._names[index]} arrived in one backward pass; the first is in a sum\n"
             "  found  reentrant checkpointing does this, and so does a backward pass inside the loss\n"
             f"{UNTOUCHED}  next   checkpoint(..., use_reentrant=False), or Run(overlap=False)"
         )
