@@ -58,7 +58,11 @@ class ShareSums:
         """Raises StepError for what is no number."""
         if isinstance(value, torch.Tensor):
             integral = not value.is_floating_point() and not value.is_complex()
-            array = value.detach().to(device="cpu", dtype=torch.float64).numpy()
+            array = (
+                np.asarray(value.item(), dtype=np.float64)
+                if value.dim() == 0 and not value.is_complex()
+                else _array(value)
+            )
         else:
             try:
                 array = np.asarray(value, dtype=np.float64)
@@ -223,6 +227,11 @@ class StepSums:
                     f"{UNTOUCHED}  next   every worker must take every step: look for a loop or an evaluation that "
                     "only some workers run"
                 )
+
+
+def _array(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
+    array: npt.NDArray[np.float64] = tensor.detach().to(device="cpu", dtype=torch.float64).numpy()
+    return array
 
 
 def _returned(values: npt.NDArray[np.float64], shape: tuple[int, ...], integral: bool) -> Any:
