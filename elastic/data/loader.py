@@ -222,7 +222,7 @@ class _TensorReader:
 
     def __getitem__(self, request: Request) -> tuple[NDArray[np.int64], list[torch.Tensor]]:
         chosen = torch.from_numpy(request.indices)
-        return request.indices, [tensor[chosen] for tensor in self.tensors]
+        return request.indices, [tensor.index_select(0, chosen) for tensor in self.tensors]
 
 
 def _is_plain(dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> bool:
