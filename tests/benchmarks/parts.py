@@ -40,6 +40,7 @@ def of_run(run: elastic.Run, workload: Any) -> list[Timed]:
         (workload, "loss", "forward"),
         (torch.autograd, "backward", "backward"),
         (gradients, "begin", "merge"),
+        (gradients, "open", "merge"),
         (gradients, "push", "merge"),
         (gradients, "_send", "send"),
         (gradients, "finish", "gradients out"),
