@@ -189,7 +189,9 @@ class Run:
         try:
             if error is None:
                 self._broke_off() if self._in_loop else self._part()
-            elif not isinstance(error, (SystemExit, KeyboardInterrupt)):
+                return
+            session.exchange.buffers.restore()  # a share that raised has moved BatchNorm's averages
+            if not isinstance(error, (SystemExit, KeyboardInterrupt)):
                 session.events.emit("error", error=f"{type(error).__name__}: {error}")
         finally:
             session.close()

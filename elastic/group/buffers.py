@@ -64,6 +64,7 @@ class Buffers:
         self._sums: dict[Schedule, TreeSum] = {}
         self._sum: TreeSum | None = None
         self._shares: list[tuple[int, dict[str, torch.Tensor]]] = []
+        self._in_step = False
 
     def begin(self) -> None:
         """Notes the values that every share of the step starts from. Call with the model in its applied state."""
@@ -74,6 +75,7 @@ class Buffers:
         self._agreed = None
         self._shares = []
         self._sum = None
+        self._in_step = True
 
     def share_done(self, share: int, examples: int) -> None:
         """Takes what a share of `examples` examples left, and puts the step's buffers back for the next one."""
@@ -96,7 +98,9 @@ class Buffers:
         self.restore()
 
     def restore(self) -> None:
-        """Puts the step's buffers back, as they were at `begin`."""
+        """Puts the step's buffers back, as they were at `begin`. Between two steps there is nothing to put back."""
+        if not self._in_step:
+            return
         for buffer in self._all:
             if buffer.now() is not buffer.tensor:
                 setattr(buffer.module, buffer.attribute, buffer.tensor)
@@ -167,6 +171,7 @@ class Buffers:
 
     def apply(self) -> None:
         """Gives the model the step's buffers: part of the update, never before it."""
+        self._in_step = False
         if self._sum is not None:
             moves = self._moves()
             touched = self._mean[sum(b.tensor.numel() for b in moves) :]
