@@ -40,8 +40,8 @@ class _Buffer:
 
     def now(self) -> torch.Tensor:
         """What the forward pass left: usually `tensor`, changed in place; some models assign a new one."""
-        found = getattr(self.module, self.attribute)
-        assert isinstance(found, torch.Tensor)
+        found = self.module._buffers[self.attribute]
+        assert found is not None
         return found
 
 
@@ -59,6 +59,9 @@ class Buffers:
         self._first = any(buffer.rule == "first" for buffer in self._all)
         self._start = {buffer.name: buffer.tensor.clone() for buffer in self._all}
         self._versions = {buffer.name: buffer.tensor._version for buffer in self._all}
+        # Changed once, a buffer is kept and put back after every share without a look: comparing all of them twice a
+        # share took 1.3 ms of a step of the digits network, 40 ms (measured, 2026-11-21).
+        self._lively: set[str] = set()
         self._agreed: list[torch.Tensor] | None = None
         self.moving: list[str] = []
         self._sums: dict[Schedule, TreeSum] = {}
@@ -82,8 +85,10 @@ class Buffers:
         changed: dict[str, torch.Tensor] = {}
         for buffer in self._all:
             now, start = buffer.now(), self._start[buffer.name]
-            if not self._changed(buffer):
+            if buffer.name not in self._lively and not self._changed(buffer):
                 continue
+            if now.nbytes <= _COMPARED_BYTES:
+                self._lively.add(buffer.name)
             if now.shape != start.shape or now.dtype != start.dtype:
                 raise StepError(
                     f"share {share} made buffer {buffer.name}, {tuple(start.shape)} {start.dtype}, "
@@ -104,7 +109,7 @@ class Buffers:
         for buffer in self._all:
             if buffer.now() is not buffer.tensor:
                 setattr(buffer.module, buffer.attribute, buffer.tensor)
-            if self._changed(buffer):
+            if buffer.name in self._lively or self._changed(buffer):
                 buffer.tensor.copy_(self._start[buffer.name])
                 self._versions[buffer.name] = buffer.tensor._version
 
@@ -141,17 +146,21 @@ class Buffers:
             )
         self._sum = self._sums[schedule]
         self._sum.rows.fill_(NOTHING)
-        stack: list[torch.Tensor] = []
-        for (examples, changed), count in zip(self._shares, merges, strict=True):
-            values = [changed.get(b.name, self._start[b.name]) for b in moves]
-            flat = torch.cat([value.reshape(-1).to(torch.float32) for value in values]).mul_(examples)
-            touched = torch.tensor([float(b.name in changed) for b in moves], device=self._device)
-            stack.append(torch.cat([flat, touched]))
-            for _ in range(count):
-                right = stack.pop()
-                stack[-1].add_(right)
-        for row, total in enumerate(stack):
-            self._sum.rows[row, : total.numel()] = total
+        if self._shares:
+            values = [changed.get(b.name, self._start[b.name]) for _, changed in self._shares for b in moves]
+            weights = torch.tensor([[float(examples)] for examples, _ in self._shares], device=self._device)
+            flat = torch.cat([value.reshape(-1).to(torch.float32) for value in values])
+            leaves = flat.view(len(self._shares), elements).mul_(weights)
+            stack: list[torch.Tensor] = []
+            for leaf, count in zip(leaves.unbind(), merges, strict=True):
+                stack.append(leaf)
+                for _ in range(count):
+                    right = stack.pop()
+                    stack[-1].add_(right)
+            for row, total in enumerate(stack):
+                self._sum.rows[row, :elements] = total
+            touched = [float(self._touched(buffer)) for buffer in moves]
+            self._sum.rows[0, elements : elements + len(moves)] = torch.tensor(touched, device=self._device)
         self._sum.start()
 
     def finish(self, examples: int, schedule: Schedule) -> None:
@@ -192,6 +201,11 @@ class Buffers:
         if now is not buffer.tensor or now._version != self._versions[buffer.name]:
             return True
         return now.nbytes <= _COMPARED_BYTES and not torch.equal(now, self._start[buffer.name])
+
+    def _touched(self, buffer: _Buffer) -> bool:
+        """Whether a share of this rank left the buffer other than it found it."""
+        values = (changed[buffer.name] for _, changed in self._shares if buffer.name in changed)
+        return any(v.nbytes > _COMPARED_BYTES or not torch.equal(v, self._start[buffer.name]) for v in values)
 
     def _moves(self) -> list[_Buffer]:
         moving = set(self.moving)
