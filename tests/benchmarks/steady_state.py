@@ -57,6 +57,9 @@ def launched(name: str, workers: int, cycles: int) -> dict[str, Any]:
         command = [sys.executable, "-m", *(torchrun if workers > 1 else []), "tests.benchmarks.throughput"]
         # DDP's group would find its own way over the machine's network; Run takes the loopback on one node.
         env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": folder, MARK: folder}
+        # glibc gives freed gradients back to the system or not, by luck: a plain loop of the GPT took 0 or 18,000 page
+        # faults a step (2026-11-21). Here it always keeps them, which is the plain loops' best case.
+        env |= {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 40)}
         try:
             command += [name, str(cycles), str(result)]
             done = subprocess.run(
