@@ -7,6 +7,7 @@ milliseconds and share no state with pytest. All of them end by the deadline, wh
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -92,3 +93,17 @@ def _call(pipe: Connection, function: Callable[..., Any], *args: Any) -> None:
     except Exception as error:
         answer = Raised(type(error).__name__, str(error), traceback.format_exc())
     pipe.send(answer)
+
+
+def as_worker_of_torchrun(rank: int, world_size: int, port: int) -> None:
+    """Gives this process the environment of a torchrun worker on one node, whose agent's store listens on `port`."""
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RUN_ID="none",
+    )

@@ -1,0 +1,170 @@
+"""What the bits of a result depend on is recorded; a difference on resume or between workers is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed import TCPStore
+from torch.utils.data import TensorDataset
+
+import checkpoint
+import elastic
+from elastic.errors import IdentityMismatch
+from elastic.observe.events import read_events
+from tests.kit.launch import Launch
+from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
+
+
+class Trained:
+    """A small run to its end. `changes` are Run's arguments, or of the script around it: lr, width, kind, length."""
+
+    def __init__(self, url: Path | str, **changes: Any) -> None:
+        elastic.seed(1)
+        self.model = nn.Sequential(nn.Linear(4, changes.pop("width", 6)), nn.BatchNorm1d(6), nn.Linear(6, 2))
+        kind = changes.pop("kind", torch.optim.SGD)
+        optimizer = kind(self.model.parameters(), lr=changes.pop("lr", 0.1))
+        self.model[0].requires_grad_(changes.pop("trained", True))
+        if changes.pop("scheduled", False):
+            changes["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        length = changes.pop("length", 48)
+        data = TensorDataset(torch.randn(64, 4)[:length], (torch.arange(64) % 2)[:length])
+        given: dict[str, Any] = {"dataset": data, "batch_size": 12, "virtual_workers": 3, "epochs": 1}
+        with elastic.Run(url, model=self.model, optimizer=optimizer, **(given | changes)) as run:
+            for step in run:
+                for x, y in step:
+                    step.backward(F.cross_entropy(self.model(x), y, reduction="sum"), count=len(y))
+        self.steps = run.step_index
+
+    @property
+    def digest(self) -> str:
+        return checkpoint.digest(self.model)
+
+
+DIFFERENCES = {
+    "seed": {"seed": 1},
+    "batch_size": {"batch_size": 16},
+    "virtual_workers": {"virtual_workers": 4},
+    "micro_batch_size": {"micro_batch_size": 2},
+    "last_batch": {"last_batch": "drop"},
+    "dataset_length": {"length": 60},
+    "clip_grad_norm": {"clip_grad_norm": 1.0},
+    "buffers": {"buffers": {"1.running_mean": "keep"}},
+    "mode": {"mode": "fast"},
+    "threads": {"threads": 2},
+    "model_shapes": {"trained": False},
+    "optimizer": {"lr": 0.2},
+}
+
+
+@pytest.mark.parametrize("field", DIFFERENCES)
+def test_a_difference_is_refused_by_name_and_accepted_by_name(tmp_path: Path, field: str) -> None:
+    """Refused, it has written nothing: the run still goes on as it was. Accepted, it goes on, and says so."""
+    first = Trained(tmp_path / "run", steps=2)
+    commits = sorted(path.name for path in (tmp_path / "run" / "commits").iterdir())
+
+    with pytest.raises(IdentityMismatch) as refused:
+        Trained(tmp_path / "run", **DIFFERENCES[field])
+    assert refused.value.fields.keys() == {field}
+    assert f"Run(accept=['{field}'])" in str(refused.value)
+    assert "nothing was loaded or written" in str(refused.value)
+    assert sorted(path.name for path in (tmp_path / "run" / "commits").iterdir()) == commits
+    assert Trained(tmp_path / "run", steps=2).digest == first.digest
+
+    assert Trained(tmp_path / "run", accept=[field], **DIFFERENCES[field]).steps >= 3
+    accepted = [event["accepted"] for event in read_events(tmp_path / "run") if event["event"] == "loaded"]
+    assert accepted[-1] == [field]
+
+
+def test_several_differences_are_named_together_and_each_must_be_accepted(tmp_path: Path) -> None:
+    Trained(tmp_path / "run", steps=2)
+    with pytest.raises(IdentityMismatch, match=r"batch_size: 16 here, 12 there(.|\n)*seed: 4 here, 0 there"):
+        Trained(tmp_path / "run", seed=4, batch_size=16)
+    with pytest.raises(IdentityMismatch) as refused:
+        Trained(tmp_path / "run", seed=4, batch_size=16, accept=["seed"])
+    assert refused.value.fields == {"batch_size": (16, 12)}
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [("optimizer", {"kind": torch.optim.Adam}), ("scheduler", {"scheduled": True})],
+    ids=["optimizer", "scheduler"],
+)
+def test_another_kind_of_object_is_refused(tmp_path: Path, field: str, changes: dict[str, Any]) -> None:
+    Trained(tmp_path / "run", steps=2)
+    with pytest.raises(IdentityMismatch) as refused:
+        Trained(tmp_path / "run", **changes)
+    assert field in refused.value.fields
+
+
+def test_the_process_s_own_settings_belong_to_it(tmp_path: Path) -> None:
+    Trained(tmp_path / "run", steps=2)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(IdentityMismatch, match="deterministic_algorithms: true here, false there"):
+            Trained(tmp_path / "run")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert Trained(tmp_path / "run").steps == 4
+
+
+def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
+    """Where it ends, how often it saves and how data is loaded change when a run finishes, never what a step does."""
+    parts = Trained(tmp_path / "parts", epochs=1)
+    assert parts.steps == 4
+    parts = Trained(tmp_path / "parts", epochs=3, save_every=1, num_workers=1, keep=5, timeout_s=60)
+
+    assert parts.steps == 12
+    assert parts.digest == Trained(tmp_path / "whole", epochs=3).digest
+
+
+def differ(rank: int, world_size: int, port: int, url: str) -> tuple[str, list[str]]:
+    as_worker_of_torchrun(rank, world_size, port)
+    try:
+        Trained(url, seed=3 if rank == 1 else 0)
+    except IdentityMismatch as refused:
+        return str(refused), list(refused.fields)
+    return "it trained", []
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a store as torchrun's agent hosts one."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    yield store.port
+    del store
+
+
+def test_workers_that_differ_from_one_another_all_refuse_to_start(tmp_path: Path, port: int) -> None:
+    """One machine with another configuration file: nobody is left waiting, and everyone says which rank it is."""
+    same, different, third = returned(run_ranks(differ, 3, port, str(tmp_path / "run")))
+
+    assert different[1] == ["seed"]
+    assert "seed: 3 here, 0 there" in different[0]
+    for text, _ in (same, third):
+        assert text.startswith("rank 1: ")
+        assert "seed: 3 here, 0 there" in text
+    assert not (tmp_path / "run" / "commits").exists()
+
+
+def found(output: str) -> list[str]:
+    return next(line.split()[1:] for line in output.splitlines() if line.startswith("found "))
+
+
+def test_portable_runs_agree_across_launchers_and_pin_what_the_cpu_may_do(tmp_path: Path) -> None:
+    """The libraries read their settings when they are loaded, so the process starts itself again, under torchrun too."""
+    program = "tests.kit.programs.portable"
+    found_by = {}
+    for name, workers, flags in (("plain", None, []), ("alone", None, ["--portable"]), ("two", 2, ["--portable"])):
+        with Launch(program, [tmp_path / name, *flags], workers=workers) as launch:
+            found_by[name] = found(launch.succeed(within_s=60))
+
+    assert found_by["alone"] == found_by["two"]
+    assert found_by["alone"][0] == "AVX2"
+    assert (found_by["plain"] == found_by["alone"]) == (found_by["plain"][0] == "AVX2")
