@@ -47,7 +47,7 @@ class Trained:
         return checkpoint.digest(self.model)
 
 
-DIFFERENCES = {
+DIFFERENCES: dict[str, dict[str, Any]] = {
     "seed": {"seed": 1},
     "batch_size": {"batch_size": 16},
     "virtual_workers": {"virtual_workers": 4},
@@ -158,7 +158,7 @@ def found(output: str) -> list[str]:
 
 
 def test_portable_runs_agree_across_launchers_and_pin_what_the_cpu_may_do(tmp_path: Path) -> None:
-    """The libraries read their settings when they are loaded, so the process starts itself again, under torchrun too."""
+    """The libraries read their settings when they are loaded, so the process starts itself again, torchrun or not."""
     program = "tests.kit.programs.portable"
     found_by = {}
     for name, workers, flags in (("plain", None, []), ("alone", None, ["--portable"]), ("two", 2, ["--portable"])):

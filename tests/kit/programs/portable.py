@@ -1,4 +1,4 @@
-"""Trains a little and prints what instruction set it had and the digest of the weights: python -m ... URL [--portable]."""
+"""Trains a little, prints the instruction set and the digest of the weights: python -m ... URL [--portable]."""
 
 from __future__ import annotations
 
