@@ -67,6 +67,14 @@ class Config:
     timeout_s: float
     storage_options: dict[str, Any] = field(default_factory=dict)
 
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Every parameter of all models, once, under its first name."""
+        found: dict[int, tuple[str, torch.nn.Parameter]] = {}
+        for key, model in self.models.items():
+            for name, parameter in model.named_parameters():
+                found.setdefault(id(parameter), (f"{key}.{name}" if len(self.models) > 1 else name, parameter))
+        return dict(found.values())
+
     def numerics(self) -> dict[str, Any]:
         """The arguments that the bits of the result depend on."""
         return {

@@ -67,11 +67,7 @@ class Exchange:
     def __init__(self, config: Config, group: Group) -> None:
         self._config = config
         self._group = group
-        self._parameters = [
-            (f"{key}.{name}" if len(config.models) > 1 else name, parameter)
-            for key, model in config.models.items()
-            for name, parameter in model.named_parameters()
-        ]
+        self._parameters = list(config.parameters().items())
         self._trained: tuple[bool, ...] = ()
         self.gradients: GradientSum = self._gradient_sum()
         self.buffers = Buffers(config.models, config.buffers, group, config.device)

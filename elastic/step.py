@@ -98,13 +98,12 @@ class Step:
         self._due = False
         self._counted += counted
         run, gradients = self._run, self._session.exchange.gradients
-        if self._piece == 0:
-            gradients.open(self._merges, self._pieces)
-        if self._last:
-            gradients.arm()
         run._observer.at("backward", run, self._share)
+        scaled = run._config.scaler.scale(loss) if run._config.scaler is not None else loss
         try:
-            (run._config.scaler.scale(loss) if run._config.scaler is not None else loss).backward()
+            gradients.begin_pass(self._merges, piece=self._piece, pieces=self._pieces, last=self._last)
+            scaled.backward()
+            gradients.end_pass()
         except PeerLost as lost:  # a bucket could not leave: the iterator deals with it, not the loop's body
             self._lost = lost
 
@@ -149,10 +148,6 @@ class Step:
                         f"{UNTOUCHED}  next   call step.backward(loss_sum, count) for every batch, and not "
                         "loss.backward(); count=0 is fine"
                     )
-                if not last_micro:
-                    exchange.gradients.passed()
-            if not last_share:
-                exchange.gradients.push()
             exchange.buffers.share_done(share, sum(len(piece) for piece in pieces))
         self._share = None
 

@@ -22,8 +22,7 @@ def default_update(run: Run, _step: Step) -> None:
         for optimizer in optimizers:
             config.scaler.unscale_(optimizer)
     if config.clip_grad_norm is not None:
-        parameters = [parameter for model in config.models.values() for parameter in model.parameters()]
-        torch.nn.utils.clip_grad_norm_(parameters, config.clip_grad_norm)
+        torch.nn.utils.clip_grad_norm_(config.parameters().values(), config.clip_grad_norm)
     for optimizer in optimizers:
         if config.scaler is not None:
             config.scaler.step(optimizer)

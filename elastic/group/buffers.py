@@ -5,6 +5,7 @@ mean over the shares, weighted by their examples, in fp32 and in the tree's orde
 stays as it is; integer and bool buffers (BatchNorm's counter) must agree over the shares, and a worker
 without a share takes them from the one that holds share 0. A buffer that fits none of this is refused by
 name, and `Run(buffers={"name": "first" | "keep"})` says what to do: take share 0's, or never change it.
+A mean in fp32 suits running statistics; what counts or must stay exact is better an integer, or "first".
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class Buffers:
                 value.copy_(wire.view(value.dtype).view(value.shape))
 
     def apply(self) -> None:
-        """Gives the model the step's buffers: part of the update, never before it."""
+        """Gives the model the step's buffers: the beginning of the update, whose own changes come on top."""
         self._in_step = False
         if self._sum is not None:
             moves = self._moves()
@@ -193,7 +194,8 @@ class Buffers:
                 at += size
         if self._agreed is not None:
             for buffer, value in zip(self._exact, self._agreed, strict=True):
-                buffer.tensor.copy_(value)
+                if not torch.equal(value, self._start[buffer.name]):
+                    buffer.tensor.copy_(value)
 
     def _changed(self, buffer: _Buffer) -> bool:
         """Whether the buffer differs from the step's start."""

@@ -82,12 +82,13 @@ class GradientSum:
         self._onto_left = False
         self._strided = False
         self._merges: int | None = None
+        self._last = self._completes = False
         self._sent = 0
         self._armed = False
         self._arrived = bytearray()
         self._missing: list[int] = []
         self._hooks: list[RemovableHandle] = []
-        if overlap and group.world_size > 1:
+        if overlap:
             self._hooks = [
                 parameter.register_post_accumulate_grad_hook(self._arrival(index))  # type: ignore[no-untyped-call]
                 for index, parameter in enumerate(self._parameters)
@@ -112,40 +113,40 @@ class GradientSum:
             self._sums[schedule] = sums, [self._partial([total.rows[row] for total in sums]) for row in range(held)]
         self._current, self._rows = self._sums[schedule]
 
-    def open(self, merges: int, pieces: int) -> None:
-        """Before the first backward pass of a share, which has `pieces` of them, added up before any merge.
+    def begin_pass(self, merges: int, *, piece: int, pieces: int, last: bool) -> None:
+        """Before a backward pass: the `piece`th of a share's `pieces`, followed by `merges` sums of the topmost two.
 
-        merges  how many sums of the topmost two follow the share
-        Until the first share has shown that no gradient is sparse, autograd keeps gradients in tensors of its own.
+        last  it is this rank's last one of the step: its gradients may leave as they come
+        Several pieces are added up before any merge. Until the first share has shown that no gradient is sparse,
+        autograd keeps gradients in tensors of its own.
         """
-        self._merges = merges
-        self._onto_left = self._overlap and self._strided and merges > 0 and pieces == 1
-        if not self._onto_left:
-            self._stack.append(self._next())
+        self._merges, self._last, self._completes = merges, last, piece == pieces - 1
+        if piece == 0:
+            self._onto_left = self._overlap and self._strided and merges > 0 and pieces == 1
+            if not self._onto_left:
+                self._stack.append(self._next())
+        self._arrived = bytearray(len(self._parameters))
         gradients = self._stack[-1].gradients
         self._versions = [gradient._version for gradient in gradients]
-        if self._strided:
-            for parameter, gradient, narrow in zip(self._parameters, gradients, self._narrow, strict=True):
-                if parameter.grad is None and not narrow:
-                    parameter.grad = gradient
+        for parameter, gradient, narrow in zip(self._parameters, gradients, self._narrow, strict=True):
+            parameter.grad = gradient if self._strided and not narrow else None
+        if last:
+            self._missing = [len(bucket.slots) for bucket in self._buckets]
+            self._armed = bool(self._hooks) and self._group.world_size > 1
 
-    def arm(self) -> None:
-        """The next backward pass is this rank's last one of the step: its gradients may leave as they come."""
-        self._missing = [len(bucket.slots) for bucket in self._buckets]
-        self._arrived = bytearray(len(self._parameters))
-        self._armed = bool(self._hooks)
-
-    def passed(self) -> None:
-        """A micro-batch's backward pass is over, and more of the same share are to come."""
-        if any(self._narrow):
+    def end_pass(self) -> None:
+        """After it: takes the gradients; what happens to `.grad` from here on does not count. Raises PeerLost."""
+        if self._last:
+            self.flush()
+        else:
             self._collect(range(len(self._parameters)))
-
-    def push(self) -> None:
-        """A share other than the last is complete."""
-        assert self._merges is not None
-        self._collect(range(len(self._parameters)))
-        self._strided = True
+            self._strided |= self._completes
+            if self._completes:
+                self._merge()
         self._clear()
+
+    def _merge(self) -> None:
+        assert self._merges is not None
         for _ in range(self._merges - self._onto_left):
             right = self._stack.pop()
             left = self._stack[-1]
@@ -177,16 +178,19 @@ class GradientSum:
                 else:
                     parameter.grad = None
         self._stack.clear()
+        self._arrived = bytearray()
 
     def _arrival(self, index: int) -> Callable[[torch.Tensor], None]:
         bucket = self._bucket_of[index]
 
         def arrived(_parameter: torch.Tensor) -> None:
+            if self._arrived[index : index + 1] == b"\1":
+                raise self._second_gradient(index)
+            if not self._arrived:
+                return  # a backward pass that is not ours
+            self._arrived[index] = 1
             if not self._armed:
                 return
-            if self._arrived[index]:
-                raise self._second_gradient(index)
-            self._arrived[index] = 1
             self._missing[bucket] -= 1
             while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
                 self._send()
@@ -221,10 +225,7 @@ class GradientSum:
         for index in parameters:
             gradient, ours = self._parameters[index].grad, partial.gradients[index]
             if gradient is ours:
-                additions = ours._version - self._versions[index]
-                if additions > 1 and self._onto_left:
-                    raise self._second_gradient(index)
-                if additions:
+                if ours._version != self._versions[index]:
                     partial.gave.add(index)
             elif gradient is not None:
                 if gradient.layout is not torch.strided:

@@ -15,6 +15,7 @@ Every wait has a deadline, and its error lists the silent ranks.
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 import uuid
@@ -30,6 +31,10 @@ from elastic.membership.view import View
 _PUBLISHED = "elastic/endpoint"
 _POLL_S = 0.01
 _CONNECT_S = 5.0
+_STORE_S = 30.0
+"""TCPStore asks for its peer's name in reverse DNS when it connects, and an unanswered question takes the resolver 5 to
+10 s (one connection in 26, on a machine whose name server loses some: measured, 2026-11-21). The connection is good
+then, unless its deadline was shorter. Hence this one, and no more connections than needed."""
 
 
 @dataclass(frozen=True)
@@ -47,33 +52,25 @@ def meet(launch: Launch, worker_id: str, *, timeout_s: float) -> Meeting:
     deadline = time.monotonic() + timeout_s
     if launch.rank == 0:
         return _host(launch, worker_id, deadline, timeout_s)
+    agent = _agent_store(launch, deadline, timeout_s)
     while True:
-        meeting = _join(launch, worker_id, deadline)
+        meeting = _join(launch, worker_id, deadline, agent)
         if meeting is not None:
             return meeting
         if time.monotonic() > deadline:
-            raise RendezvousTimeout(
-                f"rank {launch.rank} of {launch.world_size} found no rank 0 within {timeout_s:.0f} s\n"
-                f"  looked   at {launch.master_addr}:{launch.master_port}, from {socket.gethostname()}\n"
-                "  missing  rank 0, or a way to it: its port may be closed between these machines\n"
-                "  next     look at rank 0's log; the launcher restarts this worker if it may",
-                missing=[0],
-            )
+            raise _nobody(launch, timeout_s)
         time.sleep(_POLL_S * 5)
 
 
 def _host(launch: Launch, worker_id: str, deadline: float, timeout_s: float) -> Meeting:
-    assert launch.master_addr is not None
     assert launch.master_port is not None
     store = _listen(0 if launch.agent_hosts_store else launch.master_port, deadline, timeout_s)
     address = "127.0.0.1" if launch.one_node else host_address(launch.master_addr)
     store.set("meta", json.dumps({"nonce": uuid.uuid4().hex, "world_size": launch.world_size}))
     store.set("worker/0", worker_id)
-    if launch.agent_hosts_store:
-        shared = TCPStore(
-            launch.master_addr, launch.master_port, is_master=False, timeout=_left(deadline), wait_for_workers=False
-        )
-        shared.set(_PUBLISHED, json.dumps({"address": address, "port": store.port}))
+    agent = _agent_store(launch, deadline, timeout_s)
+    if agent is not None:
+        agent.set(_PUBLISHED, json.dumps({"address": address, "port": store.port}))
     ranks = range(1, launch.world_size)
     while not store.check([f"worker/{rank}" for rank in ranks]):
         if time.monotonic() > deadline:
@@ -89,15 +86,15 @@ def _host(launch: Launch, worker_id: str, deadline: float, timeout_s: float) -> 
     return Meeting(_view(store, launch.world_size), store)
 
 
-def _join(launch: Launch, worker_id: str, deadline: float) -> Meeting | None:
+def _join(launch: Launch, worker_id: str, deadline: float, agent: Store | None) -> Meeting | None:
     """One try. None: what is published there is not (or no longer) the rank 0 that waits for this worker."""
     try:
-        endpoint = _endpoint(launch, deadline)
+        endpoint = _endpoint(launch, agent)
         if endpoint is None:
             return None
         address, port = endpoint
         socket.create_connection((address, port), timeout=_CONNECT_S).close()  # quiet, unlike TCPStore's own attempts
-        store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_CONNECT_S), wait_for_workers=False)
+        store = TCPStore(address, port, is_master=False, timeout=_left(deadline, _STORE_S), wait_for_workers=False)
         while not store.check(["meta"]):
             if time.monotonic() > deadline:
                 return None
@@ -115,17 +112,31 @@ def _join(launch: Launch, worker_id: str, deadline: float) -> Meeting | None:
         return None  # the host of an older round, gone or going
 
 
-def _endpoint(launch: Launch, deadline: float) -> tuple[str, int] | None:
+def _agent_store(launch: Launch, deadline: float, timeout_s: float) -> Store | None:
+    """The store of torchrun's agent; None where it has none."""
     assert launch.master_addr is not None
     assert launch.master_port is not None
     if not launch.agent_hosts_store:
-        return launch.master_addr, launch.master_port
-    shared = TCPStore(
-        launch.master_addr, launch.master_port, is_master=False, timeout=_left(deadline), wait_for_workers=False
-    )
-    if not shared.check([_PUBLISHED]):
         return None
-    published = json.loads(shared.get(_PUBLISHED))
+    while True:
+        try:
+            return TCPStore(
+                launch.master_addr, launch.master_port, is_master=False, timeout=_left(deadline), wait_for_workers=False
+            )
+        except DistError as failure:
+            if time.monotonic() > deadline:
+                raise _nobody(launch, timeout_s) from failure
+            time.sleep(_POLL_S * 5)
+
+
+def _endpoint(launch: Launch, agent: Store | None) -> tuple[str, int] | None:
+    if agent is None:
+        assert launch.master_addr is not None
+        assert launch.master_port is not None
+        return launch.master_addr, launch.master_port
+    if not agent.check([_PUBLISHED]):
+        return None
+    published = json.loads(agent.get(_PUBLISHED))
     return published["address"], published["port"]
 
 
@@ -153,7 +164,7 @@ def _listen(port: int, deadline: float, timeout_s: float) -> TCPStore:
         port,
         is_master=True,
         wait_for_workers=False,
-        timeout=timedelta(seconds=_CONNECT_S),
+        timeout=_left(deadline, _STORE_S),
         master_listen_fd=listener.detach(),  # the store owns it from here
     )
 
@@ -162,5 +173,15 @@ def _view(store: Store, world_size: int) -> View:
     return View(generation=0, workers=tuple(store.get(f"worker/{rank}").decode() for rank in range(world_size)))
 
 
-def _left(deadline: float) -> timedelta:
-    return timedelta(seconds=max(1.0, deadline - time.monotonic()))
+def _left(deadline: float, most_s: float = math.inf) -> timedelta:
+    return timedelta(seconds=min(most_s, max(1.0, deadline - time.monotonic())))
+
+
+def _nobody(launch: Launch, timeout_s: float) -> RendezvousTimeout:
+    return RendezvousTimeout(
+        f"rank {launch.rank} of {launch.world_size} found no rank 0 within {timeout_s:.0f} s\n"
+        f"  looked   at {launch.master_addr}:{launch.master_port}, from {socket.gethostname()}\n"
+        "  missing  rank 0, or a way to it: its port may be closed between these machines\n"
+        "  next     look at rank 0's log; the launcher restarts this worker if it may",
+        missing=[0],
+    )
