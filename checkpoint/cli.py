@@ -24,6 +24,7 @@ from checkpoint.checkpointer import Checkpointer
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.hashing import digest
 from checkpoint.manifest import Commit
+from checkpoint.tree import walk_tensors
 
 OK, NOT_WELL, UNKNOWN = 0, 1, 2
 
@@ -88,7 +89,11 @@ def show_digest(runs: Checkpointer, asked: argparse.Namespace, out: Console) -> 
     checkpoint = runs.read(step=asked.step)
     parts = {}
     if isinstance(checkpoint.tree, dict):
-        parts = {str(name): digest(part) for name, part in checkpoint.tree.items() if isinstance(part, dict)}
+        parts = {
+            str(name): digest(part)
+            for name, part in checkpoint.tree.items()
+            if isinstance(part, dict) and any(True for _ in walk_tensors(part))
+        }
     whole = digest(checkpoint.tree)
     if asked.json:
         document = {"step": checkpoint.step, "name": checkpoint.commit.name, "digest": whole, "parts": parts}

@@ -48,7 +48,7 @@ def decide(answer: Alive | Gone | Unknown, *, job: str | None, waited_s: float, 
     """
     match answer:
         case Gone(why):
-            return Free(f"is gone: {why}")
+            return Free(f"is gone ({why})")
         case Alive(other) if not job or other != job:
             return Held("it answers")
         case Alive():

@@ -20,6 +20,7 @@ from elastic.errors import (
     IdentityMismatch,
     PeerLost,
     RendezvousTimeout,
+    StartFailed,
     StepError,
 )
 
@@ -36,10 +37,15 @@ __all__ = [
     "PeerLost",
     "RendezvousTimeout",
     "Run",
+    "StartFailed",
     "Step",
     "StepError",
     "seed",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

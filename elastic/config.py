@@ -77,7 +77,9 @@ class Config:
 
     def numerics(self) -> dict[str, Any]:
         """The arguments that the bits of the result depend on."""
+        ends = {"epochs": self.plan.epochs} if self.plan.last_batch == "carry" else {}
         return {
+            **ends,
             "mode": self.mode,
             "seed": self.plan.seed,
             "batch_size": self.plan.batch_size,
@@ -117,6 +119,7 @@ def configure(
     **rest: Any,
 ) -> Config:
     """Raises ConfigError for whatever cannot work."""
+    _check_types(extra=extra, buffers=buffers, storage_options=storage_options, **rest)
     models = named("model", model, torch.nn.Module)
     optimizers = named("optimizer", optimizer, torch.optim.Optimizer)
     schedulers = named("scheduler", scheduler, object) if scheduler is not None else {}
@@ -143,6 +146,13 @@ def configure(
     if isinstance(rest["threads"], bool) or not isinstance(rest["threads"], int) or rest["threads"] < 1:
         raise ConfigError(f"threads={rest['threads']!r}; expected the number of intra-op threads, 1 or more")
     every_steps, every_s = cadence(save_every)
+    for name, one in schedulers.items():
+        if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ConfigError(
+                f"scheduler {name!r} is a ReduceLROnPlateau, which wants a metric at every step\n"
+                "  next  pass it as extra={'plateau': scheduler} and call its step(metric) after the inner loop: "
+                "step.sums and run.evaluate are the same on every worker"
+            )
     for name, thing in (extra or {}).items():
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise ConfigError(
@@ -161,7 +171,7 @@ def configure(
         save_every_s=every_s,
         device=_device(device, launch, models),
         buffers=dict(buffers or {}),
-        accept=tuple(accept),
+        accept=accept if isinstance(accept, str) else tuple(accept),  # type: ignore[arg-type]
         storage_options=dict(storage_options or {}),
         **rest,
     )
@@ -194,6 +204,21 @@ def named(what: str, given: Any, kind: type) -> dict[str, Any]:
     if not things:
         raise ConfigError(f"{what}={{}} is empty; pass at least one")
     return things
+
+
+def _check_types(**given: Any) -> None:
+    """Wrong types that would otherwise show late, or never."""
+    for name in ("extra", "buffers", "storage_options"):
+        if given[name] is not None and not isinstance(given[name], Mapping):
+            raise ConfigError(f"{name}={given[name]!r}; expected a dict")
+    clip = given["clip_grad_norm"]
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0):
+        raise ConfigError(f"clip_grad_norm={clip!r}; expected the largest norm, a number above 0, or None")
+    if isinstance(given["keep"], bool) or not isinstance(given["keep"], int) or given["keep"] < 1:
+        raise ConfigError(f"keep={given['keep']!r}; expected how many checkpoints stay, 1 or more")
+    for name in ("timeout_s", "bucket_bytes"):
+        if isinstance(given[name], (bool, str)) or not given[name] > 0:
+            raise ConfigError(f"{name}={given[name]!r}; expected a number above 0")
 
 
 def _length(dataset: Any) -> int:
@@ -290,4 +315,4 @@ def _device(asked: torch.device | str | None, launch: Launch, models: Mapping[st
 
 def _absolute(url: str | os.PathLike[str]) -> str:
     text = os.fspath(url)
-    return text if "://" in text or text.startswith("memory:") else os.path.abspath(text)
+    return text if "://" in text or text.startswith("memory:") else os.path.abspath(os.path.expanduser(text))

@@ -3,6 +3,7 @@
     ElasticError
       ConfigError         the user can fix it before the run starts
       IdentityMismatch    the saved run is another run: fix the named fields, or accept them by name
+      StartFailed         rank 0 could not start the run; its message, repeated here, says why
       StepError           the training loop breaks a rule of `Step`; fix the script
       RendezvousTimeout   too few workers by the deadline; the launcher restarts or the user looks
       ExampleError        the dataset or its collate function raised; fix it, or the example (data/loader.py)
@@ -34,6 +35,10 @@ class IdentityMismatch(ElasticError):
     def __init__(self, message: str, fields: dict[str, tuple[object, object]]) -> None:
         super().__init__(message)
         self.fields = fields
+
+
+class StartFailed(ElasticError):
+    """Another worker, the coordinator, could not start the run. Its own log has the full story."""
 
 
 class StepError(ElasticError, RuntimeError):

@@ -6,7 +6,7 @@ their sums are added along the same kind of tree as a step's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,7 +54,7 @@ def evaluate(
         timeout_s=config.timeout_s,
     )
     sums: list[ShareSums] = []
-    with _evaluating(config.models):
+    with _evaluating([*config.models.values(), *config.extra.values()]):
         try:
             loader.open(_requests(len(dataset), size, mine, position[0]))
             for number in mine:
@@ -93,10 +93,11 @@ def _called(function: Callable[..., Mapping[str, Any]], batch: Any) -> Mapping[s
 
 
 @contextmanager
-def _evaluating(models: Mapping[str, torch.nn.Module]) -> Iterator[None]:
-    """Eval mode and no gradients; every module gets its own mode back."""
-    modes = [(module, module.training) for model in models.values() for module in model.modules()]
-    for model in models.values():
+def _evaluating(things: Sequence[Any]) -> Iterator[None]:
+    """Eval mode for those that are models, and no gradients; every module gets its own mode back."""
+    models = [thing for thing in things if isinstance(thing, torch.nn.Module)]
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
         model.eval()
     try:
         with torch.no_grad():

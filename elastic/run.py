@@ -41,7 +41,8 @@ EXIT_RESTART = 75
 
 _LEAVE, _STOP, _SAVE = 1, 2, 4
 _QUICK_SAVE_S = 10.0  # torchrun sends SIGKILL 30 s after SIGTERM
-_ALL_BREAK_S = 10.0
+_ALL_BREAK_S = 60.0
+_ASKED_S = 1.0
 
 
 class Run:
@@ -62,6 +63,7 @@ class Run:
     micro_batch_size  the most examples in one forward pass: shares are passed in pieces, to bound memory
     last_batch        of an epoch: "short" (a smaller step), "drop", or "carry" (filled from the next epoch)
     num_workers       loader processes of this worker; 0 reads in the training process
+    collate_fn        makes a batch of a list of examples; default torch's default_collate
     device            default: where the model is. "cuda" means this worker's own GPU
     extra             {name: object with state_dict and load_state_dict} that must survive as well
     scaler            a torch.amp.GradScaler: losses are scaled, and the default update unscales
@@ -69,10 +71,12 @@ class Run:
     threads           intra-op threads; part of the run's identity, since they change bits
     portable          pin the instruction set to AVX2, so that mixed fleets agree (starts the process again if need be)
     overlap           send gradients during the last backward pass; off for reentrant checkpointing
+    bucket_bytes      how much of the gradients travels together
     accept            names of identity fields that may differ from the saved run's
     keep              how many checkpoints stay
     take_over         claim the URL even if another live job holds it
     timeout_s         the deadline of every exchange
+    storage_options   for fsspec's filesystem: endpoint, credentials
 
     Attributes: rank, local_rank, world_size, generation, device, is_coordinator, step_index (steps applied), epoch,
     finished, stopped (the reason given to `stop`, if any).
@@ -130,7 +134,6 @@ class Run:
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.step_index = 0
         self.epoch = 0
-        self.attempt = 0
         self.finished = False
         self.stopped: str | None = None
         self._observer = environment.observer(self._launch)
@@ -141,6 +144,8 @@ class Run:
         self._stop_wish: str | None = None
         self._agreed: Agreed | None = None
         self._updating = False
+        self._at_boundary = True
+        self._open_step: Step | None = None
         self._in_loop = False
         self._evaluations = 0
 
@@ -148,6 +153,11 @@ class Run:
     def is_coordinator(self) -> bool:
         """Rank 0 of the view: who prints and who saves."""
         return self.rank == 0
+
+    @property
+    def attempt(self) -> int:
+        """How often the step in hand has come round again."""
+        return self._open_step.attempt if self._open_step is not None else 0
 
     @property
     def claim(self) -> int | None:
@@ -165,13 +175,13 @@ class Run:
         try:
             session.open()
         except PeerLost as lost:
-            session.close()
+            session.close(abruptly=True)
             self._console.warn(
                 f"rank {self.rank} lost a peer while the run started: {lost}; its launcher starts it again"
             )
             raise SystemExit(EXIT_RESTART) from lost
         except BaseException:
-            session.close()
+            session.close(abruptly=True)
             raise
         self._goes_on_from(session.position)
         for optimizer in self.optimizers.values():
@@ -186,28 +196,30 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         session = self._here
+        orderly = False
         try:
             if error is None:
-                self._broke_off() if self._in_loop else self._part()
+                if self._in_loop:
+                    self._broke_off()
+                self._part()
+                orderly = True
                 return
+            orderly = isinstance(error, SystemExit) and not error.code
             session.exchange.buffers.restore()  # a share that raised has moved BatchNorm's averages
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):
                 session.events.emit("error", error=f"{type(error).__name__}: {error}")
         finally:
-            session.close()
+            session.close(abruptly=not orderly)
 
     def __iter__(self) -> Iterator[Step]:
         session = self._here
         self._in_loop = True
         while not self.finished:
-            step = Step(self, session, session.step_plan(self.step_index))
+            self._open_step = step = Step(self, session, session.step_plan(self.step_index))
             yield step
             if not step.applied:
-                raise StepError(
-                    f"step {step.index} was left before its inner loop ended, so it could not be applied\n"
-                    "  state  the model is as it was before this step\n"
-                    "  next   let `for batch in step` run to its end; run.stop(reason) ends a run early"
-                )
+                raise self._left_open(step)
+            self._open_step = None
             self._boundary(session)
         self._finish(session)
         self._in_loop = False
@@ -215,7 +227,7 @@ class Run:
     def stop(self, reason: str) -> None:
         """Ends the run on all workers, at the boundary after the next exchange: that of the step in hand inside the
         inner loop, that of the following step outside it. The same at every world size."""
-        self._stop_wish = reason
+        self._stop_wish = reason or "stopped"
 
     def on_apply(self, function: Callable[[Run, Step], None]) -> None:
         """Calls function(run, step) as part of each update, on every worker: for averaged weights and the like."""
@@ -230,6 +242,12 @@ class Run:
         Returns name -> sum, the same bits on every worker and at every world size.
         """
         session = self._here
+        if self._open_step is not None and not self._open_step.applied:
+            raise StepError(
+                f"run.evaluate was called inside step {self._open_step.index}, whose gradients are under way\n"
+                "  state  the model is as it was before this step\n"
+                "  next   call it after the inner loop, on all workers"
+            )
         self._observer.at("evaluate", self)
         self._evaluations += 1
         position = (self.epoch, self.step_index, 0)
@@ -238,7 +256,7 @@ class Run:
                 sums = evaluate(self._config, session.group, dataset, function, batch_size, position)
                 break
             except PeerLost as lost:
-                self._recover(lost)
+                self._recover(lost, f"evaluating after step {self.step_index}")
         after = derive("after evaluation", self._config.plan.seed, self.step_index, self._evaluations)
         seed_streams(after, self.device)
         return sums
@@ -266,14 +284,15 @@ class Run:
 
     def _apply(self, session: Session, step: Step, agreed: Agreed) -> None:
         """The only place that changes the model. A worker that fails inside it holds a torn state (`_updating`)."""
-        self._updating = True
+        self._updating, self._at_boundary = True, False
         self._observer.at("update", self)
-        (self._config.update or default_update)(self, step)
         session.exchange.buffers.apply()
+        (self._config.update or default_update)(self, step)
         for function in self._on_apply:
             function(self, step)
         self.step_index += 1
         self._updating = False
+        self._evaluations = 0
         self._agreed = agreed
         shares = session.exchange.part.shares
         session.events.emit(
@@ -292,6 +311,7 @@ class Run:
     def _boundary(self, session: Session) -> None:
         """Between two steps, after the script's own code: what the exchange agreed on happens, on every worker."""
         assert self._agreed is not None
+        self._at_boundary = True
         wishes = 0
         for wish in self._agreed.wishes:
             wishes |= wish
@@ -310,7 +330,7 @@ class Run:
             elif wishes & _SAVE or (every is not None and self.step_index % every == 0):
                 self._save(session, must=False)
         except PeerLost as lost:
-            self._recover(lost)
+            self._recover(lost, f"at the boundary after step {self.step_index - 1}")
 
     def _save(self, session: Session, *, must: bool) -> None:
         """All workers call it; the coordinator writes. A stop that someone has asked for is saved with the state."""
@@ -331,12 +351,13 @@ class Run:
         while True:
             try:
                 self._observer.at("finish", self)
+                self._stop_wish = None
                 if session.saver is not None and not session.saver.holds(self.step_index, self.stopped):
                     self._commit(session, must=True)
                 session.told_by_all(None)
                 break
             except PeerLost as lost:
-                self._recover(lost)
+                self._recover(lost, "waiting for the last save")
         self._notices.close()
         self.events.emit("finished", step=self.step_index, digest=session.survives.weights_digest())
 
@@ -353,21 +374,28 @@ class Run:
         )
         raise SystemExit(0)
 
-    def _recover(self, lost: PeerLost) -> None:
-        """A collective failed. Under plain torchrun this worker cannot go on; its launcher starts it again."""
+    def _recover(self, lost: PeerLost, doing: str) -> None:
+        """A collective failed while this worker was `doing` something.
+
+        Its callers go round again, for a launcher under which this forms a new view. Under plain torchrun this
+        worker cannot go on: it ends, and its launcher starts it again.
+        """
         session = self._here
         lost.step = self.step_index
         gone = seen_missing(session.view)
+        others = {} if gone else session.what_others_do(doing, within_s=_ASKED_S)
         self.events.emit("peer_lost", step=self.step_index, phase=lost.phase, error=str(lost), missing=list(gone))
         self._console.warn(
             f"rank {self.rank} at step {self.step_index}: {lost}\n"
             f"  missing  {sentence(session.view, gone, self.rank)}\n"
+            f"{''.join(f'  rank {rank} was {does}{chr(10)}' for rank, does in sorted(others.items()))}"
             f"  state    {'torn by an update' if self._updating else 'clean'}, with {self.step_index} steps applied\n"
             "  next     nothing to do: this worker ends, and its launcher starts all of them again from the newest save"
         )
         session.exchange.buffers.restore()
         saver = session.saver
-        if saver is not None and not self._updating and saver.took_s < _QUICK_SAVE_S:
+        kept = saver is None or saver.holds(self.step_index, self.stopped)
+        if saver is not None and self._at_boundary and not kept and saver.took_s < _QUICK_SAVE_S:
             with suppress(Exception):  # what is committed stays; the restart goes on from there
                 self._commit(session, must=False)
         raise SystemExit(EXIT_RESTART) from lost
@@ -375,18 +403,33 @@ class Run:
     def _broke_off(self) -> None:
         """The script left the outer loop by `break`. If all workers do so at one step, the run ends there."""
         session = self._here
-        session.exchange.buffers.restore()
-        if session.all_at(f"break/{self.step_index}", within_s=_ALL_BREAK_S):
+        step = self._open_step
+        if step is not None and not step.applied:
+            session.exchange.buffers.restore()
+            raise self._left_open(step)
+        self._open_step = None
+        self._boundary(session)
+        if self.finished:
+            self._finish(session)
+        elif session.all_at(f"break/{self.step_index}", within_s=_ALL_BREAK_S):
             self.stopped = "the script left the loop"
             self.finished = True
-            self._in_loop = False
             self._finish(session)
-            self._part()
         else:
             self._console.warn(
                 f"rank {self.rank} left the loop at step {self.step_index} and others did not: it leaves the run, and "
                 "the others go on once their launcher has restarted them; run.stop(reason) ends a run for all"
             )
+
+    def _left_open(self, step: Step) -> StepError:
+        """For a step whose inner loop did not come to its end: break, return, or an exception that was caught."""
+        torn = self._updating
+        return StepError(
+            f"step {step.index} was left before {'its update was complete' if torn else 'its inner loop ended'}\n"
+            f"  state  {'torn by that update' if torn else 'as it was before this step'}; nothing of it was saved\n"
+            "  next   let `for batch in step` run to its end, and exceptions leave the with-block; run.stop(reason) "
+            "ends a run early"
+        )
 
     def _part(self) -> None:
         """Wait for the others, so that nobody's last collective fails because we were faster."""

@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -26,10 +26,11 @@ import checkpoint
 from elastic.config import Config
 from elastic.data.loader import Loader
 from elastic.data.plan import Examples
-from elastic.errors import Evicted, IdentityMismatch
+from elastic.errors import IdentityMismatch, StartFailed
 from elastic.exchange import Exchange, deal, micro_batches
 from elastic.group.form import Group, form, gather_bytes
 from elastic.launch.environment import Launch, host_address
+from elastic.launch.parent import leave_with_parent
 from elastic.membership.rendezvous import meet
 from elastic.membership.view import View
 from elastic.observe.console import Console
@@ -63,7 +64,8 @@ class Session:
         self._launch = launch
         self._observer = observer
         self._console = console
-        self._closing: list[Callable[[], None]] = []
+        self._closing = ExitStack()
+        self._abruptly = False
         self._store: Store | None = None
         self.step_plan = lru_cache(maxsize=64)(config.plan.step)
         self.saver: Saver | None = None
@@ -80,12 +82,14 @@ class Session:
         self.events.context(rank=launch.rank, world_size=launch.world_size, generation=run.generation)
 
     def open(self) -> None:
-        """Raises IdentityMismatch, RendezvousTimeout, PeerLost, Evicted; on the coordinator, what checkpoint raises."""
+        """Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises."""
         config = self._config
-        self._closing.append(self.events.close)
+        self._closing.callback(self.events.close)
         threads_before = torch.get_num_threads()
         torch.set_num_threads(config.threads)
-        self._closing.append(lambda: torch.set_num_threads(threads_before))
+        if self._launch.master_addr is not None:
+            self._closing.callback(leave_with_parent())
+        self._closing.callback(lambda: torch.set_num_threads(threads_before))
         for model in config.models.values():
             model.to(config.device)
         identity = identities.identity(
@@ -110,11 +114,12 @@ class Session:
 
     def keep(self, closing: Callable[[], None]) -> None:
         """Have something closed with the session."""
-        self._closing.append(closing)
+        self._closing.callback(closing)
 
-    def close(self) -> None:
-        while self._closing:
-            self._closing.pop()()
+    def close(self, *, abruptly: bool = False) -> None:
+        """abruptly  do not wait for collectives in flight: peers that wait for this worker learn of its end at once"""
+        self._abruptly = abruptly
+        self._closing.close()
         self._store = None
 
     def requests(self, first: int) -> Iterator[Examples]:
@@ -143,6 +148,20 @@ class Session:
                 time.sleep(0.02)
         return False
 
+    def what_others_do(self, doing: str, *, within_s: float) -> dict[int, str]:
+        """rank -> what it says it was doing when its exchange failed, of those that say so in time."""
+        said: dict[int, str] = {}
+        if self._store is not None:
+            with suppress(DistError):
+                self._store.set(f"doing/{self.group.rank}", doing)
+                deadline = time.monotonic() + within_s
+                while len(said) < self.group.world_size and time.monotonic() < deadline:
+                    for rank in set(range(self.group.world_size)) - said.keys():
+                        if self._store.check([f"doing/{rank}"]):
+                            said[rank] = self._store.get(f"doing/{rank}").decode()
+                    time.sleep(0.02)
+        return said
+
     def _join(self) -> None:
         launch, run = self._launch, self._run
         self._observer.at("form", run)
@@ -158,7 +177,7 @@ class Session:
             device=self._config.device,
             timeout_s=self._config.timeout_s,
         )
-        self._closing.append(self.group.close)
+        self._closing.callback(lambda: self.group.close(abruptly=self._abruptly))
         shares = deal(self._config, self._config.plan.virtual_workers, launch.world_size)[launch.rank].shares
         self.events.emit("view_formed", workers=list(self.view.workers), shares=[shares.start, shares.stop])
         self._observer.at("formed", run)
@@ -193,7 +212,7 @@ class Session:
         if failure is not None:
             raise failure
         if "failure" in answer:
-            raise Evicted(f"rank 0 could not start the run\n{answer['failure']}")
+            raise StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
         self.claim = answer["claim"]
         self.position = Position(**answer["position"])
         self.events.context(claim=self.claim)
@@ -202,7 +221,7 @@ class Session:
     def _coordinate(self, identity: identities.Identity) -> tuple[Tree, int | None]:
         config = self._config
         self.saver = Saver(config, self._launch, self.survives, identity, self.events, self._console)
-        self._closing.append(self.saver.close)
+        self._closing.callback(self.saver.close)
         self._observer.at("claim", self._run)
         self.claim = self.saver.claim().number
         self._observer.at("load", self._run)
@@ -214,7 +233,14 @@ class Session:
             self._observer.at("saved", self._run)
             return self.survives.objects(), None
         self.position, tree, from_claim = found
-        self._console.say(f"goes on from step {self.position.step}, epoch {self.position.epoch}, of {self.saver.where}")
+        total = config.plan.total_steps
+        if self.position.stopped is not None or self.position.step >= total:
+            why = f": {self.position.stopped}" if self.position.stopped is not None else ""
+            self._console.say(f"{self.saver.where} is finished, with {self.position.step} steps applied{why}")
+        else:
+            self._console.say(
+                f"goes on from step {self.position.step} of {total}, epoch {self.position.epoch}, of {self.saver.where}"
+            )
         return tree, from_claim
 
     def _check_that_storage_is_shared(self) -> None:
@@ -252,7 +278,7 @@ class Session:
     def _prepare(self) -> None:
         config = self._config
         self.exchange = Exchange(config, self.group)
-        self._closing.append(self.exchange.close)
+        self._closing.callback(self.exchange.close)
         self.loader = Loader(
             config.dataset,
             seed=config.plan.seed,
@@ -263,5 +289,7 @@ class Session:
             pin_memory=config.device.type == "cuda",
             timeout_s=config.timeout_s,
         )
-        self._closing.append(self.loader.close)
+        self._closing.callback(self.loader.close)
+        if config.scaler is not None:
+            config.scaler.scale(torch.zeros((), device=config.device))  # an idle rank needs its scale, too
         self.loader.open(self.requests(self.position.step))

@@ -33,6 +33,8 @@ class Step:
 
     index    from 0, over the whole run
     epoch    of its first example
+    step_in_epoch, last_of_epoch
+             its place there, from 0, and whether no later step reads that epoch
     phase    0 (steps of several phases are to come)
     attempt  0, or how often the step has come round again
     sums     after the inner loop: what `add` added, over the whole batch; the same on every worker
@@ -76,7 +78,7 @@ class Step:
                 agreed = self._complete(exchange)
                 break
             except PeerLost as lost:
-                self._run._recover(lost)
+                self._run._recover(lost, f"in the exchange of step {self.index}")
                 self.attempt += 1
         self._run._apply(self._session, self, agreed)
         self.applied = True

@@ -17,6 +17,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
 from elastic.errors import PeerLost
+from elastic.group.sockets import hang_up, internet_sockets
 
 
 class Pending:
@@ -52,8 +53,8 @@ class Group(Protocol):
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         """The source's bytes, in place."""
 
-    def close(self) -> None:
-        """Ends connections and threads. What is in flight fails."""
+    def close(self, *, abruptly: bool = False) -> None:
+        """Ends connections and threads. abruptly: what is in flight fails at once, here and at the peers."""
 
 
 class Solo:
@@ -76,7 +77,7 @@ class Solo:
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         return _DONE
 
-    def close(self) -> None:
+    def close(self, *, abruptly: bool = False) -> None:
         return
 
 
@@ -91,9 +92,11 @@ _DONE = Pending(_Done(), "nothing")
 class Gang:
     """The group of two workers or more."""
 
-    def __init__(self, gloo: Any, nccl: Any | None, rank: int, world_size: int) -> None:
+    def __init__(self, gloo: Any, nccl: Any | None, rank: int, world_size: int, connections: frozenset[int]) -> None:
+        """connections  the sockets that gloo opened, as os.stat().st_ino"""
         self.rank = rank
         self.world_size = world_size
+        self._connections = connections
         self._gloo = gloo
         self._nccl = nccl
 
@@ -109,7 +112,9 @@ class Gang:
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         return self._start("broadcast", tensor, "broadcast", tensor, source)
 
-    def close(self) -> None:
+    def close(self, *, abruptly: bool = False) -> None:
+        if abruptly:  # gloo would wait for what is in flight, until its deadline
+            hang_up(self._connections)
         for backend in (self._nccl, self._gloo):
             if backend is not None:
                 backend.shutdown()
@@ -150,6 +155,7 @@ def form(
     ]
     options._timeout = timeout
     prefix = f"generation/{generation}"
+    before = internet_sockets()
     try:
         gloo = ProcessGroupGloo(PrefixStore(f"{prefix}/gloo", store), rank, world_size, options)
         nccl = None
@@ -161,7 +167,7 @@ def form(
             nccl = ProcessGroupNCCL(PrefixStore(f"{prefix}/nccl", store), rank, world_size, nccl_options)
     except RuntimeError as failure:
         raise _lost("forming of the group", failure) from failure
-    return Gang(gloo, nccl, rank, world_size)
+    return Gang(gloo, nccl, rank, world_size, frozenset(internet_sockets() - before))
 
 
 def gather_bytes(group: Group, data: bytes) -> list[bytes]:

@@ -50,6 +50,8 @@ def _report(url: str, *, as_json: bool) -> int:
         print(json.dumps(found.facts()))
     else:
         Console().print(_table(url, found))
+        if found.weights_sha256:
+            print(f"SHA-256 of the weights: {found.weights_sha256}")
     return 0
 
 
@@ -65,7 +67,6 @@ def _table(url: str, found: Report) -> Table:
         "saves": f"{found.saves:,} of {found.saved_bytes / 1e6:,.1f} MB in {found.save_seconds:.1f} s, "
         f"{found.save_failures} failed",
         "time": f"{found.seconds:,.0f} s from the first event to the last",
-        "weights": f"SHA-256 {found.weights_sha256}" if found.weights_sha256 else "not final",
     }
     if found.accepted:
         rows["accepted"] = f"{', '.join(found.accepted)} differed: the bits of the result may, too"

@@ -1,7 +1,7 @@
 """Brings the ranks that torchrun started into one view over a store of their own, or says who is missing.
 
     rank 0 hosts a fresh store  ->  publishes its address  ->  the others connect, confirm that the world
-    size is theirs and their rank is free, and leave their worker id  ->  rank 0 says go
+    size is theirs and their rank is free, and leave their worker id  ->  rank 0 withdraws the address, says go
 
 torchrun's own store is used for nothing but that address. It outlives a round of workers and keeps the
 keys of the dead one's groups, and its restart count is one agent's and not the job's; a group that is
@@ -31,10 +31,11 @@ from elastic.membership.view import View
 _PUBLISHED = "elastic/endpoint"
 _POLL_S = 0.01
 _CONNECT_S = 5.0
-_STORE_S = 30.0
+_STORE_S = 12.0
 """TCPStore asks for its peer's name in reverse DNS when it connects, and an unanswered question takes the resolver 5 to
 10 s (one connection in 26, on a machine whose name server loses some: measured, 2026-11-21). The connection is good
-then, unless its deadline was shorter. Hence this one, and no more connections than needed."""
+then, unless its deadline was shorter: hence this one, and no more connections than needed. A longer one would be spent
+on a store that closes while it is being connected to."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,13 @@ def meet(launch: Launch, worker_id: str, *, timeout_s: float) -> Meeting:
         if meeting is not None:
             return meeting
         if time.monotonic() > deadline:
-            raise _nobody(launch, timeout_s)
+            raise RendezvousTimeout(
+                f"rank {launch.rank} of {launch.world_size} found no rank 0 within {timeout_s:.0f} s\n"
+                f"  looked   at {launch.master_addr}:{launch.master_port}, from {socket.gethostname()}\n"
+                "  missing  rank 0, or a way to it: its port may be closed between these machines\n"
+                "  next     look at rank 0's log; the launcher restarts this worker if it may",
+                missing=[0],
+            )
         time.sleep(_POLL_S * 5)
 
 
@@ -82,6 +89,8 @@ def _host(launch: Launch, worker_id: str, deadline: float, timeout_s: float) -> 
                 missing=missing,
             )
         time.sleep(_POLL_S)
+    if agent is not None:  # all are in: whoever looks from now on is of another round
+        agent.delete_key(_PUBLISHED)
     store.set("go", "")
     return Meeting(_view(store, launch.world_size), store)
 
@@ -125,7 +134,12 @@ def _agent_store(launch: Launch, deadline: float, timeout_s: float) -> Store | N
             )
         except DistError as failure:
             if time.monotonic() > deadline:
-                raise _nobody(launch, timeout_s) from failure
+                raise RendezvousTimeout(
+                    f"rank {launch.rank} reached no store of torchrun's agent within {timeout_s:.0f} s: {failure}\n"
+                    f"  looked  at {launch.master_addr}:{launch.master_port}, from {socket.gethostname()}\n"
+                    "  next    look at the first node's torchrun, and whether its port is open between these machines",
+                    missing=[],
+                ) from failure
             time.sleep(_POLL_S * 5)
 
 
@@ -175,13 +189,3 @@ def _view(store: Store, world_size: int) -> View:
 
 def _left(deadline: float, most_s: float = math.inf) -> timedelta:
     return timedelta(seconds=min(most_s, max(1.0, deadline - time.monotonic())))
-
-
-def _nobody(launch: Launch, timeout_s: float) -> RendezvousTimeout:
-    return RendezvousTimeout(
-        f"rank {launch.rank} of {launch.world_size} found no rank 0 within {timeout_s:.0f} s\n"
-        f"  looked   at {launch.master_addr}:{launch.master_port}, from {socket.gethostname()}\n"
-        "  missing  rank 0, or a way to it: its port may be closed between these machines\n"
-        "  next     look at rank 0's log; the launcher restarts this worker if it may",
-        missing=[0],
-    )

@@ -16,8 +16,8 @@ from elastic.observe.events import Event
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """
-    state         "finished", "left" (in order, resumable), or "unfinished"
-    steps         applied in the state that survived
+    state         of the newest claim's workers: "finished", "left" (in order, resumable), or "unfinished"
+    steps         applied by them, with what they went on from; a worker that lost its claim no longer counts
     redone        steps that had to be done again, as often as they were
     world_sizes   of the views, in order
     claims        how often the run was started or restarted
@@ -49,21 +49,20 @@ def report(events: Sequence[Event]) -> Report:
     """The report on all launches of a run together. Raises ValueError if there are no events."""
     if not events:
         raise ValueError("no events")
-    ends = [event for event in events if event["event"] in ("finished", "left")]
     loaded = [event for event in events if event["event"] == "loaded"]
     applied = [event for event in events if event["event"] == "step_applied" and event.get("rank") == 0]
     saved = [event for event in events if event["event"] == "saved"]
-    last = applied[-1] if applied else None
-    steps = max([last["step"] + 1] if last else [], default=0)
-    if loaded and (last is None or loaded[-1]["t"] > last["t"]):
-        steps = loaded[-1]["step"]
-    unfinished = not ends or any(event["t"] > ends[-1]["t"] for event in applied)
+    newest = max((event.get("claim") or 0 for event in events), default=0)
+    of_newest = [event for event in events if (event.get("claim") or 0) == newest]
+    ends = [event for event in of_newest if event["event"] in ("finished", "left")]
     finished = [event for event in ends if event["event"] == "finished"]
+    last = next((event for event in reversed(applied) if event.get("claim") == newest), None)
+    begun = next((event["step"] for event in of_newest if event["event"] == "loaded"), 0)
     return Report(
-        state="unfinished" if unfinished else ends[-1]["event"],
-        steps=steps,
+        state=ends[-1]["event"] if ends else "unfinished",
+        steps=last["step"] + 1 if last else begun,
         redone=len(applied) - len({event["step"] for event in applied}),
-        epoch=last["epoch"] if last else 0,
+        epoch=last["epoch"] if last else next((event["epoch"] for event in of_newest if "epoch" in event), 0),
         world_sizes=tuple(_world_sizes(events)),
         claims=sum(event["event"] == "claimed" for event in events),
         peers_lost=len({(e.get("claim"), e["step"]) for e in events if e["event"] == "peer_lost"}),

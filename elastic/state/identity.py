@@ -1,14 +1,17 @@
 """What must be equal for the bits of the result to be? Recorded in checkpoints, checked on resume and on joining.
 
 Where a run ends (epochs, steps), how often it saves and how its data is loaded are no part of it: they
-change when the run finishes, never what a step computes.
+change when the run finishes, never what a step computes. (Under last_batch="carry" the end of the run cuts
+its last step short, so there `epochs` is part of it.) The script's own code and the data's content are not
+looked at.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +19,8 @@ import torch
 from elastic.errors import ConfigError, IdentityMismatch
 
 Identity = dict[str, Any]
+
+_OF_DEVICES = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "cpu_capability")
 
 
 def identity(
@@ -32,6 +37,7 @@ def identity(
     found: Identity = {
         **configuration,
         "model_shapes": _shapes(models),
+        "model_layers": _layers(models),
         "optimizer": {name: _optimizer(optimizer) for name, optimizer in optimizers.items()},
         "scheduler": {name: type(scheduler).__qualname__ for name, scheduler in schedulers.items()},
         "compiled": any(hasattr(module, "_orig_mod") for model in models.values() for module in model.modules()),
@@ -53,6 +59,10 @@ def identity(
     return dict(json.loads(json.dumps(found)))  # as it will be read back: tuples are lists
 
 
+NEVER_ACCEPTED = frozenset({"seed", "batch_size", "dataset_length", "last_batch", "epochs"})
+"""Fields that say which examples a step reads. With another value a run would skip some and repeat others."""
+
+
 def check(here: Identity, recorded: Identity, *, accept: Collection[str], where: str) -> dict[str, tuple[Any, Any]]:
     """The differences that `accept` names, as field -> (here, recorded). Raises IdentityMismatch for any other.
 
@@ -63,26 +73,47 @@ def check(here: Identity, recorded: Identity, *, accept: Collection[str], where:
         for name in sorted(here.keys() | recorded.keys())
         if here.get(name) != recorded.get(name)
     }
-    refused = {name: pair for name, pair in differing.items() if name not in accept}
+    refused = {name: pair for name, pair in differing.items() if name not in set(accept) - NEVER_ACCEPTED}
     if refused:
         lines = "".join(
-            f"  {name}: {_short(mine)} here, {_short(theirs)} there\n" for name, (mine, theirs) in refused.items()
+            f"  {path}: {_short(mine)} here, {_short(theirs)} there\n"
+            for name, (mine, theirs) in refused.items()
+            for path, mine, theirs in _leaves(name, mine, theirs)
         )
-        names = ", ".join(repr(name) for name in refused)
+        names = ", ".join(repr(name) for name in sorted(set(refused) - NEVER_ACCEPTED))
+        ways = f"set {'them' if len(refused) > 1 else 'it'} back, or start under a new URL"
+        if refused.keys() & NEVER_ACCEPTED:
+            ways += "; what decides which examples a step reads cannot be accepted: some would be skipped"
+        else:
+            ways += f", or give up the same bits with Run(accept=[{names}])"
         raise IdentityMismatch(
             f"this run is not the one that {where} belongs to; its result would differ:\n{lines}"
-            "  state  nothing was loaded or written\n"
-            f"  next   set the field{'s' if len(refused) > 1 else ''} back, start under a new URL, or give up the same "
-            f"bits with Run(accept=[{names}])",
+            f"  state  nothing was loaded or written\n  next   {ways}",
             refused,
         )
     return {name: pair for name, pair in differing.items() if name in accept}
 
 
 def check_accept(accept: Collection[str], here: Identity) -> None:
-    unknown = sorted(set(accept) - here.keys())
-    if unknown:
-        raise ConfigError(f"accept= names {', '.join(unknown)}; the fields of a run's identity are {', '.join(here)}")
+    """Raises ConfigError for names that no identity has, or that cannot be accepted."""
+    known = (here.keys() | set(_OF_DEVICES)) - NEVER_ACCEPTED
+    if isinstance(accept, str) or (unknown := sorted(set(accept) - known)):
+        given = repr(accept) if isinstance(accept, str) else ", ".join(unknown)
+        raise ConfigError(f"accept= takes a list of field names, not {given}; they are {', '.join(sorted(known))}")
+
+
+def _leaves(path: str, mine: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The parts of two values that differ, each with its path: `optimizer.groups[1].eps`."""
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        for key in sorted(mine.keys() | theirs.keys()):
+            if mine.get(key) != theirs.get(key):
+                yield from _leaves(f"{path}.{key}", mine.get(key), theirs.get(key))
+    elif isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            if one != other:
+                yield from _leaves(f"{path}[{index}]", one, other)
+    else:
+        yield path, mine, theirs
 
 
 def _shapes(models: Mapping[str, torch.nn.Module]) -> str:
@@ -94,11 +125,20 @@ def _shapes(models: Mapping[str, torch.nn.Module]) -> str:
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
 
+def _layers(models: Mapping[str, torch.nn.Module]) -> str:
+    """The layers and their options as they print themselves: dropout rates and the like have no shape."""
+    printed = "\n".join(f"{key}: {model}" for key, model in models.items())
+    return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", printed).encode()).hexdigest()[:16]
+
+
 def _optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    groups = [
-        {name: _plain(value) for name, value in group.items() if name != "params"} | {"tensors": len(group["params"])}
-        for group in optimizer.param_groups
-    ]
+    """What it was built with. What a scheduler moves is compared by where it starts from."""
+    groups = []
+    for group in optimizer.param_groups:
+        moved = {"lr"} if "initial_lr" in group else set()
+        moved |= {"momentum", "betas"} if "max_momentum" in group else set()
+        options = {name: _plain(value) for name, value in group.items() if name != "params" and name not in moved}
+        groups.append(options | {"tensors": len(group["params"])})
     return {"class": type(optimizer).__qualname__, "groups": groups}
 
 

@@ -83,9 +83,12 @@ class Saver:
 
         Raises IdentityMismatch, and checkpoint.NoCheckpoint when there are checkpoints and none is whole.
         """
-        if self._checkpoints.latest() is None and not self._checkpoints.list():
+        try:
+            found = self._checkpoints.read()
+        except checkpoint.NoCheckpoint as none:
+            if none.rejected:
+                raise  # there are checkpoints, and none is whole: beginning anew would bury them
             return None
-        found = self._checkpoints.read()
         accepted = identities.check(
             self._identity,
             found.meta["identity"],

@@ -1,7 +1,8 @@
 """What must survive a restart, as one tree: captured after a step, applied before one.
 
-    models      state_dicts, and the buffers that state_dict leaves out
-    optimizers, schedulers, scaler, extra: state_dicts
+    model, optimizer, scheduler   state_dicts; of several, each under `model.name` and so on
+    extra.name, scaler            state_dicts
+    buffers                       those that the model's state_dict leaves out, if there are any
 
 Random generators are not in it: every stream is derived (randomness.py). Nor is the position: the
 checkpoint's meta holds it.
@@ -36,13 +37,17 @@ class Survives:
     ) -> None:
         self._models = dict(models)
         self._objects: Tree = {
-            "models": self._models,
-            "buffers": {name: _LeftOutBuffers(model) for name, model in models.items()},
-            "optimizers": dict(optimizers),
-            "schedulers": dict(schedulers),
-            "scaler": scaler,
-            "extra": dict(extra),
+            **_named("model", models),
+            **_named("optimizer", optimizers),
+            **_named("scheduler", schedulers),
+            **{f"extra.{name}": thing for name, thing in extra.items()},
         }
+        for name, model in _named("buffers", models).items():
+            left_out = _LeftOutBuffers(model)
+            if left_out.state_dict():
+                self._objects[name] = left_out
+        if scaler is not None:
+            self._objects["scaler"] = scaler
 
     def objects(self) -> Tree:
         """The tree for `checkpoint`: stateful objects stand for their state_dict."""
@@ -53,12 +58,13 @@ class Survives:
         apply(self._objects, tree)
 
     def weights_digest(self) -> str:
-        """SHA-256 over the models' tensors by name: `checkpoint digest` prints the same."""
+        """SHA-256 over the models' tensors by name: for one model, checkpoint.digest(model)."""
         return weights_digest(self._models)
 
-    def state_digest(self) -> str:
-        """SHA-256 over every tensor of the state, the optimizers' too."""
-        return checkpoint.digest(self._objects)
+
+def _named(kind: str, things: Mapping[str, Any]) -> Tree:
+    """A single one is called by its kind, several `kind.name`."""
+    return dict(things) if list(things) == [kind] else {f"{kind}.{name}": thing for name, thing in things.items()}
 
 
 def weights_digest(models: Mapping[str, Any]) -> str:
