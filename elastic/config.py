@@ -211,14 +211,16 @@ def _check_types(**given: Any) -> None:
     for name in ("extra", "buffers", "storage_options"):
         if given[name] is not None and not isinstance(given[name], Mapping):
             raise ConfigError(f"{name}={given[name]!r}; expected a dict")
-    clip = given["clip_grad_norm"]
+    clip = given.get("clip_grad_norm")
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0):
         raise ConfigError(f"clip_grad_norm={clip!r}; expected the largest norm, a number above 0, or None")
-    if isinstance(given["keep"], bool) or not isinstance(given["keep"], int) or given["keep"] < 1:
-        raise ConfigError(f"keep={given['keep']!r}; expected how many checkpoints stay, 1 or more")
+    keep = given.get("keep", 3)
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise ConfigError(f"keep={keep!r}; expected how many checkpoints stay, 1 or more")
     for name in ("timeout_s", "bucket_bytes"):
-        if isinstance(given[name], (bool, str)) or not given[name] > 0:
-            raise ConfigError(f"{name}={given[name]!r}; expected a number above 0")
+        number = given.get(name, 1)
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
+            raise ConfigError(f"{name}={number!r}; expected a number above 0")
 
 
 def _length(dataset: Any) -> int:

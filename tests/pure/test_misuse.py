@@ -266,7 +266,7 @@ def test_integer_buffers_that_shares_leave_different_are_refused_by_name(tmp_pat
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"accept": ["sead"]}, r"accept= names sead; the fields of a run's identity are .*seed"),
+        ({"accept": ["sead"]}, r"accept= takes a list of field names, not sead; they are .*threads"),
         ({"buffers": {"1.running_maen": "keep"}}, r"buffers= names 1.running_maen; the model has .*1.running_mean"),
         ({"buffers": {"1.running_mean": "median"}}, r"'first' and 'keep' fit any"),
         ({"buffers": {"1.num_batches_tracked": "mean"}}, r"torch.int64"),
