@@ -1,0 +1,525 @@
+"""What a script may do in and around the loop changes nothing, or is refused with a reason; nothing torn is saved.
+
+One process and real runs. Where a second worker matters, the same rules are held in tests/processes/test_endings.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint as recomputed
+from torch.utils.data import TensorDataset
+
+import checkpoint
+import elastic
+from elastic.errors import ConfigError, IdentityMismatch, StepError
+from elastic.observe.events import EventLog, read_events
+from elastic.observe.report import report
+
+STEPS = 4
+Share = tuple[torch.Tensor, torch.Tensor]
+
+
+class Small:
+    """A run of four steps of three shares, not started yet: `run`. `options` are Run's, over those given here."""
+
+    def __init__(self, url: Path | str, model: nn.Module | None = None, **options: Any) -> None:
+        elastic.seed(1)
+        self.model = model or nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 2))
+        halves = list(self.model.parameters())
+        half = len(halves) // 2
+        self.optimizers: dict[str, torch.optim.Optimizer] = {
+            "first": torch.optim.SGD(halves[:half], lr=0.1, momentum=0.9),
+            "second": torch.optim.AdamW(halves[half:], lr=0.01),
+        }
+        self.data = TensorDataset(torch.randn(48, 4), torch.arange(48) % 2)
+        given: dict[str, Any] = {"dataset": self.data, "batch_size": 12, "virtual_workers": 3, "epochs": 1}
+        given |= {"save_every": 1, "optimizer": self.optimizers}
+        self.run = elastic.Run(url, model=self.model, **(given | options))
+
+    def backward(self, step: elastic.Step, share: Share) -> None:
+        x, y = share
+        step.backward(F.cross_entropy(self.model(x), y, reduction="sum"), count=len(y))
+
+    def train(
+        self,
+        body: Callable[[elastic.Step, Share], None] | None = None,
+        after: Callable[[elastic.Step], None] | None = None,
+    ) -> Small:
+        """To its end. body: instead of `backward`; after: what follows the inner loop."""
+        with self.run as run:
+            for step in run:
+                for share in step:
+                    (body or self.backward)(step, share)
+                if after is not None:
+                    after(step)
+        return self
+
+    @property
+    def state(self) -> str:
+        return checkpoint.digest({"model": self.model, "optimizers": self.optimizers})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return Small(tmp_path_factory.mktemp("undisturbed")).train().state
+
+
+def commits(url: Path) -> list[str]:
+    return sorted(path.name for path in (url / "commits").iterdir())
+
+
+def steps_saved(url: Path) -> list[int]:
+    return [event["step"] for event in read_events(url) if event["event"] == "saved"]
+
+
+def happened(url: Path, event: str) -> bool:
+    return any(found["event"] == event for found in read_events(url))
+
+
+def goes_on_to(url: Path, expected: str, *, after: int) -> None:
+    """The same command starts where the last boundary was, and ends with the bits that it should have."""
+    resumed = Small(url)
+    with resumed.run as run:
+        assert (run.step_index, run.finished, run.stopped) == (after, False, None)
+        for step in run:
+            for share in step:
+                resumed.backward(step, share)
+    assert resumed.run.step_index == STEPS
+    assert resumed.state == expected
+
+
+# exceptions that a script catches, and loops that it leaves
+
+
+def test_an_update_that_raised_and_was_caught_is_not_saved_as_the_end(tmp_path: Path, undisturbed: str) -> None:
+    """A `try` around the loop must not turn a model that is torn between two optimizers into a finished run."""
+
+    def torn(run: elastic.Run, step: elastic.Step) -> None:
+        failing.optimizers["first"].step()
+        if step.index == 2:
+            raise ZeroDivisionError("between two optimizers")
+        failing.optimizers["second"].step()
+
+    failing = Small(tmp_path / "run", update=torn)
+
+    def script() -> None:
+        with failing.run as run, suppress(ZeroDivisionError):
+            for step in run:
+                for share in step:
+                    failing.backward(step, share)
+
+    with pytest.raises(StepError, match=r"step 2 was left before its update was complete(.|\n)*torn by that update"):
+        script()
+    assert steps_saved(tmp_path / "run") == [0, 1, 2]
+    assert not happened(tmp_path / "run", "finished")
+    goes_on_to(tmp_path / "run", undisturbed, after=2)
+
+
+@pytest.mark.parametrize("share_that_raises", [0, 1, 2])
+def test_a_body_that_raised_and_was_caught_is_not_the_end_of_the_run(
+    tmp_path: Path, undisturbed: str, share_that_raises: int
+) -> None:
+    """One broken example must not end a run as finished at the step before it."""
+    failing = Small(tmp_path / "run")
+
+    def script() -> None:
+        with failing.run as run, suppress(ZeroDivisionError):
+            for step in run:
+                for number, share in enumerate(step):
+                    failing.backward(step, share)
+                    if (step.index, number) == (1, share_that_raises):
+                        raise ZeroDivisionError("a broken example")
+
+    with pytest.raises(
+        StepError, match=r"step 1 was left before its inner loop ended(.|\n)*as it was before this step"
+    ):
+        script()
+    assert steps_saved(tmp_path / "run") == [0, 1]
+    assert not happened(tmp_path / "run", "finished")
+    goes_on_to(tmp_path / "run", undisturbed, after=1)
+
+
+def test_breaking_out_of_both_loops_inside_a_step_is_refused(tmp_path: Path, undisturbed: str) -> None:
+    """It looks like the end of a run and would leave a step half computed."""
+    broken = Small(tmp_path / "run")
+
+    def script() -> None:
+        with broken.run as run:
+            for step in run:
+                for share in step:
+                    broken.backward(step, share)
+                    if step.index == 1:
+                        break
+                if step.index == 1:
+                    break
+
+    with pytest.raises(StepError, match=r"step 1 was left before its inner loop ended(.|\n)*run.stop\(reason\)"):
+        script()
+    assert not happened(tmp_path / "run", "finished")
+    goes_on_to(tmp_path / "run", undisturbed, after=1)
+
+
+def test_a_stop_without_a_reason_stops(tmp_path: Path) -> None:
+    """An empty reason is falsy, and a stop that is lost trains on for days."""
+    stopped = Small(tmp_path / "run")
+    stopped.train(after=lambda step: stopped.run.stop("") if step.index == 0 else None)
+
+    assert (stopped.run.finished, stopped.run.stopped, stopped.run.step_index) == (True, "stopped", 2)
+    again = Small(tmp_path / "run").train()
+    assert (again.run.finished, again.run.step_index) == (True, 2)
+    assert again.state == stopped.state
+
+
+# gradients
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 2], ids=["whole-shares", "micro-batches"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_zeroing_gradients_in_the_body_changes_no_bit(tmp_path: Path, when: str, micro_batch_size: int | None) -> None:
+    """Every plain loop has the line, and a script that is moved over keeps it. Both kinds of zero."""
+
+    def zero(to_none: bool) -> None:
+        zeroing.model.zero_grad(set_to_none=to_none)
+        for optimizer in zeroing.optimizers.values():
+            optimizer.zero_grad(set_to_none=to_none)
+
+    def body(step: elastic.Step, share: Share) -> None:
+        if when == "before":
+            zero(to_none=step.index % 2 == 0)
+        zeroing.backward(step, share)
+        if when == "after":
+            zero(to_none=step.index % 2 == 0)
+
+    zeroing = Small(tmp_path / "zeroing", micro_batch_size=micro_batch_size, clip_grad_norm=0.5)
+    zeroing.train(body)
+    plain = Small(tmp_path / "plain", micro_batch_size=micro_batch_size, clip_grad_norm=0.5).train()
+    assert zeroing.state == plain.state
+
+
+class Pair(nn.Module):
+    """Two models that share a layer, with a head each."""
+
+    def __init__(self, shared: nn.Linear) -> None:
+        super().__init__()
+        self.shared = shared
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.shared(x).tanh())
+        return scores
+
+
+def test_a_parameter_of_two_models_is_clipped_once(tmp_path: Path) -> None:
+    """Counted twice, its gradient makes the norm too large, and all updates too small. Against a plain loop."""
+
+    def made() -> tuple[dict[str, nn.Module], torch.optim.Optimizer]:
+        elastic.seed(2)
+        shared = nn.Linear(4, 4)
+        models: dict[str, nn.Module] = {"a": Pair(shared), "b": Pair(shared)}
+        unique = {id(p): p for model in models.values() for p in model.parameters()}
+        return models, torch.optim.SGD(unique.values(), lr=0.5)
+
+    def loss(models: Mapping[str, nn.Module], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = F.cross_entropy(models["a"](x), y, reduction="sum") + models["b"](x).square().sum()
+        return total
+
+    models, optimizer = made()
+    data = TensorDataset(torch.randn(12, 4), torch.arange(12) % 2)
+    with elastic.Run(
+        tmp_path / "run",
+        model=models,
+        optimizer=optimizer,
+        dataset=data,
+        batch_size=12,
+        virtual_workers=3,
+        epochs=1,
+        clip_grad_norm=0.01,
+    ) as run:
+        for step in run:
+            for x, y in step:
+                step.backward(loss(models, x, y), count=len(y))
+
+    plain, plain_optimizer = made()
+    x, y = data.tensors
+    (loss(plain, x, y) / 12).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
+    torch.nn.utils.clip_grad_norm_((p for g in plain_optimizer.param_groups for p in g["params"]), 0.01)
+    plain_optimizer.step()
+    for name, model in models.items():
+        torch.testing.assert_close(model.state_dict(), plain[name].state_dict(), rtol=1e-6, atol=1e-7)
+
+
+class Twice(nn.Module):
+    """Uses one layer outside a recomputed part and in it: reentrant checkpointing gives it two gradients in a pass."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        elastic.seed(2)
+        self.layer = nn.Linear(4, 4)
+        self.out = nn.Linear(4, 2)
+        self._reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = recomputed(self.layer, self.layer(x).tanh(), use_reentrant=self._reentrant)
+        scores: torch.Tensor = self.out(hidden)
+        return scores
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 2], ids=["whole-shares", "micro-batches"])
+def test_reentrant_checkpointing_is_refused_by_a_worker_on_its_own_too(
+    tmp_path: Path, micro_batch_size: int | None
+) -> None:
+    """Otherwise a script that was tried out alone would fail, or train on other bits, on its first fleet."""
+    overlapping = Small(tmp_path / "run", Twice(reentrant=True), micro_batch_size=micro_batch_size)
+    before = overlapping.state
+    with pytest.raises(StepError, match=r"a second gradient for layer\.(.|\n)*use_reentrant=False\), or Run\(overlap"):
+        overlapping.train()
+    assert overlapping.state == before
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 2], ids=["whole-shares", "micro-batches"])
+def test_reentrant_checkpointing_without_overlap_trains_on_the_right_gradients(
+    tmp_path: Path, micro_batch_size: int | None
+) -> None:
+    """The way out that the refusal names must work: the same weights, but for the order of two additions."""
+    options: dict[str, Any] = {"overlap": False, "micro_batch_size": micro_batch_size}
+    reentrant = Small(tmp_path / "reentrant", Twice(reentrant=True), **options).train()
+    other = Small(tmp_path / "other", Twice(reentrant=False), **options).train()
+    assert reentrant.run.finished
+    torch.testing.assert_close(reentrant.model.state_dict(), other.model.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+# what an update changes beside the parameters
+
+
+class Counting(nn.Module):
+    """Its forward pass reads buffers that only the update writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: torch.Tensor
+        self.temperature: torch.Tensor
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("temperature", torch.tensor(1.0))
+        self.norm = nn.BatchNorm1d(4)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.out(self.norm(x)) / self.temperature * (1 + 0.1 * self.steps)
+        return scores
+
+
+def test_buffers_that_the_update_changes_keep_their_change(tmp_path: Path) -> None:
+    """Integer and float ones, in the next step's shares, in the checkpoint, and on top of what BatchNorm has done."""
+
+    def update(run: elastic.Run, step: elastic.Step) -> None:
+        model: Any = run.model
+        model.steps += 1
+        model.temperature.mul_(0.5)
+        model.norm.running_mean.zero_()
+        for optimizer in run.optimizers.values():
+            optimizer.step()
+
+    seen = []
+
+    def body(step: elastic.Step, share: Share) -> None:
+        seen.append((int(model.steps), float(model.temperature), float(model.norm.running_mean.abs().sum())))
+        made.backward(step, share)
+
+    for steps in (2, None):  # the second goes on with the first
+        model: Any = Counting()
+        made = Small(tmp_path / "run", model, update=update, steps=steps)
+        made.train(body)
+
+    assert seen == [(step, 0.5**step, 0.0) for step in range(STEPS) for _ in range(3)]
+    assert (int(model.steps), float(model.temperature)) == (STEPS, 0.5**STEPS)
+    assert int(model.norm.num_batches_tracked) == STEPS
+    assert bool((model.norm.running_var != 1).all())
+
+
+# evaluation
+
+
+def test_an_evaluation_inside_a_step_is_refused(tmp_path: Path, undisturbed: str) -> None:
+    """Its exchange would mix with the step's, and its draws would move the share's stream."""
+
+    def body(step: elastic.Step, share: Share) -> None:
+        if step.index == 1:
+            evaluating.run.evaluate(evaluating.data, lambda x, y: {"n": len(y)})
+        evaluating.backward(step, share)
+
+    evaluating = Small(tmp_path / "run")
+    with pytest.raises(StepError, match=r"evaluate was called inside step 1(.|\n)*after the inner loop"):
+        evaluating.train(body)
+    goes_on_to(tmp_path / "run", undisturbed, after=1)
+
+
+def test_what_is_drawn_after_an_evaluation_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    """Two evaluations and the draws behind them, in a run that lost its process in between and one that did not."""
+
+    def drawn(url: Path, steps: int | None) -> list[tuple[float, ...]]:
+        def after(step: elastic.Step) -> None:
+            draws = [torch.rand(()).item()]
+            for _ in range(2):
+                made.run.evaluate(made.data, lambda x, y: {"n": len(y) * torch.rand(()).item()})
+                draws.append(torch.rand(()).item())
+            found.append(tuple(draws))
+
+        found: list[tuple[float, ...]] = []
+        made = Small(url, steps=steps)
+        made.train(after=after)
+        return found
+
+    whole = drawn(tmp_path / "whole", None)
+    assert drawn(tmp_path / "parts", 2) + drawn(tmp_path / "parts", None) == whole
+    assert len({draw for draws in whole for draw in draws}) == 3 * STEPS
+
+
+def test_models_in_extra_are_evaluated_in_eval_mode_and_get_their_own_mode_back(tmp_path: Path) -> None:
+    """Averaged weights are what gets evaluated: with dropout on, their accuracy is another model's."""
+    averaged = AveragedModel(nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)))
+    next(averaged.module.children()).eval()
+    modes: list[list[bool]] = []
+
+    def measure(x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        modes.append([module.training for module in averaged.modules()])
+        return {"scores": averaged(x).sum()}
+
+    with Small(tmp_path / "run", extra={"averaged": averaged}).run as run:
+        before = [module.training for module in averaged.modules()]
+        run.evaluate(TensorDataset(torch.ones(8, 4), torch.zeros(8)), measure)
+        assert not any(mode for share in modes for mode in share)
+        assert [module.training for module in averaged.modules()] == before
+        assert any(before)
+        assert not all(before)
+
+
+# what a run may go on with
+
+
+def test_a_carried_run_may_not_be_made_longer(tmp_path: Path) -> None:
+    """The end cuts its last step short: a longer run has another step there, and would train on that tail twice."""
+    options: dict[str, Any] = {"last_batch": "carry", "batch_size": 20}
+    Small(tmp_path / "run", **options).train()
+    before = commits(tmp_path / "run")
+    with pytest.raises(IdentityMismatch, match="epochs: 2 here, 1 there") as refused:
+        Small(tmp_path / "run", **options, epochs=2).train()
+
+    assert refused.value.fields == {"epochs": (2, 1)}
+    assert "accept=" not in str(refused.value)
+    assert commits(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("field", ["batch_size", "seed", "dataset_length", "last_batch", "epochs"])
+def test_what_says_which_examples_a_step_reads_cannot_be_accepted(tmp_path: Path, field: str) -> None:
+    """A run that goes on with another order skips some examples and repeats others, whoever allowed it."""
+    Small(tmp_path / "run", steps=2).train()
+    before = commits(tmp_path / "run")
+    with pytest.raises(ConfigError, match=rf"accept= takes a list of field names, not {field}; they are .*torch"):
+        Small(tmp_path / "run", accept=[field]).train()
+    assert commits(tmp_path / "run") == before
+
+
+def test_accept_as_one_string_is_refused(tmp_path: Path) -> None:
+    """A string is a collection, too: of letters."""
+    with pytest.raises(ConfigError, match="accept= takes a list of field names, not 'torch'"):
+        Small(tmp_path / "run", accept="torch").train()
+    assert not (tmp_path / "run" / "commits").exists()
+
+
+def test_a_difference_is_named_by_its_leaf(tmp_path: Path) -> None:
+    """An optimizer has forty options: whoever changed one wants to read which."""
+
+    def grouped(weight_decay: float) -> Small:
+        made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        groups: Any = [{"params": made[0].parameters()}, {"params": made[1].parameters(), "weight_decay": weight_decay}]
+        return Small(tmp_path / "run", made, optimizer=torch.optim.AdamW(groups, weight_decay=0.3), steps=1)
+
+    grouped(0.0).train()
+    with pytest.raises(IdentityMismatch, match=r"optimizer\.groups\[1\]\.weight_decay: 0\.1 here, 0\.0 there"):
+        grouped(0.1).train()
+
+
+def test_a_run_of_which_no_checkpoint_is_whole_does_not_begin_anew(tmp_path: Path) -> None:
+    """A first commit would bury what someone may still rescue, and train from nothing without a word."""
+    url = tmp_path / "run"
+    Small(url).train()
+    manifests = [path for path in (url / "commits").rglob("*") if path.is_file()]
+    for path in manifests:
+        path.write_bytes(path.read_bytes()[:-7] + b"damage!")
+    damaged = {path: path.read_bytes() for path in manifests}
+
+    with pytest.raises(checkpoint.NoCheckpoint) as none:
+        Small(url).train()
+    assert len(none.value.rejected) == len(manifests) > 1
+    assert {path: path.read_bytes() for path in (url / "commits").rglob("*") if path.is_file()} == damaged
+
+
+# arguments
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["alone", "in-a-dict"])
+def test_a_scheduler_that_wants_a_metric_is_refused_with_the_way_to_have_it(tmp_path: Path, named: bool) -> None:
+    """Stepped without its metric it raises deep inside torch, after the first update."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plateau = ReduceLROnPlateau(optimizer)
+    with pytest.raises(ConfigError, match=r"ReduceLROnPlateau, which wants a metric(.|\n)*extra="):
+        Small(tmp_path / "run", model, optimizer=optimizer, scheduler={"lr": plateau} if named else plateau)
+
+    metered = Small(tmp_path / "run", model, optimizer=optimizer, extra={"plateau": plateau})
+    metered.train(after=lambda step: plateau.step(1.0))
+    assert plateau.last_epoch == STEPS
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell expands it and Python does not: the run would live in a folder called ~."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    Small("~/runs/small").train()
+
+    assert commits(tmp_path / "home" / "runs" / "small")
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+# the report
+
+
+def test_a_report_follows_the_run_that_took_over(tmp_path: Path) -> None:
+    """The worker that lost its claim trains on until its next save; what it does there is no longer the run's."""
+    clock = iter(range(1000))
+    logs = []
+    for claim, begun in ((1, 0), (2, 4)):
+        log = EventLog(tmp_path, worker_id=f"w{claim}", clock=lambda: next(clock))
+        log.context(rank=0)
+        log.emit("view_formed", workers=[f"w{claim}"], shares=[0, 2])
+        log.context(claim=claim)
+        log.emit("claimed", resumed_from=None)
+        log.emit("loaded", step=begun, epoch=begun // 4, from_claim=claim - 1 or None, digest="d", accepted=[])
+        logs.append(log)
+        for step in range(begun, begun + 6 // claim):
+            log.emit("step_applied", step=step, epoch=step // 4)
+    old, new = logs
+    for step in range(6, 12):
+        old.emit("step_applied", step=step, epoch=step // 4)
+    old.emit("error", error="Evicted: claim 2 is newer")
+
+    found = report(read_events(tmp_path))
+    assert (found.steps, found.epoch, found.state, found.claims) == (7, 1, "unfinished", 2)
+    new.emit("finished", step=7, digest="new")
+    old.emit("finished", step=12, digest="old")
+    found = report(read_events(tmp_path))
+    assert (found.steps, found.state, found.weights_sha256) == (7, "finished", "new")
+    for log in logs:
+        log.close()
