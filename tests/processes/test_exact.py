@@ -91,7 +91,6 @@ def test_fast_mode_keeps_all_but_the_last_bits(alone: Outcomes, tmp_path: Path, 
         assert found["counts"] == expected["counts"]
         torch.testing.assert_close(found["values"], expected["values"], rtol=1e-3, atol=1e-4, msg=name)
         for theirs, ours in zip(found["sums"], expected["sums"], strict=True):
-            assert {k: v for k, v in theirs.items() if type(v) is int} == {
-                k: v for k, v in ours.items() if type(v) is int
-            }
+            for name_of_examples in ("n", "correct", "kept"):  # other sums count calls, and fast mode makes fewer
+                assert theirs.get(name_of_examples) == ours.get(name_of_examples)
             assert theirs.get("loss") == pytest.approx(ours.get("loss"), rel=1e-4)
