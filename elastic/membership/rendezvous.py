@@ -31,6 +31,9 @@ from elastic.membership.view import View
 _PUBLISHED = "elastic/endpoint"
 _POLL_S = 0.01
 _CONNECT_S = 5.0
+_REFUSED_S = 5.0
+"""How long torchrun's store may refuse connections. It listens before any worker starts, so then it is gone: a worker
+that was still importing when its torchrun was killed would look for it until the deadline, and nobody would end it."""
 _STORE_S = 12.0
 """TCPStore asks for its peer's name in reverse DNS when it connects, and an unanswered question takes the resolver 5 to
 10 s (one connection in 26, on a machine whose name server loses some: measured, 2026-11-21). The connection is good
@@ -53,7 +56,7 @@ def meet(launch: Launch, worker_id: str, *, timeout_s: float) -> Meeting:
     deadline = time.monotonic() + timeout_s
     if launch.rank == 0:
         return _host(launch, worker_id, deadline, timeout_s)
-    agent = _agent_store(launch, deadline, timeout_s)
+    agent = _agent_store(launch, deadline)
     while True:
         meeting = _join(launch, worker_id, deadline, agent)
         if meeting is not None:
@@ -75,7 +78,7 @@ def _host(launch: Launch, worker_id: str, deadline: float, timeout_s: float) -> 
     address = "127.0.0.1" if launch.one_node else host_address(launch.master_addr)
     store.set("meta", json.dumps({"nonce": uuid.uuid4().hex, "world_size": launch.world_size}))
     store.set("worker/0", worker_id)
-    agent = _agent_store(launch, deadline, timeout_s)
+    agent = _agent_store(launch, deadline)
     if agent is not None:
         agent.set(_PUBLISHED, json.dumps({"address": address, "port": store.port}))
     ranks = range(1, launch.world_size)
@@ -121,21 +124,24 @@ def _join(launch: Launch, worker_id: str, deadline: float, agent: Store | None) 
         return None  # the host of an older round, gone or going
 
 
-def _agent_store(launch: Launch, deadline: float, timeout_s: float) -> Store | None:
+def _agent_store(launch: Launch, deadline: float) -> Store | None:
     """The store of torchrun's agent; None where it has none."""
     assert launch.master_addr is not None
     assert launch.master_port is not None
     if not launch.agent_hosts_store:
         return None
+    begun = time.monotonic()
     while True:
         try:
+            socket.create_connection((launch.master_addr, launch.master_port), timeout=_CONNECT_S).close()
             return TCPStore(
                 launch.master_addr, launch.master_port, is_master=False, timeout=_left(deadline), wait_for_workers=False
             )
-        except DistError as failure:
-            if time.monotonic() > deadline:
+        except (DistError, OSError) as failure:
+            now = time.monotonic()
+            if now > deadline or (isinstance(failure, ConnectionRefusedError) and now > begun + _REFUSED_S):
                 raise RendezvousTimeout(
-                    f"rank {launch.rank} reached no store of torchrun's agent within {timeout_s:.0f} s: {failure}\n"
+                    f"rank {launch.rank} reached no store of torchrun's agent within {now - begun:.0f} s: {failure}\n"
                     f"  looked  at {launch.master_addr}:{launch.master_port}, from {socket.gethostname()}\n"
                     "  next    look at the first node's torchrun, and whether its port is open between these machines",
                     missing=[],
