@@ -7,6 +7,7 @@ whatever is left. For a training script under faults there is elastic.drill.clus
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Launch:
-    """One started program. `with` ends it.
+    """One started program. `with` ends it, and then its output is gone.
 
     module   as for `python -m`
     workers  under torchrun; None: a process of its own
@@ -97,3 +98,4 @@ class Launch:
     ) -> None:
         processes.kill_marked(self._folder)
         self.process.wait(timeout=10)
+        shutil.rmtree(self._folder)
