@@ -51,13 +51,18 @@ def deal(config: Config, shares: int, world_size: int) -> list[Part]:
     return [Part(blocks_of_shares[rank], batches[rank], plan.merges[rank], plan) for rank in range(world_size)]
 
 
-def micro_batches(config: Config, step: StepPlan, batch: range) -> list[Examples]:
-    """What is read, and passed forward and back, one after the other, for the shares of one batch."""
+def micro_batches(config: Config, step: StepPlan, batch: range, world_size: int) -> list[Examples]:
+    """What is read, and passed forward and back, one after the other, for the shares of one batch.
+
+    As many pieces for every rank as the largest batch needs, as StepPlan.micro_batches has it for shares.
+    """
     if config.mode == "exact":
         return step.micro_batches(batch[0])
     parts = [step.examples(share) for share in batch]
     whole = Examples(np.concatenate([p.epochs for p in parts]), np.concatenate([p.indices for p in parts]))
-    pieces = -(-len(whole) // (config.plan.micro_batch_size or len(whole)))
+    size = config.plan.micro_batch_size
+    largest = max(sum(step.sizes[share] for share in block) for block in blocks(len(step.sizes), world_size))
+    pieces = 1 if size is None else min(len(whole), -(-largest // size))
     return [whole[i * len(whole) // pieces : (i + 1) * len(whole) // pieces] for i in range(pieces)]
 
 

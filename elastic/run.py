@@ -129,7 +129,7 @@ class Run:
         self.world_size = self._launch.world_size
         self.generation = 0
         self.device = config.device
-        self.model = config.models if isinstance(model, Mapping) else model
+        self.model: Any = config.models if isinstance(model, Mapping) else model
         self.optimizers = config.optimizers
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.step_index = 0

@@ -128,7 +128,7 @@ class Session:
         for index in range(first, config.plan.total_steps):
             plan = self.step_plan(index)
             for batch in deal(config, len(plan.sizes), self.group.world_size)[rank].batches:
-                yield from micro_batches(config, plan, batch)
+                yield from micro_batches(config, plan, batch, self.group.world_size)
 
     def told_by_all(self, word: str | None) -> str | None:
         """The first rank's word among those that have one; all ranks call it and get the same. Raises PeerLost."""

@@ -128,7 +128,7 @@ class Step:
         for number, (shares, merges) in enumerate(zip(part.batches, part.merges, strict=True)):
             self._share = share = shares[0]
             self._shares.append(ShareSums())
-            pieces = micro_batches(run._config, plan, shares)
+            pieces = micro_batches(run._config, plan, shares, run.world_size)
             last_share = number == len(part.batches) - 1
             for micro in range(len(pieces)):
                 run._observer.at("data", run, share)

@@ -128,11 +128,13 @@ class StepPlan:
     def micro_batches(self, share: int) -> list[Examples]:
         """The share's examples, cut into the fewest near-equal parts of at most `micro_batch_size`.
 
-        Near-equal, so that no part is a sliver of one example, which BatchNorm cannot train on.
+        Near-equal, so that no part is a sliver of one example, which BatchNorm cannot train on; and as many
+        in every share as the largest needs, so that what counts forward passes agrees over the shares.
         """
         examples = self.examples(share)
         count = len(examples)
-        parts = _ceil(count, self.plan.micro_batch_size or count)
+        size = self.plan.micro_batch_size
+        parts = 1 if size is None else min(count, _ceil(max(self.sizes), size))
         return [examples[slice(*_piece(i, parts, count))] for i in range(parts)]
 
     @property

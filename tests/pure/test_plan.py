@@ -246,3 +246,11 @@ def test_a_plan_that_cannot_work_is_refused_with_the_way_out(wrong: dict[str, An
 def test_the_plan_is_the_same_in_every_version() -> None:
     """A checkpoint holds (seed, epoch, step) and trusts that they mean the same examples for ever."""
     assert PLAN.step(9).examples(5).indices.tolist() == [1197, 1123, 453, 322, 1144, 1069, 1648, 369, 481, 487, 128]
+
+
+def test_all_shares_of_a_step_are_cut_into_the_same_number_of_pieces() -> None:
+    """65 examples in 2 shares of 32 and 33: one piece and two would make BatchNorm's counter disagree."""
+    plan = DataPlan(dataset_length=130, batch_size=65, virtual_workers=2, seed=0, micro_batch_size=32, epochs=1)
+    step = plan.step(0)
+    assert sorted(step.sizes) == [32, 33]
+    assert [len(step.micro_batches(share)) for share in range(2)] == [2, 2]
