@@ -338,7 +338,7 @@ def test_workers_whose_torchrun_is_killed_save_and_leave_and_the_same_command_go
 def test_workers_whose_torchrun_is_killed_while_they_start_end(tmp_path: Path) -> None:
     """One waits for the others, and one has not come to its Run yet: it finds nobody, and must not look for minutes."""
     go = tmp_path / "go"
-    with Launch(PATIENT, [tmp_path / "run", "--out", tmp_path / "out", "--go", go], workers=2) as launch:
+    with Launch(PATIENT, [tmp_path / "run", "--go", go], workers=2) as launch:
         launch.wait_for(lambda: bool(named(read_events(tmp_path / "run"), "run_started")), "rank 0", within_s=60)
         launch.wait_for((tmp_path / "go.awaited").exists, "rank 1", within_s=60)
         launch.send(signal.SIGKILL)
@@ -346,7 +346,6 @@ def test_workers_whose_torchrun_is_killed_while_they_start_end(tmp_path: Path) -
         all_gone(launch)
         output = launch.output
 
-    assert not (tmp_path / "run" / "commits").exists(), output
-    with Launch(PATIENT, [tmp_path / "run", "--out", tmp_path / "out", "--go", go], workers=2) as again:
-        again.succeed(within_s=60)
-    assert json.loads((tmp_path / "out").read_text())["steps"] > 5
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["events"], (
+        output
+    )  # no claim stands in a start's way
