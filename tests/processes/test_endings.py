@@ -346,6 +346,4 @@ def test_workers_whose_torchrun_is_killed_while_they_start_end(tmp_path: Path) -
         all_gone(launch)
         output = launch.output
 
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["events"], (
-        output
-    )  # no claim stands in a start's way
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["events"], output  # no claim in the way
