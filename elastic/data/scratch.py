@@ -13,8 +13,10 @@ import fcntl
 import multiprocessing
 import os
 import tempfile
+import time
 from pathlib import Path
 
+_AGE_S = 1.0  # a younger folder may be one that its worker has made and not locked yet
 _PREFIX = "elst-"  # as short as multiprocessing's own: a socket's path has 107 bytes in all
 
 
@@ -41,16 +43,21 @@ class Scratch:
 def _locked_folder() -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        lock = os.open(folder, os.O_RDONLY)
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # this process stood still so long that another worker took the folder for abandoned
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return folder, lock
-        os.close(lock)  # another worker that starts took it for abandoned, between the two lines above
+        os.close(lock)  # the same, one line later
 
 
 def _remove_abandoned() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
+            if time.time() - folder.stat().st_mtime < _AGE_S:
+                continue
             descriptor = os.open(folder, os.O_RDONLY)
         except OSError:
             continue  # somebody else's, or just removed

@@ -236,6 +236,7 @@ def test_a_group_whose_peer_never_comes_is_a_lost_peer_by_the_deadline(port: int
 
 def use_closed(rank: int, world_size: int, port: int) -> str:
     _store, group = joined(port, rank, world_size)
+    group.all_reduce(torch.ones(1)).wait()  # the peer has formed it, too
     group.close()
     try:
         group.all_reduce(torch.ones(1))

@@ -73,8 +73,19 @@ def loader(dataset: Any, **options: Any) -> Iterator[Loader]:
         assert children() == []
 
 
+_earlier: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _children_of_earlier_tests() -> None:
+    """multiprocessing's fork server, which other tests start, lives as long as this process."""
+    _earlier.clear()
+    _earlier.update(child.pid for child in psutil.Process().children(recursive=True))
+
+
 def children() -> list[int]:
-    return [child.pid for child in psutil.Process().children(recursive=True)]
+    """The processes that this test has started."""
+    return [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in _earlier]
 
 
 def states() -> tuple[Any, str, list[int]]:
@@ -476,6 +487,7 @@ def test_the_folder_of_a_killed_worker_is_removed_by_the_next_one(tmp_path: Path
         killed.kill()
         killed.wait(timeout=30)
         assert abandoned.exists()
+        os.utime(abandoned, (0, 0))  # an hour later, say: a folder that was made just now is left alone
         with worker() as newcomer:
             own = folder_of(newcomer)
             assert sorted(tmp_path.iterdir()) == sorted([used, own])
