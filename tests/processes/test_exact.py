@@ -20,7 +20,7 @@ Outcomes = dict[str, dict[str, Any]]
 def train(folder: Path, world_size: int, mode: str = "exact") -> list[Outcomes]:
     """What every rank found, case by case."""
     with Launch(PROGRAM, [folder, "--mode", mode], workers=world_size if world_size > 1 else None) as launch:
-        launch.succeed(within_s=120)
+        launch.succeed(within_s=240)
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world_size)]
 
 
