@@ -1,0 +1,333 @@
+"""Decides, for all nodes, which workers form which view. A state machine without sockets, processes or a clock.
+
+    workers say "ready" or "over"; agents say "started" and "exited"
+      ->  everyone who can be in the next view has answered, or is proven to be gone
+      ->  one "view" to each of its workers, with the next generation
+
+There is one hub in a run, in the agent of the first node, and views alone decide who is lost: a worker acts on
+nothing but what it is told here and on the failure of its own collectives. Who is in a view and in which order, and
+which failure ends a run, is rules.py's. Words and their directions:
+
+    worker -> hub  ready, over, put, leaving, failed, finished
+    agent  -> hub  hello, started, exited
+    hub -> worker  view, board, broken, regroup, identity, released, end
+    hub -> agent   start, status, over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.membership.rules import Candidate, Failure, next_view, repeated
+from elastic.membership.wire import Message
+
+STARTING, DIFFERENT, READY, MEMBER, OVER, LEAVING, FINISHED = (
+    "starting",
+    "different",
+    "ready",
+    "member",
+    "over",
+    "leaving",
+    "finished",
+)
+LEAVES = ("SIGTERM", "SIGINT")  # a worker that such a signal ended before it could leave in order was told to go
+FAULTS = ("SIGKILL",)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A message to a worker of that node, or to its agent (worker is None)."""
+
+    node: str
+    worker: str | None
+    message: Message
+
+
+@dataclass
+class _Worker:
+    id: str
+    node: str
+    local_rank: int
+    status: str = STARTING
+    since_s: float = 0.0
+    shares: int = 0
+    identity: Any = None
+    step: int | None = None
+    at: str | None = None
+    was_member: bool = False
+    failed: Message | None = None
+    told: str | None = None
+
+    def candidate(self) -> Candidate:
+        at = self.at if self.status == OVER else None
+        return Candidate(worker=self.id, node=self.node, local_rank=self.local_rank, shares=self.shares, at=at)
+
+
+class Hub:
+    """One run's views.
+
+    nodes_min     below it no view is formed: the run waits, then ends
+    nodes_first   how many nodes the first view waits for
+    restarts_max  see rules.repeated
+    beacon        what goes into every view for whoever claims the run's storage
+    gather_s      how long a newcomer that is ready waits for others that are starting, once the run is under way
+    start_s       the same in a run's first view
+    below_min_s   how long the run waits for nodes
+    ending_s      how long workers may take to come to a clean end
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes_min: int = 1,
+        nodes_max: int = 1,
+        nodes_first: int = 1,
+        restarts_max: int = 3,
+        window_s: float = 3600.0,
+        beacon: Message | None = None,
+        gather_s: float = 0.3,
+        start_s: float = 120.0,
+        below_min_s: float = 600.0,
+        ending_s: float = 60.0,
+    ) -> None:
+        self.generation = 0
+        self._nodes_min = nodes_min
+        self._nodes_max = nodes_max
+        self._nodes_first = nodes_first
+        self._restarts_max = restarts_max
+        self._window_s = window_s
+        self._beacon = beacon
+        self._gather_s = gather_s
+        self._start_s = start_s
+        self._below_min_s = below_min_s
+        self._ending_s = ending_s
+        self._nodes: list[str] = []
+        self._awaited: list[tuple[str, int]] = []  # places whose worker was ordered and has not been started yet
+        self._begun = False
+        self._workers: dict[str, _Worker] = {}
+        self._view: tuple[str, ...] = ()
+        self._identity: Any = None
+        self._failures: list[Failure] = []
+        self._broken = False
+        self._asked = False
+        self._finished = False
+        self._short_since_s: float | None = None
+        self._ending: str | None = None
+        self._ending_since_s = 0.0
+        self._over = False
+        self._orders: list[Order] = []
+
+    def told(self, now_s: float, node: str, message: Message) -> list[Order]:
+        """What follows from a message of that node's agent or of one of its workers (then with "worker")."""
+        handler: Callable[[float, str, Message], None] | None = getattr(self, f"_on_{message['say']}", None)
+        if handler is not None and (message["say"] in ("hello", "started") or message.get("worker") in self._workers):
+            handler(now_s, node, message)
+        return self._decided(now_s)
+
+    def lost(self, now_s: float, node: str) -> list[Order]:
+        """An agent's connection ended: its process is gone, and its workers go with it."""
+        if node in self._nodes:
+            self._nodes.remove(node)
+        self._awaited = [place for place in self._awaited if place[0] != node]
+        for worker in [worker for worker in self._workers.values() if worker.node == node]:
+            del self._workers[worker.id]
+        return self._decided(now_s)
+
+    def tick(self, now_s: float) -> list[Order]:
+        """What follows from time alone."""
+        return self._decided(now_s)
+
+    def _on_hello(self, now_s: float, node: str, message: Message) -> None:
+        if self._over or (node not in self._nodes and len(self._nodes) >= self._nodes_max):
+            why = "the run is over" if self._over else f"the run has its {self._nodes_max} nodes already"
+            self._orders.append(Order(node, None, {"say": "over", "failed": False, "why": why}))
+        elif node not in self._nodes:
+            self._nodes.append(node)
+
+    def _on_started(self, now_s: float, node: str, message: Message) -> None:
+        worker = _Worker(message["worker"], node, message["local_rank"], since_s=now_s)
+        self._begun = True
+        if (node, worker.local_rank) in self._awaited:
+            self._awaited.remove((node, worker.local_rank))
+        self._workers[worker.id] = worker
+
+    def _on_ready(self, now_s: float, node: str, message: Message) -> None:
+        worker = self._workers[message["worker"]]
+        worker.shares, worker.identity, worker.since_s = message["shares"], message.get("identity"), now_s
+        known = self._identity is None or self._identity == worker.identity or message.get("accepted")
+        worker.status = READY if known else DIFFERENT
+        if not known:
+            self._say(worker, {"say": "identity", "identity": self._identity})
+
+    def _on_over(self, now_s: float, node: str, message: Message) -> None:
+        worker = self._workers[message["worker"]]
+        if worker.status == MEMBER and message["generation"] == self.generation:
+            worker.status, worker.at, worker.step = OVER, message["at"], message["step"]
+            self._broken |= bool(message.get("lost"))
+
+    def _on_leaving(self, now_s: float, node: str, message: Message) -> None:
+        self._workers[message["worker"]].status = LEAVING
+
+    def _on_finished(self, now_s: float, node: str, message: Message) -> None:
+        self._workers[message["worker"]].status = FINISHED
+        self._finished = True
+
+    def _on_failed(self, now_s: float, node: str, message: Message) -> None:
+        self._workers[message["worker"]].failed = message
+
+    def _on_put(self, now_s: float, node: str, message: Message) -> None:
+        if message["generation"] == self.generation:
+            told = {"say": "board", **{key: message[key] for key in ("generation", "key", "value")}}
+            for worker in self._members():
+                self._say(worker, told)
+
+    def _on_exited(self, now_s: float, node: str, message: Message) -> None:
+        worker = self._workers.pop(message["worker"])
+        failed, signal, code = worker.failed, message.get("signal"), message.get("code")
+        if message.get("expected") or worker.status in (LEAVING, FINISHED) or signal in LEAVES:
+            return
+        if code == 0 and failed is None:
+            return  # its script came to its end
+        if signal in FAULTS and not message.get("hung"):
+            self._start(worker)
+            return
+        what = failed["error"] if failed else "hang" if message.get("hung") else signal or f"exit status {code}"
+        step = failed.get("step") if failed else message.get("step")
+        failure = Failure(worker=worker.id, what=what, step=step, at_s=now_s)
+        bug = repeated(self._failures, failure, restarts_max=self._restarts_max, window_s=self._window_s)
+        self._failures.append(failure)
+        if bug is None:
+            self._start(worker)
+        elif worker.was_member or not self._members():
+            trace = failed.get("trace", "") if failed else ""
+            self._end(now_s, f"{bug}: {what}\n{trace}".rstrip())
+        else:
+            why = f"{worker.id} cannot join ({bug}: {what}); the run goes on without it"
+            self._orders.append(Order(worker.node, None, {"say": "status", "text": why}))
+
+    def _start(self, worker: _Worker) -> None:
+        if worker.node in self._nodes and not self._finished and self._ending is None:
+            self._awaited.append((worker.node, worker.local_rank))
+            self._orders.append(Order(worker.node, None, {"say": "start", "local_rank": worker.local_rank}))
+
+    def _end(self, now_s: float, why: str) -> None:
+        if self._ending is None:
+            self._ending, self._ending_since_s = why, now_s
+
+    def _decided(self, now_s: float) -> list[Order]:
+        if not self._over:
+            self._decide(now_s)
+        orders, self._orders = self._orders, []
+        return orders
+
+    def _decide(self, now_s: float) -> None:
+        members = self._members()
+        running = [worker for worker in members if worker.status == MEMBER]
+        survivors = [worker for worker in members if worker.status == OVER]
+        gone = any(id not in self._workers for id in self._view)
+        if running and (gone or self._broken or self._ending is not None):
+            self._tell_broken(running)
+        if self._ending is not None:
+            if not running or now_s - self._ending_since_s > self._ending_s:
+                self._finish(survivors, failed=True, why=self._ending)
+            return
+        newcomers = sorted(
+            (worker for worker in self._workers.values() if worker.status == READY),
+            key=lambda worker: (self._nodes.index(worker.node), worker.local_rank),
+        )
+        starting = [worker for worker in self._workers.values() if worker.status in (STARTING, DIFFERENT)]
+        if running:
+            room = min((worker.shares for worker in (*running, *newcomers)), default=0) > len(members)
+            if newcomers and room and not self._asked and self._gathered(now_s, newcomers, starting, self._gather_s):
+                self._asked = True
+                for worker in running:
+                    self._say(worker, {"say": "regroup", "generation": self.generation})
+            return
+        if not survivors:
+            self._release()
+            if self._begun and not members and (self._finished or not (self._workers or self._awaited)):
+                self._finish([], failed=False, why="")
+                return
+            if self._finished or not newcomers or not self._gathered(now_s, newcomers, starting, self._start_s):
+                return
+            if self.generation == 0 and len({worker.node for worker in newcomers}) < self._nodes_first:
+                self._wait_for_nodes(now_s, newcomers, self._nodes_first)
+                return
+        chosen = next_view([worker.candidate() for worker in survivors], [worker.candidate() for worker in newcomers])
+        if len({candidate.node for candidate in chosen}) < self._nodes_min:
+            self._wait_for_nodes(now_s, (*survivors, *newcomers), self._nodes_min)
+            return
+        self._publish([self._workers[candidate.worker] for candidate in chosen])
+
+    def _gathered(self, now_s: float, newcomers: list[_Worker], starting: list[_Worker], patience_s: float) -> bool:
+        """Whether newcomers need not wait for more of them: nobody is starting, or they waited long enough."""
+        return not starting or now_s - min(worker.since_s for worker in newcomers) >= patience_s
+
+    def _wait_for_nodes(self, now_s: float, there: Iterable[_Worker], needed: int) -> None:
+        nodes = sorted({worker.node for worker in there})
+        if self._short_since_s is None:
+            self._short_since_s = now_s
+            text = f"{len(nodes)} of at least {needed} nodes are here ({', '.join(nodes)}); waiting for the others"
+            self._orders.append(Order(self._nodes[0], None, {"say": "status", "text": text}))
+        elif now_s - self._short_since_s > self._below_min_s:
+            self._end(
+                now_s,
+                f"{len(nodes)} of at least {needed} nodes were here for {self._below_min_s:.0f} s\n"
+                f"  found  {', '.join(nodes)}\n"
+                "  state  what was done is saved\n"
+                "  next   start the missing nodes with the same command, or allow fewer with --nnodes=MIN:MAX",
+            )
+
+    def _publish(self, chosen: list[_Worker]) -> None:
+        self.generation += 1
+        if self._identity is None:
+            self._identity = chosen[0].identity
+        self._short_since_s = None
+        self._broken = self._asked = False
+        view = {
+            "say": "view",
+            "generation": self.generation,
+            "workers": [worker.id for worker in chosen],
+            "nodes": [worker.node for worker in chosen],
+            "local_ranks": [worker.local_rank for worker in chosen],
+            "one_node": len({worker.node for worker in chosen}) == 1,
+            "beacon": self._beacon,
+        }
+        for worker in chosen:
+            worker.status, worker.was_member = MEMBER, True
+            self._say(worker, view)
+        self._release()
+        self._view = tuple(worker.id for worker in chosen)
+
+    def _release(self) -> None:
+        for worker in self._members():
+            if worker.status == LEAVING and worker.told != "released":
+                worker.told = "released"
+                self._say(worker, {"say": "released"})
+
+    def _tell_broken(self, running: list[_Worker]) -> None:
+        gone = [id for id in self._view if id not in self._workers]
+        why = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "a worker lost a peer"
+        for worker in running:
+            if worker.told != f"broken {self.generation}":
+                worker.told = f"broken {self.generation}"
+                self._say(worker, {"say": "broken", "generation": self.generation, "why": why})
+
+    def _finish(self, survivors: list[_Worker], *, failed: bool, why: str) -> None:
+        """Tells everyone. Of the survivors the one that is farthest saves what it holds."""
+        self._over = True
+        best = max(survivors, key=lambda worker: worker.step if worker.step is not None else -1, default=None)
+        for worker in self._workers.values():
+            if worker.status not in (FINISHED, LEAVING):
+                self._say(worker, {"say": "end", "why": why, "save": worker is best})
+        for node in self._nodes:
+            self._orders.append(Order(node, None, {"say": "over", "failed": failed, "why": why}))
+
+    def _members(self) -> list[_Worker]:
+        """Those of the present view that live, in rank order."""
+        return [self._workers[id] for id in self._view if id in self._workers]
+
+    def _say(self, worker: _Worker, message: Message) -> None:
+        self._orders.append(Order(worker.node, worker.id, message))

@@ -1,0 +1,77 @@
+"""Who is in the next view, and in which order? And does a failure end the run? Pure.
+
+Promises  workers of one node stand together, so that sums are added inside a node before they cross the network.
+          While one worker of the last view survives, a survivor is rank 0: the coordinator keeps its storage.
+          A newcomer joins only at a boundary between steps, where it has missed nothing.
+          A bug is not a fault: the same exception at the same step, twice, ends the run; a kill never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BOUNDARY = "boundary"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A worker that could be in the next view.
+
+    shares  V of its run: a view holds no more workers
+    at      where a survivor stands, BOUNDARY for one between two steps; None for a newcomer
+    """
+
+    worker: str
+    node: str
+    local_rank: int
+    shares: int
+    at: str | None
+
+
+def next_view(survivors: Sequence[Candidate], newcomers: Sequence[Candidate]) -> list[Candidate]:
+    """The workers of the next view in rank order.
+
+    survivors  of the last view, in its rank order
+    newcomers  in the order of their nodes' arrival; those for whom there is no room stay outside
+    """
+    joining = list(newcomers) if all(survivor.at == BOUNDARY for survivor in survivors) else []
+    if not survivors:
+        nodes = list(dict.fromkeys(newcomer.node for newcomer in joining))
+        joining.sort(key=lambda newcomer: (nodes.index(newcomer.node), newcomer.local_rank))
+    room = min((candidate.shares for candidate in (*survivors, *joining)), default=0)
+    chosen = [*survivors, *joining][:room]
+    blocks: dict[str, list[Candidate]] = {}
+    for candidate in chosen:
+        blocks.setdefault(candidate.node, []).append(candidate)
+    return [candidate for block in blocks.values() for candidate in block]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A worker that ended by its own doing.
+
+    what  "ValueError: …", "exit status 3", "SIGSEGV", "hang": what a repetition is known by
+    step  where, None before the first or where nobody knows
+    """
+
+    worker: str
+    what: str
+    step: int | None
+    at_s: float
+
+
+def repeated(failures: Sequence[Failure], newest: Failure, *, restarts_max: int, window_s: float) -> str | None:
+    """Why the newest failure is a bug that a restart does not help, or None: replace the worker.
+
+    failures      the earlier ones
+    restarts_max  how often one failure may repeat, at whatever steps, within `window_s`
+    """
+    same = [failure for failure in failures if failure.what == newest.what]
+    if any(failure.step == newest.step for failure in same):
+        where = "before its first step" if newest.step is None else f"at step {newest.step}"
+        return f"the same failure twice {where}"
+    recent = [failure for failure in same if newest.at_s - failure.at_s <= window_s]
+    if len(recent) >= restarts_max:
+        return f"the same failure {len(recent) + 1} times within {window_s:.0f} s, more than --max-restarts allows"
+    return None
