@@ -4,17 +4,19 @@ Promises  inside `dataset[i]` Python's, NumPy's and torch's generators are seede
           process and in loader processes alike, so an augmentation does not depend on who reads or when.
           Loader processes leave this process's generators untouched; reading in this process does not:
           the caller points them at its own stream after `next`, which costs less than saving them.
-          A wait for loader processes has a deadline, and its error names what was waited for.
-Leaves    which examples, and what a request means to a step, to its caller; the children's upbringing
-          to loader_process.py.
+          A wait for loader processes has a deadline, and its error names what was waited for; the caller can
+          end it earlier, and loses nothing.
+          Processes outlive a change of the sequence of requests: forking them is no part of a recovery.
+Leaves    which examples, and what a request means to a step, to its caller; what is read ahead to ahead.py;
+          the children's upbringing to loader_process.py.
 
 A dataset's `__getitems__` is not used: it reads many examples in one call, which then share one random stream.
 """
 
 from __future__ import annotations
 
+import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset, default_collate
 
-from elastic.data.loader_process import LoaderProcesses
+from elastic.data.ahead import Ahead
+from elastic.data.loader_process import READ_AHEAD, LoaderProcesses
 from elastic.data.placement import move, pin
 from elastic.data.plan import Examples
 from elastic.errors import ConfigError, ElasticError
@@ -79,6 +82,8 @@ class Loader:
     device       where batches go; None leaves them where they are
     pin_memory   copy through page-locked memory where `device` is a GPU
     timeout_s    how long `next` waits for loader processes; a read in this process cannot be cut short
+    interrupt    called every 0.05 s or more often while `next` waits for loader processes. What it raises ends the
+                 wait and comes out of `next`; the request stays the next one, for `next` or for `redirect`
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class Loader:
         device: torch.device | None = None,
         pin_memory: bool = False,
         timeout_s: float = 120.0,
+        interrupt: Callable[[], None] | None = None,
     ) -> None:
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
             raise ConfigError(f"num_workers = {num_workers!r}; expected 0 (read in this process) or more")
@@ -105,27 +111,47 @@ class Loader:
         self._device = device
         self._pin = pin_memory and device is not None and device.type == "cuda"
         self._timeout_s = timeout_s
-        self._source: Iterator[Request] = iter(())
+        self._interrupt = interrupt
+        self._source: Iterator[Request] = iter(())  # where there are no processes
+        self._ahead = Ahead(READ_AHEAD * self._num_workers)
         self._processes: LoaderProcesses | None = None
-        self._ahead: deque[Request] = deque()
+        self._orderly = True  # False in the middle of something, and so for good when an exception ended it there
 
     def open(self, requests: Iterable[Request]) -> None:
-        """Begin with a new sequence of requests; what was read ahead for the old one is dropped.
+        """Begin with a new sequence of requests, in new loader processes; what was read ahead is dropped.
 
         requests  drawn in this thread, ahead of `next` where there are loader processes: it must not depend
                   on what the caller does in between
         """
         self.close()
-        self._source = iter(requests)
         if self._num_workers:
-            self._processes = LoaderProcesses(
-                _Shipping(self._slow_reader), self._noted(), num_workers=self._num_workers, pin_memory=self._pin
-            )
+            self._ahead.redirect(requests)
+            self._start()
+        else:
+            self._source = iter(requests)
+
+    def redirect(self, requests: Iterable[Request]) -> None:
+        """Replace the sequence of requests, as `open` does, and keep the processes, with their copy of the dataset.
+
+        What was read ahead and is asked for again is not read again; the rest is dropped unseen, errors included.
+        A child in the middle of a read finishes it first. Dead processes, and those that an unexpected error or
+        a timeout has left in doubt, are replaced.
+        """
+        if self._processes is None or not self._orderly or not self._processes.alive():
+            self.open(requests)
+            return
+        self._orderly = False
+        self._ahead.redirect(requests)
+        self._submit(self._processes)
+        self._orderly = True
 
     def next(self) -> Loaded:
         """The batch of the next request.
 
-        raises  StopIteration after the last request, ExampleError, LoaderTimeout, LoaderError
+        raises  StopIteration after the last request, ExampleError, LoaderTimeout, LoaderError, and what `interrupt`
+                or drawing a request raises
+        After an ExampleError the following request is next. After any other error this one still is; unless
+        `interrupt` raised it, new processes read it.
         """
         loaded = self._receive() if self._num_workers else self._read()
         if self._device is None:
@@ -136,7 +162,7 @@ class Loader:
         """End the loader processes and forget all requests. Harmless when repeated; `open` begins anew."""
         processes, self._processes = self._processes, None
         self._source = iter(())
-        self._ahead.clear()
+        self._ahead = Ahead(READ_AHEAD * self._num_workers)
         if processes is not None:
             processes.end()
 
@@ -145,35 +171,67 @@ class Loader:
         return Loaded(pin(batch) if self._pin else batch, indices)
 
     def _receive(self) -> Loaded:
-        if self._processes is None:
+        request = self._ahead.head()
+        if request is None:
             raise StopIteration
-        try:
-            result = self._processes.receive(self._timeout_s)
-        except ChildProcessError as error:
-            raise LoaderError(
-                f"loader processes: {error}, while {_named(self._ahead[0])} were waited for\n"
-                f"  state  the step in hand is not applied\n"
-                f"  next   look for the kernel's out-of-memory killer (dmesg); fewer num_workers need less memory"
-            ) from error
-        except TimeoutError as error:
-            raise LoaderTimeout(
-                f"loader processes: {error}\n"
-                f"  missing  {_named(self._ahead[0])}\n"
-                f"  state    the processes live, in dataset[i] or collate_fn; the step in hand is not applied\n"
-                f"  next     see whether the dataset's storage hangs, and above whether a batch could not be pickled",
-                request=self._ahead[0],
-            ) from error
-        self._ahead.popleft()
+        processes = self._processes
+        if processes is None or not self._orderly:
+            processes = self._start()
+        self._orderly = False
+        self._wait(processes, request)
+        result = self._ahead.take()
+        self._orderly = True
         if isinstance(result, ExampleError):
             raise result
         indices, batch = result
         return Loaded(batch, indices)
 
-    def _noted(self) -> Iterator[Request]:
-        """The requests, each noted as it goes to a loader process."""
-        for request in self._source:
-            self._ahead.append(request)
-            yield request
+    def _wait(self, processes: LoaderProcesses, request: Request) -> None:
+        """Until the result of `request`, the head, is here."""
+        deadline = time.monotonic() + self._timeout_s
+        self._submit(processes)
+        while not self._ahead.ready:
+            try:
+                answer = processes.poll()
+            except ChildProcessError as error:
+                raise LoaderError(
+                    f"loader processes: {error}, while {_named(request)} were waited for\n"
+                    f"  state  the step in hand is not applied\n"
+                    f"  next   look for the kernel's out-of-memory killer (dmesg); fewer num_workers need less memory"
+                ) from error
+            if answer is not None:
+                self._ahead.arrived(*answer)
+                self._submit(processes)
+            elif time.monotonic() >= deadline:
+                raise LoaderTimeout(
+                    f"loader processes: nothing from {self._num_workers} in {self._timeout_s:g} s\n"
+                    f"  missing  {_named(request)}\n"
+                    f"  state    the processes live, in dataset[i] or collate_fn; the step in hand is not applied\n"
+                    "  next     see whether the dataset's storage hangs, and above whether pickling a batch failed",
+                    request=request,
+                )
+            if self._interrupt is not None and not self._ahead.ready:
+                self._orderly = True  # nothing is half done here
+                self._interrupt()
+                self._orderly = False
+
+    def _submit(self, processes: LoaderProcesses) -> None:
+        for ticket, request in self._ahead.submissions():
+            processes.submit(ticket, request)
+
+    def _start(self) -> LoaderProcesses:
+        """New processes, which read what is due."""
+        self._orderly = False
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.end()
+        self._ahead.lost()
+        self._processes = LoaderProcesses(
+            _Shipping(self._slow_reader), num_workers=self._num_workers, pin_memory=self._pin
+        )
+        self._submit(self._processes)
+        self._orderly = True
+        return self._processes
 
 
 class _Reader:

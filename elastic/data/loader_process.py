@@ -7,7 +7,9 @@ Promises  a child is gone when its worker is, however the worker ends: it is kil
           workers, one killed: the others' all-reduce failed after 5.0 s, and so after 0.07 s; 2026-11-21).
           A signal to the whole process group or cgroup, such as Ctrl-C or a scheduler's SIGTERM, does not end
           the children before their worker has finished the step and left.
-Leaves    what is read to loader.py; one thread per child to DataLoader, which sets it before `Birth` runs.
+          They live until `end`, however many sequences of requests they are given.
+Leaves    what is read, and in which order results are wanted, to loader.py and ahead.py; one thread per child to
+          DataLoader, which sets it before `Birth` runs.
 """
 
 from __future__ import annotations
@@ -20,8 +22,7 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Iterable
+from collections import deque
 from types import FrameType
 from typing import Any
 
@@ -32,7 +33,8 @@ from torch.utils.data._utils import signal_handling
 from elastic.data.scratch import Scratch
 
 GRACE_S = 1.0  # a child that is still inside dataset[i] after this is killed: nobody wants its answer any more
-POLL_S = 1.0  # how late a child's death may be noticed
+POLL_S = 0.05  # how late a child's death is noticed, and that nobody wants to wait any more
+READ_AHEAD = 2  # requests per child: one in work, and one for when that is done
 _JOIN_S = 5.0  # the kernel needs far less to bury a killed process
 
 _PR_SET_PDEATHSIG = 1
@@ -40,20 +42,25 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class LoaderProcesses:
-    """`num_workers` forked children that compute reader[request], a few requests ahead.
+    """`num_workers` forked children that compute reader[request] for requests that are submitted.
 
-    reader    inherited, not pickled; what it returns is pickled, its tensors go through shared memory
-    requests  drawn in the thread that makes this and calls `receive`
+    reader  inherited, not pickled; what it returns is pickled, its tensors go through shared memory
+    Every exception but those that are named leaves it in doubt which results are still to come: `end` it.
     """
 
-    def __init__(self, reader: Any, requests: Iterable[Any], *, num_workers: int, pin_memory: bool) -> None:
-        scratch = Scratch()
+    def __init__(self, reader: Any, *, num_workers: int, pin_memory: bool) -> None:
+        self._processes: list[multiprocessing.Process] = []
+        self._at_exit = multiprocessing.util.Finalize(self, _end, args=(self._processes, Scratch()), exitpriority=100)
+        self._outbox = _Outbox()
+        ticketed: Any = _Ticketed(reader)  # a data set to DataLoader, by what it can do and not by its type
         loader: DataLoader[Any] = DataLoader(
-            reader,
+            ticketed,
             batch_size=None,  # a request is read as a whole, so DataLoader has nothing to collate
-            sampler=requests,
+            sampler=self._outbox,
             collate_fn=_unchanged,
             num_workers=num_workers,
+            prefetch_factor=READ_AHEAD,
+            in_order=False,  # a result that nobody wants any more must not hold up the others
             pin_memory=pin_memory,
             timeout=POLL_S,
             generator=torch.Generator(),  # DataLoader draws a seed; it must not come from the run's own stream
@@ -62,28 +69,39 @@ class LoaderProcesses:
         )
         results: Any = iter(loader)
         self._results = results
-        self._processes: list[multiprocessing.Process] = results._workers
+        self._processes.extend(results._workers)
         # DataLoader's SIGCHLD handler would throw a dead child's RuntimeError into whatever line this process
-        # is at, an optimizer's step included. Here a death is noticed by `receive`, and nowhere else.
+        # is at, an optimizer's step included. Here a death is noticed by `poll`, and nowhere else.
         signal_handling._remove_worker_pids(id(results))
         results._worker_pids_set = False
-        self._at_exit = multiprocessing.util.Finalize(self, _end, args=(self._processes, scratch), exitpriority=100)
 
-    def receive(self, timeout_s: float) -> Any:
-        """The next result. Raises StopIteration after the last, ChildProcessError, or TimeoutError."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                return next(self._results)
-            except RuntimeError as error:  # DataLoader raises nothing narrower; after POLL_S it may be asked again
-                dead = [process for process in self._processes if not process.is_alive()]
-                if dead:
-                    ends = ", ".join(f"pid {process.pid}, exit code {process.exitcode}" for process in dead)
-                    raise ChildProcessError(f"{len(dead)} of {len(self._processes)} died ({ends})") from error
-                if "timed out" not in str(error):
-                    raise
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(f"nothing from {len(self._processes)} in {timeout_s:g} s") from error
+    def submit(self, ticket: int, request: Any) -> None:
+        """Have a request read. At most READ_AHEAD * num_workers may be without a result."""
+        self._outbox.append((ticket, request))
+        # DataLoader calls this itself after each result; a new sequence begins when there is none to wait for.
+        self._results._try_put_index()
+
+    def poll(self) -> tuple[int, Any] | None:
+        """A ticket and its result, in any order, as soon as there is one; None after POLL_S.
+
+        Something must be submitted that has no result yet. Raises ChildProcessError if a child is dead.
+        """
+        try:
+            answer: tuple[int, Any] | None = next(self._results, None)
+        except RuntimeError as error:  # DataLoader raises nothing narrower
+            dead = [process for process in self._processes if not process.is_alive()]
+            if dead:
+                ends = ", ".join(f"pid {process.pid}, exit code {process.exitcode}" for process in dead)
+                raise ChildProcessError(f"{len(dead)} of {len(self._processes)} died ({ends})") from error
+            if not str(error).startswith("DataLoader timed out"):
+                raise
+            return None
+        assert answer is not None, "poll was called with nothing submitted"
+        return answer
+
+    def alive(self) -> bool:
+        """Whether all children live."""
+        return all(process.is_alive() for process in self._processes)
 
     def end(self) -> None:
         """Let the children finish the request in hand, for GRACE_S at most; on return they are gone."""
@@ -96,6 +114,29 @@ class LoaderProcesses:
             impatience.cancel()
             impatience.join()
             self._at_exit()
+
+
+class _Ticketed:
+    """A reader whose results say which request they belong to."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+
+    def __getitem__(self, submitted: tuple[int, Any]) -> tuple[int, Any]:
+        ticket, request = submitted
+        return ticket, self.reader[request]
+
+
+class _Outbox(deque[tuple[int, Any]]):
+    """What DataLoader is to submit. An iterator, as its sampler must be, and one that can go on after its end."""
+
+    def __iter__(self) -> _Outbox:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        if not self:
+            raise StopIteration
+        return self.popleft()
 
 
 class Birth:

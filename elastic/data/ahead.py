@@ -1,0 +1,114 @@
+"""Which request is next, which are read ahead for it, and whose is a result that arrives? Bookkeeping; nothing is read.
+
+Promises  requests are delivered in the order of their sequence, whatever the order of results.
+          A new sequence inherits what the old one has under way: a request for the same examples, in the same
+          epochs and order, takes that result. What nobody asks for is dropped when its room is needed.
+          At most `most` results are kept ahead of the next one, and at most `most` requests are in flight.
+Leaves    processes, waiting and errors to loader.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from elastic.data.plan import Examples
+
+
+class Ahead:
+    """The requests of one sequence after the other; a ticket tells one submission from all others."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tickets = itertools.count()
+        self._source: Iterator[Examples] = iter(())
+        self._broken_off = False
+        self._due: deque[tuple[int, Examples]] = deque()  # drawn and not delivered, in order
+        self._unsent: deque[tuple[int, Examples]] = deque()  # those of them that are still to be submitted
+        self._flight: set[int] = set()  # submitted, the result is not here
+        self._results: dict[int, Any] = {}  # here, not delivered
+        self._spare: dict[int, bytes] = {}  # of an earlier sequence, and not asked for again so far: its examples
+
+    def redirect(self, requests: Iterable[Examples]) -> None:
+        """Replace the sequence. Nothing is drawn yet."""
+        self._broken_off = True  # what is torn in the middle delivers nothing
+        for ticket, request in self._due:
+            if ticket in self._flight or ticket in self._results:
+                self._spare[ticket] = _examples(request)
+        self._due.clear()
+        self._unsent.clear()
+        self._source = iter(requests)
+        self._broken_off = False
+
+    def head(self) -> Examples | None:
+        """The request that is delivered next, or None after the last. Raises what drawing it raises."""
+        if not self._due and not self._draw() and self._broken_off:
+            raise RuntimeError(
+                "the sequence of requests broke off: drawing from it raised before\n"
+                "  next   open the loader, or redirect it"
+            )
+        return self._due[0][1] if self._due else None
+
+    def submissions(self) -> Iterator[tuple[int, Examples]]:
+        """Tickets and requests that are to be read now. Raises what drawing a request raises."""
+        while len(self._flight) < self._most and (self._unsent or self._draw_ahead()):
+            if self._unsent:
+                ticket, request = self._unsent.popleft()
+                self._flight.add(ticket)
+                yield ticket, request
+
+    def arrived(self, ticket: int, result: Any) -> None:
+        self._flight.discard(ticket)
+        self._results[ticket] = result
+        while len(self._results) > self._most + self.ready:
+            # The latest is the one that its own sequence would have wanted last.
+            latest = max(self._spare.keys() & self._results.keys())
+            del self._spare[latest], self._results[latest]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the result of `head` is here."""
+        return bool(self._due) and self._due[0][0] in self._results
+
+    def take(self) -> Any:
+        """The result of `head`, which is delivered with this."""
+        result = self._results.pop(self._due[0][0])
+        self._due.popleft()
+        return result
+
+    def lost(self) -> None:
+        """Nothing that is in flight will arrive. What is due is submitted again."""
+        self._flight.clear()
+        self._spare = {ticket: examples for ticket, examples in self._spare.items() if ticket in self._results}
+        self._unsent = deque(due for due in self._due if due[0] not in self._results)
+
+    def _draw_ahead(self) -> bool:
+        return len(self._due) < self._most + self.ready and self._draw()
+
+    def _draw(self) -> bool:
+        if self._broken_off:
+            return False
+        self._broken_off = True  # a generator that raised says ever after that it has ended
+        request = next(self._source, None)
+        if request is not None:
+            ticket = self._taken_over(request) if self._spare else None
+            if ticket is None:
+                ticket = next(self._tickets)
+                self._unsent.append((ticket, request))
+            self._due.append((ticket, request))
+        self._broken_off = False
+        return request is not None
+
+    def _taken_over(self, request: Examples) -> int | None:
+        wanted = _examples(request)
+        ticket = next((ticket for ticket, examples in self._spare.items() if examples == wanted), None)
+        if ticket is not None:
+            del self._spare[ticket]
+        return ticket
+
+
+def _examples(request: Examples) -> bytes:
+    """Equal for requests that read the same; both halves are as long as the request."""
+    return request.epochs.tobytes() + request.indices.tobytes()
