@@ -366,7 +366,7 @@ class Run:
         notice = self._notices.notice
         self.events.emit("notice", signal=notice)
         self._save(session, must=True)
-        session.told_by_all(None)
+        self._part()
         self.events.emit("left", step=self.step_index)
         self._console.say(
             f"left at step {self.step_index} on {notice or 'a notice to another worker'}; all is saved, and the same "

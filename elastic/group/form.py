@@ -9,6 +9,8 @@ tests/processes/test_group.py notices a change.
 from __future__ import annotations
 
 import re
+import socket
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -17,7 +19,10 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
 from elastic.errors import PeerLost
-from elastic.group.sockets import hang_up, internet_sockets
+from elastic.group.sockets import connections, listening_ports
+from elastic.group.watch import Watch
+
+_ACCEPTED_S = 5.0
 
 
 class Pending:
@@ -53,6 +58,12 @@ class Group(Protocol):
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         """The source's bytes, in place."""
 
+    def check(self) -> None:
+        """Raises PeerLost if a peer is known to be gone: what was computed for this group is of no use."""
+
+    def sever(self) -> None:
+        """Ends the connections: collectives in flight fail at once, here and at the peers. From any thread."""
+
     def close(self, *, abruptly: bool = False) -> None:
         """Ends connections and threads. abruptly: what is in flight fails at once, here and at the peers."""
 
@@ -77,6 +88,12 @@ class Solo:
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         return _DONE
 
+    def check(self) -> None:
+        return
+
+    def sever(self) -> None:
+        return
+
     def close(self, *, abruptly: bool = False) -> None:
         return
 
@@ -90,15 +107,18 @@ _DONE = Pending(_Done(), "nothing")
 
 
 class Gang:
-    """The group of two workers or more."""
+    """The group of two workers or more. It severs itself as soon as one of its connections ends."""
 
-    def __init__(self, gloo: Any, nccl: Any | None, rank: int, world_size: int, connections: frozenset[int]) -> None:
-        """connections  the sockets that gloo opened, as os.stat().st_ino"""
+    def __init__(
+        self, gloo: Any, nccl: Any | None, rank: int, world_size: int, connections: Sequence[socket.socket]
+    ) -> None:
+        """connections  copies of the sockets that gloo opened, one per peer"""
         self.rank = rank
         self.world_size = world_size
-        self._connections = connections
         self._gloo = gloo
         self._nccl = nccl
+        self._severed = False
+        self._watch = Watch(connections, self._peer_hung_up)
 
     def all_reduce(self, tensor: torch.Tensor) -> Pending:
         return self._start("all-reduce", tensor, "allreduce", [tensor])
@@ -112,18 +132,35 @@ class Gang:
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         return self._start("broadcast", tensor, "broadcast", tensor, source)
 
+    def check(self) -> None:
+        if self._severed:
+            raise PeerLost("a peer hung up", step=None, phase="group")
+
+    def sever(self) -> None:
+        self._severed = True
+        self._watch.hang_up()
+        if self._nccl is not None:
+            self._nccl.abort()
+
     def close(self, *, abruptly: bool = False) -> None:
         if abruptly:  # gloo would wait for what is in flight, until its deadline
-            hang_up(self._connections)
+            self.sever()
+        self._watch.close()
         for backend in (self._nccl, self._gloo):
             if backend is not None:
                 backend.shutdown()
         self._nccl = self._gloo = None  # gloo ends its threads and connections when the last reference goes
 
+    def _peer_hung_up(self) -> None:
+        self._severed = True
+        if self._nccl is not None:
+            self._nccl.abort()
+
     def _start(self, what: str, tensor: torch.Tensor, method: str, *arguments: Any) -> Pending:
         backend = self._nccl if tensor.is_cuda else self._gloo
-        if backend is None:
-            raise PeerLost(f"the {what} cannot start: the group is closed", step=None, phase=what)
+        if backend is None or self._severed:
+            why = "the group is closed" if backend is None else "a peer hung up"
+            raise PeerLost(f"the {what} cannot start: {why}", step=None, phase=what)
         try:
             return Pending(getattr(backend, method)(*arguments), what)
         except RuntimeError as failure:
@@ -143,19 +180,20 @@ def form(
     """Connects the ranks of a view over `store`, each listening on the interface that holds `address`.
 
     timeout_s  for the forming and for every collective
-    Raises PeerLost when the ranks cannot all be connected.
+    Raises PeerLost when the ranks cannot all be connected; what the store raises in a wait ends the forming, too.
     """
     if world_size == 1:
         return Solo()
     assert store is not None
     timeout = timedelta(seconds=timeout_s)
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    before = listening_ports()
     options._devices = [
         ProcessGroupGloo.create_device(hostname=address) if address else ProcessGroupGloo.create_default_device()
     ]
+    own_ports = listening_ports() - before
     options._timeout = timeout
     prefix = f"generation/{generation}"
-    before = internet_sockets()
     try:
         gloo = ProcessGroupGloo(PrefixStore(f"{prefix}/gloo", store), rank, world_size, options)
         nccl = None
@@ -165,9 +203,29 @@ def form(
             nccl_options = ProcessGroupNCCL.Options()
             nccl_options._timeout = timeout
             nccl = ProcessGroupNCCL(PrefixStore(f"{prefix}/nccl", store), rank, world_size, nccl_options)
+        # A rank whose peer dies here would wait for a connection that nobody makes: only when all are through it is a
+        # group, and from then on the watch sees every loss.
+        store.set(f"{prefix}/formed/{rank}", " ".join(map(str, own_ports)))
+        store.wait([f"{prefix}/formed/{other}" for other in range(world_size)], timeout)
+        told = [store.get(f"{prefix}/formed/{other}").split() for other in range(world_size) if other != rank]
     except RuntimeError as failure:
         raise _lost("forming of the group", failure) from failure
-    return Gang(gloo, nccl, rank, world_size, frozenset(internet_sockets() - before))
+    peer_ports = {int(port) for ports in told for port in ports}
+    return Gang(gloo, nccl, rank, world_size, _connections(own_ports, peer_ports, world_size - 1))
+
+
+def _connections(own_ports: set[int], peer_ports: set[int], peers: int) -> list[socket.socket]:
+    """One per peer; the last ones may be accepted a moment after the group's making. Raises PeerLost."""
+    deadline = time.monotonic() + _ACCEPTED_S
+    while True:
+        found = connections(own_ports, peer_ports)
+        if len(found) >= peers or not own_ports:
+            return found
+        for connection in found:
+            connection.close()
+        if time.monotonic() > deadline:
+            raise PeerLost("a peer was lost while the group was formed", step=None, phase="forming of the group")
+        time.sleep(0.001)
 
 
 def gather_bytes(group: Group, data: bytes) -> list[bytes]:

@@ -1,8 +1,9 @@
-"""Which connections are a group's own, and how are they ended under a collective that blocks in them?
+"""Which connections are a group's own? Those between the ports that its ranks listen on and the ranks.
 
 gloo's abort() does not wake a blocked collective (torch 2.13: measured); shutting down the sockets under
-it does, in milliseconds, and the peers' collectives fail at once, too. Sockets are known by their inode:
-a descriptor's number may have been closed and given to another file since.
+it does, in milliseconds, and the peers' collectives fail at once, too. A process has other connections
+(to stores, to object storage), some of which other threads open while a group is formed: not one of them
+may be touched.
 """
 
 from __future__ import annotations
@@ -13,29 +14,43 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 
-def internet_sockets() -> set[int]:
-    """The inodes of this process's TCP sockets that are connected or listening. Empty where there is no /proc."""
-    return {inode for inode, _ in _open()}
+def listening_ports() -> set[int]:
+    """The TCP ports that this process listens on. Empty where there is no /proc."""
+    ports = set()
+    for copy in _copies():
+        with copy:
+            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                ports.add(copy.getsockname()[1])
+    return ports
 
 
-def hang_up(inodes: Collection[int]) -> None:
-    """Shuts those down that are still open here. Whoever reads or writes them, on either side, gets an error."""
-    for inode, number in _open():
-        if inode in inodes:
-            connection = socket.socket(fileno=os.dup(number))
-            with connection, suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+def connections(own_ports: Collection[int], peer_ports: Collection[int]) -> list[socket.socket]:
+    """Copies of this process's connections that came in at one of its ports or go to one of its peers'.
+
+    The caller closes them. A connection that the peer has reset already is not among them.
+    """
+    found = []
+    for copy in _copies():
+        try:
+            ours = copy.getsockname()[1] in own_ports or copy.getpeername()[1] in peer_ports
+            copy.getpeername()
+        except OSError:
+            ours = False
+        if ours:
+            found.append(copy)
+        else:
+            copy.close()
+    return found
 
 
-def _open() -> Iterator[tuple[int, int]]:
+def _copies() -> Iterator[socket.socket]:
+    """Of the internet sockets."""
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):
             with suppress(OSError):  # the listing's own descriptor, or one that another thread has closed
-                target = os.readlink(f"/proc/self/fd/{name}")
-                if target.startswith("socket:["):
-                    number = int(name)
-                    copy = socket.socket(fileno=os.dup(number))
-                    with copy:
-                        family = copy.family
-                    if family in (socket.AF_INET, socket.AF_INET6):
-                        yield int(target[8:-1]), number
+                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:["):
+                    copy = socket.socket(fileno=os.dup(int(name)))
+                    if copy.family in (socket.AF_INET, socket.AF_INET6):
+                        yield copy
+                    else:
+                        copy.close()
