@@ -51,6 +51,7 @@ class Checkpointer:
         log: Callable[[str], None] | None = None,
         shard_bytes: int = SHARD_BYTES,
         orphan_grace_s: float = 3600.0,
+        answers: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
         """
         url              a folder or any fsspec URL, or a storage of one's own; nothing is contacted yet
@@ -63,6 +64,8 @@ class Checkpointer:
         log              gets one line per remarkable thing; the default is the logger named "checkpoint"
         shard_bytes      the most tensor bytes in one object
         orphan_grace_s   how old the remains of unfinished saves become before they are swept
+        answers          (nonce, endpoint) of a `Beacon` that answers for this job instead of one of our own, and outlives
+                         its processes, which hand a claim on to each other with `adopt`
         """
         self._storage = (
             open_storage(url, storage_options, retry_s=retry_s) if isinstance(url, str | os.PathLike) else url
@@ -74,6 +77,7 @@ class Checkpointer:
         self._log = log or logging.getLogger("checkpoint").warning
         self._shard_bytes = shard_bytes
         self._sweeper = Sweeper(self._storage, keep=keep, orphan_grace_s=orphan_grace_s, log=self._log)
+        self._answers = answers
         self._claim_pid = 0
         self._saved_s = 0.0
         self._closed = False
@@ -100,8 +104,8 @@ class Checkpointer:
                 f"{self._storage.url} cannot create an object only if it is absent; of two jobs that start at the same "
                 "instant both may begin, and one stops at its first save"
             )
-        nonce = new_claim_nonce()
-        endpoint = self._listen(nonce)
+        nonce = self._answers[0] if self._answers is not None else new_claim_nonce()
+        endpoint = self._answers[1] if self._answers is not None else self._listen(nonce)
         try:
             self._claim = take(
                 self._storage,
@@ -118,6 +122,14 @@ class Checkpointer:
                 self._stop_listening()
         self._claim_pid = os.getpid()
         return self._claim
+
+    def adopt(self, claim: Claim) -> None:
+        """Goes on under a claim that another process of this job took and gave up: by its death, or by handing it on.
+
+        Nothing is asked or written. That the other one is gone must be certain: two writers under one claim would
+        overwrite what the other sweeps.
+        """
+        self._claim, self._claim_pid = claim, os.getpid()
 
     def newest_claim(self) -> int:
         """The number of the newest claim in storage, whoever holds it; 0 if there is none."""
@@ -230,6 +242,8 @@ class Checkpointer:
         return self._saved_s
 
     def _free(self, holder: Claim) -> None:
+        if self._answers is not None and holder.nonce == self._answers[0]:
+            return  # a process of this very job took it; the job has moved on from that process
         if self._take_over:
             self._log(f"claim {holder.number} is taken over without asking its holder")
             return

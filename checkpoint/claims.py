@@ -16,7 +16,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from checkpoint.envelope import seal
@@ -47,6 +47,27 @@ class Claim:
     world: dict[str, Any] | None
     resumed_from: CommitId | None
     taken_at: float
+
+    def document(self) -> dict[str, Any]:
+        """As JSON, for `from_document` in another process."""
+        return _body(self)
+
+    @classmethod
+    def from_document(cls, body: dict[str, Any]) -> Claim:
+        """Raises CorruptCheckpoint, KeyError, TypeError or ValueError for what is no claim."""
+        endpoint, world, job = body["endpoint"], body["world"], body["job"]
+        taken_at = float(body["taken_at"])
+        if not 0 <= taken_at < _TIME_MAX_S:
+            raise ValueError(f"taken_at {taken_at} is no time")
+        return cls(
+            int(body["claim"]),
+            str(body["nonce"]),
+            endpoint if type(endpoint) is dict else None,
+            job if type(job) is str else None,
+            world if type(world) is dict else None,
+            id_from(body["resumed_from"]),
+            taken_at,
+        )
 
 
 def take(
@@ -104,20 +125,8 @@ def take(
 def read_claim(storage: Storage, number: int, log: Log) -> Claim | None:
     """The claim with this number, or None, with a logged reason, where its record cannot be read."""
     try:
-        body: dict[str, Any] = read_claim_body(storage, number)
-        endpoint, world, job = body["endpoint"], body["world"], body["job"]
-        taken_at = float(body["taken_at"])
-        if not 0 <= taken_at < _TIME_MAX_S:
-            raise ValueError(f"taken_at {taken_at} is no time")
-        return Claim(
-            number,
-            str(body["nonce"]),
-            endpoint if type(endpoint) is dict else None,
-            job if type(job) is str else None,
-            world if type(world) is dict else None,
-            id_from(body["resumed_from"]),
-            taken_at,
-        )
+        claim = Claim.from_document(read_claim_body(storage, number))
+        return replace(claim, number=number)
     except (CorruptCheckpoint, KeyError, TypeError, ValueError) as error:
         log(f"claim {number} cannot be read, so its holder cannot be asked: {error}")
         return None

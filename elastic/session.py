@@ -124,11 +124,14 @@ class Session:
 
     def requests(self, first: int) -> Iterator[Examples]:
         """What this worker reads in the present view, from step `first` to the run's end."""
-        config, rank = self._config, self.group.rank
+        return self._requests(first, self.group.rank, self.group.world_size)
+
+    def _requests(self, first: int, rank: int, world_size: int) -> Iterator[Examples]:
+        config = self._config
         for index in range(first, config.plan.total_steps):
             plan = self.step_plan(index)
-            for batch in deal(config, len(plan.sizes), self.group.world_size)[rank].batches:
-                yield from micro_batches(config, plan, batch, self.group.world_size)
+            for batch in deal(config, len(plan.sizes), world_size)[rank].batches:
+                yield from micro_batches(config, plan, batch, world_size)
 
     def told_by_all(self, word: str | None) -> str | None:
         """The first rank's word among those that have one; all ranks call it and get the same. Raises PeerLost."""
@@ -275,6 +278,10 @@ class Session:
             digest=self.survives.weights_digest(),
         )
 
+    def _interrupt(self) -> None:
+        """For waits that a lost peer makes pointless. Raises PeerLost."""
+        self.group.check()
+
     def _prepare(self) -> None:
         config = self._config
         self.exchange = Exchange(config, self.group)
@@ -288,6 +295,7 @@ class Session:
             device=config.device,
             pin_memory=config.device.type == "cuda",
             timeout_s=config.timeout_s,
+            interrupt=self._interrupt,
         )
         self._closing.callback(self.loader.close)
         if config.scaler is not None:

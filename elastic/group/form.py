@@ -58,6 +58,12 @@ class Group(Protocol):
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         """The source's bytes, in place."""
 
+    def send(self, tensor: torch.Tensor, to: int) -> Pending:
+        """1-D, to one rank, which calls `receive`; several between two ranks arrive in order."""
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Pending:
+        """Fills `tensor` with what `source` sends."""
+
     def check(self) -> None:
         """Raises PeerLost if a peer is known to be gone: what was computed for this group is of no use."""
 
@@ -87,6 +93,12 @@ class Solo:
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         return _DONE
+
+    def send(self, tensor: torch.Tensor, to: int) -> Pending:
+        raise AssertionError("nobody to send to")
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Pending:
+        raise AssertionError("nobody to receive from")
 
     def check(self) -> None:
         return
@@ -131,6 +143,12 @@ class Gang:
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         return self._start("broadcast", tensor, "broadcast", tensor, source)
+
+    def send(self, tensor: torch.Tensor, to: int) -> Pending:
+        return self._start("send", tensor, "send", [tensor], to, 0)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Pending:
+        return self._start("receive", tensor, "recv", [tensor], source, 0)
 
     def check(self) -> None:
         if self._severed:

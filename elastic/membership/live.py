@@ -1,0 +1,257 @@
+"""A worker's word with its agent: it says where it stands, and hears which view it is in.
+
+    ready  ->  view 1  ->  train  ->  over (a peer was lost, or a regrouping was agreed on)  ->  view 2  ->  ...
+
+A thread reads the channel, so that word of a broken view severs the group at once, whatever the training thread
+is doing, and the end of the channel (the agent was killed) ends the worker: at the next boundary, and if that does
+not come in time, where it is. What the words mean is hub.py's.
+"""
+
+from __future__ import annotations
+
+import base64
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Store
+
+from elastic.errors import ElasticError, RendezvousTimeout
+from elastic.membership.view import View
+from elastic.membership.wire import Lines, Message, WireError, encode, read
+
+_ORPHAN_S = 30.0  # after its agent's death a worker may finish a step and save for so long
+_FORM_S = 60.0
+
+
+class RunEnded(ElasticError):
+    """The run ends with an error that some worker met, or because too few nodes are left.
+
+    save  this worker, of all, is to save what it holds
+    """
+
+    def __init__(self, message: str, *, save: bool) -> None:
+        super().__init__(message)
+        self.save = save
+
+
+class OtherIdentity(Exception):
+    """The run that this worker wants to join has another identity; carries it."""
+
+    def __init__(self, identity: Any) -> None:
+        super().__init__("another identity")
+        self.identity = identity
+
+
+class Live:
+    """The channel to the agent. Open from the start of the process to its end; see the module's docstring.
+
+    leave     why this worker should leave, once somebody says so
+    on_broken called in the channel's thread when the present view is broken
+    """
+
+    def __init__(self, channel: int) -> None:
+        self._socket = socket.socket(fileno=os.dup(channel))
+        self._send_lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._view: Message | None = None
+        self._generation = 0
+        self._board: dict[tuple[int, str], bytes] = {}
+        self._broken = 0
+        self._regroup = 0
+        self._released = False
+        self._end: Message | None = None
+        self._identity: Message | None = None
+        self._gone = False
+        self.leave: str | None = None
+        self.on_broken: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._listen, name="elastic-channel", daemon=True)
+        self._thread.start()
+
+    # saying
+
+    def ready(self, *, shares: int, identity: Any, accepted: bool = False) -> None:
+        self._say("ready", shares=shares, identity=identity, accepted=accepted)
+
+    def over(self, *, step: int, at: str, lost: bool) -> None:
+        """Done with the present view. lost: because a collective failed, so the others cannot go on either."""
+        self._say("over", generation=self._generation, step=step, at=at, lost=lost)
+
+    def leaving(self, *, step: int) -> None:
+        self._say("leaving", generation=self._generation, step=step)
+
+    def finished(self, *, step: int) -> None:
+        self._say("finished", step=step)
+
+    def put(self, generation: int, key: str, value: bytes) -> None:
+        self._say("put", generation=generation, key=key, value=base64.b64encode(value).decode())
+
+    # hearing
+
+    def next_view(self, *, within_s: float) -> tuple[View, Message]:
+        """Waits for a view that is newer than the present one.
+
+        Raises RunEnded, OtherIdentity, and RendezvousTimeout.
+        """
+        deadline = time.monotonic() + within_s
+        with self._changed:
+            while True:
+                if self._end is not None:
+                    raise RunEnded(self._end["why"], save=self._end["save"])
+                if self._gone:
+                    raise RunEnded(
+                        "the agent of this worker is gone, and nobody else can place it in a view", save=True
+                    )
+                if self._identity is not None:
+                    identity, self._identity = self._identity["identity"], None
+                    raise OtherIdentity(identity)
+                if self._view is not None and self._view["generation"] > self._generation:
+                    told = self._view
+                    self._generation = told["generation"]
+                    self._board = {at: value for at, value in self._board.items() if at[0] >= self._generation}
+                    return View(generation=self._generation, workers=tuple(told["workers"])), told
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    raise RendezvousTimeout(
+                        f"no view came within {within_s:.0f} s\n"
+                        "  next  look at the log of `elastic run` for who is missing",
+                        missing=[],
+                    )
+
+    def board(self) -> Board:
+        """What the workers of the present view tell each other while they form a group."""
+        return Board(self, self._generation)
+
+    def wants_regroup(self) -> bool:
+        """Whether somebody waits to join the present view."""
+        return self._regroup >= self._generation > 0
+
+    def wait_released(self, *, within_s: float) -> bool:
+        """Whether the others have gone on without this worker, which said that it is leaving."""
+        deadline = time.monotonic() + within_s
+        with self._changed:
+            while not (self._released or self._gone or self._end):
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    return False
+        return True
+
+    def look(self, generation: int, keys: list[str]) -> bool:
+        """Whether all keys are on the board. Raises ConnectionError once that view is broken."""
+        with self._changed:
+            return self._there(generation, keys)
+
+    def wait_for(self, generation: int, keys: list[str], within_s: float) -> None:
+        """Until all keys are on the board. Raises ConnectionError (broken view) and TimeoutError."""
+        deadline = time.monotonic() + within_s
+        with self._changed:
+            while not self._there(generation, keys):
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    raise TimeoutError(f"{', '.join(keys)} did not come within {within_s:.0f} s")
+
+    def read_board(self, generation: int, key: str) -> bytes:
+        with self._changed:
+            return self._board[generation, key]
+
+    def _there(self, generation: int, keys: list[str]) -> bool:
+        if self._broken >= generation or self._gone or self._end is not None:
+            raise ConnectionError("the view is broken")
+        return all((generation, key) in self._board for key in keys)
+
+    def _say(self, say: str, **facts: Any) -> None:
+        """A channel that has ended is noticed by its thread."""
+        try:
+            with self._send_lock:
+                self._socket.sendall(encode({"say": say, **facts}))
+        except OSError:
+            return
+
+    def _listen(self) -> None:
+        lines = Lines()
+        while True:
+            try:
+                messages = read(self._socket, lines)
+            except WireError:
+                messages = None
+            if messages is None:
+                break
+            for message in messages:
+                self._heard(message)
+        with self._changed:
+            self._gone = True
+            self.leave = self.leave or "the end of its agent"
+            self._changed.notify_all()
+        sys.stderr.write("elastic: the agent of this worker is gone; it leaves\n")
+        faulthandler.dump_traceback_later(_ORPHAN_S, exit=True)  # a thread of C: it ends what holds Python's lock, too
+
+    def _heard(self, message: Message) -> None:
+        broken = False
+        with self._changed:
+            match message["say"]:
+                case "view":
+                    self._view = message
+                case "board":
+                    at = message["generation"], message["key"]
+                    self._board[at] = base64.b64decode(message["value"])
+                case "broken":
+                    self._broken = max(self._broken, message["generation"])
+                    broken = self._broken >= self._generation
+                case "regroup":
+                    self._regroup = message["generation"]
+                case "identity":
+                    self._identity = message
+                case "released":
+                    self._released = True
+                case "leave":
+                    self.leave = self.leave or "a notice to its node"
+                case "end":
+                    self._end = message
+                    broken = True
+            self._changed.notify_all()
+        if broken and self.on_broken is not None:
+            self.on_broken()
+
+
+class Board(Store):
+    """A view's board as torch's Store, for the forming of its group: what is set here, every worker of the view sees.
+
+    Unlike TCPStore it needs no connection of its own (and no reverse DNS), and its waits end when the view is broken.
+    """
+
+    def __init__(self, live: Live, generation: int) -> None:
+        super().__init__()
+        self._live = live
+        self._generation = generation
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._live.put(self._generation, key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._live.read_board(self._generation, key)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._live.look(self._generation, list(keys))
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=_FORM_S)) -> None:
+        """Raises RuntimeError, as torch's stores do, when the view is broken or the time is up."""
+        try:
+            self._live.wait_for(self._generation, list(keys), timeout.total_seconds())
+        except (ConnectionError, TimeoutError) as failure:
+            raise RuntimeError(str(failure)) from failure
+
+
+_live: Live | None = None
+
+
+def live(environ: Mapping[str, str]) -> Live | None:
+    """The channel of this process, opened on first use; None where no agent of ours started it."""
+    global _live
+    channel = environ.get("ELASTIC_CHANNEL")
+    if _live is None and channel is not None:
+        _live = Live(int(channel))
+    return _live
