@@ -64,8 +64,8 @@ class Checkpointer:
         log              gets one line per remarkable thing; the default is the logger named "checkpoint"
         shard_bytes      the most tensor bytes in one object
         orphan_grace_s   how old the remains of unfinished saves become before they are swept
-        answers          (nonce, endpoint) of a `Beacon` that answers for this job instead of one of our own, and outlives
-                         its processes, which hand a claim on to each other with `adopt`
+        answers          (nonce, endpoint) of a `Beacon` that answers for this job instead of one of our own: one
+                         that outlives the processes of the job, which hand a claim on to each other with `adopt`
         """
         self._storage = (
             open_storage(url, storage_options, retry_s=retry_s) if isinstance(url, str | os.PathLike) else url

@@ -1,6 +1,6 @@
 """Who started this process, and as which worker? The only file that reads `os.environ`.
 
-Plain torchrun and a process on its own are understood. A rank without its world (or the other way
+`elastic run`, plain torchrun and a process on its own are understood. A rank without its world (or the other way
 round) is an error here and not a hang later.
 """
 
@@ -33,6 +33,11 @@ class Launch:
     job                       torchrun's --rdzv-id where it tells jobs apart, else None
     restart                   how often this node's agent has restarted its workers
     observer                  "module:factory:argument", for drills
+    channel                   descriptor of the way to the agent of `elastic run`: ranks come from views, not from here
+    progress                  descriptor of the memory in which that agent reads where this worker is
+    address                   what a view's group listens on
+    token                     the end of the worker's id, where its agent has chosen one
+    hang_s                    how long a worker may compute without a step's end before it counts as hung, at least
     """
 
     rank: int = 0
@@ -45,6 +50,11 @@ class Launch:
     job: str | None = None
     restart: int = 0
     observer: str | None = None
+    channel: int | None = None
+    progress: int | None = None
+    address: str | None = None
+    token: str | None = None
+    hang_s: float = 30.0
 
     @property
     def one_node(self) -> bool:
@@ -55,6 +65,19 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
     """The launch that `environ` (default: this process's) describes. Raises ConfigError if it is half of one."""
     env = os.environ if environ is None else environ
     observer = env.get("ELASTIC_OBSERVER") or None
+    if "ELASTIC_CHANNEL" in env:
+        return Launch(
+            local_rank=int(env.get("LOCAL_RANK", "0")),
+            local_world_size=int(env.get("LOCAL_WORLD_SIZE", "1")),
+            job=env.get("ELASTIC_JOB"),
+            restart=int(env.get("ELASTIC_RESTART", "0")),
+            observer=observer,
+            channel=int(env["ELASTIC_CHANNEL"]),
+            progress=int(env["ELASTIC_PROGRESS"]) if "ELASTIC_PROGRESS" in env else None,
+            address=env.get("ELASTIC_ADDRESS"),
+            token=env.get("ELASTIC_TOKEN"),
+            hang_s=float(env.get("ELASTIC_HANG_S", "30")),
+        )
     if "RANK" not in env and "WORLD_SIZE" not in env:
         return Launch(observer=observer)
     missing = [name for name in _TORCHRUN if name not in env]

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -248,10 +248,9 @@ class Board(Store):
 _live: Live | None = None
 
 
-def live(environ: Mapping[str, str]) -> Live | None:
-    """The channel of this process, opened on first use; None where no agent of ours started it."""
+def live(channel: int | None) -> Live | None:
+    """The way to this process's agent, opened on first use; None where no agent of ours started it."""
     global _live
-    channel = environ.get("ELASTIC_CHANNEL")
     if _live is None and channel is not None:
-        _live = Live(int(channel))
+        _live = Live(channel)
     return _live
