@@ -37,6 +37,7 @@ POLL_S = 0.05  # how late a child's death is noticed, and that nobody wants to w
 READ_AHEAD = 2  # requests per child: one in work, and one for when that is done
 _JOIN_S = 5.0  # the kernel needs far less to bury a killed process
 
+_TOLD_TO_LEAVE = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -67,7 +68,12 @@ class LoaderProcesses:
             worker_init_fn=Birth(),
             multiprocessing_context="fork",
         )
-        results: Any = iter(loader)
+        # A child that has not come to `Birth` would leave at a signal, or do what its worker does at one.
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_TO_LEAVE)
+        try:
+            results: Any = iter(loader)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         self._results = results
         self._processes.extend(results._workers)
         # DataLoader's SIGCHLD handler would throw a dead child's RuntimeError into whatever line this process
@@ -152,9 +158,10 @@ class Birth:
     def __call__(self, worker_id: int) -> None:
         die_with_parent(self.parent)
         signal.set_wakeup_fd(-1)  # the worker's own pipe: a signal here is no news there
-        for told_to_leave in (signal.SIGINT, signal.SIGTERM):
+        for told_to_leave in _TOLD_TO_LEAVE:
             signal.signal(told_to_leave, _stay)  # unlike SIG_IGN not inherited by a decoder that the dataset starts
             signal.siginterrupt(told_to_leave, False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_TO_LEAVE)
         hang_up_inherited_connections()
 
 
