@@ -2,7 +2,8 @@
 
 Promises  requests are delivered in the order of their sequence, whatever the order of results.
           A new sequence inherits what the old one has under way: a request for the same examples, in the same
-          epochs and order, takes that result. What nobody asks for is dropped when its room is needed.
+          epochs and order, takes that result. What nobody asks for is dropped when its room is needed, and
+          abandoned if it is not read yet.
           At most `most` results are kept ahead of the next one, and at most `most` requests are in flight.
 Leaves    processes, waiting and errors to loader.py.
 """
@@ -22,7 +23,7 @@ class Ahead:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._tickets = itertools.count()
+        self._tickets = itertools.count(1)
         self._source: Iterator[Examples] = iter(())
         self._broken_off = False
         self._due: deque[tuple[int, Examples]] = deque()  # drawn and not delivered, in order
@@ -30,6 +31,7 @@ class Ahead:
         self._flight: set[int] = set()  # submitted, the result is not here
         self._results: dict[int, Any] = {}  # here, not delivered
         self._spare: dict[int, bytes] = {}  # of an earlier sequence, and not asked for again so far: its examples
+        self._abandoned: set[int] = set()  # those of them whose results may or may not come
 
     def redirect(self, requests: Iterable[Examples]) -> None:
         """Replace the sequence. Nothing is drawn yet."""
@@ -41,6 +43,16 @@ class Ahead:
         self._unsent.clear()
         self._source = iter(requests)
         self._broken_off = False
+
+    def abandon(self) -> set[int]:
+        """The tickets whose reading should end, as the beginning of the sequence does not ask for them.
+
+        For each comes `arrived`, if it was finished already, or `dropped`. Raises what drawing a request raises.
+        """
+        while self._draw_ahead():
+            pass
+        self._abandoned = self._spare.keys() & self._flight
+        return self._abandoned
 
     def head(self) -> Examples | None:
         """The request that is delivered next, or None after the last. Raises what drawing it raises."""
@@ -66,6 +78,11 @@ class Ahead:
             # The latest is the one that its own sequence would have wanted last.
             latest = max(self._spare.keys() & self._results.keys())
             del self._spare[latest], self._results[latest]
+
+    def dropped(self, ticket: int) -> None:
+        """The reading of an abandoned request has ended without a result."""
+        self._flight.discard(ticket)
+        del self._spare[ticket]
 
     @property
     def ready(self) -> bool:
@@ -103,7 +120,8 @@ class Ahead:
 
     def _taken_over(self, request: Examples) -> int | None:
         wanted = _examples(request)
-        ticket = next((ticket for ticket, examples in self._spare.items() if examples == wanted), None)
+        coming = (self._spare.keys() - self._abandoned) | (self._spare.keys() & self._results.keys())
+        ticket = min((ticket for ticket in coming if self._spare[ticket] == wanted), default=None)
         if ticket is not None:
             del self._spare[ticket]
         return ticket

@@ -134,14 +134,15 @@ class Loader:
         """Replace the sequence of requests, as `open` does, and keep the processes, with their copy of the dataset.
 
         What was read ahead and is asked for again is not read again; the rest is dropped unseen, errors included.
-        A child in the middle of a read finishes it first. Dead processes, and those that an unexpected error or
-        a timeout has left in doubt, are replaced.
+        A child in the middle of dataset[i] for such a request finishes that example first. Processes that died, or
+        that an unexpected error or a timeout has left in doubt, are replaced.
         """
         if self._processes is None or not self._orderly or not self._processes.alive():
             self.open(requests)
             return
         self._orderly = False
         self._ahead.redirect(requests)
+        self._processes.abandon(self._ahead.abandon())
         self._submit(self._processes)
         self._orderly = True
 
@@ -200,7 +201,11 @@ class Loader:
                     f"  next   look for the kernel's out-of-memory killer (dmesg); fewer num_workers need less memory"
                 ) from error
             if answer is not None:
-                self._ahead.arrived(*answer)
+                ticket, result = answer
+                if result is None:
+                    self._ahead.dropped(ticket)
+                else:
+                    self._ahead.arrived(ticket, result)
                 self._submit(processes)
             elif time.monotonic() >= deadline:
                 raise LoaderTimeout(
@@ -243,8 +248,16 @@ class _Reader:
         self.seed = seed
 
     def __getitem__(self, request: Request) -> tuple[NDArray[np.int64], Any]:
+        found = self.read(request, lambda: False)
+        assert found is not None
+        return found
+
+    def read(self, request: Request, abandoned: Callable[[], bool]) -> tuple[NDArray[np.int64], Any] | None:
+        """None if it is abandoned before its last example is read."""
         examples, indices = [], []
         for epoch, index in zip(request.epochs.tolist(), request.indices.tolist(), strict=True):
+            if abandoned():
+                return None
             seed_streams(example_seed(self.seed, epoch, index), None)
             try:
                 examples.append(self.dataset[index])
@@ -264,9 +277,11 @@ class _Shipping:
     def __init__(self, reader: _Reader) -> None:
         self.reader = reader
 
-    def __getitem__(self, request: Request) -> tuple[NDArray[np.int64], Any] | ExampleError:
+    def __call__(
+        self, request: Request, abandoned: Callable[[], bool]
+    ) -> tuple[NDArray[np.int64], Any] | ExampleError | None:
         try:
-            return self.reader[request]
+            return self.reader.read(request, abandoned)
         except ExampleError as error:
             frames = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
             return ExampleError(f"{error}\n\nIn a loader process:\n{frames}", epoch=error.epoch, index=error.index)

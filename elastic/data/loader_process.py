@@ -15,6 +15,7 @@ Leaves    what is read, and in which order results are wanted, to loader.py and 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import multiprocessing
 import multiprocessing.util
 import os
@@ -23,6 +24,7 @@ import socket
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -37,23 +39,32 @@ POLL_S = 0.05  # how late a child's death is noticed, and that nobody wants to w
 READ_AHEAD = 2  # requests per child: one in work, and one for when that is done
 _JOIN_S = 5.0  # the kernel needs far less to bury a killed process
 
+# A ticket that is abandoned is noted in its slot; if a later one takes the slot, the earlier is read to its end.
+_SLOTS = 4096
 _TOLD_TO_LEAVE = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-class LoaderProcesses:
-    """`num_workers` forked children that compute reader[request] for requests that are submitted.
+Reader = Callable[[Any, Callable[[], bool]], Any]
 
-    reader  inherited, not pickled; what it returns is pickled, its tensors go through shared memory
+
+class LoaderProcesses:
+    """`num_workers` forked children that read the requests that are submitted.
+
+    reader  called with a request, and with a function that tells whether it is abandoned and may end without a
+            result. Inherited, not pickled; what it returns is pickled, its tensors go through shared memory
     Every exception but those that are named leaves it in doubt which results are still to come: `end` it.
     """
 
-    def __init__(self, reader: Any, *, num_workers: int, pin_memory: bool) -> None:
+    def __init__(self, reader: Reader, *, num_workers: int, pin_memory: bool) -> None:
         self._processes: list[multiprocessing.Process] = []
         self._at_exit = multiprocessing.util.Finalize(self, _end, args=(self._processes, Scratch()), exitpriority=100)
         self._outbox = _Outbox()
-        ticketed: Any = _Ticketed(reader)  # a data set to DataLoader, by what it can do and not by its type
+        self._abandoned = memoryview(mmap.mmap(-1, 8 * _SLOTS)).cast("q")  # shared with the children
+        ticketed: Any = _Ticketed(
+            reader, self._abandoned
+        )  # a data set to DataLoader, by what it can do and not by its type
         loader: DataLoader[Any] = DataLoader(
             ticketed,
             batch_size=None,  # a request is read as a whole, so DataLoader has nothing to collate
@@ -82,10 +93,15 @@ class LoaderProcesses:
         results._worker_pids_set = False
 
     def submit(self, ticket: int, request: Any) -> None:
-        """Have a request read. At most READ_AHEAD * num_workers may be without a result."""
+        """Have a request read. At most READ_AHEAD * num_workers may be without a result. Tickets count up from 1."""
         self._outbox.append((ticket, request))
         # DataLoader calls this itself after each result; a new sequence begins when there is none to wait for.
         self._results._try_put_index()
+
+    def abandon(self, tickets: Iterable[int]) -> None:
+        """Have the reader told that these are abandoned. What it returns arrives all the same."""
+        for ticket in tickets:
+            self._abandoned[ticket % _SLOTS] = ticket
 
     def poll(self) -> tuple[int, Any] | None:
         """A ticket and its result, in any order, as soon as there is one; None after POLL_S.
@@ -125,12 +141,13 @@ class LoaderProcesses:
 class _Ticketed:
     """A reader whose results say which request they belong to."""
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader: Reader, abandoned: memoryview[int]) -> None:
         self.reader = reader
+        self.abandoned = abandoned
 
     def __getitem__(self, submitted: tuple[int, Any]) -> tuple[int, Any]:
         ticket, request = submitted
-        return ticket, self.reader[request]
+        return ticket, self.reader(request, lambda: self.abandoned[ticket % _SLOTS] == ticket)
 
 
 class _Outbox(deque[tuple[int, Any]]):

@@ -408,6 +408,22 @@ def test_a_stale_read_that_hangs_does_not_hold_up_the_other_child() -> None:
         dataset.open(1)
 
 
+def test_a_stale_request_is_not_read_to_its_end() -> None:
+    """It stands before the new ones in its child's queue, and may be a hundred pictures long."""
+    with Gated(1) as dataset, loader(dataset, num_workers=1) as made:
+        made.open([request(1, *range(100, 200)), request(*range(200, 300))])
+        assert dataset.wait_for_reads(1) == [1]
+        made.redirect([request(2), request(3)])
+        dataset.open(1)
+        assert names(made) == [[2], [3]]
+        assert dataset.reads() == {2: 1, 3: 1}
+        started = children()
+        made.redirect([request(1, *range(100, 103))])
+        dataset.open(1)
+        assert names(made) == [[1, 100, 101, 102]]
+        assert children() == started
+
+
 def test_an_error_of_a_stale_request_is_raised_only_if_it_is_asked_for_again() -> None:
     """The picture that is broken is another worker's now; if it stays this one's, it must not vanish."""
     with loader(Bomb(), num_workers=2) as made:

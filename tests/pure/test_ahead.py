@@ -40,6 +40,7 @@ class Reading:
         self.ahead = Ahead(MOST)
         self.working: dict[int, Request] = {}
         self.read: list[int] = []
+        self.abandoned: set[int] = set()
 
     def submit(self) -> None:
         for ticket, asked in self.ahead.submissions():
@@ -50,7 +51,11 @@ class Reading:
     def arrive(self, which: int) -> None:
         if self.working:
             ticket = sorted(self.working)[which % len(self.working)]
-            self.ahead.arrived(ticket, self.working.pop(ticket))
+            asked = self.working.pop(ticket)
+            if ticket in self.abandoned and which % 2:
+                self.ahead.dropped(ticket)
+            else:
+                self.ahead.arrived(ticket, asked)
             assert len(self.ahead._results) <= MOST + 1
         self.submit()
 
@@ -70,6 +75,7 @@ class Reading:
 
     def redirect(self, names: Iterable[int]) -> None:
         self.ahead.redirect(requests(names))
+        self.abandoned |= self.ahead.abandon()
         self.submit()
 
 
@@ -130,13 +136,17 @@ class Stored:
     def __init__(self, reader: Any, *, num_workers: int, pin_memory: bool) -> None:
         self.reader = reader
         self.submitted: list[tuple[int, Request]] = []
+        self.abandoned: set[int] = set()
 
     def submit(self, ticket: int, asked: Request) -> None:
         self.submitted.append((ticket, asked))
 
+    def abandon(self, tickets: Iterable[int]) -> None:
+        self.abandoned.update(tickets)
+
     def poll(self) -> tuple[int, Any] | None:
         ticket, asked = self.submitted.pop()
-        return ticket, self.reader[asked]
+        return ticket, self.reader(asked, lambda: ticket in self.abandoned)
 
     def alive(self) -> bool:
         return True
