@@ -241,10 +241,8 @@ def _check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[st
             f"  next  start at most {virtual_workers} workers; virtual_workers is part of the run's identity and "
             "chosen for life, three to six times the usual fleet"
         )
-    if launch.world_size > 1 and str(url).startswith("memory:"):
-        raise ConfigError(
-            f"{url} lives in one process's memory and {launch.world_size} workers share the run; use a folder or s3://"
-        )
+    if (launch.world_size > 1 or launch.channel is not None) and str(url).startswith("memory:"):
+        raise ConfigError(f"{url} lives in one process's memory and several share the run; use a folder or s3://")
 
 
 def _check_model(name: str, model: torch.nn.Module) -> None:

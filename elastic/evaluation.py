@@ -52,6 +52,7 @@ def evaluate(
         device=config.device,
         pin_memory=config.device.type == "cuda",
         timeout_s=config.timeout_s,
+        interrupt=group.check,
     )
     sums: list[ShareSums] = []
     with _evaluating([*config.models.values(), *config.extra.values()]):

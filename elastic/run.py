@@ -2,9 +2,13 @@
 
     step: compute, exchange, apply -> the script's own code -> boundary: save, leave or stop -> ... -> final save
 
-Every branch on failure is in sight here. An exchange that fails comes to `_recover`. Under plain torchrun
-the way on is a restart of all workers: a coordinator whose state is clean saves it if that is quick, and
-the process ends with EXIT_RESTART for torchrun to start it again.
+Every branch on failure is in sight here. An exchange that fails comes to `_recover`. Under `elastic run` the
+way on is the next view, in the same process with the same objects: `_recover` returns, and its caller goes round
+again, unless a peer has got there already. Under plain torchrun it is a restart of all workers: a coordinator whose
+state is clean saves it if that is quick, and the process ends with EXIT_RESTART for torchrun to start it again.
+
+What workers agree on between two steps (a stop, an evaluation's sums) is kept until the next update, under a name: a
+worker whose collective failed asks those who have the answer, and nobody repeats a collective that others are past.
 """
 
 from __future__ import annotations
@@ -14,35 +18,45 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
 import torch
 
+import checkpoint
 from elastic.config import Config, Mode, configure
 from elastic.data.plan import LastBatch
 from elastic.errors import ConfigError, PeerLost, StepError
 from elastic.evaluation import evaluate
+from elastic.group.form import Solo
 from elastic.group.sums import Agreed
 from elastic.launch import environment
 from elastic.launch.portable import pin_instruction_set
+from elastic.membership.live import RunEnded
 from elastic.membership.missing import seen_missing, sentence
+from elastic.membership.progress import COMPUTING, EVALUATING, OVER, SAVING, WAITING
+from elastic.membership.rules import BOUNDARY
+from elastic.membership.view import View
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums
 from elastic.preemption.signals import SignalNotices
 from elastic.session import Session
 from elastic.state.randomness import derive, outside_seed, seed_streams
 from elastic.state.saver import Position
+from elastic.state.survives import Tree
+from elastic.state.transfer import Standing
 from elastic.step import Step
 from elastic.update import default_update
 
 EXIT_RESTART = 75
 """The exit status of a worker whose peers are gone: temporary, start it again (EX_TEMPFAIL)."""
 
-_LEAVE, _STOP, _SAVE = 1, 2, 4
+_LEAVE, _STOP, _SAVE, _REGROUP = 1, 2, 4, 8
 _QUICK_SAVE_S = 10.0  # torchrun sends SIGKILL 30 s after SIGTERM
 _ALL_BREAK_S = 60.0
 _ASKED_S = 1.0
+_RELEASED_S = 60.0
 
 
 class Run:
@@ -131,7 +145,8 @@ class Run:
         self.device = config.device
         self.model: Any = config.models if isinstance(model, Mapping) else model
         self.optimizers = config.optimizers
-        self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        token = self._launch.token or uuid.uuid4().hex[:6]
+        self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{token}"
         self.step_index = 0
         self.epoch = 0
         self.finished = False
@@ -143,6 +158,9 @@ class Run:
         self._session: Session | None = None
         self._stop_wish: str | None = None
         self._agreed: Agreed | None = None
+        self._agreements: dict[str, Any] = {}
+        self._wished = 0
+        self._joined_late = False
         self._updating = False
         self._at_boundary = True
         self._open_step: Step | None = None
@@ -180,10 +198,16 @@ class Run:
                 f"rank {self.rank} lost a peer while the run started: {lost}; its launcher starts it again"
             )
             raise SystemExit(EXIT_RESTART) from lost
+        except RunEnded as ended:
+            session.close(abruptly=True)
+            raise SystemExit(EXIT_RESTART) from ended
         except BaseException:
             session.close(abruptly=True)
             raise
         self._goes_on_from(session.position)
+        if session.word is not None:
+            self._joined_late = True
+            self._take(session.word)
         for optimizer in self.optimizers.values():
             session.keep(optimizer.register_step_pre_hook(self._only_in_update).remove)
         self._notices.install()
@@ -214,7 +238,9 @@ class Run:
     def __iter__(self) -> Iterator[Step]:
         session = self._here
         self._in_loop = True
+        self._joined_late = False
         while not self.finished:
+            self._computes()
             self._open_step = step = Step(self, session, session.step_plan(self.step_index))
             yield step
             if not step.applied:
@@ -251,12 +277,16 @@ class Run:
         self._observer.at("evaluate", self)
         self._evaluations += 1
         position = (self.epoch, self.step_index, 0)
-        while True:
-            try:
-                sums = evaluate(self._config, session.group, dataset, function, batch_size, position)
-                break
-            except PeerLost as lost:
-                self._recover(lost, f"evaluating after step {self.step_index}")
+        self._phase(EVALUATING)
+
+        def together() -> dict[str, Any]:
+            return evaluate(self._config, session.group, dataset, function, batch_size, position)
+
+        if self._joined_late:  # the others are past this: what it gives does not depend on who computes it
+            sums = evaluate(self._config, Solo(), dataset, function, batch_size, position)
+        else:
+            sums = self._agree(f"evaluation {self._evaluations}", together, f"evaluating after step {self.step_index}")
+        self._computes()
         after = derive("after evaluation", self._config.plan.seed, self.step_index, self._evaluations)
         seed_streams(after, self.device)
         return sums
@@ -267,6 +297,33 @@ class Run:
             raise ConfigError("a Run is used inside its with-block: with elastic.Run(...) as run")
         return self._session
 
+    def placed(self, rank: int, view: View) -> None:
+        """A view has this worker at this place."""
+        self.rank, self.world_size, self.generation = rank, view.world_size, view.generation
+        self._console.quiet = not self.is_coordinator
+
+    def _phase(self, phase: int, limit_s: float | None = None) -> None:
+        self._here.progress.at(phase, generation=self.generation, step=self.step_index, limit_s=limit_s)
+
+    def _computes(self) -> None:
+        self._phase(COMPUTING)
+
+    def _agree(self, name: str, ask: Callable[[], Any], doing: str) -> Any:
+        """What the workers agree on under this name before the next update: asked once, and known from then on."""
+        while name not in self._agreements:
+            try:
+                self._agreements[name] = ask()
+            except PeerLost as lost:
+                self._recover(lost, doing)
+        return self._agreements[name]
+
+    def _told_by_all(self, name: str, word: str | None) -> str | None:
+        def ask() -> str | None:
+            return self._here.told_by_all(word)
+
+        told: str | None = self._agree(name, ask, f"at the boundary after step {self.step_index - 1}: {name}")
+        return told
+
     def _goes_on_from(self, position: Position) -> None:
         self.step_index, self.epoch = position.step, position.epoch
         self.stopped, self._stop_wish = position.stopped, position.stopping
@@ -274,12 +331,15 @@ class Run:
 
     def _wishes(self) -> int:
         """This worker's wishes, for the exchange that is about to be carried out."""
-        saver = self._here.saver
+        saver, live = self._here.saver, self._here.live
         wishes = _STOP if self._stop_wish is not None else 0
-        if self._notices.notice is not None:
+        if self._notice is not None:
             wishes |= _LEAVE
+        if live is not None and live.wants_regroup():
+            wishes |= _REGROUP
         if saver is not None and saver.time_is_up():
             wishes |= _SAVE
+        self._wished = wishes
         return wishes
 
     def _apply(self, session: Session, step: Step, agreed: Agreed) -> None:
@@ -294,6 +354,8 @@ class Run:
         self._updating = False
         self._evaluations = 0
         self._agreed = agreed
+        self._agreements = {}
+        session.progress.step_done()
         shares = session.exchange.part.shares
         session.events.emit(
             "step_applied",
@@ -318,70 +380,145 @@ class Run:
         total = self._config.plan.total_steps
         self.epoch = session.step_plan(self.step_index).epoch if self.step_index < total else self.epoch
         every = self._config.save_every_steps
-        try:
-            if wishes & _STOP:
-                self.stopped = session.told_by_all(self._stop_wish)
-                self._stop_wish = None
-            self.finished = self.stopped is not None or self.step_index >= total
-            if self.finished:
-                return
-            if wishes & _LEAVE:
-                self._leave(session)
-            elif wishes & _SAVE or (every is not None and self.step_index % every == 0):
-                self._save(session, must=False)
-        except PeerLost as lost:
-            self._recover(lost, f"at the boundary after step {self.step_index - 1}")
+        if wishes & _STOP:
+            self.stopped = self._told_by_all("stop", self._stop_wish)
+            self._stop_wish = None
+        self.finished = self.stopped is not None or self.step_index >= total
+        if self.finished:
+            return
+        leaving = [rank for rank, wish in enumerate(self._agreed.wishes) if wish & _LEAVE]
+        all_leave = leaving and (session.live is None or len(leaving) == len(self._agreed.wishes))
+        if all_leave:
+            self._leave(session)
+        elif wishes & _SAVE or (every is not None and self.step_index % every == 0):
+            self._save(session, must=False)
+        if leaving or wishes & _REGROUP:
+            self._regroup(session, leaves=bool(self._wished & _LEAVE))
 
     def _save(self, session: Session, *, must: bool) -> None:
         """All workers call it; the coordinator writes. A stop that someone has asked for is saved with the state."""
-        self._stop_wish = session.told_by_all(self._stop_wish)
+        self._stop_wish = self._told_by_all("save", self._stop_wish)
         self._commit(session, must=must)
 
     def _commit(self, session: Session, *, must: bool) -> None:
-        if session.saver is None:
+        if session.saver is None or session.saver.holds(self.step_index, self.stopped):
             return
+        self._phase(SAVING)
         self._observer.at("save", self)
-        session.saver.save(
-            Position(epoch=self.epoch, step=self.step_index, stopping=self._stop_wish, stopped=self.stopped), must=must
-        )
+        session.saver.save(self._position, must=must)
         self._observer.at("saved", self)
+
+    @property
+    def _position(self) -> Position:
+        return Position(epoch=self.epoch, step=self.step_index, stopping=self._stop_wish, stopped=self.stopped)
 
     def _finish(self, session: Session) -> None:
         """The last save, awaited by all, so that whoever sees this run end finds its result in storage."""
-        while True:
-            try:
-                self._observer.at("finish", self)
-                self._stop_wish = None
-                if session.saver is not None and not session.saver.holds(self.step_index, self.stopped):
-                    self._commit(session, must=True)
-                session.told_by_all(None)
-                break
-            except PeerLost as lost:
-                self._recover(lost, "waiting for the last save")
+        self._stop_wish = None
+
+        def saved() -> None:
+            self._observer.at("finish", self)
+            self._commit(session, must=True)
+            session.told_by_all(None)
+
+        self._agree("finish", saved, "waiting for the last save")
+        self._phase(OVER)
         self._notices.close()
+        if session.live is not None:
+            session.live.finished(step=self.step_index)
         self.events.emit("finished", step=self.step_index, digest=session.survives.weights_digest())
 
     def _leave(self, session: Session) -> None:
-        """Someone was told to leave: without live recovery all leave, in order. Raises SystemExit(0)."""
-        notice = self._notices.notice
-        self.events.emit("notice", signal=notice)
+        """All leave, in order. Raises SystemExit(0)."""
         self._save(session, must=True)
         self._part()
+        if session.live is not None:
+            session.live.leaving(step=self.step_index)
+        self._has_left("all is saved, and the same command goes on from here")
+
+    def _has_left(self, how: str) -> None:
+        self.events.emit("notice", signal=self._notice)
         self.events.emit("left", step=self.step_index)
-        self._console.say(
-            f"left at step {self.step_index} on {notice or 'a notice to another worker'}; all is saved, and the same "
-            "command goes on from here"
-        )
+        self._console.say(f"left at step {self.step_index} on {self._notice or 'a notice to another worker'}; {how}")
         raise SystemExit(0)
 
-    def _recover(self, lost: PeerLost, doing: str) -> None:
-        """A collective failed while this worker was `doing` something.
+    def _regroup(self, session: Session, *, leaves: bool) -> None:
+        """Some leave or join at this boundary; the others go on in the next view. Nothing is redone."""
+        assert session.live is not None
+        if leaves:
+            session.live.leaving(step=self.step_index)
+            session.live.wait_released(within_s=_RELEASED_S)
+            self._has_left("the others go on")
+        self._next_view(session, at=BOUNDARY, lost=False)
 
-        Its callers go round again, for a launcher under which this forms a new view. Under plain torchrun this
-        worker cannot go on: it ends, and its launcher starts it again.
+    @property
+    def _notice(self) -> str | None:
+        live = self._here.live
+        return self._notices.notice or (live.leave if live is not None else None)
+
+    def _recover(self, lost: PeerLost, doing: str) -> None:
+        """A collective failed while this worker was `doing` something. Returns in the next view, or ends this process.
+
+        In the next view all workers hold the same state: this one may have got it from those ahead of it, and then
+        `step_index` has risen.
         """
         session = self._here
         lost.step = self.step_index
+        session.exchange.buffers.restore()
+        session.progress.step_broken()
+        if session.live is None:
+            self._give_up(session, lost, doing)
+        self.events.emit("peer_lost", step=self.step_index, phase=lost.phase, error=str(lost), missing=[])
+        self._next_view(session, at=doing, lost=True)
+
+    def _next_view(self, session: Session, *, at: str, lost: bool) -> None:
+        self._phase(WAITING)
+        while True:
+            standing = Standing(step=self.step_index, agreements=len(self._agreements), torn=self._updating)
+            try:
+                word = session.regroup(standing, self._word(), at=at, lost=lost)
+                break
+            except PeerLost:
+                lost = True
+            except RunEnded as ended:
+                self._ended(session, ended)
+        if word is not None:
+            self._take(word)
+        session.loader.redirect(session.requests(self.step_index))
+        self._computes()
+
+    def _word(self) -> Tree:
+        """What a worker must know beside the state to stand where this one stands."""
+        session = self._here
+        agreed = self._agreed
+        return {
+            "position": asdict(self._position),
+            "claim": session.claim_document(),
+            "agreed": None if agreed is None else {**asdict(agreed)},
+            "agreements": self._agreements,
+        }
+
+    def _take(self, word: Tree) -> None:
+        """Stands where those ahead stand: their position, what the last step gave, what was agreed on since."""
+        if word["position"]["step"] != self.step_index:
+            self._evaluations = 0
+        self._updating = False
+        own_wish = self._stop_wish
+        self._goes_on_from(Position(**word["position"]))
+        self._stop_wish = own_wish or self._stop_wish
+        self._agreed = Agreed(**word["agreed"]) if word["agreed"] is not None else None
+        self._agreements = dict(word["agreements"])
+
+    def _ended(self, session: Session, ended: RunEnded) -> None:
+        """The run ends with an error that its launcher shows. Raises SystemExit."""
+        if (self.is_coordinator if ended.save is None else ended.save) and not self._updating:
+            with suppress(checkpoint.CheckpointError):
+                session.take_the_pen()
+                self._commit(session, must=True)
+        raise SystemExit(EXIT_RESTART) from ended
+
+    def _give_up(self, session: Session, lost: PeerLost, doing: str) -> None:
+        """Under plain torchrun: ends this process, for the launcher to start all of them again. Raises SystemExit."""
         gone = seen_missing(session.view)
         others = {} if gone else session.what_others_do(doing, within_s=_ASKED_S)
         self.events.emit("peer_lost", step=self.step_index, phase=lost.phase, error=str(lost), missing=list(gone))
@@ -392,10 +529,8 @@ class Run:
             f"  state    {'torn by an update' if self._updating else 'clean'}, with {self.step_index} steps applied\n"
             "  next     nothing to do: this worker ends, and its launcher starts all of them again from the newest save"
         )
-        session.exchange.buffers.restore()
         saver = session.saver
-        kept = saver is None or saver.holds(self.step_index, self.stopped)
-        if saver is not None and self._at_boundary and not kept and saver.took_s < _QUICK_SAVE_S:
+        if saver is not None and self._at_boundary and saver.took_s < _QUICK_SAVE_S:
             with suppress(Exception):  # what is committed stays; the restart goes on from there
                 self._commit(session, must=False)
         raise SystemExit(EXIT_RESTART) from lost
@@ -415,6 +550,13 @@ class Run:
             self.stopped = "the script left the loop"
             self.finished = True
             self._finish(session)
+        elif session.live is not None:
+            session.live.leaving(step=self.step_index, lost=True)
+            session.live.wait_released(within_s=_RELEASED_S)
+            self._console.warn(
+                f"rank {self.rank} left the loop at step {self.step_index} and others did not: they go on without it; "
+                "run.stop(reason) ends a run for all"
+            )
         else:
             self._console.warn(
                 f"rank {self.rank} left the loop at step {self.step_index} and others did not: it leaves the run, and "

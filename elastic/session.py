@@ -1,10 +1,12 @@
-"""From a started process to a worker of a view that holds the run's state: join, claim, read, share out.
+"""From a started process to a worker of a view that holds the run's state, and from there to the next view.
 
-    form a group  ->  agree on the run's identity  ->  the coordinator claims the storage and reads the newest
-    state, or commits the first one  ->  every rank receives that state
+    at a start      form a group  ->  agree on the run's identity  ->  the coordinator claims the storage and reads
+                    the newest state, or commits the first one  ->  every rank receives that state
+    in a later view form a group  ->  say where one stands  ->  those behind receive what those ahead hold
 
 What keeps the coordinator from it (the URL is taken, the checkpoint is another run's) is told to all
-before anyone raises, so nobody is left waiting in a collective.
+before anyone raises, so nobody is left waiting in a collective. Under plain torchrun there is one view in the life
+of a process; under `elastic run` a worker goes from view to view with the same objects.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -26,12 +29,15 @@ import checkpoint
 from elastic.config import Config
 from elastic.data.loader import Loader
 from elastic.data.plan import Examples
-from elastic.errors import IdentityMismatch, StartFailed
+from elastic.errors import IdentityMismatch, PeerLost, StartFailed
 from elastic.exchange import Exchange, deal, micro_batches
 from elastic.group.form import Group, form, gather_bytes
 from elastic.launch.environment import Launch, host_address
 from elastic.launch.parent import leave_with_parent
+from elastic.membership.live import OtherIdentity, live
+from elastic.membership.progress import STARTING, WAITING, Progress
 from elastic.membership.rendezvous import meet
+from elastic.membership.rules import BOUNDARY
 from elastic.membership.view import View
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog
@@ -39,11 +45,14 @@ from elastic.observe.observer import Observer
 from elastic.state import identity as identities
 from elastic.state.saver import Position, Saver
 from elastic.state.survives import Survives, Tree, broadcast
+from elastic.state.transfer import Standing, exchange_standings, pass_on, roles
 
 if TYPE_CHECKING:
     from elastic.run import Run
 
 _RENDEZVOUS_S = 300.0
+_VIEW_S = 3600.0  # the agent ends a run that waits too long, and says for whom
+_RETIRED_S = 10.0
 
 
 class Session:
@@ -51,12 +60,15 @@ class Session:
 
     position   where the state stands that the run goes on from
     saver      on the coordinator
+    live       the way to the agent of `elastic run`; None under any other launcher
     """
 
     view: View
     group: Group
     exchange: Exchange
     loader: Loader
+    word: Tree | None = None
+    _identity: identities.Identity
 
     def __init__(self, run: Run, config: Config, launch: Launch, observer: Observer, console: Console) -> None:
         self._run = run
@@ -66,10 +78,16 @@ class Session:
         self._console = console
         self._closing = ExitStack()
         self._abruptly = False
+        self._grouped = False
         self._store: Store | None = None
         self.step_plan = lru_cache(maxsize=64)(config.plan.step)
         self.saver: Saver | None = None
         self.claim = 0
+        self.live = live(launch.channel)
+        self.progress = Progress(launch.progress, hang_s=launch.hang_s)
+        self._claimed: checkpoint.Claim | None = None
+        self._answers: tuple[str, dict[str, object]] | None = None
+        self._retired: list[threading.Thread] = []
         self.position = Position(epoch=0, step=0)
         self.survives = Survives(
             models=config.models,
@@ -96,6 +114,7 @@ class Session:
             config.numerics(), config.models, config.optimizers, config.schedulers, config.device
         )
         identities.check_accept(config.accept, identity)
+        self.progress.at(STARTING, generation=0, step=0)
         self._observer.at("start", self._run)
         self.events.emit(
             "run_started",
@@ -105,11 +124,14 @@ class Session:
             host=socket.gethostname(),
             restart=self._launch.restart,
         )
-        self._join()
-        self._agree_on(identity)
-        tree, from_claim = self._claim_and_read(identity)
-        self._check_that_storage_is_shared()
-        self._receive(tree, from_claim)
+        self._identity = identity
+        self._closing.callback(self._close_group)
+        if self.live is None:
+            self._join()
+            self._start()
+        else:
+            self.live.ready(shares=config.plan.virtual_workers, identity=identity)
+            self._enter_first()
         self._prepare()
 
     def keep(self, closing: Callable[[], None]) -> None:
@@ -142,7 +164,7 @@ class Session:
         """Whether every worker comes to `place` within `within_s`. Needs no collective: others may be in one."""
         if self._store is None:
             return True
-        with suppress(DistError):
+        with suppress(RuntimeError):
             self._store.set(f"{place}/{self.group.rank}", "")
             deadline = time.monotonic() + within_s
             while time.monotonic() < deadline:
@@ -165,6 +187,132 @@ class Session:
                     time.sleep(0.02)
         return said
 
+    def regroup(self, standing: Standing, word: Tree, *, at: str, lost: bool) -> Tree | None:
+        """Leaves the view, and enters the next one with the same objects. Returns the word of those who stand ahead.
+
+        word  what this rank has to tell those behind, beside the state
+        at    where this worker stands; a newcomer is let in only if all survivors say BOUNDARY
+        lost  a collective failed: the group is severed now, so that all others learn of it
+        Raises PeerLost (try again), membership.live.RunEnded, StartFailed.
+        """
+        assert self.live is not None
+        assert standing.step is not None
+        if lost:
+            self.group.sever()
+        self.live.over(step=standing.step, at=at, lost=lost)
+        told = self._enter(standing, word)
+        self.exchange.close()
+        self.exchange = Exchange(self._config, self.group)
+        return told
+
+    def _enter_first(self) -> None:
+        """Into a view, with no state yet."""
+        assert self.live is not None
+        while True:
+            try:
+                self.word = self._enter(Standing(step=None), {})
+                return
+            except PeerLost:
+                if self._grouped:
+                    self.group.sever()
+                self.live.over(step=-1, at=BOUNDARY, lost=True)
+            except OtherIdentity as other:
+                where = "the run that is under way"
+                identities.check(self._identity, other.identity, accept=self._config.accept, where=where)
+                self.live.ready(shares=self._config.plan.virtual_workers, identity=self._identity, accepted=True)
+
+    def _enter(self, standing: Standing, word: Tree) -> Tree | None:
+        assert self.live is not None
+        launch, run = self._launch, self._run
+        view, told = self.live.next_view(within_s=_VIEW_S)
+        self._retire()
+        self.view = view
+        rank = view.rank_of(run.worker_id)
+        run.placed(rank, view)
+        self.progress.at(WAITING, generation=view.generation, step=standing.step or 0)
+        self.events.context(rank=rank, world_size=view.world_size, generation=view.generation)
+        self._observer.at("form", run)
+        self._answers = (told["beacon"]["nonce"], told["beacon"]["endpoint"]) if told["beacon"] else None
+        board = self.live.board()
+        self.group = form(
+            board,
+            rank=rank,
+            world_size=view.world_size,
+            generation=view.generation,
+            address=launch.address or ("127.0.0.1" if told["one_node"] else host_address(None)),
+            device=self._config.device,
+            timeout_s=self._config.timeout_s,
+        )
+        self._store = board
+        self.live.on_broken = self.group.sever
+        if self.live.is_broken():
+            self.group.sever()
+        self._formed()
+        parts = roles(exchange_standings(self.group, standing))
+        if parts is None:
+            if standing.step is not None:
+                raise StartFailed(
+                    "every worker of this view failed inside an update, and none holds a whole state\n"
+                    "  state  the newest checkpoint in storage is whole\n"
+                    "  next   nothing: this worker ends, and the run goes on from storage"
+                )
+            self._start()
+            return None
+        begun_s = time.monotonic()
+        taken, state, received = pass_on(self.group, parts, word, self.survives.objects())
+        if taken is not None:
+            self.position = Position(**taken["position"])
+            self._claimed = checkpoint.Claim.from_document(taken["claim"])
+            self.claim = self._claimed.number
+            self.events.context(claim=self.claim)
+        if state is not None:
+            self.survives.apply(state)
+            self.events.emit("transfer", step=self.position.step, bytes=received, seconds=time.monotonic() - begun_s)
+            self.events.emit(
+                "loaded", step=self.position.step, epoch=self.position.epoch, from_claim=self.claim, accepted=[]
+            )
+        if rank == 0:
+            self.take_the_pen()
+        if self.saver is not None:
+            self.saver.world_size = view.world_size
+        return taken
+
+    def _retire(self) -> None:
+        """Ends the group of the view before, which takes gloo some 20 ms, beside the forming of the next one."""
+        if self._grouped:
+            group, self._grouped = self.group, False
+            thread = threading.Thread(target=group.close, kwargs={"abruptly": True}, name="elastic-retire", daemon=True)
+            thread.start()
+            self._retired = [*(one for one in self._retired if one.is_alive()), thread]
+
+    def _close_group(self) -> None:
+        if self._grouped:
+            self.group.close(abruptly=self._abruptly)
+        for thread in self._retired:
+            thread.join(timeout=_RETIRED_S)
+
+    def claim_document(self) -> dict[str, object]:
+        """The claim that the run writes under, for those who join."""
+        assert self._claimed is not None
+        return self._claimed.document()
+
+    def take_the_pen(self) -> None:
+        """This worker, coordinator or not, writes what is written from here on."""
+        if self.saver is None:
+            self._succeed()
+
+    def _succeed(self) -> None:
+        """This worker is the coordinator now; the one before it is gone, or has handed over."""
+        assert self._claimed is not None
+        self.saver = Saver(
+            self._config, self._launch, self.survives, self._identity, self.events, self._console, self._answers
+        )
+        self._closing.callback(self.saver.close)
+        if self._answers is not None and self._answers[0] == self._claimed.nonce:
+            self.saver.adopt(self._claimed)
+        else:
+            self._claimed = self.saver.claim()
+
     def _join(self) -> None:
         launch, run = self._launch, self._run
         self._observer.at("form", run)
@@ -180,10 +328,21 @@ class Session:
             device=self._config.device,
             timeout_s=self._config.timeout_s,
         )
-        self._closing.callback(lambda: self.group.close(abruptly=self._abruptly))
-        shares = deal(self._config, self._config.plan.virtual_workers, launch.world_size)[launch.rank].shares
+        self._formed()
+
+    def _formed(self) -> None:
+        self._grouped = True
+        group = self.group
+        shares = deal(self._config, self._config.plan.virtual_workers, group.world_size)[group.rank].shares
         self.events.emit("view_formed", workers=list(self.view.workers), shares=[shares.start, shares.stop])
-        self._observer.at("formed", run)
+        self._observer.at("formed", self._run)
+
+    def _start(self) -> None:
+        """Nobody in this view has a state: it comes from storage, or begins there."""
+        self._agree_on(self._identity)
+        tree, from_claim = self._claim_and_read(self._identity)
+        self._check_that_storage_is_shared()
+        self._receive(tree, from_claim)
 
     def _agree_on(self, identity: identities.Identity) -> None:
         """Every rank compares its own identity with rank 0's, and all learn of a difference."""
@@ -193,7 +352,7 @@ class Session:
             identities.check(identity, theirs, accept=self._config.accept, where="rank 0")
         except IdentityMismatch as differing:
             mismatch = differing
-        refusal = self.told_by_all(f"rank {self._launch.rank}: {mismatch}" if mismatch is not None else None)
+        refusal = self.told_by_all(f"rank {self.group.rank}: {mismatch}" if mismatch is not None else None)
         if mismatch is not None:
             raise mismatch
         if refusal is not None:
@@ -204,10 +363,12 @@ class Session:
         tree: Tree | None = None
         failure: Exception | None = None
         told: dict[str, object] = {}
-        if self._launch.rank == 0:
+        if self.group.rank == 0:
             try:
                 tree, from_claim = self._coordinate(identity)
-                told = {"claim": self.claim, "from_claim": from_claim, "position": asdict(self.position)}
+                assert self._claimed is not None
+                claimed = self._claimed.document()
+                told = {"claim": claimed, "from_claim": from_claim, "position": asdict(self.position)}
             except Exception as refused:
                 failure = refused
                 told = {"failure": f"{type(refused).__name__}: {refused}"}
@@ -216,17 +377,20 @@ class Session:
             raise failure
         if "failure" in answer:
             raise StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
-        self.claim = answer["claim"]
+        self._claimed = checkpoint.Claim.from_document(answer["claim"])
+        self.claim = self._claimed.number
         self.position = Position(**answer["position"])
         self.events.context(claim=self.claim)
         return tree, answer["from_claim"]
 
     def _coordinate(self, identity: identities.Identity) -> tuple[Tree, int | None]:
         config = self._config
-        self.saver = Saver(config, self._launch, self.survives, identity, self.events, self._console)
-        self._closing.callback(self.saver.close)
+        if self.saver is None:
+            self.saver = Saver(config, self._launch, self.survives, identity, self.events, self._console, self._answers)
+            self._closing.callback(self.saver.close)
         self._observer.at("claim", self._run)
-        self.claim = self.saver.claim().number
+        self._claimed = self.saver.claim()
+        self.claim = self._claimed.number
         self._observer.at("load", self._run)
         found = self.saver.read()
         if found is None:
@@ -250,10 +414,10 @@ class Session:
         """One worker of every other node looks for the coordinator's claim. A folder that only one node has is a trap:
         when the coordinator comes to run on another node, the run begins anew there."""
         launch = self._launch
-        if launch.one_node:
+        if launch.one_node and self.live is None:
             return
         blind: str | None = None
-        if launch.local_rank == 0 and launch.rank != 0:
+        if launch.local_rank == 0 and self.group.rank != 0:
             options = self._config.storage_options or None
             with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
                 if storage.newest_claim() < self.claim:

@@ -21,6 +21,7 @@ from elastic.exchange import Exchange, micro_batches
 from elastic.group.buffers import disagreement
 from elastic.group.gradients import UNTOUCHED
 from elastic.group.sums import Agreed, ShareSums
+from elastic.membership.progress import WAITING
 from elastic.state.randomness import outside_seed, seed_streams, share_seed
 
 if TYPE_CHECKING:
@@ -79,9 +80,19 @@ class Step:
                 break
             except PeerLost as lost:
                 self._run._recover(lost, f"in the exchange of step {self.index}")
+                if self._taken_over():
+                    return
                 self.attempt += 1
         self._run._apply(self._session, self, agreed)
         self.applied = True
+
+    def _taken_over(self) -> bool:
+        """Whether a peer had applied this step before the exchange failed here: then its state and sums came from it."""
+        agreed = self._run._agreed
+        if self._run.step_index <= self.index or agreed is None:
+            return False
+        self.sums, self.count, self.applied = agreed.sums, agreed.count, True
+        return True
 
     def backward(self, loss: torch.Tensor, count: int) -> None:
         """Adds the gradients of `loss`, a sum over `count` examples (or tokens), to the step.
@@ -132,6 +143,7 @@ class Step:
             last_share = number == len(part.batches) - 1
             for micro in range(len(pieces)):
                 run._observer.at("data", run, share)
+                self._session.group.check()
                 loaded = self._session.loader.next()
                 self.indices_read += loaded.indices.tolist()
                 batch = run._observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
@@ -159,6 +171,7 @@ class Step:
         self._last = False
         seed_streams(outside_seed(self._plan.plan.seed, self.index, self.phase), run.device)
         run._observer.at("exchange", run)
+        run._phase(WAITING)
         agreed = exchange.carry_out(
             (self.epoch, self.index, self.phase),
             self._shares,
@@ -170,6 +183,7 @@ class Step:
         if len(digests) > 1:
             raise disagreement(exchange.buffers.exact_names(), None)
         self.sums, self.count = agreed.sums, agreed.count
+        run._computes()
         return agreed
 
 

@@ -169,6 +169,7 @@ class Hub:
 
     def _on_leaving(self, now_s: float, node: str, message: Message) -> None:
         self._workers[message["worker"]].status = LEAVING
+        self._broken |= bool(message.get("lost"))
 
     def _on_finished(self, now_s: float, node: str, message: Message) -> None:
         self._workers[message["worker"]].status = FINISHED

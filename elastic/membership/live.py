@@ -33,10 +33,10 @@ _FORM_S = 60.0
 class RunEnded(ElasticError):
     """The run ends with an error that some worker met, or because too few nodes are left.
 
-    save  this worker, of all, is to save what it holds
+    save  this worker, of all, is to save what it holds; None: the coordinator is
     """
 
-    def __init__(self, message: str, *, save: bool) -> None:
+    def __init__(self, message: str, *, save: bool | None) -> None:
         super().__init__(message)
         self.save = save
 
@@ -83,8 +83,9 @@ class Live:
         """Done with the present view. lost: because a collective failed, so the others cannot go on either."""
         self._say("over", generation=self._generation, step=step, at=at, lost=lost)
 
-    def leaving(self, *, step: int) -> None:
-        self._say("leaving", generation=self._generation, step=step)
+    def leaving(self, *, step: int, lost: bool = False) -> None:
+        """In order, at a boundary that all agreed on; or, lost, all of a sudden, so that the others cannot go on."""
+        self._say("leaving", generation=self._generation, step=step, lost=lost)
 
     def finished(self, *, step: int) -> None:
         self._say("finished", step=step)
@@ -130,6 +131,10 @@ class Live:
     def wants_regroup(self) -> bool:
         """Whether somebody waits to join the present view."""
         return self._regroup >= self._generation > 0
+
+    def is_broken(self) -> bool:
+        """Whether somebody of the present view is gone."""
+        return self._broken >= self._generation
 
     def wait_released(self, *, within_s: float) -> bool:
         """Whether the others have gone on without this worker, which said that it is leaving."""

@@ -10,10 +10,10 @@ class Console:
     """Speaks for one worker; `quiet` ones (all but the coordinator) say nothing but bad news."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
+        self.quiet = quiet
 
     def say(self, line: str) -> None:
-        if not self._quiet:
+        if not self.quiet:
             self.warn(line)
 
     def warn(self, line: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import checkpoint
 from elastic.config import Config
@@ -38,7 +39,10 @@ class Position:
 
 
 class Saver:
-    """Only the coordinator has one."""
+    """Only the coordinator has one.
+
+    answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
+    """
 
     def __init__(
         self,
@@ -48,10 +52,11 @@ class Saver:
         identity: identities.Identity,
         events: EventLog,
         console: Console,
+        answers: tuple[str, dict[str, Any]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._launch = launch
+        self.world_size = launch.world_size
         self._survives = survives
         self._identity = identity
         self._events = events
@@ -68,15 +73,20 @@ class Saver:
             job=launch.job,
             take_over=config.take_over,
             log=console.say,
+            answers=answers,
         )
 
     def claim(self) -> checkpoint.Claim:
         """Raises checkpoint.ClaimHeld where another job is alive on this URL."""
-        claim = self._checkpoints.claim(world={"world_size": self._launch.world_size})
+        claim = self._checkpoints.claim(world={"world_size": self.world_size})
         resumed = claim.resumed_from
         self._events.context(claim=claim.number)
         self._events.emit("claimed", resumed_from=resumed._asdict() if resumed is not None else None)
         return claim
+
+    def adopt(self, claim: checkpoint.Claim) -> None:
+        """Goes on under the claim of the coordinator before this one, which is gone."""
+        self._checkpoints.adopt(claim)
 
     def read(self) -> tuple[Position, Tree, int] | None:
         """The newest whole state, its position and its claim; None for a new run.
@@ -124,7 +134,7 @@ class Saver:
                 meta={
                     "position": asdict(position),
                     "identity": self._identity,
-                    "world_size": self._launch.world_size,
+                    "world_size": self.world_size,
                 },
             )
         except checkpoint.ClaimLost as lost:

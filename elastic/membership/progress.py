@@ -1,0 +1,73 @@
+"""Where a worker is, in memory that its agent reads: what tells a worker that computes from one that waits for it.
+
+A worker writes what it is doing and since when; that costs it a microsecond and no system call. The agent decides
+what counts as hung (launch/progress.py). While a worker waits for others it cannot be the one that hangs.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+import time
+from dataclasses import dataclass
+
+RECORD = struct.Struct("<QqIIdd")
+BYTES = 64
+
+STARTING, COMPUTING, WAITING, SAVING, EVALUATING, OVER = range(6)
+_RUNNING_STEPS = 16
+
+
+@dataclass(frozen=True)
+class Record:
+    """since_s  on the clock time.monotonic(), when this phase began; limit_s  how long it may last"""
+
+    generation: int
+    step: int
+    phase: int
+    since_s: float
+    limit_s: float
+
+
+class Progress:
+    """The worker's side. descriptor: of the shared memory; None: nobody looks."""
+
+    def __init__(self, descriptor: int | None, *, hang_s: float) -> None:
+        self._memory = mmap.mmap(descriptor, BYTES) if descriptor is not None else None
+        self._hang_s = hang_s
+        self._sequence = 0
+        self._step_began_s: float | None = None
+        self._steps_s: list[float] = []
+
+    def at(self, phase: int, *, generation: int, step: int, limit_s: float | None = None) -> None:
+        """From now on in this phase. limit_s: default the hang limit for COMPUTING, else none."""
+        if self._memory is None:
+            return
+        self._sequence += 1
+        if limit_s is None:
+            limit_s = self.limit_s() if phase == COMPUTING else math.inf
+        record = RECORD.pack(generation, step, phase, self._sequence & 0xFFFFFFFF, time.monotonic(), limit_s)
+        self._memory[: RECORD.size] = record
+
+    def step_done(self) -> None:
+        now_s = time.monotonic()
+        if self._step_began_s is not None:
+            self._steps_s = [*self._steps_s[-_RUNNING_STEPS + 1 :], now_s - self._step_began_s]
+        self._step_began_s = now_s
+
+    def step_broken(self) -> None:
+        """The step under way says nothing about how long steps take."""
+        self._step_began_s = None
+
+    def limit_s(self) -> float:
+        """max(the hang limit, ten median steps); ten times the hang limit until a step is known (it may compile)."""
+        if not self._steps_s:
+            return 10 * self._hang_s
+        return max(self._hang_s, 10 * sorted(self._steps_s)[len(self._steps_s) // 2])
+
+
+def read(memory: mmap.mmap) -> Record:
+    """The agent's side. A record that is being written may be read half: look twice before acting on it."""
+    generation, step, phase, _, since_s, limit_s = RECORD.unpack(memory[: RECORD.size])
+    return Record(generation, step, phase, since_s, limit_s)
