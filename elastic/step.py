@@ -87,7 +87,7 @@ class Step:
         self.applied = True
 
     def _taken_over(self) -> bool:
-        """Whether a peer had applied this step before the exchange failed here: then its state and sums came from it."""
+        """Whether a peer had applied this step before the exchange failed here: its state and sums came from there."""
         agreed = self._run._agreed
         if self._run.step_index <= self.index or agreed is None:
             return False

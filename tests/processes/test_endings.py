@@ -138,13 +138,14 @@ def test_breaking_out_of_both_loops_inside_a_step_is_refused_at_once(
     """After the last share, gradients are under way, and gloo would wait for them until its deadline of 600 s."""
     answers = run_ranks(broken, 2, port, str(tmp_path / "run"), who, after_shares, within_s=AT_ONCE_S)
 
-    for rank, answer in enumerate(answers):
-        if rank in who:
-            assert isinstance(answer, Raised), answer
-            assert answer.kind == "StepError"
-            assert "step 1 was left before its inner loop ended" in answer.text
-        else:
-            assert answer == Died(EXIT_RESTART)
+    refused = [answer for answer in answers if isinstance(answer, Raised)]
+    assert refused
+    for answer in refused:
+        assert answer.kind == "StepError"
+        assert "step 1 was left before its inner loop ended" in answer.text
+        assert answers.index(answer) in who
+    for answer in answers:  # of two that break, the slower may learn of the other's end first
+        assert answer in refused or answer == Died(EXIT_RESTART)
     events = read_events(tmp_path / "run")
     assert [event["step"] for event in named(events, "saved")] in ([0], [0, 1])
     assert not named(events, "finished")
