@@ -1,4 +1,4 @@
-"""The command `elastic`, also `python -m elastic`."""
+"""The command `elastic`, also `python -m elastic`. `elastic run` is run_command.py's, with torchrun's flags."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from checkpoint import CheckpointError
+from elastic.launch import run_command
 from elastic.observe.events import read_events
 from elastic.observe.report import Report, report
 
@@ -19,12 +20,16 @@ EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 for what cannot be done as asked."""
+    """Returns the exit status: 0, or 2 for what cannot be done as asked; `elastic run` has others, too."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["run"]:
+        return run_command.main(argv[1:])
     parser = argparse.ArgumentParser(
         prog="elastic", description="Training runs whose result does not depend on what happens to their workers."
     )
     parser.add_argument("--version", action="version", version=f"elastic {version('elastic-training')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("run", help="runs a training script, and recovers live (torchrun's flags)", add_help=False)
     about = commands.add_parser("report", help="what became of a run, from its events")
     about.add_argument("run", help="the run's folder or URL")
     about.add_argument("--json", action="store_true", help="print the facts as JSON")

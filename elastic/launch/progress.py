@@ -1,74 +1,70 @@
-"""Where a worker is, in memory that its agent reads: what tells a worker that computes from one that waits for it.
+"""What a worker left where its agent can read it: a record of 64 bytes in shared memory. And is it stuck? Pure.
 
-A worker writes what it is doing and since when; that costs it a microsecond and no system call. The agent decides
-what counts as hung (agent side: launch/hang.py). While a worker waits for others it cannot be the one that hangs.
+A worker that stops computing is told apart from those that wait for it: they say that they wait, and have a deadline
+of their own; it is computing for longer than it may, or is stopped.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import struct
-import time
 from dataclasses import dataclass
 
-RECORD = struct.Struct("<QqIIdd")
-BYTES = 64
-
+RECORD_BYTES = 64
 STARTING, COMPUTING, WAITING, SAVING, EVALUATING, OVER = range(6)
-_RUNNING_STEPS = 16
+
+_LAYOUT = struct.Struct("<QqIIdd")
+_STOPPED_LOOKS = 2  # one look may catch a debugger at work
 
 
 @dataclass(frozen=True)
 class Record:
-    """since_s  on the clock time.monotonic(), when this phase began; limit_s  how long it may last"""
+    """since_s  time.monotonic() when the phase began   limit_s  how long it may last"""
 
-    generation: int
-    step: int
-    phase: int
-    since_s: float
-    limit_s: float
+    generation: int = 0
+    step: int = 0
+    phase: int = STARTING
+    sequence: int = 0
+    since_s: float = 0.0
+    limit_s: float = math.inf
 
+    @classmethod
+    def read(cls, fd: int) -> Record:
+        data = os.pread(fd, RECORD_BYTES, 0)
+        return cls(*_LAYOUT.unpack_from(data)) if len(data) >= _LAYOUT.size else cls()
 
-class Progress:
-    """The worker's side. descriptor: of the shared memory; None: nobody looks."""
-
-    def __init__(self, descriptor: int | None, *, hang_s: float) -> None:
-        self._memory = mmap.mmap(os.dup(descriptor), BYTES) if descriptor is not None else None
-        self._hang_s = hang_s
-        self._sequence = 0
-        self._step_began_s: float | None = None
-        self._steps_s: list[float] = []
-
-    def at(self, phase: int, *, generation: int, step: int, limit_s: float | None = None) -> None:
-        """From now on in this phase. limit_s: default the hang limit for COMPUTING, else none."""
-        if self._memory is None:
-            return
-        self._sequence += 1
-        if limit_s is None:
-            limit_s = self.limit_s() if phase == COMPUTING else math.inf
-        record = RECORD.pack(generation, step, phase, self._sequence & 0xFFFFFFFF, time.monotonic(), limit_s)
-        self._memory[: RECORD.size] = record
-
-    def step_done(self) -> None:
-        now_s = time.monotonic()
-        if self._step_began_s is not None:
-            self._steps_s = [*self._steps_s[-_RUNNING_STEPS + 1 :], now_s - self._step_began_s]
-        self._step_began_s = now_s
-
-    def step_broken(self) -> None:
-        """The step under way says nothing about how long steps take."""
-        self._step_began_s = None
-
-    def limit_s(self) -> float:
-        """max(the hang limit, ten median steps); ten times the hang limit until a step is known (it may compile)."""
-        if not self._steps_s:
-            return 10 * self._hang_s
-        return max(self._hang_s, 10 * sorted(self._steps_s)[len(self._steps_s) // 2])
+    @property
+    def at_step(self) -> int | None:
+        """None before the first view."""
+        return self.step if self.generation > 0 else None
 
 
-def read(memory: mmap.mmap) -> Record:
-    """The agent's side. A record that is being written may be read half: look twice before acting on it."""
-    generation, step, phase, _, since_s, limit_s = RECORD.unpack(memory[: RECORD.size])
-    return Record(generation, step, phase, since_s, limit_s)
+@dataclass
+class Patience:
+    """One worker's looks so far."""
+
+    stopped_looks: int = 0
+
+    def stuck(self, now_s: float, record: Record, state: str, *, not_before_s: float) -> str | None:
+        """Why this worker will not go on by itself, in words.
+
+        state         of the process, as in /proc/<pid>/stat
+        not_before_s  phases count from here at the earliest: the watcher itself was held up until then
+        """
+        self.stopped_looks = self.stopped_looks + 1 if state == "T" else 0
+        if self.stopped_looks >= _STOPPED_LOOKS:
+            return "its process is stopped"
+        elapsed_s = now_s - max(record.since_s, not_before_s)
+        if record.phase == COMPUTING and elapsed_s > record.limit_s:
+            return f"it has computed for {elapsed_s:.1f} s without a sign, and may for {record.limit_s:.1f} s"
+        return None
+
+
+def state_of(pid: int) -> str:
+    """One letter; empty if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except OSError:
+        return ""

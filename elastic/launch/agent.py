@@ -1,0 +1,445 @@
+"""The agent of a node: starts its workers, passes their words to the hub and the hub's to them, and buries the dead.
+
+    workers' channels ┐
+    deaths (SIGCHLD)  │
+    signals           ├─ one loop in one thread ─ hub (here, or over TCP)
+    a timer           │
+    the warm process  ┘
+
+Promises  a worker's death is told at once, after everything that it had said before.
+          A worker that is stuck (progress.py) shows the stacks of its threads, is killed and told as hung.
+          SIGTERM or Ctrl-C makes this node's workers leave in order, and then the agent exits with 0. A second
+          Ctrl-C ends everything at once, with 130.
+          No process that was started here, by whomever, outlives the agent. (That of an agent that is killed
+          outright is the kernel's and the workers' doing, see worker.py.)
+Leaves    every decision on views, replacements and the run's end to membership/hub.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from elastic.launch import children
+from elastic.launch.connection import Connection
+from elastic.launch.hubs import AnyHub
+from elastic.launch.logs import Logs, Streams
+from elastic.launch.progress import RECORD_BYTES, Patience, Record, state_of
+from elastic.launch.script import Script
+from elastic.launch.starter import Request, Starter
+from elastic.launch.worker import SHARED_STDERR
+from elastic.membership.wire import Message
+
+FAILED, INTERRUPTED = 1, 130
+_TICK_S = 0.1
+_LOOK_S = 0.25
+_HELD_UP_S = 1.0  # a look that comes so late says that this process was stopped, and likely its workers, too
+_DUMP_S = 0.5  # for a stuck worker to print its stacks
+_TERM_S = 5.0  # from SIGTERM to SIGKILL
+_TWICE_S = 0.5  # launchers forward what the terminal has sent already: two SIGINT within this are one
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRules:
+    """node     this node's name, unlike any other's
+    address  the IPv4 address that workers listen on; None: theirs to find
+    job      --rdzv-id, where it tells jobs apart
+    hang_s   how long a step may take without a sign, unless experience says otherwise
+    leave_s  how long workers may take to leave, or to come to an end when the run is over
+    leave_on signals that make this node leave
+    """
+
+    node: str
+    address: str | None
+    workers: int
+    job: str | None
+    hang_s: float
+    leave_s: float
+    leave_on: tuple[signal.Signals, ...]
+
+
+@dataclass
+class _Worker:
+    token: str
+    local_rank: int
+    channel: Connection
+    its_end: socket.socket
+    progress: int
+    streams: Streams
+    pid: int = 0
+    id: str = ""
+    ready: bool = False
+    expected: bool = False
+    hung: bool = False
+    kill_at_s: float | None = None
+    patience: Patience = field(default_factory=Patience)
+
+    @property
+    def called(self) -> str:
+        return f"worker {self.id or self.token} (local rank {self.local_rank})"
+
+
+class Agent:
+    """run() returns the exit status."""
+
+    def __init__(
+        self,
+        script: Script,
+        rules: NodeRules,
+        hub: AnyHub,
+        logs: Logs,
+        environ: Mapping[str, str],
+        *,
+        fresh: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._rules = rules
+        self._hub = hub
+        self._logs = logs
+        self._say = say
+        self._loop = selectors.DefaultSelector()
+        self._workers: dict[str, _Worker] = {}  # by token
+        self._ids: dict[str, _Worker] = {}
+        self._starts: Counter[int] = Counter()
+        self._leaving = False
+        self._over: Message | None = None
+        self._hub_gone = False
+        self._deadline_s: float | None = None  # for the workers' end
+        self._disorder = False
+        self._interrupted_s: float | None = None
+        self._killed = False
+        self._looked_s = self._held_up_s = time.monotonic()
+        self._traces: set[str] = set()  # that people have seen
+        self._hostname = socket.gethostname()
+        self._starter = Starter(
+            self._loop, script, environ, fresh=fresh, started=self._started, lost=self._request_lost, say=say
+        )
+
+    def run(self) -> int:
+        with self._signals():
+            try:
+                self._hub.open(self._loop, self._ordered, self._lost_hub)
+                address = self._rules.address
+                self._hub.tell({"say": "hello", "node": self._rules.node, "address": address, "workers": []})
+                for local_rank in range(self._rules.workers):
+                    self._start(local_rank)
+                next_tick_s = time.monotonic() + _TICK_S
+                while not self._done():
+                    for key, _ in self._loop.select(max(0.0, next_tick_s - time.monotonic())):
+                        key.data()
+                    if (now_s := time.monotonic()) >= next_tick_s:
+                        self._tick(now_s)
+                        next_tick_s = now_s + _TICK_S
+                return self._status()
+            finally:
+                self._clear_away()
+
+    def _done(self) -> bool:
+        if self._killed:
+            return True
+        if self._workers:
+            return False
+        return self._over is not None or self._hub_gone or (self._leaving and not self._hub.others())
+
+    def _status(self) -> int:
+        if self._killed:
+            return INTERRUPTED
+        if self._over is not None and self._over["failed"]:
+            self._explain(self._over["why"])
+            return FAILED
+        if self._over is not None and self._over["why"]:
+            self._say(self._over["why"])
+        return FAILED if self._hub_gone or self._disorder else 0
+
+    # starting
+
+    def _start(self, local_rank: int) -> None:
+        if self._leaving or self._over is not None or self._hub_gone:
+            return
+        rules, token, restart = self._rules, secrets.token_hex(3), self._starts[local_rank]
+        self._starts[local_rank] += 1
+        ours, its_end = socket.socketpair()
+        progress = os.memfd_create("elastic-progress", os.MFD_CLOEXEC)
+        os.ftruncate(progress, RECORD_BYTES)
+        streams = self._logs.open(local_rank, restart)
+        channel = Connection(
+            self._loop, ours, lambda message: self._heard(worker, message), lambda why: self._channel_ended(worker, why)
+        )
+        worker = _Worker(token, local_rank, channel, its_end, progress, streams)
+        self._workers[token] = worker
+        env = {
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(rules.workers),
+            "ELASTIC_TOKEN": token,
+            "ELASTIC_NODE": rules.node,
+            "ELASTIC_RESTART": str(restart),
+            "ELASTIC_HANG_S": str(rules.hang_s),
+        }
+        if rules.address is not None:
+            env["ELASTIC_ADDRESS"] = rules.address
+        if rules.job is not None:
+            env["ELASTIC_JOB"] = rules.job
+        if "stderr" not in streams.fds:
+            env[SHARED_STDERR] = "1"
+        fds = {"ELASTIC_CHANNEL": its_end.fileno(), "ELASTIC_PROGRESS": progress, **streams.fds}
+        self._starter.start(Request(token, env, fds))
+
+    def _started(self, token: str, pid: int) -> None:
+        worker = self._workers[token]
+        worker.pid, worker.id = pid, f"{self._hostname}-{pid}-{token}"
+        self._ids[worker.id] = worker
+        worker.its_end.close()
+        worker.streams.given()
+        worker.channel.send(b"\n")  # the process waits for it, and ends where nobody is left to say it
+        self._hub.tell({"say": "started", "worker": worker.id, "local_rank": worker.local_rank})
+        if self._leaving or self._over is not None:
+            self._terminate(worker)
+        self._reap()  # it may have been killed before it was known here
+
+    def _request_lost(self, token: str) -> None:
+        self._start(self._forget(token).local_rank)
+
+    def _forget(self, token: str) -> _Worker:
+        """A request that became no process."""
+        worker = self._workers.pop(token)
+        worker.channel.close()
+        self._close(worker)
+        self._starts[worker.local_rank] -= 1
+        return worker
+
+    # hearing
+
+    def _heard(self, worker: _Worker, message: Message) -> None:
+        match message["say"]:
+            case "ready":
+                worker.ready = True
+                if self._leaving:
+                    worker.channel.say({"say": "leave"})
+            case "failed":
+                self._show(worker, message)
+        self._hub.tell({**message, "worker": worker.id})
+
+    def _channel_ended(self, worker: _Worker, why: str | None) -> None:
+        if why is not None:
+            self._say(f"{worker.called} is killed: its channel carries no messages: {why}")
+            self._kill(worker)
+
+    def _ordered(self, worker_id: str | None, message: Message) -> None:
+        if worker_id is not None:
+            if worker_id in self._ids:
+                self._ids[worker_id].channel.say(message)
+            return
+        match message["say"]:
+            case "start":
+                self._start(message["local_rank"])
+            case "status":
+                self._say(message["text"])
+            case "over":
+                self._over = message
+                self._end_workers(lambda worker: None)
+
+    def _lost_hub(self, why: str) -> None:
+        self._hub_gone = True
+        self._say(
+            f"the connection to the run's hub is lost: {why}\n"
+            f"  state  the {len(self._workers)} workers of this node finish their step, save what they may, and leave\n"
+            "  next   see what became of the first node; the same command goes on from what is saved"
+        )
+        self.leave("the loss of the hub")
+
+    # ending
+
+    def leave(self, why: str) -> None:
+        """Every worker of this node goes at its next boundary; one that is not in any view goes at once."""
+        if not self._leaving:
+            self._leaving = True
+            if self._workers:
+                self._say(f"{why}: the {len(self._workers)} workers of this node leave")
+            if others := self._hub.others():
+                self._say(f"this process goes on as the hub of {', '.join(others)}")
+            self._end_workers(lambda worker: worker.channel.say({"say": "leave"}))
+
+    def _end_workers(self, tell: Callable[[_Worker], None]) -> None:
+        self._deadline_s = self._deadline_s or time.monotonic() + self._rules.leave_s
+        for token in self._starter.cancel():
+            self._forget(token)
+        for worker in self._workers.values():
+            if worker.ready:
+                worker.expected = True
+                tell(worker)
+            else:
+                self._terminate(worker)
+
+    def _terminate(self, worker: _Worker) -> None:
+        """One that is just being forked is terminated once its number is known."""
+        worker.expected = True
+        if worker.pid:
+            os.kill(worker.pid, signal.SIGTERM)  # not reaped yet, so still this process
+            worker.kill_at_s = time.monotonic() + _TERM_S
+
+    def _kill(self, worker: _Worker) -> None:
+        if worker.pid:
+            children.kill_group(worker.pid)
+
+    # watching
+
+    def _tick(self, now_s: float) -> None:
+        self._reap()
+        self._hub.tick(now_s)
+        self._starter.tick(now_s)
+        for worker in list(self._workers.values()):
+            for tail in worker.streams.tails:
+                tail.show()
+            if worker.kill_at_s is not None and now_s >= worker.kill_at_s:
+                self._kill(worker)
+        if self._deadline_s is not None and now_s > self._deadline_s and self._workers:
+            self._late(now_s)
+        if now_s - self._looked_s >= _LOOK_S:
+            self._look(now_s)
+
+    def _late(self, now_s: float) -> None:
+        late = list(self._workers.values())
+        names = ", ".join(worker.called for worker in late)
+        self._say(f"not ended within {self._rules.leave_s:.0f} s (--shutdown-timeout), killed: {names}")
+        self._disorder = True
+        self._deadline_s = now_s + _TERM_S
+        for worker in late:
+            self._kill(worker)
+
+    def _look(self, now_s: float) -> None:
+        if now_s - self._looked_s > _HELD_UP_S:
+            self._held_up_s = now_s
+        self._looked_s = now_s
+        for worker in [worker for worker in self._workers.values() if worker.pid and not worker.hung]:
+            record, state = Record.read(worker.progress), state_of(worker.pid)
+            why = worker.patience.stuck(now_s, record, state, not_before_s=self._held_up_s)
+            if why is None:
+                continue
+            worker.hung = True
+            self._say(f"{worker.called} is stuck at step {record.at_step}: {why}; it is killed")
+            if state == "T":
+                self._kill(worker)
+            else:
+                os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see worker.py
+                worker.kill_at_s = now_s + _DUMP_S
+
+    # burying
+
+    def _reap(self) -> None:
+        for worker in list(self._workers.values()):
+            if worker.pid and (ended := children.ended(worker.pid)) is not None:
+                if ended.code != 0:
+                    self._kill(worker)  # its children: its group keeps its number until it is reaped
+                children.reap(worker.pid)
+                self._exited(worker, ended)
+        if self._starter.warm_pid is not None and (ended := children.ended(self._starter.warm_pid)) is not None:
+            children.reap(self._starter.warm_pid)
+            self._starter.died(ended.text)
+        if not self._starter.asked:  # else the unknown child may be a worker that is not known yet
+            children.reap_orphans({worker.pid for worker in self._workers.values()} | {self._starter.warm_pid})
+
+    def _exited(self, worker: _Worker, ended: children.Ended) -> None:
+        worker.channel.drain()
+        step = Record.read(worker.progress).at_step
+        del self._workers[worker.token], self._ids[worker.id]
+        self._close(worker)
+        if not worker.expected and (ended.code != 0 or worker.hung):
+            self._say(f"{worker.called} ended: {ended.text}" + (f", at step {step}" if step is not None else ""))
+        if worker.expected and ended.code != 0 and worker.ready and self._over is None:
+            self._disorder = True
+            self._say(f"{worker.called} was told to leave and ended otherwise: {ended.text}")
+        self._hub.tell(
+            {
+                "say": "exited",
+                "worker": worker.id,
+                "code": ended.code,
+                "signal": ended.signal,
+                "hung": worker.hung,
+                "expected": worker.expected,
+                "step": step,
+            }
+        )
+
+    def _close(self, worker: _Worker) -> None:
+        worker.its_end.close()
+        worker.streams.close()
+        os.close(worker.progress)
+
+    def _clear_away(self) -> None:
+        self._starter.close()
+        for worker in self._workers.values():
+            self._kill(worker)
+        children.end_all(within_s=0.0 if self._killed else _TERM_S)
+        for worker in list(self._workers.values()):
+            worker.channel.close()
+            self._close(worker)
+        self._hub.close()
+        self._loop.close()
+
+    # telling people
+
+    def _show(self, worker: _Worker, failed: Message) -> None:
+        """An exception once, however many workers meet it."""
+        at = f" at step {failed['step']}" if failed.get("step") is not None else ""
+        trace = failed.get("trace", "")
+        if failed.get("shown"):  # by the worker, in its file or on the console
+            if not worker.streams.files.get("stderr") or worker.streams.tails:
+                self._traces.add(trace)
+        elif trace in self._traces:
+            self._say(f"{worker.called} failed{at} as shown above: {failed['error']}")
+        else:
+            self._traces.add(trace)
+            self._say(f"{worker.called} failed{at}\n{trace.rstrip()}")
+        if "stderr" in worker.streams.files:
+            self._say(f"{worker.called} failed{at}: {failed['error']}\n  log  {worker.streams.files['stderr']}")
+
+    def _explain(self, why: str) -> None:
+        """Why the run failed; a trace that people have seen is not repeated."""
+        for trace in self._traces:
+            why = why.replace(trace.rstrip(), "(the exception is shown above)")
+        self._say(f"the run failed: {why}")
+
+    # signals
+
+    @contextlib.contextmanager
+    def _signals(self):  # type: ignore[no-untyped-def]
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        watched = {*self._rules.leave_on, signal.SIGINT, signal.SIGCHLD}
+        before = {number: signal.signal(number, _nothing) for number in watched}
+        wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        self._loop.register(read, selectors.EVENT_READ, lambda: self._signalled(read))
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            os.close(read)
+            os.close(write)
+
+    def _signalled(self, read: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for number in os.read(read, 4096):
+                if number == signal.SIGCHLD:
+                    continue
+                now_s = time.monotonic()
+                if number == signal.SIGINT:
+                    if self._interrupted_s is not None and now_s - self._interrupted_s > _TWICE_S:
+                        self._say("interrupted twice; ending at once, what was committed stays")
+                        self._killed = True
+                    self._interrupted_s = self._interrupted_s or now_s
+                if number in self._rules.leave_on or number == signal.SIGINT:
+                    self.leave(signal.Signals(number).name)
+        self._reap()
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    """The loop reads the wakeup pipe. A handler in Python must exist for that pipe to be written."""

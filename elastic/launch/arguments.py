@@ -1,0 +1,167 @@
+"""The flags of `elastic run`: torchrun's own parser, with what differs said in --help and what cannot be kept refused.
+
+Private interfaces of torch 2.13: `get_args_parser` and `config_from_args` are torchrun's own and not documented; that
+the parser keeps its actions in `_actions` is argparse's. tests/pure/test_run_arguments.py notices a change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.distributed.run import config_from_args, get_args_parser
+
+from elastic.errors import ConfigError
+from elastic.launch.logs import PREFIX, LogRules
+from elastic.launch.script import Script
+
+HANG_LIMIT_S, RESTARTS_MAX, LEAVE_S = 30.0, 3, 300
+
+_HELP = {
+    "max_restarts": "How often one failure may repeat within an hour before the run ends with it. Unlike torchrun's, "
+    "it counts no worker that was killed from outside, told to leave or lost with its node: those are always replaced, "
+    "and the other workers never restart. The same exception at the same step, twice, ends the run at once. "
+    f"Default {RESTARTS_MAX}.",
+    "nnodes": "Number of nodes, or the range <minimum>:<maximum>. Below the minimum the run waits; nodes that come "
+    "later join at a step boundary, up to the maximum. Nothing restarts.",
+    "rdzv_backend": "c10d, where there are several nodes. (On one node none is needed.)",
+    "standalone": "One node, without any rendezvous. --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored.",
+    "start_method": "forkserver or fork (default): workers are forked from a warm process that has made the script's "
+    "imports. spawn: each worker is a fresh interpreter, for scripts whose modules must not share what they computed "
+    "while they were imported. (torchrun's meaning, multiprocessing's start method, has none here.)",
+    "monitor_interval": "Accepted for torchrun's sake, without effect: deaths are noticed at once.",
+    "run_path": "Accepted for torchrun's sake, without effect: the script runs in the worker's interpreter anyway.",
+    "shutdown_timeout": "How long workers may take to leave, or to end once the run is over, in seconds, before they "
+    f"are killed. They leave at a step boundary, so more than the longest step and a save. Default {LEAVE_S}.",
+    "signals_to_handle": "Signals that make this node's workers leave at the next step boundary.",
+    "log_dir": "Folder for log files: LOG_DIR/<rdzv id>_<random>/attempt_<n>/<local rank>/stdout.log, where n counts "
+    "how often the worker of that local rank was replaced before.",
+    "local_addr": "This node's IPv4 address: workers and, on the first node, the agent listen on it.",
+}
+_REFUSED = {
+    "no_python": (False, "workers are forked from an interpreter; give a Python script, or use torchrun"),
+    "event_log_handler": ("null", "a run's events are files in its own folder: `elastic report`"),
+    "logs_specs": (None, "use --log-dir, --redirects and --tee"),
+    "node_rank": (0, "ranks follow from the views that workers form; leave it out"),
+    "master_addr": ("127.0.0.1", "use --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"),
+    "master_port": (None, "use --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"),
+    "numa_binding": (None, "start `elastic run` under numactl instead"),
+    "virtual_local_rank": (False, "select the device by LOCAL_RANK"),
+    "duplicate_stdout_filters": ([], "use --tee and filter its output"),
+    "duplicate_stderr_filters": ([], "use --tee and filter its output"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What the command line asks for, checked.
+
+    run_id      --rdzv-id; None where it tells no jobs apart
+    fresh       each worker is a fresh interpreter
+    rdzv        torchrun's configuration of the rendezvous; empty where there is one node
+    """
+
+    script: Script
+    nodes_min: int = 1
+    nodes_max: int = 1
+    workers: int = 1
+    restarts_max: int = RESTARTS_MAX
+    hang_s: float = HANG_LIMIT_S
+    leave_s: float = LEAVE_S
+    leave_on: tuple[signal.Signals, ...] = (signal.SIGTERM,)
+    run_id: str | None = None
+    fresh: bool = False
+    local_addr: str | None = None
+    rdzv_endpoint: str = ""
+    rdzv: Mapping[str, Any] = field(default_factory=dict)
+    logs: LogRules = LogRules()
+
+
+def parser() -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = get_args_parser()
+    made.prog = "elastic run"
+    made.description = (
+        "Runs a training script on one or more nodes and recovers live: a lost worker is replaced, survivors go on in "
+        "the same processes. The flags are torchrun's; where one means something else, its description says so."
+    )
+    for action in made._actions:
+        if action.dest in _HELP:
+            action.help = _HELP[action.dest]
+        elif action.dest in _REFUSED:
+            action.help = f"Refused: {_REFUSED[action.dest][1]}."
+    made.add_argument(
+        "--hang-limit",
+        type=float,
+        default=HANG_LIMIT_S,
+        metavar="SECONDS",
+        help="How long a worker may compute without a sign of progress before it counts as stuck: the larger of this "
+        f"and ten times the median step. It is then killed, with its stacks in the log. Default {HANG_LIMIT_S:.0f}.",
+    )
+    for name, value in (("max_restarts", RESTARTS_MAX), ("start_method", "forkserver")):
+        if f"PET_{name.upper()}" not in os.environ:  # where torchrun's parser takes its defaults from
+            made.set_defaults(**{name: value})
+    return made
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Raises ConfigError; prints and raises SystemExit where argparse does."""
+    options = parser().parse_args(argv)
+    for name, (default, instead) in _REFUSED.items():
+        if getattr(options, name) != default:
+            raise ConfigError(f"--{name.replace('_', '-')} has no meaning under elastic run: {instead}")
+    log_dir, options.log_dir = options.log_dir, os.devnull  # torchrun would make a temporary folder for logs at once
+    try:
+        config, _, _ = config_from_args(options)
+        leave_on = tuple(signal.Signals[name.strip()] for name in options.signals_to_handle.split(",") if name.strip())
+    except KeyError as unknown:
+        raise ConfigError(f"--signals-to-handle: there is no signal {unknown}") from None
+    except (ValueError, AssertionError, RuntimeError) as wrong:
+        raise ConfigError(str(wrong)) from wrong
+    one_node = options.standalone or config.max_nodes == 1
+    if options.standalone and config.min_nodes > 1:
+        raise ConfigError(f"--standalone is one node, and --nnodes asks for at least {config.min_nodes}")
+    if not one_node and config.rdzv_backend != "c10d":
+        raise ConfigError(
+            f"several nodes meet by --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT; found {config.rdzv_backend!r}"
+        )
+    if config.nproc_per_node < 1:
+        raise ConfigError(f"--nproc-per-node must be at least 1, found {config.nproc_per_node}")
+    if not options.hang_limit > 0:
+        raise ConfigError(f"--hang-limit must be a positive number of seconds, found {options.hang_limit}")
+    script = Script(options.training_script, options.module, tuple(options.training_script_args))
+    if not script.module and not os.path.isfile(script.target):
+        raise ConfigError(f"there is no script {script.target} (from {os.getcwd()}); for a module, use -m")
+    specs = config.logs_specs
+    return Arguments(
+        script=script,
+        nodes_min=1 if one_node else config.min_nodes,
+        nodes_max=1 if one_node else config.max_nodes,
+        workers=config.nproc_per_node,
+        restarts_max=config.max_restarts,
+        hang_s=options.hang_limit,
+        leave_s=float(config.shutdown_timeout if config.shutdown_timeout is not None else LEAVE_S),
+        leave_on=leave_on,
+        run_id=None if options.standalone or config.run_id == "none" else config.run_id,
+        fresh=options.start_method == "spawn",
+        local_addr=config.local_addr,
+        rdzv_endpoint=config.rdzv_endpoint,
+        rdzv={} if one_node else config.rdzv_configs,
+        logs=LogRules(
+            log_dir=log_dir,
+            run_id="none" if options.standalone else config.run_id,
+            role=config.role,
+            prefix=config.log_line_prefix_template or PREFIX,
+            redirects=_numbers(specs._redirects),
+            tee=_numbers(specs._tee),
+            shown=specs._local_ranks_filter,
+        ),
+    )
+
+
+def _numbers(streams: Any) -> int | dict[int, int]:
+    """torchrun's Std, for all or by local rank."""
+    return {rank: int(std) for rank, std in streams.items()} if isinstance(streams, dict) else int(streams)

@@ -1,0 +1,103 @@
+"""The children of this process: how they ended, and an end to all of them. Linux: reads /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+_POLL_S = 0.01
+_BURIAL_S = 10.0  # the kernel needs far less to end what it was told to kill
+
+
+@dataclass(frozen=True)
+class Ended:
+    """code of an exit, or the name of the signal."""
+
+    code: int | None
+    signal: str | None
+
+    @property
+    def text(self) -> str:
+        return f"exit status {self.code}" if self.signal is None else self.signal
+
+
+def ended(pid: int) -> Ended | None:
+    """How that child ended, None while it lives. It stays a zombie, so its number cannot become another's."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return Ended(None, "of unknown cause")
+    if found is None:
+        return None
+    if found.si_code == os.CLD_EXITED:
+        return Ended(found.si_status, None)
+    return Ended(None, _name(found.si_status))
+
+
+def reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def reap_orphans(known: Collection[int | None]) -> None:
+    """What a dead worker left to us, loader processes for example. Those that are known are their keepers' to reap."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid in known:
+            return
+        reap(found.si_pid)
+
+
+def kill_group(leader: int) -> None:
+    for kill in (os.killpg, os.kill):  # a process that was just forked does not lead a group yet
+        with contextlib.suppress(ProcessLookupError):
+            kill(leader, signal.SIGKILL)
+
+
+def end_all(*, within_s: float) -> None:
+    """SIGTERM to every child, SIGKILL to those that are left; then again for what those leave to us."""
+    told: set[int] = set()
+    kill_from_s = time.monotonic() + within_s
+    deadline_s = kill_from_s + _BURIAL_S
+    while (left := list(_ours())) and time.monotonic() < deadline_s:
+        for pid, state in left:
+            if state == "Z":
+                reap(pid)
+            elif time.monotonic() >= kill_from_s:
+                _signal(pid, signal.SIGKILL)
+            elif pid not in told:
+                told.add(pid)
+                _signal(pid, signal.SIGTERM)
+        time.sleep(_POLL_S)
+
+
+def _ours() -> list[tuple[int, str]]:
+    """pid and state of each child."""
+    me, found = os.getpid(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(parent) == me:
+                    found.append((int(entry.name), state))
+    return found
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

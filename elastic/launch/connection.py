@@ -1,0 +1,95 @@
+"""One end of a line of messages in an event loop: reading and writing never wait, and an end is noticed once."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable
+
+from elastic.membership.wire import Lines, Message, WireError, encode, read
+
+_UNREAD_MAX = 1 << 26  # a peer that takes nothing for so long is of no use
+
+
+class Connection:
+    """Calls on_message for each message, then on_end once, unless it is closed before. Closes itself at its end.
+
+    on_end(why)  why it was given up; None: the other end closed it
+    """
+
+    def __init__(
+        self,
+        loop: selectors.BaseSelector,
+        sock: socket.socket,
+        on_message: Callable[[Message], None],
+        on_end: Callable[[str | None], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._loop = loop
+        self._socket = sock
+        self._on_message = on_message
+        self._on_end = on_end
+        self._lines = Lines()
+        self._unsent = b""
+        self._open = True
+        loop.register(sock, selectors.EVENT_READ, self.ready)
+
+    def say(self, message: Message) -> None:
+        self.send(encode(message))
+
+    def send(self, data: bytes) -> None:
+        if self._open:
+            self._unsent += data
+            self._write()
+
+    def ready(self) -> None:
+        """Called by the loop."""
+        if self._unsent:
+            self._write()
+        self._read()
+
+    def drain(self) -> None:
+        """Takes in everything that has arrived, for a peer that is known to be gone, and closes."""
+        while self._open and self._read():
+            pass
+        self.close()
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.unregister(self._socket)
+            self._socket.close()
+
+    def _read(self) -> bool:
+        """Whether anything came."""
+        if not self._open:
+            return False
+        try:
+            messages = read(self._socket, self._lines)
+        except WireError as wrong:
+            self._end(str(wrong))
+            return False
+        if messages is None:
+            self._end(None)
+            return False
+        for message in messages:
+            if self._open:
+                self._on_message(message)
+        return bool(messages)
+
+    def _write(self) -> None:
+        try:
+            self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent = b""  # reading will meet the end, after what still lies there
+        if len(self._unsent) > _UNREAD_MAX:
+            self._end(f"{len(self._unsent)} bytes were not taken")
+        elif self._open:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+            self._loop.modify(self._socket, events, self.ready)
+
+    def _end(self, why: str | None) -> None:
+        self.close()
+        self._on_end(why)

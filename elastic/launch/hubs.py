@@ -1,0 +1,174 @@
+"""Where a node's agent finds the hub: in its own process, or over TCP in the first node's agent.
+
+Both ends of the seam: `HubHere` decides by hub.py and serves other nodes' agents, `HubElsewhere` is one of those. An
+agent says hello with the run's nonce, then both sides talk in lines. The end of a connection is the node's loss.
+The hub's own loss ends the run on this node: that survivors of it agree on a successor is another issue's, and would
+replace `gone` below.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from elastic.launch.connection import Connection
+from elastic.membership.hub import Hub, Order
+from elastic.membership.wire import Message
+
+Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
+
+_HELLO_S = 10.0
+_SILENCE_S = 30  # after which a host that does not even acknowledge counts as lost
+
+
+class AnyHub(Protocol):
+    """What an agent needs of either."""
+
+    def open(self, loop: selectors.BaseSelector, deliver: Deliver, gone: Callable[[str], None]) -> None:
+        """Begins. gone(why): nothing can be told any more."""
+
+    def tell(self, message: Message) -> None: ...
+
+    def tick(self, now_s: float) -> None: ...
+
+    def others(self) -> list[str]:
+        """The other nodes that need this process."""
+
+    def close(self) -> None: ...
+
+
+class HubHere:
+    """node: this node's name   listener: for the other nodes' agents; None on one node   nonce: known to the run only"""
+
+    def __init__(self, hub: Hub, node: str, *, listener: socket.socket | None = None, nonce: str = "") -> None:
+        self._hub = hub
+        self._node = node
+        self._listener = listener
+        self._nonce = nonce
+        self._nodes: dict[str, Connection] = {}
+        self._unknown: dict[Connection, float] = {}  # has not said hello; since when
+        self._orders: deque[Order] = deque()
+        self._delivering = False
+
+    def open(self, loop: selectors.BaseSelector, deliver: Deliver, gone: Callable[[str], None]) -> None:
+        self._loop, self._deliver = loop, deliver
+        if self._listener is not None:
+            self._listener.setblocking(False)
+            loop.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def tell(self, message: Message) -> None:
+        self._carry_out(self._hub.told(time.monotonic(), self._node, message))
+
+    def tick(self, now_s: float) -> None:
+        for connection in [one for one, since_s in self._unknown.items() if now_s - since_s > _HELLO_S]:
+            del self._unknown[connection]
+            connection.close()
+        self._carry_out(self._hub.tick(now_s))
+
+    def others(self) -> list[str]:
+        return list(self._nodes)
+
+    def close(self) -> None:
+        for connection in (*self._nodes.values(), *self._unknown):
+            connection.close()
+        self._nodes, self._unknown = {}, {}
+        if self._listener is not None:
+            self._loop.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        keep_alive(sock)
+        node: list[str] = []  # its name, once it is known
+
+        def heard(message: Message) -> None:
+            if node:
+                self._carry_out(self._hub.told(time.monotonic(), node[0], message))
+                return
+            del self._unknown[connection]
+            name = message.get("node")
+            if message["say"] != "hello" or message.get("run") != self._nonce or not isinstance(name, str):
+                connection.say({"say": "over", "failed": True, "why": "this hub belongs to another run"})
+                connection.close()
+                return
+            node.append(name)
+            self._nodes[name] = connection
+            self._carry_out(self._hub.told(time.monotonic(), name, message))
+
+        def ended(_why: str | None) -> None:
+            self._unknown.pop(connection, None)
+            if node and self._nodes.get(node[0]) is connection:
+                del self._nodes[node[0]]
+                self._carry_out(self._hub.lost(time.monotonic(), node[0]))
+
+        connection = Connection(self._loop, sock, heard, ended)
+        self._unknown[connection] = time.monotonic()
+
+    def _carry_out(self, orders: Iterable[Order]) -> None:
+        """In order, also those that follow from what is delivered meanwhile."""
+        self._orders.extend(orders)
+        if self._delivering:
+            return
+        self._delivering = True
+        while self._orders:
+            order = self._orders.popleft()
+            if order.node == self._node:
+                self._deliver(order.worker, order.message)
+            elif order.node in self._nodes:
+                self._nodes[order.node].say({"to": order.worker, **order.message})
+        self._delivering = False
+
+
+class HubElsewhere:
+    """connected: to the hub's agent; hello was not said yet"""
+
+    def __init__(self, connected: socket.socket, *, nonce: str) -> None:
+        self._socket = connected
+        self._nonce = nonce
+        self._connection: Connection | None = None
+
+    def open(self, loop: selectors.BaseSelector, deliver: Deliver, gone: Callable[[str], None]) -> None:
+        keep_alive(self._socket)
+        self._connection = Connection(
+            loop,
+            self._socket,
+            lambda message: deliver(message.pop("to", None), message),
+            lambda why: gone(why or "it ended"),
+        )
+
+    def tell(self, message: Message) -> None:
+        assert self._connection is not None
+        self._connection.say({**message, "run": self._nonce} if message["say"] == "hello" else message)
+
+    def tick(self, now_s: float) -> None:
+        pass
+
+    def others(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """A host that is silent for _SILENCE_S ends its connection, as one that closes it does."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _SILENCE_S // 3),
+        ("TCP_KEEPINTVL", _SILENCE_S // 6),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", _SILENCE_S * 1000),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,127 @@
+"""Where the output of workers goes: the agent's own streams, files, or both with each line marked, as torchrun has it.
+
+    LOG_DIR/<run id>_<random>/attempt_<n>/<local rank>/stdout.log      n: how often that place was started before
+
+Workers write to their files themselves, so that no agent can hold them up; what is shown besides is read from there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import TextIO
+
+PREFIX = "[${role_name}${local_rank}]:"
+_OUT, _ERR = 1, 2  # torchrun's numbers for the two streams; 3 is both, 0 none
+_SHOWN = 1 << 20  # bytes of a file at a time
+
+
+@dataclass
+class Tail:
+    """What has not been shown of a file yet."""
+
+    fd: int
+    target: TextIO
+    prefix: str
+    rest: bytes = b""
+
+    def show(self, *, last: bool = False) -> None:
+        """Complete lines; with `last`, the rest, too, and the file is closed."""
+        while data := os.read(self.fd, _SHOWN):
+            *lines, self.rest = (self.rest + data).split(b"\n")
+            self._write(lines)
+        if last:
+            os.close(self.fd)
+            if self.rest:
+                self._write([self.rest])
+
+    def _write(self, lines: list[bytes]) -> None:
+        self.target.write("".join(f"{self.prefix}{line.decode(errors='replace')}\n" for line in lines))
+        self.target.flush()
+
+
+@dataclass
+class Streams:
+    """One worker's. fds: to be given to it, by "stdout" and "stderr"; then `given` closes them here."""
+
+    fds: dict[str, int] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
+    tails: list[Tail] = field(default_factory=list)
+
+    def given(self) -> None:
+        for fd in self.fds.values():
+            os.close(fd)
+        self.fds = {}
+
+    def close(self) -> None:
+        self.given()
+        for tail in self.tails:
+            tail.show(last=True)
+        self.tails = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRules:
+    """redirects, tee  torchrun's numbers, for all local ranks or by local rank
+    shown           only these local ranks appear on the console; None: all
+    """
+
+    log_dir: str | None = None
+    run_id: str = "none"
+    role: str = "default"
+    prefix: str = PREFIX
+    redirects: int | Mapping[int, int] = 0
+    tee: int | Mapping[int, int] = 0
+    shown: Collection[int] | None = None
+
+
+class Logs:
+    """The folder is made when the first file is."""
+
+    def __init__(self, rules: LogRules, *, say: Callable[[str], None]) -> None:
+        self._rules = rules
+        self._say = say
+        self._folder: Path | None = None
+
+    def open(self, local_rank: int, attempt: int) -> Streams:
+        rules, streams = self._rules, Streams()
+        tee, redirects = _of(rules.tee, local_rank), _of(rules.redirects, local_rank)
+        shown = rules.shown is None or local_rank in rules.shown
+        for bit, name, console in ((_OUT, "stdout", sys.stdout), (_ERR, "stderr", sys.stderr)):
+            if (tee | redirects) & bit:
+                path = self._place(local_rank, attempt) / f"{name}.log"
+                streams.fds[name] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                streams.files[name] = path
+                if tee & bit and shown:
+                    streams.tails.append(
+                        Tail(os.open(path, os.O_RDONLY | os.O_CLOEXEC), console, self._prefix(local_rank))
+                    )
+            elif not shown:
+                streams.fds[name] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        return streams
+
+    def _place(self, local_rank: int, attempt: int) -> Path:
+        if self._folder is None:
+            if self._rules.log_dir is not None:
+                os.makedirs(self._rules.log_dir, exist_ok=True)
+            prefix = f"{self._rules.run_id.replace(os.sep, '-')}_"
+            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._rules.log_dir)).absolute()
+            self._say(f"the workers' output is in {self._folder}")
+        place = self._folder / f"attempt_{attempt}" / str(local_rank)
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def _prefix(self, local_rank: int) -> str:
+        """A rank is a place in one view, and a worker has several: where torchrun writes it, its local rank stands."""
+        return Template(self._rules.prefix).safe_substitute(
+            role_name=self._rules.role, local_rank=local_rank, rank=local_rank
+        )
+
+
+def _of(rule: int | Mapping[int, int], local_rank: int) -> int:
+    return rule if isinstance(rule, int) else rule.get(local_rank, 0)

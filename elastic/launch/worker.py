@@ -1,0 +1,141 @@
+"""The life of a worker process: it waits for its agent's word, runs the script as python would, and says how it failed.
+
+Used by a fork of the warm process (warm.py) and, as `python -m elastic.launch.worker`, by a fresh interpreter.
+
+Promises  the script sees itself as `__main__`, its own sys.argv and sys.path, and ends like any python program:
+          threads are joined, atexit functions run, files are flushed, SystemExit means what it means.
+          An exception goes to the agent with its trace before the process ends. It is printed by the one who can
+          do it once: the agent, where all workers share a stderr, else the worker.
+          A worker has its own session, so that a terminal's Ctrl-C reaches the agent alone; it gets SIGTERM when
+          the agent dies. SIGUSR2 prints the stacks of all threads.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import faulthandler
+import importlib.machinery
+import io
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+import types
+from collections.abc import Sequence
+
+from elastic.launch.progress import Record
+from elastic.launch.script import Script
+from elastic.membership.wire import encode
+
+AGENT = "ELASTIC_AGENT"  # the agent's pid
+SHARED_STDERR = "ELASTIC_SHARED_STDERR"  # set where this worker's stderr is the agent's own
+_CHANNEL, _PROGRESS = "ELASTIC_CHANNEL", "ELASTIC_PROGRESS"
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(command: Sequence[str]) -> int:
+    """A fresh interpreter's worker."""
+    script = Script.of_command(command)
+    search_path = script.search_path()
+    if search_path is not None:
+        sys.path[0] = search_path  # it was the current folder: this module was started with -m
+    for name in (_CHANNEL, _PROGRESS):
+        os.set_inheritable(int(os.environ[name]), False)
+    return run(script)
+
+
+def run(script: Script) -> int:
+    """Returns the exit status; SystemExit passes through."""
+    _wait_for_agent()
+    faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
+    # What starts this process again in place (launch/portable.py) has to come back to here.
+    sys.orig_argv = [sys.executable, "-u", "-m", "elastic.launch.worker", *script.command()]
+    try:
+        _execute(script)
+    except SystemExit:
+        raise
+    except KeyboardInterrupt as interrupt:
+        _print(interrupt)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as python ends: by the signal itself
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException as error:
+        shared = SHARED_STDERR in os.environ and sys.excepthook is sys.__excepthook__
+        told = _tell_failure(error, shown=not shared)
+        if not (shared and told):
+            _print(error)
+        return 1
+    return 0
+
+
+def _wait_for_agent() -> None:
+    """Until the agent knows this process. From then on its death is a signal; one that is dead already ends us here."""
+    agent = os.environ.pop(AGENT, None)
+    if agent is None:
+        return  # this process was started again in place: the agent knows it already
+    with socket.socket(fileno=os.dup(int(os.environ[_CHANNEL]))) as channel:
+        if not channel.recv(1):
+            os._exit(0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != int(agent):
+        os._exit(0)
+
+
+def _execute(script: Script) -> None:
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = main
+    sys.argv = [script.target, *script.args]
+    if script.module:
+        # Private, and what `python -m` itself calls (CPython 3.10 to 3.14). The public run_module puts another
+        # __main__ back when the script's last line has run, while threads and atexit functions still need it.
+        runpy._run_module_as_main(script.target)  # type: ignore[attr-defined]
+        return
+    path = os.path.abspath(script.target)
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__.update(__cached__=None)
+    exec(code, main.__dict__)
+
+
+def _tell_failure(error: BaseException, *, shown: bool) -> bool:
+    """Whether the agent could be told. shown: the trace is printed by this process."""
+    what = "".join(traceback.format_exception_only(type(error), error)).strip()
+    trace = "".join(traceback.format_exception(type(error), error, _of_script(error)))
+    message = {"say": "failed", "error": what, "trace": trace, "step": _step(), "shown": shown}
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(os.environ[_CHANNEL]))) as channel:
+        channel.sendall(encode(message))
+        return True
+    return False
+
+
+def _step() -> int | None:
+    with contextlib.suppress(OSError):
+        return Record.read(int(os.environ[_PROGRESS])).at_step
+    return None
+
+
+def _print(error: BaseException) -> None:
+    sys.excepthook(type(error), error, _of_script(error))
+
+
+def _of_script(error: BaseException) -> types.TracebackType | None:
+    """The traceback without the frames of this file and of runpy above the script's own."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in (
+        __name__,
+        "elastic.launch.worker",
+        "runpy",
+    ):
+        trace = trace.tb_next
+    return trace if trace is not None else error.__traceback__
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
