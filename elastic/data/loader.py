@@ -151,8 +151,8 @@ class Loader:
 
         raises  StopIteration after the last request, ExampleError, LoaderTimeout, LoaderError, and what `interrupt`
                 or drawing a request raises
-        After an ExampleError the following request is next. After any other error this one still is; unless
-        `interrupt` raised it, new processes read it.
+        After an ExampleError the following request is next. After any other error from loader processes this one
+        still is; unless `interrupt` raised it, new processes read it.
         """
         loaded = self._receive() if self._num_workers else self._read()
         if self._device is None:
