@@ -258,6 +258,7 @@ class Session:
                 )
             self._start()
             return None
+        self._observer.at("transfer", run)
         begun_s = time.monotonic()
         taken, state, received = pass_on(self.group, parts, word, self.survives.objects())
         if taken is not None:

@@ -12,13 +12,14 @@ until they are known), then the event's own:
     run_started     config, identity, pid, host, restart
     view_formed     workers [worker_id by rank], shares [lo, hi) of this rank
     claimed         resumed_from {claim, step, nonce} or null
-    loaded          step: steps applied in that state; epoch, from_claim (null: a new run), digest,
-                    accepted [identity fields that differ by permission]
+    loaded          step: steps applied in that state; epoch, from_claim (null: a new run; the present one: from
+                    peers), digest (absent: from peers), accepted [identity fields that differ by permission]
     step_applied    step: index from 0; epoch, attempt, shares [lo, hi), count, redone,
                     indices: digest_of_indices() of what this rank read, in order,
                     sums: digest_of_sums() of the global sums and count
     saved           step: steps applied; bytes, seconds, name
     save_failed     step, error
+    transfer        step: steps applied in the state that was received from peers; bytes, seconds
     peer_lost       step, phase, error, missing [ranks that this machine knows to be dead or stopped]
     notice          signal
     left            step: steps applied

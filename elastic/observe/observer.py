@@ -10,6 +10,7 @@ The moments of a run, in order; those from `data` to `applied` come round again 
     start       the process has parsed its configuration; nothing is joined
     form        about to form a view with the other workers
     formed      the view is formed: rank, world_size and generation are set
+    transfer    in a view under `elastic run`: all know who lacks the state, and it is about to be sent
     claim       about to take the claim on the run's storage
     load        about to read the state that the run goes on from
     loaded      the state is in the model: step_index steps are applied
@@ -42,6 +43,7 @@ MOMENTS = (
     "start",
     "form",
     "formed",
+    "transfer",
     "claim",
     "load",
     "loaded",
