@@ -119,9 +119,7 @@ class Agent:
         self._looked_s = self._held_up_s = time.monotonic()
         self._traces: set[str] = set()  # that people have seen
         self._hostname = socket.gethostname()
-        self._starter = Starter(
-            self._loop, script, environ, fresh=fresh, started=self._started, lost=self._request_lost, say=say
-        )
+        self._starter = Starter(self._loop, script, environ, fresh=fresh, started=self._started, say=say)
 
     def run(self) -> int:
         with self._signals():
@@ -198,22 +196,7 @@ class Agent:
         self._ids[worker.id] = worker
         worker.its_end.close()
         worker.streams.given()
-        worker.channel.send(b"\n")  # the process waits for it, and ends where nobody is left to say it
         self._hub.tell({"say": "started", "worker": worker.id, "local_rank": worker.local_rank})
-        if self._leaving or self._over is not None:
-            self._terminate(worker)
-        self._reap()  # it may have been killed before it was known here
-
-    def _request_lost(self, token: str) -> None:
-        self._start(self._forget(token).local_rank)
-
-    def _forget(self, token: str) -> _Worker:
-        """A request that became no process."""
-        worker = self._workers.pop(token)
-        worker.channel.close()
-        self._close(worker)
-        self._starts[worker.local_rank] -= 1
-        return worker
 
     # hearing
 
@@ -270,7 +253,9 @@ class Agent:
     def _end_workers(self, tell: Callable[[_Worker], None]) -> None:
         self._deadline_s = self._deadline_s or time.monotonic() + self._rules.leave_s
         for token in self._starter.cancel():
-            self._forget(token)
+            worker = self._workers.pop(token)
+            worker.channel.close()
+            self._close(worker)
         for worker in self._workers.values():
             if worker.ready:
                 worker.expected = True
@@ -279,7 +264,6 @@ class Agent:
                 self._terminate(worker)
 
     def _terminate(self, worker: _Worker) -> None:
-        """One that is just being forked is terminated once its number is known."""
         worker.expected = True
         if worker.pid:
             os.kill(worker.pid, signal.SIGTERM)  # not reaped yet, so still this process
@@ -340,11 +324,10 @@ class Agent:
                     self._kill(worker)  # its children: its group keeps its number until it is reaped
                 children.reap(worker.pid)
                 self._exited(worker, ended)
-        if self._starter.warm_pid is not None and (ended := children.ended(self._starter.warm_pid)) is not None:
-            children.reap(self._starter.warm_pid)
-            self._starter.died(ended.text)
-        if not self._starter.asked:  # else the unknown child may be a worker that is not known yet
-            children.reap_orphans({worker.pid for worker in self._workers.values()} | {self._starter.warm_pid})
+        self._starter.reap()
+        if not self._starter.forking:  # else the unknown child may be a worker to be
+            known = {worker.pid for worker in self._workers.values()} | self._starter.pids()
+            children.reap_orphans(known)
 
     def _exited(self, worker: _Worker, ended: children.Ended) -> None:
         worker.channel.drain()

@@ -78,7 +78,7 @@ class Arguments:
     local_addr: str | None = None
     rdzv_endpoint: str = ""
     rdzv: Mapping[str, Any] = field(default_factory=dict)
-    logs: LogRules = LogRules()
+    logs: LogRules = field(default_factory=LogRules)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -135,7 +135,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     script = Script(options.training_script, options.module, tuple(options.training_script_args))
     if not script.module and not os.path.isfile(script.target):
         raise ConfigError(f"there is no script {script.target} (from {os.getcwd()}); for a module, use -m")
-    specs = config.logs_specs
+    specs: Any = config.logs_specs
     return Arguments(
         script=script,
         nodes_min=1 if one_node else config.min_nodes,

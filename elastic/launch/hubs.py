@@ -42,7 +42,7 @@ class AnyHub(Protocol):
 
 
 class HubHere:
-    """node: this node's name   listener: for the other nodes' agents; None on one node   nonce: known to the run only"""
+    """node: this node's name   listener: for other nodes' agents; None on one node   nonce: known to the run only"""
 
     def __init__(self, hub: Hub, node: str, *, listener: socket.socket | None = None, nonce: str = "") -> None:
         self._hub = hub

@@ -1,8 +1,10 @@
-"""Turns "a worker in this place" into a process: a fork of the warm process, or a fresh interpreter.
+"""Turns "a worker in this place" into a process: one that the warm process has forked ahead, or a fresh interpreter.
+
+    the warm process (warm.py)  ->  a spare, forked while nothing else is going on  ->  a worker, at once
 
 Promises  every worker is a child of this process, whoever forked it, in a session of its own, with the descriptors
-          that it was given and no others. A warm process that dies is replaced; requests that it took with it are
-          handed back. One that cannot be forked from is not used, and the reason is told once.
+          that it was given and no others.
+          A warm process that dies is replaced; one that cannot be forked from is not used, and the reason is told once.
 """
 
 from __future__ import annotations
@@ -20,14 +22,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from elastic.launch import children
 from elastic.launch.script import Script
 from elastic.launch.warm import MESSAGE_MAX, RANK_VARIABLES
-from elastic.launch.worker import AGENT
+from elastic.launch.worker import AGENT, STREAMS
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DEATHS_MAX = 3  # of warm processes that never got ready, in a row
-_WARM_S = 300.0  # for its imports; what takes longer is not waited for by workers
-_ANSWER_S = 10.0  # to fork takes it some ten milliseconds
+_READY_S = 300.0  # for its imports; what takes longer is not waited for by workers
+_FORK_S = 10.0  # takes it some 50 ms
+_CALM_S = 1.0  # after a start, before the next spare is forked: a recovery wants the processors for itself
 _ABSENT = ("RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", *RANK_VARIABLES)
 
 
@@ -40,8 +44,16 @@ class Request:
     fds: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class _Spare:
+    """A forked process that waits at the other end of `requests`. pid: 0 until it is known."""
+
+    requests: socket.socket
+    pid: int = 0
+
+
 class Starter:
-    """started(token, pid) is called once per request, or lost(token) if its warm process died first."""
+    """started(token, pid) is called once per request; the request's descriptors can be closed then."""
 
     def __init__(
         self,
@@ -51,7 +63,6 @@ class Starter:
         *,
         fresh: bool,
         started: Callable[[str, int], None],
-        lost: Callable[[str], None],
         say: Callable[[str], None],
     ) -> None:
         self._loop = loop
@@ -59,82 +70,100 @@ class Starter:
         self._env = {**node_environment(environ), AGENT: str(os.getpid())}
         self._fresh = fresh
         self._started = started
-        self._lost = lost
         self._say = say
+        self._waiting: list[Request] = []
+        self._warm: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None  # to the warm process
         self._ready = False
         self._deaths = 0
-        self._since_s = 0.0
-        self._waiting: list[Request] = []
-        self._asked: Request | None = None  # of the warm process, which takes one at a time
-        self._asked_s = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._spare: _Spare | None = None
+        self._asked_s = 0.0  # the warm process: for its imports, then for a spare
+        self._refill_s = 0.0
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if not fresh:
             self._warm_up()
 
     @property
-    def warm_pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+    def forking(self) -> bool:
+        """Whether a child may exist whose number is not known yet."""
+        return self._spare is not None and not self._spare.pid
+
+    def pids(self) -> set[int]:
+        """The children that are no workers."""
+        return {one.pid for one in (self._warm, self._spare) if one is not None and one.pid}
 
     def start(self, request: Request) -> None:
-        """The descriptors stay open until the answer, and are then the caller's to close."""
         self._waiting.append(request)
         self._go_on()
-
-    def tick(self, now_s: float) -> None:
-        """A warm process that does not answer is killed, and `died` does the rest."""
-        if self._asked is not None and now_s - self._asked_s > _ANSWER_S:
-            self._kill()
-        elif not self._fresh and not self._ready and now_s - self._since_s > _WARM_S:
-            self._give_up(f"the script's imports took more than {_WARM_S:.0f} s in the warm process")
-
-    @property
-    def asked(self) -> bool:
-        """Whether a worker may exist that `started` has not told of."""
-        return self._asked is not None
-
-    def died(self, status: str) -> None:
-        """The warm process did, and is reaped. Another one takes its place."""
-        pid = self.warm_pid
-        self._hear()  # what it said before
-        was_ready = self._ready
-        self._forget()
-        if self._fresh:
-            return
-        self._deaths = 0 if was_ready else self._deaths + 1
-        if self._deaths >= _DEATHS_MAX:
-            self._give_up(f"the warm process ended {self._deaths} times while it imported ({status})")
-        else:
-            self._say(f"the warm process {pid} ended ({status}); another one takes its place, workers go on")
-            self._warm_up()
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            self._lost(asked.token)
 
     def cancel(self) -> list[str]:
         """Forgets the requests that are no processes yet; returns their tokens."""
         waiting, self._waiting = self._waiting, []
         return [request.token for request in waiting]
 
-    def close(self) -> None:
-        """Ends the warm process; waiting for it is the caller's, who waits for all."""
-        self._fresh = True
-        self._kill()
+    def tick(self, now_s: float) -> None:
+        """A warm process that does not fork is killed, and `reap` does the rest."""
+        waited_s = now_s - self._asked_s
+        if not self._fresh and not self._ready and waited_s > _READY_S:
+            self._give_up(f"the script's imports took more than {_READY_S:.0f} s in the warm process")
+        elif self.forking and waited_s > _FORK_S:
+            self._kill_warm()
+        elif now_s >= self._refill_s:
+            self._ask_for_spare()
+
+    def reap(self) -> None:
+        """Buries the warm process and the spare, if they are dead."""
+        if self._spare is not None and self._spare.pid and children.ended(self._spare.pid) is not None:
+            children.reap(self._spare.pid)
+            self._drop_spare()
+        if self._warm is None or (ended := children.ended(self._warm.pid)) is None:
+            return
+        self._hear()  # what it said before
+        pid, was_ready = self._warm.pid, self._ready
+        children.reap(pid)
+        self._warm.returncode = 0  # or Popen would wait for it
+        self._warm = None
         self._close_socket()
+        if self._spare is not None and not self._spare.pid:
+            self._drop_spare()  # it ends by itself, if it was forked
+        if self._fresh:
+            return
+        self._deaths = 0 if was_ready else self._deaths + 1
+        if self._deaths >= _DEATHS_MAX:
+            self._give_up(f"the warm process ended {self._deaths} times while it imported ({ended.text})")
+        else:
+            self._say(f"the warm process {pid} ended ({ended.text}); another one takes its place, workers go on")
+            self._warm_up()
+
+    def close(self) -> None:
+        """Ends the warm process and the spare; to wait for them is the caller's, who waits for all children."""
+        self._fresh = True
+        self._kill_warm()
+        self._close_socket()
+        self._drop_spare()
+
+    def _go_on(self) -> None:
+        while self._waiting:
+            if self._spare is not None and self._spare.pid:
+                self._use(self._spare, self._waiting.pop(0))
+            elif self._fresh:
+                self._spawn(self._waiting.pop(0))
+            else:
+                self._ask_for_spare()
+                return
 
     def _warm_up(self) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "elastic.launch.warm", str(its.fileno()), *self._script.command()],
+            self._warm = subprocess.Popen(
+                [sys.executable, "-m", "elastic.launch.warm", str(its.fileno()), *self._script.command()],
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(its.fileno(),),
                 start_new_session=True,
             )
         ours.setblocking(False)
-        self._socket, self._ready, self._since_s = ours, False, time.monotonic()
+        self._socket, self._asked_s = ours, time.monotonic()
         self._loop.register(ours, selectors.EVENT_READ, self._hear)
 
     def _hear(self) -> None:
@@ -149,62 +178,62 @@ class Starter:
                 self._close_socket()  # its death is on its way
                 return
             message = json.loads(data)
-            if message["say"] == "forked":
-                asked, self._asked = self._asked, None
-                assert asked is not None
-                self._started(asked.token, message["pid"])
-                self._go_on()
-            elif message["say"] == "unfit":
+            if message["say"] == "unfit":
                 self._give_up(message["why"])
-            else:
+            elif message["say"] == "ready":
                 self._ready, self._deaths = True, 0
+                self._ask_for_spare()
+            else:
+                assert self._spare is not None
+                self._spare = _Spare(self._spare.requests, message["pid"])
                 self._go_on()
 
-    def _go_on(self) -> None:
-        while self._fresh and self._waiting:
-            self._spawn(self._waiting.pop(0))
-        if self._ready and self._asked is None and self._waiting:
-            self._fork(self._waiting.pop(0))
-
-    def _fork(self, request: Request) -> None:
-        message = {"env": dict(request.env), "fds": list(request.fds)}
-        self._asked, self._asked_s = request, time.monotonic()
-        with contextlib.suppress(OSError):  # its death is on its way, and hands the request back
+    def _ask_for_spare(self) -> None:
+        if self._fresh or not self._ready or self._spare is not None:
+            return
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._spare, self._asked_s = _Spare(ours), time.monotonic()
+        with its, contextlib.suppress(OSError):  # its death is on its way
             assert self._socket is not None
-            socket.send_fds(self._socket, [json.dumps(message).encode()], list(request.fds.values()))
+            socket.send_fds(self._socket, [b"fork"], [its.fileno()])
+
+    def _use(self, spare: _Spare, request: Request) -> None:
+        """If it is dead, or dies before it has read, it is a worker that died."""
+        self._spare, self._refill_s = None, time.monotonic() + _CALM_S
+        message = {"env": dict(request.env), "fds": list(request.fds)}
+        with spare.requests, contextlib.suppress(OSError):
+            socket.send_fds(spare.requests, [json.dumps(message).encode()], list(request.fds.values()))
+        self._started(request.token, spare.pid)
 
     def _spawn(self, request: Request) -> None:
-        fds = dict(request.fds)
-        stdout, stderr = fds.pop("stdout", None), fds.pop("stderr", None)
+        fds = {name: fd for name, fd in request.fds.items() if name not in STREAMS}
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "elastic.launch.worker", *self._script.command()],
+            [sys.executable, "-m", "elastic.launch.worker", *self._script.command()],
             env={**self._env, **request.env, **{name: str(fd) for name, fd in fds.items()}},
             stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
+            stdout=request.fds.get("stdout"),
+            stderr=request.fds.get("stderr"),
             pass_fds=tuple(fds.values()),
             start_new_session=True,
         )
-        process.returncode = 0  # the agent waits for all its children itself
+        process.returncode = 0  # the agent waits for its workers itself
         self._started(request.token, process.pid)
 
     def _give_up(self, why: str) -> None:
         self._say(f"each worker starts as a fresh interpreter, which takes longer: {why}")
         self._fresh = True
-        self._kill()
+        self._kill_warm()
         self._go_on()
 
-    def _kill(self) -> None:
-        if self._process is not None:
+    def _kill_warm(self) -> None:
+        if self._warm is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
+                os.kill(self._warm.pid, signal.SIGKILL)
 
-    def _forget(self) -> None:
-        if self._process is not None:
-            self._process.returncode = 0
-            self._process = None
-        self._ready = False
-        self._close_socket()
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.requests.close()  # a spare that lives ends at this
+            self._spare = None
 
     def _close_socket(self) -> None:
         self._ready = False

@@ -1,8 +1,9 @@
-"""The warm process of a node: it has imported what the script imports, and forks workers on request.
+"""The warm process of a node: it has imported what the script imports, and forks workers ahead of their time.
 
     warm -> agent   ready, or unfit with the reason
-    agent -> warm   a worker's variables and descriptors, one at a time
+    agent -> warm   a socket: fork a process that waits at it
     warm -> agent   forked, with its pid
+    agent -> that   the worker's variables and descriptors: now it is a worker
 
 Promises  it runs no tensor operation (after one with two threads a forked child hangs: torch 2.13), starts no thread
           and holds nothing but its socket to the agent. What its imports start or initialise is found out: then
@@ -32,7 +33,7 @@ from typing import Any
 from elastic.launch import worker
 from elastic.launch.script import Import, Script, imports_of, source_of
 
-MESSAGE_MAX = 1 << 17
+MESSAGE_MAX, FDS_MAX = 1 << 17, 16
 RANK_VARIABLES = ("LOCAL_RANK", "ELASTIC_CHANNEL", "ELASTIC_PROGRESS", "ELASTIC_TOKEN", "ELASTIC_RESTART")
 """What differs between the workers of a node: a module that reads one while it is imported cannot be shared."""
 
@@ -58,16 +59,16 @@ def main(fd: int, command: Sequence[str]) -> int:
 
 def _prepare(script: Script) -> str | None:
     """Imports; returns why no worker may be forked from what is there then."""
-    with _reads_of_rank_variables() as reads:
-        with contextlib.suppress(BaseException):  # the worker will say it
-            source, package = source_of(script)
-            for one in imports_of(source):
-                _import(one, package)
+    with _reads_of_rank_variables() as reads, contextlib.suppress(BaseException):  # the worker will say it
+        source, package = source_of(script)
+        for one in imports_of(source):
+            _import(one, package)
     if reads:
         return f"a module reads {reads[0]} while it is imported, which differs between workers"
     if "torch" in sys.modules:
         for name in _LAZY:
             importlib.import_module(name)
+    sys.stdout.flush()  # what an import has printed is not printed again by each fork
     gc.collect()
     gc.freeze()
     return _unfit()
@@ -94,28 +95,21 @@ def _unfit() -> str | None:
 
 
 def _serve(agent: socket.socket) -> bool:
-    """False at the end, in the warm process; True in a worker that it forked."""
+    """False at the end, in the warm process; True in a worker."""
     while True:
-        data, ancillary, _, _ = agent.recvmsg(MESSAGE_MAX, socket.CMSG_LEN(16 * 4), socket.MSG_CMSG_CLOEXEC)
-        if not data:
+        _, fds = _receive(agent)
+        if not fds:
             return False
-        request = json.loads(data)
-        fds = array.array("i")
-        for level, kind, raw in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds.frombytes(raw)
-        given = dict(zip(request["fds"], fds, strict=True))
-        pid = _fork()
-        if pid == 0:
-            _become(request["env"], given)
-            return True
-        for one in fds:
-            os.close(one)
+        with socket.socket(fileno=fds[0]) as requests:
+            pid = _fork()
+            if pid == 0:
+                agent.close()
+                return _wait_to_be_a_worker(requests)
         _say(agent, {"say": "forked", "pid": pid})
 
 
 def _fork() -> int:
-    """0 in the worker; in the warm process its pid, once it is the agent's child."""
+    """0 in the child; in the warm process its pid, once it is the agent's child."""
     read, write = os.pipe()
     between = os.fork()
     if between == 0:
@@ -134,20 +128,35 @@ def _fork() -> int:
     return pid
 
 
-def _become(env: dict[str, str], fds: dict[str, int]) -> None:
+def _wait_to_be_a_worker(requests: socket.socket) -> bool:
     os.setsid()
-    os.environ.update(env)
-    os.environ.update({name: str(fd) for name, fd in fds.items() if name.isupper()})
-    for name, target in (("stdout", 1), ("stderr", 2)):
-        if name in fds:
-            os.dup2(fds[name], target)
-            os.close(fds[name])
+    data, fds = _receive(requests)
+    if not data:
+        os._exit(0)  # the agent needs it no more
+    request = json.loads(data)
+    os.environ.update(request["env"])
+    for name, fd in zip(request["fds"], fds, strict=True):
+        if name in worker.STREAMS:
+            os.dup2(fd, worker.STREAMS[name])
+            os.close(fd)
+        else:
+            os.environ[name] = str(fd)
     # Python's own generator is seeded anew in each fork. torch's and NumPy's are seeded from the system's entropy
     # when they are loaded, which was before the fork.
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    return True
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    data, ancillary, _, _ = sock.recvmsg(MESSAGE_MAX, socket.CMSG_LEN(FDS_MAX * 4), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, raw in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(raw)
+    return data, list(fds)
 
 
 def _say(agent: socket.socket, message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The life of a worker process: it waits for its agent's word, runs the script as python would, and says how it failed.
+"""The life of a worker process: it runs the script as python would, and tells its agent how it failed.
 
 Used by a fork of the warm process (warm.py) and, as `python -m elastic.launch.worker`, by a fresh interpreter.
 
@@ -33,6 +33,7 @@ from elastic.membership.wire import encode
 
 AGENT = "ELASTIC_AGENT"  # the agent's pid
 SHARED_STDERR = "ELASTIC_SHARED_STDERR"  # set where this worker's stderr is the agent's own
+STREAMS = {"stdout": 1, "stderr": 2}
 _CHANNEL, _PROGRESS = "ELASTIC_CHANNEL", "ELASTIC_PROGRESS"
 
 _PR_SET_PDEATHSIG = 1
@@ -51,10 +52,12 @@ def main(command: Sequence[str]) -> int:
 
 def run(script: Script) -> int:
     """Returns the exit status; SystemExit passes through."""
-    _wait_for_agent()
+    _leave_with_agent()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # whole lines, at once: workers write to the same terminal or pipe
     faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
     # What starts this process again in place (launch/portable.py) has to come back to here.
-    sys.orig_argv = [sys.executable, "-u", "-m", "elastic.launch.worker", *script.command()]
+    sys.orig_argv = [sys.executable, "-m", "elastic.launch.worker", *script.command()]
     try:
         _execute(script)
     except SystemExit:
@@ -72,16 +75,10 @@ def run(script: Script) -> int:
     return 0
 
 
-def _wait_for_agent() -> None:
-    """Until the agent knows this process. From then on its death is a signal; one that is dead already ends us here."""
-    agent = os.environ.pop(AGENT, None)
-    if agent is None:
-        return  # this process was started again in place: the agent knows it already
-    with socket.socket(fileno=os.dup(int(os.environ[_CHANNEL]))) as channel:
-        if not channel.recv(1):
-            os._exit(0)
+def _leave_with_agent() -> None:
+    """Its death is a SIGTERM from here on; one that is dead already ends this process now."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != int(agent):
+    if os.getppid() != int(os.environ[AGENT]):
         os._exit(0)
 
 
