@@ -5,54 +5,69 @@ The flags are arguments.py's, the meeting of nodes nodes.py's, everything that f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from elastic.errors import ConfigError
 from elastic.observe.console import Console
 
-_USAGE = 2
+if TYPE_CHECKING:
+    from elastic.launch.arguments import Arguments
+    from elastic.launch.hubs import AnyHub, HubHere
+    from elastic.launch.nodes import Meeting
+
+LOCAL = "127.0.0.1"
+_FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str]) -> int:
     """2 for what cannot be done as asked; else the agent's status: 0, 1 for a run that failed, 130."""
-    # Before torch is loaded: torchrun's machinery reads the second one, and warns where the first is missing.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    environ = dict(os.environ)  # the workers'
+    # Before torch is loaded. torchrun's machinery reads the first, and warns where the second is missing; a store
+    # whose host left is the agent's to report, not that of torch's C++.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from elastic.launch.arguments import parse
+    from elastic.launch.nodes import NodesMissing
 
     try:
-        arguments = parse(argv)
+        return _run(parse(argv), environ)
     except ConfigError as wrong:
         print(f"elastic run: {wrong}", file=sys.stderr)
         return _USAGE
+    except NodesMissing as missing:
+        print(f"elastic run: {missing}", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:  # before the agent takes signals
+        return _INTERRUPTED
 
+
+def _run(arguments: Arguments, environ: Mapping[str, str]) -> int:
     from checkpoint.beacon import Beacon
     from elastic.launch.agent import Agent, NodeRules
-    from elastic.launch.hubs import HubHere
+    from elastic.launch.hubs import HubElsewhere
     from elastic.launch.logs import Logs
-    from elastic.membership.hub import Hub
 
     say = Console(quiet=False).warn
     node = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
-    nonce = secrets.token_hex(16)
-    beacon = Beacon(nonce=nonce, job=arguments.run_id)
-    try:
-        hub = HubHere(
-            Hub(
-                nodes_min=arguments.nodes_min,
-                nodes_max=arguments.nodes_max,
-                restarts_max=arguments.restarts_max,
-                beacon={"nonce": nonce, "endpoint": beacon.endpoint()},
-            ),
-            node,
-        )
+    meeting = _meet(arguments, say)
+    with contextlib.ExitStack() as stack:
+        if meeting is not None and meeting.connected is not None:
+            hub: AnyHub = HubElsewhere(meeting.connected, nonce=meeting.nonce)
+        else:
+            nonce = secrets.token_hex(16)
+            beacon = Beacon(nonce=nonce, job=arguments.run_id)
+            stack.callback(beacon.close)
+            hub = _hub(arguments, node, meeting, {"nonce": nonce, "endpoint": beacon.endpoint()})
         rules = NodeRules(
             node=node,
-            address="127.0.0.1",
+            address=meeting.address if meeting else LOCAL,
             workers=arguments.workers,
             job=arguments.run_id,
             hang_s=arguments.hang_s,
@@ -60,6 +75,38 @@ def main(argv: Sequence[str]) -> int:
             leave_on=arguments.leave_on,
         )
         logs = Logs(arguments.logs, say=say)
-        return Agent(arguments.script, rules, hub, logs, os.environ, fresh=arguments.fresh, say=say).run()
-    finally:
-        beacon.close()
+        return Agent(arguments.script, rules, hub, logs, environ, fresh=arguments.fresh, say=say).run()
+
+
+def _meet(arguments: Arguments, say: Callable[[str], None]) -> Meeting | None:
+    """None on one node, which needs no rendezvous, no store and no port for other nodes."""
+    if arguments.nodes_max == 1:
+        return None
+    from elastic.launch.nodes import meet
+
+    return meet(
+        arguments.rdzv_endpoint,
+        arguments.run_id or "none",
+        nodes_min=arguments.nodes_min,
+        nodes_max=arguments.nodes_max,
+        conf=arguments.rdzv,
+        local_addr=arguments.local_addr,
+        say=say,
+    )
+
+
+def _hub(arguments: Arguments, node: str, meeting: Meeting | None, beacon: dict[str, Any]) -> HubHere:
+    """beacon: kept by the hub's process, for whoever claims the run's storage."""
+    from elastic.launch.hubs import HubHere
+    from elastic.membership.hub import Hub
+
+    hub = Hub(
+        nodes_min=arguments.nodes_min,
+        nodes_max=arguments.nodes_max,
+        nodes_first=meeting.first if meeting else 1,
+        restarts_max=arguments.restarts_max,
+        beacon=beacon,
+    )
+    if meeting is None:
+        return HubHere(hub, node)
+    return HubHere(hub, node, listener=meeting.listener, nonce=meeting.nonce)
