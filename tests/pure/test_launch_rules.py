@@ -1,0 +1,82 @@
+"""Pure parts of the launcher: when a worker is stuck, and what becomes of its output."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+
+import pytest
+
+from elastic.launch.logs import LogRules, Logs
+from elastic.launch.progress import COMPUTING, EVALUATING, RECORD_BYTES, SAVING, STARTING, WAITING, Patience, Record
+
+
+def computing(**other: float) -> Record:
+    return Record(**{"generation": 1, "step": 7, "phase": COMPUTING, "since_s": 100.0, "limit_s": 30.0} | other)  # type: ignore[arg-type]
+
+
+def test_a_record_is_read_as_workers_write_it() -> None:
+    fd = os.memfd_create("record")
+    try:
+        os.ftruncate(fd, RECORD_BYTES)
+        assert Record.read(fd).at_step is None
+        os.pwrite(fd, struct.pack("<QqIIdd", 3, 41, COMPUTING, 9, 12.5, math.inf), 0)
+        assert Record.read(fd) == Record(3, 41, COMPUTING, 9, 12.5, math.inf)
+        assert Record.read(fd).at_step == 41
+    finally:
+        os.close(fd)
+
+
+def test_a_worker_that_computes_for_too_long_is_stuck() -> None:
+    assert Patience().stuck(130.0, computing(), "R", not_before_s=0.0) is None
+    why = Patience().stuck(130.5, computing(), "R", not_before_s=0.0)
+    assert why is not None
+    assert "30.5 s" in why
+
+
+@pytest.mark.parametrize("phase", [STARTING, WAITING, SAVING, EVALUATING])
+def test_waiting_saving_and_evaluating_are_not_mistaken_for_hangs(phase: int) -> None:
+    assert Patience().stuck(1e6, computing(phase=phase), "S", not_before_s=0.0) is None
+
+
+def test_a_step_without_a_limit_may_last() -> None:
+    assert Patience().stuck(1e6, computing(limit_s=math.inf), "R", not_before_s=0.0) is None
+
+
+def test_a_stopped_process_is_found_at_the_second_look() -> None:
+    """One look may catch a debugger that stops it for a moment."""
+    patience = Patience()
+    assert patience.stuck(0.0, Record(), "T", not_before_s=0.0) is None
+    assert patience.stuck(0.2, Record(), "S", not_before_s=0.0) is None
+    assert patience.stuck(0.4, Record(), "T", not_before_s=0.0) is None
+    assert patience.stuck(0.6, Record(), "T", not_before_s=0.0) is not None
+
+
+def test_a_watcher_that_was_held_up_itself_accuses_nobody() -> None:
+    """A machine that was suspended, or a frozen container, stops all of them."""
+    assert Patience().stuck(5000.0, computing(), "R", not_before_s=4990.0) is None
+
+
+def test_each_incarnation_of_a_worker_has_its_own_files(tmp_path: os.PathLike[str]) -> None:
+    said: list[str] = []
+    logs = Logs(LogRules(log_dir=os.fspath(tmp_path), run_id="job/7", redirects={1: 3}), say=said.append)
+    assert logs.open(0, 0).fds == {}
+    first, second = logs.open(1, 0), logs.open(1, 1)
+    first.close()
+    second.close()
+    assert first.files["stdout"].parts[-3:] == ("attempt_0", "1", "stdout.log")
+    assert second.files["stderr"].parts[-3:] == ("attempt_1", "1", "stderr.log")
+    assert len(said) == 1
+
+
+def test_teed_lines_are_marked_and_a_broken_line_waits_for_its_rest(
+    tmp_path: os.PathLike[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    streams = Logs(LogRules(log_dir=os.fspath(tmp_path), tee=1), say=lambda _: None).open(2, 0)
+    os.write(streams.fds["stdout"], b"one\ntw")
+    streams.tails[0].show()
+    assert capsys.readouterr().out == "[default2]:one\n"
+    os.write(streams.fds["stdout"], b"o\nthree")
+    streams.close()
+    assert capsys.readouterr().out == "[default2]:two\n[default2]:three\n"

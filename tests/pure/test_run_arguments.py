@@ -1,0 +1,113 @@
+"""`elastic run` takes torchrun's flags; none of them is silently ignored."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from elastic.errors import ConfigError
+from elastic.launch.arguments import parse, parser
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("")
+    return str(path)
+
+
+def test_one_node_needs_no_rendezvous(script: str) -> None:
+    found = parse(["--nproc-per-node=4", script, "--lr", "0.1", "-m"])
+    assert (found.workers, found.nodes_min, found.nodes_max) == (4, 1, 1)
+    assert found.script.target == script
+    assert found.script.args == ("--lr", "0.1", "-m")
+    assert (found.run_id, found.restarts_max, found.hang_s, found.fresh) == (None, 3, 30.0, False)
+    assert signal.SIGTERM in found.leave_on
+
+
+def test_several_nodes_are_torchruns(script: str) -> None:
+    found = parse(
+        [
+            "--nnodes=2:4",
+            "--nproc-per-node=8",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=host1:29400",
+            "--rdzv-id=digits",
+            "--rdzv-conf=join_timeout=60,last_call_timeout=2",
+            "--max-restarts=7",
+            "--local-addr=10.0.0.3",
+            "--hang-limit=5",
+            script,
+        ]
+    )
+    assert (found.nodes_min, found.nodes_max, found.restarts_max) == (2, 4, 7)
+    assert (found.rdzv_endpoint, found.run_id, found.local_addr) == ("host1:29400", "digits", "10.0.0.3")
+    assert found.rdzv["join_timeout"] == "60"
+    assert found.hang_s == 5.0
+
+
+def test_standalone_ignores_the_rendezvous_as_torchrun_does(script: str) -> None:
+    found = parse(["--standalone", "--rdzv-id=x", "--rdzv-endpoint=nowhere:1", script])
+    assert (found.nodes_max, found.run_id) == (1, None)
+
+
+def test_logs_are_torchruns(script: str, tmp_path: Path) -> None:
+    flags = ["--log-dir", str(tmp_path / "logs"), "--redirects=0:1,1:3", "--tee=2", "--local-ranks-filter=0,2"]
+    logs = parse([*flags, "--role=trainer", script]).logs
+    assert (logs.redirects, logs.tee, logs.shown, logs.role) == ({0: 1, 1: 3}, 2, {0, 2}, "trainer")
+    assert not (tmp_path / "logs").exists()  # made when there is something to write
+
+
+def test_the_way_workers_start_can_be_chosen(script: str) -> None:
+    assert parse(["--start-method=spawn", script]).fresh
+    assert not parse(["--start-method=fork", script]).fresh
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--no-python"],
+        ["--node-rank=1"],
+        ["--master-addr=host1"],
+        ["--master-port=29500"],
+        ["--event-log-handler=console"],
+        ["--logs-specs=mine"],
+        ["--numa-binding=node"],
+        ["--virtual-local-rank"],
+        ["--duplicate-stdout-filters=loss"],
+        ["--nnodes=2"],
+        ["--nnodes=1:2", "--rdzv-backend=etcd"],
+        ["--standalone", "--nnodes=2"],
+        ["--hang-limit=0"],
+        ["--nproc-per-node=0"],
+        ["--max-restarts=-1"],
+        ["--nnodes=0"],
+        ["--signals-to-handle=SIGNONE"],
+    ],
+    ids=" ".join,
+)
+def test_what_has_no_meaning_here_is_refused(flags: list[str], script: str) -> None:
+    """Ignoring a flag that somebody relies on is worse than an error."""
+    with pytest.raises(ConfigError):
+        parse([*flags, script])
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no script .*nothing.py"):
+        parse([str(tmp_path / "nothing.py")])
+
+
+def test_help_says_where_a_flag_means_something_else() -> None:
+    text = " ".join(parser().format_help().split())
+    assert text.startswith("usage: elastic run")
+    assert "it counts no worker that was killed from outside" in text
+    assert "Refused: ranks follow from the views" in text
+
+
+def test_torchruns_environment_variables_set_flags_too(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_MAX_RESTARTS", "9")
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
+    found = parse([script])
+    assert (found.restarts_max, found.workers) == (9, 2)
