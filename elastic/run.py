@@ -180,7 +180,7 @@ class Run:
     @property
     def claim(self) -> int | None:
         """The number under which this run writes its storage, once it is claimed."""
-        return self._session.claim or None if self._session is not None else None
+        return self._session.origin.claim or None if self._session is not None else None
 
     @property
     def events(self) -> EventLog:
@@ -204,10 +204,10 @@ class Run:
         except BaseException:
             session.close(abruptly=True)
             raise
-        self._goes_on_from(session.position)
-        if session.word is not None:
+        self._goes_on_from(session.origin.position)
+        if session.told is not None:
             self._joined_late = True
-            self._take(session.word)
+            self._take(session.told)
         for optimizer in self.optimizers.values():
             session.keep(optimizer.register_step_pre_hook(self._only_in_update).remove)
         self._notices.install()
@@ -319,7 +319,7 @@ class Run:
 
     def _told_by_all(self, name: str, word: str | None) -> str | None:
         def ask() -> str | None:
-            return self._here.told_by_all(word)
+            return self._here.place.told_by_all(word)
 
         told: str | None = self._agree(name, ask, f"at the boundary after step {self.step_index - 1}: {name}")
         return told
@@ -331,7 +331,7 @@ class Run:
 
     def _wishes(self) -> int:
         """This worker's wishes, for the exchange that is about to be carried out."""
-        saver, live = self._here.saver, self._here.live
+        saver, live = self._here.origin.saver, self._here.live
         wishes = _STOP if self._stop_wish is not None else 0
         if self._notice is not None:
             wishes |= _LEAVE
@@ -401,11 +401,11 @@ class Run:
         self._commit(session, must=must)
 
     def _commit(self, session: Session, *, must: bool) -> None:
-        if session.saver is None or session.saver.holds(self.step_index, self.stopped):
+        if session.origin.saver is None or session.origin.saver.holds(self.step_index, self.stopped):
             return
         self._phase(SAVING)
         self._observer.at("save", self)
-        session.saver.save(self._position, must=must)
+        session.origin.saver.save(self._position, must=must)
         self._observer.at("saved", self)
 
     @property
@@ -419,7 +419,7 @@ class Run:
         def saved() -> None:
             self._observer.at("finish", self)
             self._commit(session, must=True)
-            session.told_by_all(None)
+            session.place.told_by_all(None)
 
         self._agree("finish", saved, "waiting for the last save")
         self._phase(OVER)
@@ -484,7 +484,7 @@ class Run:
                 self._ended(session, ended)
         if word is not None:
             self._take(word)
-        session.loader.redirect(session.requests(self.step_index))
+        session.read_from(self.step_index)
         self._computes()
 
     def _word(self) -> Tree:
@@ -493,7 +493,7 @@ class Run:
         agreed = self._agreed
         return {
             "position": asdict(self._position),
-            "claim": session.claim_document(),
+            "claim": session.origin.claim_document(),
             "agreed": None if agreed is None else {**asdict(agreed)},
             "agreements": self._agreements,
         }
@@ -513,23 +513,23 @@ class Run:
         """The run ends with an error that its launcher shows. Raises SystemExit."""
         if (self.is_coordinator if ended.save is None else ended.save) and not self._updating:
             with suppress(checkpoint.CheckpointError):
-                session.take_the_pen()
+                session.origin.take_the_pen()
                 self._commit(session, must=True)
         raise SystemExit(EXIT_RESTART) from ended
 
     def _give_up(self, session: Session, lost: PeerLost, doing: str) -> None:
         """Under plain torchrun: ends this process, for the launcher to start all of them again. Raises SystemExit."""
-        gone = seen_missing(session.view)
-        others = {} if gone else session.what_others_do(doing, within_s=_ASKED_S)
+        gone = seen_missing(session.place.view)
+        others = {} if gone else session.place.what_others_do(doing, within_s=_ASKED_S)
         self.events.emit("peer_lost", step=self.step_index, phase=lost.phase, error=str(lost), missing=list(gone))
         self._console.warn(
             f"rank {self.rank} at step {self.step_index}: {lost}\n"
-            f"  missing  {sentence(session.view, gone, self.rank)}\n"
+            f"  missing  {sentence(session.place.view, gone, self.rank)}\n"
             f"{''.join(f'  rank {rank} was {does}{chr(10)}' for rank, does in sorted(others.items()))}"
             f"  state    {'torn by an update' if self._updating else 'clean'}, with {self.step_index} steps applied\n"
             "  next     nothing to do: this worker ends, and its launcher starts all of them again from the newest save"
         )
-        saver = session.saver
+        saver = session.origin.saver
         if saver is not None and self._at_boundary and saver.took_s < _QUICK_SAVE_S:
             with suppress(Exception):  # what is committed stays; the restart goes on from there
                 self._commit(session, must=False)
@@ -546,7 +546,7 @@ class Run:
         self._boundary(session)
         if self.finished:
             self._finish(session)
-        elif session.all_at(f"break/{self.step_index}", within_s=_ALL_BREAK_S):
+        elif session.place.all_at(f"break/{self.step_index}", within_s=_ALL_BREAK_S):
             self.stopped = "the script left the loop"
             self.finished = True
             self._finish(session)
@@ -576,7 +576,7 @@ class Run:
     def _part(self) -> None:
         """Wait for the others, so that nobody's last collective fails because we were faster."""
         with suppress(PeerLost):
-            self._here.told_by_all(None)
+            self._here.place.told_by_all(None)
 
     def _only_in_update(self, *_: Any) -> None:
         if not self._updating:

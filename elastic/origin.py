@@ -1,0 +1,242 @@
+"""Where does a view's state come from? From those of its workers who hold it, else from storage.
+
+    from storage  agree on the run's identity  ->  the coordinator claims the storage and reads the newest state, or
+                  commits the first one  ->  every rank receives it
+    from peers    say where one stands  ->  those behind receive what those ahead hold (state/transfer.py)
+
+What keeps the coordinator from it (the URL is taken, the checkpoint is another run's) is told to all before anyone
+raises, so nobody is left waiting in a collective.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import checkpoint
+from elastic.config import Config
+from elastic.errors import IdentityMismatch, StartFailed
+from elastic.group.form import gather_bytes
+from elastic.launch.environment import Launch
+from elastic.observe.console import Console
+from elastic.observe.events import EventLog
+from elastic.observe.observer import Observer
+from elastic.place import Place
+from elastic.state import identity as identities
+from elastic.state.saver import Position, Saver
+from elastic.state.survives import Survives, Tree, broadcast
+from elastic.state.transfer import Standing, exchange_standings, pass_on, roles
+
+if TYPE_CHECKING:
+    from elastic.run import Run
+
+
+class Origin:
+    """
+    identity  this worker's, to be set before anything is asked for
+    position  where the state stands that came last, from storage or from peers
+    saver     on the coordinator: its hand on the storage
+    claim     the number under which this run writes; 0 before it is known
+    """
+
+    identity: identities.Identity
+
+    def __init__(
+        self,
+        run: Run,
+        config: Config,
+        launch: Launch,
+        place: Place,
+        survives: Survives,
+        observer: Observer,
+        events: EventLog,
+        console: Console,
+    ) -> None:
+        self._run = run
+        self._config = config
+        self._launch = launch
+        self._place = place
+        self._survives = survives
+        self._observer = observer
+        self._events = events
+        self._console = console
+        self._claimed: checkpoint.Claim | None = None
+        self.saver: Saver | None = None
+        self.position = Position(epoch=0, step=0)
+
+    @property
+    def claim(self) -> int:
+        return self._claimed.number if self._claimed is not None else 0
+
+    def claim_document(self) -> dict[str, object]:
+        """The claim that the run writes under, for those who join."""
+        assert self._claimed is not None
+        return self._claimed.document()
+
+    def from_storage(self) -> None:
+        """Afterwards all ranks hold the newest saved state, or the one that the run begins with.
+
+        Raises IdentityMismatch, PeerLost, StartFailed; on rank 0, what checkpoint raises.
+        """
+        self._agree_on_identity()
+        tree, from_claim = self._claim_and_read()
+        self._check_that_storage_is_shared()
+        group = self._place.group
+        if from_claim is not None or group.world_size > 1:
+            self._survives.apply(broadcast(group, tree))
+        self._events.emit(
+            "loaded",
+            step=self.position.step,
+            epoch=self.position.epoch,
+            from_claim=from_claim,
+            accepted=self.saver.accepted if self.saver is not None else [],
+            digest=self._survives.weights_digest(),
+        )
+
+    def from_peers_or_storage(self, standing: Standing, word: Tree) -> Tree | None:
+        """Afterwards all ranks of the view stand at one step with the same bytes. Returns what those ahead tell, if
+        this rank was behind.
+
+        word  what this rank would tell those behind, beside the state
+        Raises PeerLost, and what `from_storage` raises.
+        """
+        group = self._place.group
+        parts = roles(exchange_standings(group, standing))
+        if parts is None:
+            if standing.step is not None:
+                raise StartFailed(
+                    "every worker of this view failed inside an update, and none holds a whole state\n"
+                    "  state  the newest checkpoint in storage is whole\n"
+                    "  next   nothing: this worker ends, and the run goes on from storage"
+                )
+            self.from_storage()
+            return None
+        self._observer.at("transfer", self._run)
+        begun_s = time.monotonic()
+        told, state, received = pass_on(group, parts, word, self._survives.objects())
+        if told is not None:
+            self.position = Position(**told["position"])
+            self._claimed = checkpoint.Claim.from_document(told["claim"])
+            self._events.context(claim=self.claim)
+        if state is not None:
+            self._survives.apply(state)
+            step, epoch = self.position.step, self.position.epoch
+            self._events.emit("transfer", step=step, bytes=received, seconds=time.monotonic() - begun_s)
+            self._events.emit("loaded", step=step, epoch=epoch, from_claim=self.claim, accepted=[])
+        if group.rank == 0:
+            self.take_the_pen()
+        if self.saver is not None:
+            self.saver.world_size = group.world_size
+        return told
+
+    def take_the_pen(self) -> None:
+        """This worker is who saves from here on; the one before it is gone, or has handed over."""
+        if self.saver is not None:
+            return
+        assert self._claimed is not None
+        saver, beacon = self._hand(), self._place.beacon
+        if beacon is not None and beacon[0] == self._claimed.nonce:
+            saver.adopt(self._claimed)
+        else:
+            self._claimed = saver.claim()
+
+    def close(self) -> None:
+        if self.saver is not None:
+            self.saver.close()
+
+    def _hand(self) -> Saver:
+        if self.saver is None:
+            self.saver = Saver(
+                self._config,
+                self._launch,
+                self._survives,
+                self.identity,
+                self._events,
+                self._console,
+                self._place.beacon,
+            )
+            self.saver.world_size = self._place.group.world_size
+        return self.saver
+
+    def _agree_on_identity(self) -> None:
+        """Every rank compares its own identity with rank 0's, and all learn of a difference."""
+        group = self._place.group
+        theirs = json.loads(gather_bytes(group, json.dumps(self.identity).encode())[0])
+        mismatch: IdentityMismatch | None = None
+        try:
+            identities.check(self.identity, theirs, accept=self._config.accept, where="rank 0")
+        except IdentityMismatch as differing:
+            mismatch = differing
+        refusal = self._place.told_by_all(f"rank {group.rank}: {mismatch}" if mismatch is not None else None)
+        if mismatch is not None:
+            raise mismatch
+        if refusal is not None:
+            raise IdentityMismatch(refusal, {})
+
+    def _claim_and_read(self) -> tuple[Tree | None, int | None]:
+        """The state on the coordinator (None elsewhere), and the claim it was saved under (None: a new run)."""
+        group = self._place.group
+        tree: Tree | None = None
+        failure: Exception | None = None
+        told: dict[str, object] = {}
+        if group.rank == 0:
+            try:
+                tree, from_claim = self._coordinate()
+                told = {"claim": self.claim_document(), "from_claim": from_claim, "position": asdict(self.position)}
+            except Exception as refused:
+                failure = refused
+                told = {"failure": f"{type(refused).__name__}: {refused}"}
+        answer = json.loads(gather_bytes(group, json.dumps(told).encode())[0])
+        if failure is not None:
+            raise failure
+        if "failure" in answer:
+            raise StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
+        self._claimed = checkpoint.Claim.from_document(answer["claim"])
+        self.position = Position(**answer["position"])
+        self._events.context(claim=self.claim)
+        return tree, answer["from_claim"]
+
+    def _coordinate(self) -> tuple[Tree, int | None]:
+        saver = self._hand()
+        self._observer.at("claim", self._run)
+        self._claimed = saver.claim()
+        self._observer.at("load", self._run)
+        found = saver.read()
+        if found is None:
+            self._console.say(f"a new run in {saver.where}")
+            self._observer.at("save", self._run)
+            saver.save(self.position, must=True)
+            self._observer.at("saved", self._run)
+            return self._survives.objects(), None
+        self.position, tree, from_claim = found
+        total = self._config.plan.total_steps
+        if self.position.stopped is not None or self.position.step >= total:
+            why = f": {self.position.stopped}" if self.position.stopped is not None else ""
+            self._console.say(f"{saver.where} is finished, with {self.position.step} steps applied{why}")
+        else:
+            self._console.say(
+                f"goes on from step {self.position.step} of {total}, epoch {self.position.epoch}, of {saver.where}"
+            )
+        return tree, from_claim
+
+    def _check_that_storage_is_shared(self) -> None:
+        """One worker of every other node looks for the coordinator's claim. A folder that only one node has is a trap:
+        when the coordinator comes to run on another node, the run begins anew there."""
+        launch = self._launch
+        if launch.one_node and launch.channel is None:
+            return
+        blind: str | None = None
+        if launch.local_rank == 0 and self._place.group.rank != 0:
+            options = self._config.storage_options or None
+            with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
+                if storage.newest_claim() < self.claim:
+                    blind = socket.gethostname()
+        blind = self._place.told_by_all(blind)
+        if blind is not None:
+            self._console.say(
+                f"{blind} does not see the claim that rank 0 wrote to {self._config.url}: the folder is not shared, "
+                "and the run can go on only while its coordinator stays where it is; use shared or object storage"
+            )

@@ -1,0 +1,164 @@
+"""A worker's place: the view that it is in, its rank there, and the group that it shares with the others.
+
+Under torchrun, or alone, a process has one place from its start to its end (`join`). Under `elastic run` it goes
+from place to place (`enter`), and the group of the one before ends in the background, for gloo takes some 20 ms.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from torch.distributed import DistError, Store
+
+from elastic.config import Config
+from elastic.exchange import deal
+from elastic.group.form import Group, form, gather_bytes
+from elastic.launch.environment import Launch, host_address
+from elastic.membership.live import Live
+from elastic.membership.progress import WAITING, Progress
+from elastic.membership.rendezvous import meet
+from elastic.membership.view import View
+from elastic.observe.events import EventLog
+from elastic.observe.observer import Observer
+
+if TYPE_CHECKING:
+    from elastic.run import Run
+
+_RENDEZVOUS_S = 300.0
+_VIEW_S = 3600.0  # the agent ends a run that waits too long, and says for whom
+_RETIRED_S = 10.0
+
+
+class Place:
+    """beacon  (nonce, endpoint) of what answers for the run as long as its first agent lives; None: nobody does"""
+
+    view: View
+    group: Group
+
+    def __init__(
+        self,
+        run: Run,
+        config: Config,
+        launch: Launch,
+        live: Live | None,
+        observer: Observer,
+        events: EventLog,
+        progress: Progress,
+    ) -> None:
+        self._run = run
+        self._config = config
+        self._launch = launch
+        self._live = live
+        self._observer = observer
+        self._events = events
+        self._progress = progress
+        self._store: Store | None = None
+        self._grouped = False
+        self._retired: list[threading.Thread] = []
+        self.beacon: tuple[str, dict[str, object]] | None = None
+
+    def join(self) -> None:
+        """The one place of this process. Raises RendezvousTimeout, PeerLost."""
+        launch, run = self._launch, self._run
+        self._observer.at("form", run)
+        meeting = meet(launch, run.worker_id, timeout_s=_RENDEZVOUS_S)
+        self._form(
+            meeting.view,
+            launch.rank,
+            meeting.store,  # rank 0 hosts it, so it must live as long as the group
+            "127.0.0.1" if launch.one_node else host_address(launch.master_addr),
+        )
+
+    def enter(self, *, step: int) -> None:
+        """The next place. Raises PeerLost (say "over", and try again), and what Live.next_view raises."""
+        live, run = self._live, self._run
+        assert live is not None
+        view, told = live.next_view(within_s=_VIEW_S)
+        self._retire()
+        rank = view.rank_of(run.worker_id)
+        run.placed(rank, view)
+        self._progress.at(WAITING, generation=view.generation, step=step)
+        self._events.context(rank=rank, world_size=view.world_size, generation=view.generation)
+        self._observer.at("form", run)
+        self.beacon = (told["beacon"]["nonce"], told["beacon"]["endpoint"]) if told["beacon"] else None
+        address = self._launch.address or ("127.0.0.1" if told["one_node"] else host_address(None))
+        self._form(view, rank, live.board(), address)
+        live.on_broken = self.group.sever
+        if live.is_broken():
+            self.group.sever()
+
+    def sever(self) -> None:
+        """The group is of no use any more; all others learn of it at once."""
+        if self._grouped:
+            self.group.sever()
+
+    def told_by_all(self, word: str | None) -> str | None:
+        """The first rank's word among those that have one; all ranks call it and get the same. Raises PeerLost."""
+        told = gather_bytes(self.group, (word or "").encode())
+        return next((answer.decode() for answer in told if answer), None)
+
+    def all_at(self, where: str, *, within_s: float) -> bool:
+        """Whether every worker comes to `where` within `within_s`. Needs no collective: others may be in one."""
+        if self._store is None:
+            return True
+        with suppress(RuntimeError):
+            self._store.set(f"{where}/{self.group.rank}", "")
+            deadline = time.monotonic() + within_s
+            while time.monotonic() < deadline:
+                if self._store.check([f"{where}/{rank}" for rank in range(self.group.world_size)]):
+                    return True
+                time.sleep(0.02)
+        return False
+
+    def what_others_do(self, doing: str, *, within_s: float) -> dict[int, str]:
+        """rank -> what it says it was doing when its exchange failed, of those that say so in time."""
+        said: dict[int, str] = {}
+        if self._store is not None:
+            with suppress(DistError):
+                self._store.set(f"doing/{self.group.rank}", doing)
+                deadline = time.monotonic() + within_s
+                while len(said) < self.group.world_size and time.monotonic() < deadline:
+                    for rank in set(range(self.group.world_size)) - said.keys():
+                        if self._store.check([f"doing/{rank}"]):
+                            said[rank] = self._store.get(f"doing/{rank}").decode()
+                    time.sleep(0.02)
+        return said
+
+    def close(self, *, abruptly: bool) -> None:
+        """abruptly  do not wait for collectives in flight: peers that wait for this worker learn of its end at once"""
+        if self._grouped:
+            self._grouped = False
+            self.group.close(abruptly=abruptly)
+        for thread in self._retired:
+            thread.join(timeout=_RETIRED_S)
+        self._store = None
+
+    def _form(self, view: View, rank: int, store: Store | None, address: str) -> None:
+        config = self._config
+        self.view = view
+        self._store = store
+        self.group = form(
+            store,
+            rank=rank,
+            world_size=view.world_size,
+            generation=view.generation,
+            address=address,
+            device=config.device,
+            timeout_s=config.timeout_s,
+        )
+        self._grouped = True
+        shares = deal(config, config.plan.virtual_workers, view.world_size)[rank].shares
+        self._events.emit("view_formed", workers=list(view.workers), shares=[shares.start, shares.stop])
+        self._observer.at("formed", self._run)
+
+    def _retire(self) -> None:
+        if self._grouped:
+            self._grouped = False
+            end = threading.Thread(
+                target=self.group.close, kwargs={"abruptly": True}, name="elastic-retire", daemon=True
+            )
+            end.start()
+            self._retired = [*(one for one in self._retired if one.is_alive()), end]
