@@ -51,19 +51,28 @@ def deal(config: Config, shares: int, world_size: int) -> list[Part]:
     return [Part(blocks_of_shares[rank], batches[rank], plan.merges[rank], plan) for rank in range(world_size)]
 
 
-def micro_batches(config: Config, step: StepPlan, batch: range, world_size: int) -> list[Examples]:
-    """What is read, and passed forward and back, one after the other, for the shares of one batch.
+def pieces(config: Config, step: StepPlan, batch: range, world_size: int) -> int:
+    """How many micro-batches the shares of one batch are cut into.
 
-    As many pieces for every rank as the largest batch needs, as StepPlan.micro_batches has it for shares.
+    As many for every rank as the largest batch needs, as StepPlan.pieces has it for shares.
     """
+    if config.mode == "exact":
+        return step.pieces(batch[0])
+    size = config.plan.micro_batch_size
+    if size is None:
+        return 1
+    largest = max(sum(step.sizes[share] for share in block) for block in blocks(len(step.sizes), world_size))
+    return min(sum(step.sizes[share] for share in batch), -(-largest // size))
+
+
+def micro_batches(config: Config, step: StepPlan, batch: range, world_size: int) -> list[Examples]:
+    """What is read, and passed forward and back, one after the other, for the shares of one batch."""
     if config.mode == "exact":
         return step.micro_batches(batch[0])
     parts = [step.examples(share) for share in batch]
     whole = Examples(np.concatenate([p.epochs for p in parts]), np.concatenate([p.indices for p in parts]))
-    size = config.plan.micro_batch_size
-    largest = max(sum(step.sizes[share] for share in block) for block in blocks(len(step.sizes), world_size))
-    pieces = 1 if size is None else min(len(whole), -(-largest // size))
-    return [whole[i * len(whole) // pieces : (i + 1) * len(whole) // pieces] for i in range(pieces)]
+    count = pieces(config, step, batch, world_size)
+    return [whole[i * len(whole) // count : (i + 1) * len(whole) // count] for i in range(count)]
 
 
 class Exchange:

@@ -17,7 +17,7 @@ import torch
 
 from elastic.data.plan import StepPlan
 from elastic.errors import PeerLost, StepError
-from elastic.exchange import Exchange, micro_batches
+from elastic.exchange import Exchange, pieces
 from elastic.group.buffers import disagreement
 from elastic.group.gradients import UNTOUCHED
 from elastic.group.sums import Agreed, ShareSums
@@ -139,17 +139,16 @@ class Step:
         for number, (shares, merges) in enumerate(zip(part.batches, part.merges, strict=True)):
             self._share = share = shares[0]
             self._shares.append(ShareSums())
-            pieces = micro_batches(run._config, plan, shares, run.world_size)
+            self._merges, self._pieces = merges, pieces(run._config, plan, shares, run.world_size)
             last_share = number == len(part.batches) - 1
-            for micro in range(len(pieces)):
+            for micro in range(self._pieces):
                 run._observer.at("data", run, share)
                 self._session.group.check()
                 loaded = self._session.loader.next()
                 self.indices_read += loaded.indices.tolist()
                 batch = run._observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
-                last_micro = micro == len(pieces) - 1
-                self._last = last_share and last_micro
-                self._merges, self._piece, self._pieces = merges, micro, len(pieces)
+                self._piece = micro
+                self._last = last_share and micro == self._pieces - 1
                 seed_streams(share_seed(plan.plan.seed, self.index, self.phase, share, micro), run.device)
                 run._observer.at("forward", run, share)
                 self._due = True
@@ -162,7 +161,7 @@ class Step:
                         f"{UNTOUCHED}  next   call step.backward(loss_sum, count) for every batch, and not "
                         "loss.backward(); count=0 is fine"
                     )
-            exchange.buffers.share_done(share, sum(len(piece) for piece in pieces))
+            exchange.buffers.share_done(share, sum(plan.sizes[share] for share in shares))
         self._share = None
 
     def _complete(self, exchange: Exchange) -> Agreed:

@@ -125,17 +125,21 @@ class StepPlan:
         """The share's examples, in order. Raises IndexError for a share that is empty in this step."""
         return self._all[self._range(share)]
 
-    def micro_batches(self, share: int) -> list[Examples]:
-        """The share's examples, cut into the fewest near-equal parts of at most `micro_batch_size`.
+    def pieces(self, share: int) -> int:
+        """How many micro-batches the share is cut into.
 
-        Near-equal, so that no part is a sliver of one example, which BatchNorm cannot train on; and as many
-        in every share as the largest needs, so that what counts forward passes agrees over the shares.
+        As many as the largest share needs, so that what counts forward passes agrees over the shares.
         """
-        examples = self.examples(share)
-        count = len(examples)
         size = self.plan.micro_batch_size
-        parts = 1 if size is None else min(count, _ceil(max(self.sizes), size))
-        return [examples[slice(*_piece(i, parts, count))] for i in range(parts)]
+        return 1 if size is None else min(self.sizes[share], _ceil(max(self.sizes), size))
+
+    def micro_batches(self, share: int) -> list[Examples]:
+        """The share's examples, cut into near-equal pieces of at most `micro_batch_size`.
+
+        Near-equal, so that none is a sliver of one example, which BatchNorm cannot train on.
+        """
+        examples, pieces = self.examples(share), self.pieces(share)
+        return [examples[slice(*_piece(i, pieces, len(examples)))] for i in range(pieces)]
 
     @property
     def indices(self) -> NDArray[np.int64]:

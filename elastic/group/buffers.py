@@ -60,9 +60,10 @@ class Buffers:
         self._first = any(buffer.rule == "first" for buffer in self._all)
         self._start = {buffer.name: buffer.tensor.clone() for buffer in self._all}
         self._versions = {buffer.name: buffer.tensor._version for buffer in self._all}
-        # Changed once, a buffer is kept and put back after every share without a look: comparing all of them twice a
-        # share took 1.3 ms of a step of the digits network, 40 ms (measured, 2026-11-21).
-        self._lively: set[str] = set()
+        # A small buffer that was changed once is kept and put back with every share, without a look: comparing all of
+        # them twice a share took 1.3 ms of a step of the digits network, 40 ms (measured, 2026-11-21).
+        self._lively: list[_Buffer] = []
+        self._still = self._all
         self._agreed: list[torch.Tensor] | None = None
         self.moving: list[str] = []
         self._sums: dict[Schedule, TreeSum] = {}
@@ -72,10 +73,12 @@ class Buffers:
 
     def begin(self) -> None:
         """Notes the values that every share of the step starts from. Call with the model in its applied state."""
-        for buffer in self._all:
+        for buffer in self._still:
             if self._changed(buffer):
                 self._start[buffer.name].copy_(buffer.tensor)
                 self._versions[buffer.name] = buffer.tensor._version
+        if self._lively:
+            torch._foreach_copy_([self._start[b.name] for b in self._lively], [b.tensor for b in self._lively])
         self._agreed = None
         self._shares = []
         self._sum = None
@@ -83,13 +86,10 @@ class Buffers:
 
     def share_done(self, share: int, examples: int) -> None:
         """Takes what a share of `examples` examples left, and puts the step's buffers back for the next one."""
+        stirred = [buffer for buffer in self._still if self._changed(buffer)]
         changed: dict[str, torch.Tensor] = {}
-        for buffer in self._all:
+        for buffer in (*self._lively, *stirred):
             now, start = buffer.now(), self._start[buffer.name]
-            if buffer.name not in self._lively and not self._changed(buffer):
-                continue
-            if now.nbytes <= _COMPARED_BYTES:
-                self._lively.add(buffer.name)
             if now.shape != start.shape or now.dtype != start.dtype:
                 raise StepError(
                     f"share {share} made buffer {buffer.name}, {tuple(start.shape)} {start.dtype}, "
@@ -102,6 +102,9 @@ class Buffers:
         if self._exact:
             self._agree(share, changed)
         self.restore()
+        if stirred:
+            self._lively += [buffer for buffer in stirred if buffer.tensor.nbytes <= _COMPARED_BYTES]
+            self._still = [buffer for buffer in self._all if buffer not in self._lively]
 
     def restore(self) -> None:
         """Puts the step's buffers back, as they were at `begin`. Between two steps there is nothing to put back."""
@@ -110,9 +113,12 @@ class Buffers:
         for buffer in self._all:
             if buffer.now() is not buffer.tensor:
                 setattr(buffer.module, buffer.attribute, buffer.tensor)
-            if buffer.name in self._lively or self._changed(buffer):
+        for buffer in self._still:
+            if self._changed(buffer):
                 buffer.tensor.copy_(self._start[buffer.name])
                 self._versions[buffer.name] = buffer.tensor._version
+        if self._lively:
+            torch._foreach_copy_([b.tensor for b in self._lively], [self._start[b.name] for b in self._lively])
 
     def newly_moving(self) -> list[str]:
         """Float buffers that this rank's shares changed and that are not known to move yet."""
@@ -150,7 +156,7 @@ class Buffers:
         if self._shares:
             values = [changed.get(b.name, self._start[b.name]) for _, changed in self._shares for b in moves]
             weights = torch.tensor([[float(examples)] for examples, _ in self._shares], device=self._device)
-            flat = torch.cat([value.reshape(-1).to(torch.float32) for value in values])
+            flat = torch.cat([value.reshape(-1) for value in values]).to(torch.float32)
             leaves = flat.view(len(self._shares), elements).mul_(weights)
             stack: list[torch.Tensor] = []
             for leaf, count in zip(leaves.unbind(), merges, strict=True):
@@ -184,14 +190,11 @@ class Buffers:
         self._in_step = False
         if self._sum is not None:
             moves = self._moves()
-            touched = self._mean[sum(b.tensor.numel() for b in moves) :]
-            at = 0
-            for number, buffer in enumerate(moves):
-                size = buffer.tensor.numel()
-                if touched[number] > 0:
-                    mean = self._mean[at : at + size].div(self._mean_of)
-                    buffer.tensor.copy_(mean.view(buffer.tensor.shape))
-                at += size
+            sizes = [buffer.tensor.numel() for buffer in moves]
+            *means, touched = torch.split_with_sizes(self._mean[: sum(sizes) + len(moves)], [*sizes, len(moves)])
+            for buffer, mean, shares in zip(moves, means, touched.tolist(), strict=True):
+                if shares > 0:
+                    buffer.tensor.copy_(mean.div_(self._mean_of).view(buffer.tensor.shape))
         if self._agreed is not None:
             for buffer, value in zip(self._exact, self._agreed, strict=True):
                 if not torch.equal(value, self._start[buffer.name]):

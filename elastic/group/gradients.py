@@ -1,14 +1,12 @@
 """Sums the gradients of a step's shares over all ranks, in the tree's order, while the last backward still runs.
 
-    share's backward adds into memory of ours -> partial sums merge as the tree says -> the last share's
-    gradients complete bucket after bucket, each of which leaves at once -> `finish` puts the sums divided by
-    the global count in `.grad`
+    a gradient arrives  ->  is added to the partial sums that the tree says, at once  ->  in the last share, a
+    bucket whose gradients have all arrived leaves  ->  `finish` puts the sums divided by the global count in `.grad`
 
-Partial sums lie in flat memory that is kept from step to step, the lowest of them in the very rows that
-travel, and autograd adds a share's gradients to them in place. A share that begins a partial sum finds it
-filled with NOTHING, which no sum notices; one that completes a pair adds to its left neighbour at once.
-(Taking over autograd's own tensors and merging them cost a GPT of 10 M parameters 35,000 page faults a step,
-85 of 890 ms: measured, 2026-11-21.)
+Autograd's tensor is added while the cache still holds it, and let go, so that its memory serves the next one.
+Partial sums lie in memory that is kept from step to step, the lowest of them in the very rows that travel. What
+stands in a slot has a meaning only if some share gave it: the first gradient is copied there, and only a row that
+travels is filled with NOTHING, which no sum notices, where nobody gave.
 
 Memory: the rows, and up to log2(V) more copies of the gradients on a rank that holds many shares.
 Which order the sums have is tree.py's to say, how they travel treesum.py's.
@@ -16,8 +14,8 @@ Which order the sums have is tree.py's to say, how they travel treesum.py's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -30,26 +28,32 @@ from elastic.group.treesum import NOTHING, TreeSum
 
 UNTOUCHED = "  state  nothing was applied; the model is as it was before this step\n"
 
+Slots = list[torch.Tensor]
+"""Per parameter the place of its gradient in one partial sum, with the parameter's shape and strides."""
+
 
 @dataclass(eq=False)
 class _Partial:
-    """The sum of the gradients of a subtree's shares.
+    """The sum of the gradients of a subtree's shares. `gave` says of each parameter whether a share gave it one."""
 
-    flats      per bucket
-    gradients  per parameter its place in them, with a version counter of its own that autograd's additions advance
-    gave       the parameters that some share gave a gradient; the others hold NOTHING
-    """
+    slots: Slots
+    gave: bytearray
 
-    flats: list[torch.Tensor]
-    gradients: list[torch.Tensor]
-    gave: set[int] = field(default_factory=set)
+
+@dataclass(eq=False)
+class _Memory:
+    """What is kept for the steps of one schedule: per bucket its sum, the partial sums that travel, the result."""
+
+    totals: list[TreeSum]
+    rows: list[_Partial]
+    result: Slots
 
 
 class GradientSum:
     """The gradients of one set of parameters in one view.
 
-    overlap  send buckets during the last backward pass, and let a backward pass add to the partial sum on its left.
-             Off for models whose backward touches a parameter twice in one pass (reentrant checkpointing)
+    overlap  take each gradient as it arrives, and send buckets during the last backward pass. Off for models whose
+             backward touches a parameter twice in one pass (reentrant checkpointing): then all are taken after it
     ordered  the exact mode's tree; off, plain all-reduces
     """
 
@@ -66,32 +70,25 @@ class GradientSum:
         self._parameters = list(parameters)
         self._names = list(names)
         self._group = group
-        self._overlap = overlap
         self._ordered = ordered
         self._buckets = buckets(self._parameters, bucket_bytes)
-        self._bucket_of = {slot.parameter: number for number, b in enumerate(self._buckets) for slot in b.slots}
-        self._narrow = [summed_in(parameter.dtype) is not parameter.dtype for parameter in self._parameters]
-        self._dense = [dense(parameter) for parameter in self._parameters]
-        self._sums: dict[Schedule, tuple[list[TreeSum], list[_Partial]]] = {}
-        self._current: list[TreeSum] = []
-        self._rows: list[_Partial] = []
+        self._memories: dict[Schedule, _Memory] = {}
+        self._memory: _Memory
         self._spare: list[_Partial] = []
-        self._results: dict[int, list[torch.Tensor]] = {}
         self._stack: list[_Partial] = []
-        self._versions: list[int] = []
-        self._onto_left = False
-        self._strided = False
-        self._merges: int | None = None
-        self._last = self._completes = False
-        self._sent = 0
-        self._armed = False
+        self._way: list[_Partial] = []  # those that the present pass adds up, from right to left, in the last of them
+        self._open = self._last = False
         self._arrived = bytearray()
         self._missing: list[int] = []
+        self._sent = 0
         self._hooks: list[RemovableHandle] = []
         if overlap:
             self._hooks = [
-                parameter.register_post_accumulate_grad_hook(self._arrival(index))  # type: ignore[no-untyped-call]
-                for index, parameter in enumerate(self._parameters)
+                self._parameters[slot.parameter].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self._arrival(slot.parameter, number)
+                )
+                for number, bucket in enumerate(self._buckets)
+                for slot in bucket.slots
             ]
 
     def close(self) -> None:
@@ -100,175 +97,135 @@ class GradientSum:
 
     def begin(self, schedule: Schedule) -> None:
         """Starts a step (or starts it again): forgets every gradient."""
-        self._stack.clear()
-        self._merges = None
+        if schedule not in self._memories:
+            self._memories[schedule] = self._allocated(schedule)
+        self._memory = self._memories[schedule]
+        self._stack = []
+        self._open = False
         self._sent = 0
-        self._armed = False
         self._clear()
-        if schedule not in self._sums:
-            sums = [
-                TreeSum(self._group, schedule, b.numel, b.dtype, b.device, ordered=self._ordered) for b in self._buckets
-            ]
-            held = sums[0].rows.shape[0] if sums else 0
-            self._sums[schedule] = sums, [self._partial([total.rows[row] for total in sums]) for row in range(held)]
-        self._current, self._rows = self._sums[schedule]
 
     def begin_pass(self, merges: int, *, piece: int, pieces: int, last: bool) -> None:
         """Before a backward pass: the `piece`th of a share's `pieces`, followed by `merges` sums of the topmost two.
 
         last  it is this rank's last one of the step: its gradients may leave as they come
-        Several pieces are added up before any merge. Until the first share has shown that no gradient is sparse,
-        autograd keeps gradients in tensors of its own.
         """
-        self._merges, self._last, self._completes = merges, last, piece == pieces - 1
-        if piece == 0:
-            self._onto_left = self._overlap and self._strided and merges > 0 and pieces == 1
-            if not self._onto_left:
-                self._stack.append(self._next())
+        onto_left = pieces == 1 and merges > 0
+        if piece == 0 and not onto_left:
+            self._stack.append(self._next())
+        left = merges - onto_left if piece == pieces - 1 else 0
+        self._way = self._stack[: -left - 2 : -1]
+        self._last = last
         self._arrived = bytearray(len(self._parameters))
-        gradients = self._stack[-1].gradients
-        self._versions = [gradient._version for gradient in gradients]
-        for parameter, gradient, narrow in zip(self._parameters, gradients, self._narrow, strict=True):
-            parameter.grad = gradient if self._strided and not narrow else None
-        if last:
-            self._missing = [len(bucket.slots) for bucket in self._buckets]
-            self._armed = bool(self._hooks) and self._group.world_size > 1
+        self._missing = [len(bucket.slots) for bucket in self._buckets]
+        self._clear()
+        self._open = True
 
     def end_pass(self) -> None:
-        """After it: takes the gradients; what happens to `.grad` from here on does not count. Raises PeerLost."""
+        """After it: takes what is left; what happens to `.grad` from here on does not count. Raises PeerLost."""
+        self._open = False
+        for index, arrived in enumerate(self._arrived):
+            if not arrived:
+                self._take(index, self._parameters[index])
+        del self._stack[len(self._stack) - len(self._way) + 1 :]
         if self._last:
             self.flush()
-        else:
-            self._collect(range(len(self._parameters)))
-            self._strided |= self._completes
-            if self._completes:
-                self._merge()
-        self._clear()
-
-    def _merge(self) -> None:
-        assert self._merges is not None
-        for _ in range(self._merges - self._onto_left):
-            right = self._stack.pop()
-            left = self._stack[-1]
-            for bucket, into, out_of in zip(self._buckets, left.flats, right.flats, strict=True):
-                into[: bucket.counts_at].add_(out_of[: bucket.counts_at])
-            left.gave |= right.gave
 
     def flush(self) -> None:
         """Sends what has not left yet. Raises PeerLost."""
-        self._armed = False
         while self._sent < len(self._buckets):
             self._send()
-        self._strided |= self._merges is not None
 
     def finish(self, count: int) -> None:
         """Waits for the sums and leaves them, divided by `count`, in `.grad`. Raises PeerLost."""
-        for total in self._current:
+        for total in self._memory.totals:
             total.join()
-        for bucket, total in zip(self._buckets, self._current, strict=True):
+        for bucket, total in zip(self._buckets, self._memory.totals, strict=True):
             flat = total.finish()
-            shares_that_gave = flat[bucket.counts_at : bucket.numel].tolist()
+            gave = flat[bucket.counts_at : bucket.numel].tolist()
             flat[: bucket.counts_at].div_(count)
-            for slot, shares, gradient in zip(
-                bucket.slots, shares_that_gave, self._result(flat, bucket.slots), strict=True
-            ):
-                parameter = self._parameters[slot.parameter]
-                if shares > 0:
-                    parameter.grad = gradient.to(parameter.dtype) if self._narrow[slot.parameter] else gradient
-                else:
-                    parameter.grad = None
-        self._stack.clear()
-        self._arrived = bytearray()
+            for slot, rows in zip(bucket.slots, gave, strict=True):
+                parameter, gradient = self._parameters[slot.parameter], self._memory.result[slot.parameter]
+                parameter.grad = gradient.to(parameter.dtype) if rows > 0 else None
 
-    def _arrival(self, index: int) -> Callable[[torch.Tensor], None]:
-        bucket = self._bucket_of[index]
-
-        def arrived(_parameter: torch.Tensor) -> None:
-            if self._arrived[index : index + 1] == b"\1":
-                raise self._second_gradient(index)
-            if not self._arrived:
+    def _arrival(self, index: int, bucket: int) -> Callable[[torch.Tensor], None]:
+        def arrived(parameter: torch.Tensor) -> None:
+            if not self._open:
                 return  # a backward pass that is not ours
+            if self._arrived[index]:
+                raise self._second_gradient(index)
             self._arrived[index] = 1
-            if not self._armed:
-                return
-            self._missing[bucket] -= 1
-            while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
-                self._send()
+            self._take(index, parameter)
+            if self._last:
+                self._missing[bucket] -= 1
+                while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
+                    self._send()
 
         return arrived
 
-    def _send(self) -> None:
-        """Completes the next bucket of this rank's rows, with the merges that follow the last share, and sends it."""
-        number = self._sent
-        bucket, total = self._buckets[number], self._current[number]
-        if self._merges is None:  # an idle rank
-            total.rows.fill_(NOTHING)
-        else:
-            self._collect(slot.parameter for slot in bucket.slots)
-            lowest = len(self._stack) - 1 - (self._merges - self._onto_left)
-            for right in range(len(self._stack) - 1, lowest, -1):
-                into, out_of = self._stack[right - 1].flats[number], self._stack[right].flats[number]
-                into[: bucket.counts_at].add_(out_of[: bucket.counts_at])
-            for row in range(lowest + 1):
-                merged = self._stack[row:] if row == lowest else self._stack[row : row + 1]
-                gave = [float(any(slot.parameter in part.gave for part in merged)) for slot in bucket.slots]
-                total.rows[row, bucket.counts_at : bucket.numel] = torch.tensor(gave, device=bucket.device)
-        self._sent += 1
-        total.start()
-
-    def _collect(self, parameters: Iterable[int]) -> None:
-        """Notes which parameters the share gave a gradient, and adds those that autograd did not add in place.
-
-        Those are the 16-bit ones, and all until the first share has been seen.
-        """
-        partial = self._stack[-1]
-        for index in parameters:
-            gradient, ours = self._parameters[index].grad, partial.gradients[index]
-            if gradient is ours:
-                if ours._version != self._versions[index]:
-                    partial.gave.add(index)
-            elif gradient is not None:
-                if gradient.layout is not torch.strided:
-                    raise StepError(
-                        f"the gradient of {self._names[index]} is sparse, and sums in a fixed order need dense ones\n"
-                        f"{UNTOUCHED}  next   build the layer with sparse=False"
-                    )
-                ours.add_(gradient)
-                partial.gave.add(index)
-                self._parameters[index].grad = None
+    def _take(self, index: int, parameter: torch.Tensor) -> None:
+        """Adds a parameter's gradient, if it has one, to the share's partial sum, and that to those on its left that
+        the share completes: each in place, while the one on its right is hot."""
+        value, parameter.grad = parameter.grad, None
+        if value is not None and value.layout is not torch.strided:
+            raise StepError(
+                f"the gradient of {self._names[index]} is sparse, and sums in a fixed order need dense ones\n"
+                f"{UNTOUCHED}  next   build the layer with sparse=False"
+            )
+        for partial in self._way:
+            if partial.gave[index]:
+                slot = partial.slots[index]
+                value = slot if value is None else slot.add_(value)
+        leftmost = self._way[-1]
+        if value is not None and not leftmost.gave[index]:
+            leftmost.slots[index].copy_(value)
+            leftmost.gave[index] = 1
 
     def _next(self) -> _Partial:
-        """The memory for one more partial sum on the stack, filled with NOTHING."""
-        depth = len(self._stack)
-        if depth < len(self._rows):
-            partial = self._rows[depth]
-        else:
-            if depth - len(self._rows) == len(self._spare):
-                flats = [torch.empty(b.counts_at, dtype=b.dtype, device=b.device) for b in self._buckets]
-                self._spare.append(self._partial(flats))
-            partial = self._spare[depth - len(self._rows)]
-        for bucket, flat in zip(self._buckets, partial.flats, strict=True):
-            flat[: bucket.counts_at].fill_(NOTHING)
-        partial.gave.clear()
+        """The memory for one more partial sum on the stack: the lowest ones are the rows."""
+        kept = [*self._memory.rows, *self._spare]
+        if len(kept) == len(self._stack):
+            self._spare.append(self._partial([torch.empty_like(p, dtype=summed_in(p.dtype)) for p in self._parameters]))
+            kept.append(self._spare[-1])
+        partial = kept[len(self._stack)]
+        partial.gave[:] = bytes(len(partial.gave))
         return partial
 
-    def _partial(self, flats: list[torch.Tensor]) -> _Partial:
-        places: dict[int, torch.Tensor] = {}
-        for bucket, flat in zip(self._buckets, flats, strict=True):
-            places |= {slot.parameter: self._view(flat, slot).data for slot in bucket.slots}
-        return _Partial(flats, [places[index] for index in range(len(self._parameters))])
+    def _send(self) -> None:
+        """Completes the next bucket of this rank's rows and sends it."""
+        bucket, total = self._buckets[self._sent], self._memory.totals[self._sent]
+        self._sent += 1
+        for row, partial in enumerate(self._memory.rows):
+            gave = [partial.gave[slot.parameter] for slot in bucket.slots]
+            for slot, given in zip(bucket.slots, gave, strict=True):
+                if not given:
+                    partial.slots[slot.parameter].fill_(NOTHING)
+            total.rows[row, bucket.counts_at : bucket.numel] = torch.tensor(gave, device=bucket.device)
+        total.start()
 
-    def _result(self, flat: torch.Tensor, slots: Sequence[Slot]) -> list[torch.Tensor]:
-        """The slots of a sum, whose memory is the same in every step."""
-        known = self._results.get(flat.data_ptr())
-        if known is None:
-            known = self._results[flat.data_ptr()] = [self._view(flat, slot) for slot in slots]
-        return known
+    def _allocated(self, schedule: Schedule) -> _Memory:
+        totals = [
+            TreeSum(self._group, schedule, b.numel, b.dtype, b.device, ordered=self._ordered) for b in self._buckets
+        ]
+        rows = [self._partial(self._placed(flats)) for flats in zip(*(total.rows for total in totals), strict=True)]
+        return _Memory(totals, rows, self._placed([total.result for total in totals]))
 
-    def _view(self, flat: torch.Tensor, slot: Slot) -> torch.Tensor:
+    def _partial(self, slots: Slots) -> _Partial:
+        return _Partial(slots, bytearray(len(slots)))
+
+    def _placed(self, flats: Sequence[torch.Tensor]) -> Slots:
+        """The slots in the flat tensors of all buckets."""
+        places = {
+            slot.parameter: self._place(flat, slot)
+            for bucket, flat in zip(self._buckets, flats, strict=True)
+            for slot in bucket.slots
+        }
+        return [places[index] for index in range(len(self._parameters))]
+
+    def _place(self, flat: torch.Tensor, slot: Slot) -> torch.Tensor:
         """A slot with the parameter's shape, and its strides where it is dense: as autograd lays gradients out."""
         parameter = self._parameters[slot.parameter]
-        if self._dense[slot.parameter]:
+        if dense(parameter):
             return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset() + slot.offset)
         return flat[slot.offset : slot.offset + slot.numel].view(parameter.shape)
 

@@ -3,8 +3,8 @@
 Buckets hold parameters in reverse order of registration, which is about the order in which a backward
 pass finishes them, so that the first bucket can leave while the rest is still computed. Slots start on
 64-byte boundaries, as fresh tensors do: kernels see the same alignment at every world size. Behind the
-slots stands one element per parameter that counts the shares which gave it a gradient; the counts are
-summed with the gradients, and tell "no share used it" (`.grad` stays None) from a gradient of zeros.
+slots stands one element per parameter that says whether a share gave it a gradient: 1 or 0 in a row, summed
+with the gradients, which tells "no share used it" (`.grad` stays None) from a gradient of zeros.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ _ALIGNED = 16  # elements; rows and chunks start on cache lines
 class TreeSum:
     """Warm buffers for sums of `numel` elements in one view. One sum at a time: fill `rows`, `start`, `finish`.
 
-    rows  (subtrees of this rank, padded numel): filled by the caller between `finish` and `start`
+    rows    (subtrees of this rank, padded numel): filled by the caller between `finish` and `start`
+    result  (padded numel,): where the sum is after `finish`, until `rows` is filled again
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class TreeSum:
         held = schedule.rows[group.rank] if ordered else 1
         self.rows = torch.full((held, self._chunk * world_size), NOTHING, dtype=dtype, device=device)
         self._pending: Pending | None = None
-        if not self._reduce and not self._local:
+        if self._reduce or self._local:
+            self.result = self.rows[0]
+        else:
             self._received = torch.empty((sum(schedule.rows), self._chunk), dtype=dtype, device=device)
-            self._summed = torch.empty(self._chunk * world_size, dtype=dtype, device=device)
+            self.result = torch.empty(self._chunk * world_size, dtype=dtype, device=device)
 
     def start(self) -> None:
         """Sends the rows. Collectives must start in the same order on all ranks. Raises PeerLost."""
@@ -67,13 +70,12 @@ class TreeSum:
         self._pending.wait()
         for into, out_of in self._schedule.joins:
             self._received[into] += self._received[out_of]
-        self._pending = self._group.all_gather(self._summed, self._received[0])
+        self._pending = self._group.all_gather(self.result, self._received[0])
 
     def finish(self) -> torch.Tensor:
-        """The sum, (padded numel,), valid until `rows` is filled again. Raises PeerLost."""
-        if self._local:
-            return self.rows[0]
-        assert self._pending is not None
-        self._pending.wait()
-        self._pending = None
-        return self.rows[0] if self._reduce else self._summed
+        """Waits for `result`, and returns it. Raises PeerLost."""
+        if not self._local:
+            assert self._pending is not None
+            self._pending.wait()
+            self._pending = None
+        return self.result

@@ -34,7 +34,7 @@ def of_run(run: elastic.Run, workload: Any) -> list[Timed]:
     gradients, buffers = session.exchange.gradients, session.exchange.buffers
     return [
         (session.loader, "next", "data"),
-        (elastic.step, "micro_batches", "data"),
+        (elastic.step, "pieces", "data"),
         (elastic.step, "seed_streams", "seeds"),
         (elastic.step, "share_seed", "seeds"),
         (workload, "loss", "forward"),

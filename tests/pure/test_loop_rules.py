@@ -206,6 +206,26 @@ def test_zeroing_gradients_in_the_body_changes_no_bit(tmp_path: Path, when: str,
     assert zeroing.state == plain.state
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_backward_passes_of_the_script_itself_change_no_bit(tmp_path: Path, when: str) -> None:
+    """A body may look at gradients of its own; those of the step are the ones that step.backward makes."""
+
+    def look() -> None:
+        torch.autograd.backward([parameter.square().sum() for parameter in looking.model.parameters()])
+
+    def body(step: elastic.Step, share: Share) -> None:
+        if when == "before":
+            look()
+        looking.backward(step, share)
+        if when == "after":
+            look()
+            assert all(torch.equal(p.grad, 2 * p) for p in looking.model.parameters() if p.grad is not None)
+
+    looking = Small(tmp_path / "looking")
+    looking.train(body)
+    assert looking.state == Small(tmp_path / "plain").train().state
+
+
 class Pair(nn.Module):
     """Two models that share a layer, with a head each."""
 
