@@ -10,6 +10,7 @@
       LoaderError         a loader process died; look at the machine's memory (data/loader.py)
       LoaderTimeout       the dataset's storage hangs; look at it (data/loader.py)
       PeerLost            an exchange failed; the loop forms a new view and redoes the step
+      Stranded            the others stand where this worker cannot be brought; it exits and is replaced
       Evicted             the view moved on without us; exit, do not retry
 
 Only the loop in run.py turns `PeerLost` into a new view, or into a restart where the launcher can do no better.
@@ -67,6 +68,10 @@ class PeerLost(ElasticError, ConnectionError):
         super().__init__(message)
         self.step = step
         self.phase = phase
+
+
+class Stranded(ElasticError):
+    """The other workers stand where this one cannot be brought; a newcomer in its place can."""
 
 
 class Evicted(ElasticError):

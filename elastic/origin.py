@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import checkpoint
 from elastic.config import Config
-from elastic.errors import IdentityMismatch, StartFailed
+from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
 from elastic.group.form import gather_bytes
 from elastic.launch.environment import Launch
 from elastic.observe.console import Console
@@ -101,7 +101,7 @@ class Origin:
         this rank was behind.
 
         word  what this rank would tell those behind, beside the state
-        Raises PeerLost, and what `from_storage` raises.
+        Raises PeerLost, Stranded, and what `from_storage` raises.
         """
         group = self._place.group
         parts = roles(exchange_standings(group, standing))
@@ -114,15 +114,25 @@ class Origin:
                 )
             self.from_storage()
             return None
+        if parts.stranded:
+            if group.rank in parts.stranded:
+                raise Stranded(
+                    "this worker lost the exchange of a step that others have applied, and what the script has changed "
+                    "since cannot be given back to it; it ends, and comes back as a newcomer"
+                )
+            raise PeerLost("a peer ends, to come back as a newcomer", step=standing.step, phase="transfer")
         self._observer.at("transfer", self._run)
         begun_s = time.monotonic()
-        told, state, received = pass_on(group, parts, word, self._survives.objects())
+        objects = self._survives.objects()
+        rewound = self._survives.applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
+        told, state, received = pass_on(group, parts, word, rewound or objects)
         if told is not None:
             self.position = Position(**told["position"])
             self._claimed = checkpoint.Claim.from_document(told["claim"])
             self._events.context(claim=self.claim)
         if state is not None:
             self._survives.apply(state)
+            self._survives.applied.note()
             step, epoch = self.position.step, self.position.epoch
             self._events.emit("transfer", step=step, bytes=received, seconds=time.monotonic() - begun_s)
             self._events.emit("loaded", step=step, epoch=epoch, from_claim=self.claim, accepted=[])

@@ -13,11 +13,12 @@ worker whose collective failed asks those who have the answer, and nobody repeat
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -27,7 +28,7 @@ import torch
 import checkpoint
 from elastic.config import Config, Mode, configure
 from elastic.data.plan import LastBatch
-from elastic.errors import ConfigError, PeerLost, StepError
+from elastic.errors import ConfigError, PeerLost, StepError, Stranded
 from elastic.evaluation import evaluate
 from elastic.group.form import Solo
 from elastic.group.sums import Agreed
@@ -291,6 +292,19 @@ class Run:
         seed_streams(after, self.device)
         return sums
 
+    @contextmanager
+    def long_section(self, at_most_s: float = math.inf) -> Iterator[None]:
+        """Between steps: declares that what follows may take long on this worker (writing samples, compiling), so that
+        its agent does not take it for hung. It has no effect but under `elastic run`.
+
+        at_most_s  after which it counts as hung all the same
+        """
+        self._phase(COMPUTING, at_most_s)
+        try:
+            yield
+        finally:
+            self._computes()
+
     @property
     def _here(self) -> Session:
         if self._session is None:
@@ -346,11 +360,15 @@ class Run:
         """The only place that changes the model. A worker that fails inside it holds a torn state (`_updating`)."""
         self._updating, self._at_boundary = True, False
         self._observer.at("update", self)
+        if session.live is not None:
+            session.survives.applied.look()
         session.exchange.buffers.apply()
         (self._config.update or default_update)(self, step)
         for function in self._on_apply:
             function(self, step)
         self.step_index += 1
+        if session.live is not None:
+            session.survives.applied.note()
         self._updating = False
         self._evaluations = 0
         self._agreed = agreed
@@ -474,12 +492,20 @@ class Run:
     def _next_view(self, session: Session, *, at: str, lost: bool) -> None:
         self._phase(WAITING)
         while True:
-            standing = Standing(step=self.step_index, agreements=len(self._agreements), torn=self._updating)
+            standing = Standing(
+                step=self.step_index,
+                agreements=len(self._agreements),
+                torn=self._updating,
+                rewinds=session.survives.applied.known(),
+            )
             try:
                 word = session.regroup(standing, self._word(), at=at, lost=lost)
                 break
             except PeerLost:
                 lost = True
+            except Stranded as stranded:
+                self._console.warn(str(stranded))
+                raise SystemExit(EXIT_RESTART) from stranded
             except RunEnded as ended:
                 self._ended(session, ended)
         if word is not None:

@@ -19,12 +19,16 @@ import torch
 import checkpoint
 from checkpoint.apply import apply
 from elastic.group.form import Group, gather_bytes
+from elastic.state.applied import Applied
 
 Tree = dict[str, Any]
 
 
 class Survives:
-    """The live objects of a run that a state is captured from and applied to."""
+    """The live objects of a run that a state is captured from and applied to.
+
+    applied  what of them the script may change between two steps, as the last update left it
+    """
 
     def __init__(
         self,
@@ -48,6 +52,10 @@ class Survives:
                 self._objects[name] = left_out
         if scaler is not None:
             self._objects["scaler"] = scaler
+        self.applied = Applied(
+            {**_named("scheduler", schedulers), **{f"extra.{name}": thing for name, thing in extra.items()}},
+            _named("optimizer", optimizers),
+        )
 
     def objects(self) -> Tree:
         """The tree for `checkpoint`: stateful objects stand for their state_dict."""

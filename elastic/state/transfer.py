@@ -34,11 +34,13 @@ class Standing:
     """step        how many are applied; None: no state at all, as at a start
     agreements  how many were made since
     torn        failed inside an update
+    rewinds     can give the state as the last update left it, to one that still has to run the code after that step
     """
 
     step: int | None
     agreements: int = 0
     torn: bool = False
+    rewinds: bool = True
 
     @property
     def holds_a_state(self) -> bool:
@@ -47,11 +49,18 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """Ranks: `donors` stand farthest; `need_state` lacks the state; `need_word` only agreements, or both."""
+    """Ranks: `donors` stand farthest; `need_state` lacks the state; `need_word` only agreements, or both.
+
+    rewound   those who need the state lost the exchange of the step that it comes from, and get it as that step's
+              update left it
+    stranded  cannot be given that: they end, and come back as newcomers
+    """
 
     donors: tuple[int, ...]
     need_state: tuple[int, ...]
     need_word: tuple[int, ...]
+    rewound: bool = False
+    stranded: tuple[int, ...] = ()
 
 
 def roles(standings: Sequence[Standing]) -> Roles | None:
@@ -60,10 +69,16 @@ def roles(standings: Sequence[Standing]) -> Roles | None:
     best = max((at for at in holding if at is not None), default=None, key=lambda at: (at[0] or 0, at[1]))
     if best is None:
         return None
+    donors = tuple(rank for rank, at in enumerate(holding) if at == best)
+    need_state = tuple(rank for rank, at in enumerate(holding) if at is None or at[0] != best[0])
+    behind = tuple(rank for rank in need_state if standings[rank].step is not None)
+    rewinding = tuple(rank for rank in donors if standings[rank].rewinds)
     return Roles(
-        donors=tuple(rank for rank, at in enumerate(holding) if at == best),
-        need_state=tuple(rank for rank, at in enumerate(holding) if at is None or at[0] != best[0]),
+        donors=rewinding if behind and rewinding else donors,
+        need_state=need_state,
         need_word=tuple(rank for rank, at in enumerate(holding) if at != best),
+        rewound=bool(behind),
+        stranded=() if rewinding else behind,
     )
 
 
