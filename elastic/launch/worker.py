@@ -125,11 +125,7 @@ def _print(error: BaseException) -> None:
 def _of_script(error: BaseException) -> types.TracebackType | None:
     """The traceback without the frames of this file and of runpy above the script's own."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") in (
-        __name__,
-        "elastic.launch.worker",
-        "runpy",
-    ):
+    while trace is not None and ((above := trace.tb_frame.f_globals) is globals() or above.get("__name__") == "runpy"):
         trace = trace.tb_next
     return trace if trace is not None else error.__traceback__
 

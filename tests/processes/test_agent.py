@@ -1,0 +1,473 @@
+"""`elastic run` with scripts that know nothing of elastic: processes are started, watched, replaced and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.drill import processes
+from elastic.drill.leftovers import Snapshot
+from tests.kit.launch import POLL_S, Launch
+
+WITHIN_S = 60.0
+
+HERE = """
+import os, sys, time
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
+say("here", os.environ["LOCAL_RANK"], os.getpid(), os.environ["ELASTIC_RESTART"])
+"""
+
+STAY = HERE + "time.sleep(600)\n"
+
+
+class Here:
+    """Workers say that they are here, with their local rank, pid and how often their place was started before."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+
+    def all(self) -> list[tuple[int, int, int]]:
+        found = re.findall(r"^(?:\[.*?\]:)?here (\d+) (\d+) (\d+)$", self.launch.output, re.M)
+        return [(int(rank), int(pid), int(restart)) for rank, pid, restart in found]
+
+    def wait(self, count: int) -> list[tuple[int, int, int]]:
+        self.launch.wait_for(lambda: len(self.all()) >= count, f"{count} workers", within_s=WITHIN_S)
+        return self.all()
+
+
+Run = Callable[..., Launch]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """run(source, *flags, args=[...]): the script of that source under `elastic run`. Nothing may be left of it."""
+    launches: list[Launch] = []
+    (tmp_path / "tmp").mkdir()
+    before = Snapshot.take(tmp_path)
+    seen: set[int] = set()
+    with contextlib.ExitStack() as stack:
+
+        def start(source: str, *flags: str, args: tuple[str, ...] = (), env: dict[str, str] | None = None) -> Launch:
+            script = tmp_path / "script.py"
+            script.write_text(textwrap.dedent(source))
+            environ = {"TMPDIR": str(tmp_path / "tmp"), **(env or {})}
+            launch = Launch("elastic", ["run", *flags, script, *args], env=environ)
+            launches.append(stack.enter_context(launch))
+            return launch
+
+        yield start
+        for launch in launches:
+            launch.finish(within_s=WITHIN_S)
+            seen.update(launch.pids)
+            deadline = time.monotonic() + 10
+            while (left := launch.pids) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+            assert not left, [processes.described(pid) for pid in left]
+    assert before.new(tmp_path, seen) == []
+
+
+def test_a_script_without_elastic_simply_runs(run: Run) -> None:
+    launch = run(
+        HERE + "say('args', *sys.argv[1:], __name__, __file__ == os.path.abspath(sys.argv[0]))",
+        "--nproc-per-node=2",
+        args=("--lr", "1", "-m"),
+    )
+    output = launch.succeed(within_s=WITHIN_S)
+    assert sorted(rank for rank, _, _ in Here(launch).all()) == [0, 1]
+    assert output.count("args --lr 1 -m __main__ True") == 2
+    assert "elastic:" not in output
+
+
+def test_a_killed_worker_is_replaced_in_its_place_and_the_others_stay(run: Run) -> None:
+    launch = run(STAY, "--nproc-per-node=3")
+    first = Here(launch).wait(3)
+    rank, victim, _ = first[1]
+    os.kill(victim, signal.SIGKILL)
+    (new,) = Here(launch).wait(4)[3:]
+    assert (new[0], new[2]) == (rank, 1)
+    assert new[1] not in {pid for _, pid, _ in first}
+    assert {pid for _, pid, _ in first} - {victim} <= set(launch.pids)
+    launch.send(signal.SIGTERM)
+    assert launch.finish(within_s=WITHIN_S) == 0
+
+
+def test_kills_from_outside_never_count(run: Run) -> None:
+    """--max-restarts bounds what repeats by itself; spot machines may take a worker a hundred times."""
+    launch = run(STAY, "--max-restarts=0")
+    here = Here(launch)
+    for count in range(1, 6):
+        os.kill(here.wait(count)[-1][1], signal.SIGKILL)
+    here.wait(6)
+    launch.send(signal.SIGTERM)
+    assert launch.finish(within_s=WITHIN_S) == 0
+
+
+def test_forked_workers_are_like_fresh_ones(run: Run) -> None:
+    """Random streams, session, parent, standard input, environment and descriptors, none of them the warm process's."""
+    source = (
+        HERE
+        + """
+import random, torch, numpy
+def me():
+    fds = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            fds[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            pass
+    return fds
+say("random", random.random(), torch.rand(1).item(), numpy.random.rand())
+say("own", os.getsid(0) == os.getpid())
+say("parent", os.getppid())
+say("stdin", os.readlink("/proc/self/fd/0"))
+known = {0, 1, 2, int(os.environ["ELASTIC_CHANNEL"]), int(os.environ["ELASTIC_PROGRESS"])}
+say("more", [name for fd, name in me().items() if fd not in known and "/fd" not in name])
+say("ranks", sorted(name for name in os.environ if name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
+say("threads", os.environ["OMP_NUM_THREADS"], os.environ["LOCAL_WORLD_SIZE"])
+"""
+    )
+    launch = run(source, "--nproc-per-node=2", env={"RANK": "5", "MASTER_ADDR": "elsewhere"})
+    agent = launch.process.pid
+    output = launch.succeed(within_s=WITHIN_S)
+    numbers = [line.split()[1:] for line in output.splitlines() if line.startswith("random")]
+    assert all(len(set(column)) == 2 for column in zip(*numbers, strict=True)), numbers
+    assert output.count("own True") == 2
+    assert output.count(f"parent {agent}\n") == 2
+    assert output.count("stdin /dev/null") == 2
+    assert output.count("more []") == 2, output
+    assert output.count("ranks []") == 2
+    assert output.count("threads 1 2") == 2
+
+
+def test_an_exception_that_repeats_is_shown_once_and_ends_the_run(run: Run) -> None:
+    launch = run(HERE + "raise ValueError(f'no good {1 + 1}')", "--nproc-per-node=2")
+    assert launch.finish(within_s=WITHIN_S) == 1
+    assert launch.output.count("Traceback (most recent call last)") == 1
+    assert 'script.py", line' in launch.output
+    assert "elastic/launch" not in launch.output
+    assert "the same failure twice before its first step: ValueError: no good 2" in launch.output
+    assert "(local rank" in launch.output
+
+
+def test_an_exception_in_a_log_file_is_shown_once_with_the_file(run: Run, tmp_path: Path) -> None:
+    launch = run(HERE + "raise ValueError('no good')", "--redirects=3", f"--log-dir={tmp_path / 'logs'}")
+    assert launch.finish(within_s=WITHIN_S) == 1
+    assert launch.output.count("Traceback (most recent call last)") == 1
+    (file,) = set(re.findall(r"log  (\S+attempt_0/0/stderr\.log)", launch.output))
+    assert "ValueError: no good" in Path(file).read_text()
+
+
+def test_a_first_failure_is_forgiven(run: Run, tmp_path: Path) -> None:
+    source = HERE + "if os.environ['ELASTIC_RESTART'] == '0': raise OSError('the disk was busy')"
+    launch = run(source)
+    assert launch.finish(within_s=WITHIN_S) == 0
+    assert [restart for _, _, restart in Here(launch).all()] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("sys.exit()", 0, ""),
+        ("sys.exit(0)", 0, ""),
+        ("sys.exit(3)", 1, "exit status 3"),
+        ("sys.exit('a reason')", 1, "a reason"),
+        ("os.abort()", 1, "SIGABRT"),
+        ("this is no python", 1, "SyntaxError"),
+        ("import no_such_module", 1, "ModuleNotFoundError"),
+    ],
+)
+def test_the_exit_status_says_how_the_workers_ended(run: Run, end: str, status: int, said: str) -> None:
+    launch = run(HERE + end)
+    assert launch.finish(within_s=WITHIN_S) == status, launch.output
+    assert said in launch.output
+
+
+def test_a_worker_ends_like_a_python_program(run: Run, tmp_path: Path) -> None:
+    """atexit functions run, threads are joined, files that nobody closed are flushed."""
+    source = f"""
+    import atexit, pickle, threading, time, multiprocessing
+    folder = {str(tmp_path)!r}
+    class Mine:
+        pass
+    def child(thing, queue):
+        queue.put(type(thing).__name__)
+    def late():
+        time.sleep(0.3)
+        pickle.loads(pickle.dumps(Mine()))
+        open(folder + "/thread", "w").write("joined")
+    atexit.register(lambda: open(folder + "/atexit", "w").write("ran"))
+    threading.Thread(target=late).start()
+    queue = multiprocessing.get_context("fork").Queue()
+    process = multiprocessing.get_context("fork").Process(target=child, args=(Mine(), queue))
+    process.start()
+    assert queue.get() == "Mine"
+    process.join()
+    unclosed = open(folder + "/file", "w")
+    unclosed.write("flushed")
+    """
+    run(source).succeed(within_s=WITHIN_S)
+    assert [(tmp_path / name).read_text() for name in ("thread", "atexit", "file")] == ["joined", "ran", "flushed"]
+
+
+def test_a_module_runs_as_python_m_would(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("")
+    (tmp_path / "pack" / "near.py").write_text("word = 'near'\n")
+    (tmp_path / "pack" / "go.py").write_text(
+        "import sys\nfrom .near import word\nprint(word, __name__, __spec__.name, sys.argv[1:])\n"
+    )
+    flags = ["run", "-m", "pack.go", "a", "--b"]
+    with Launch("elastic", flags, env={"PYTHONPATH": str(tmp_path)}) as launch:
+        assert "near __main__ pack.go ['a', '--b']" in launch.succeed(within_s=WITHIN_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_notice_to_the_agent_ends_everything_with_status_0(run: Run, number: signal.Signals) -> None:
+    launch = run(STAY, "--nproc-per-node=2")
+    Here(launch).wait(2)
+    launch.send(number)
+    assert launch.finish(within_s=WITHIN_S) == 0
+    assert f"{number.name}: the 2 workers of this node leave" in launch.output
+
+
+def test_a_notice_during_the_start_ends_everything_too(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "slow_import.py").write_text(f"import time\nopen({str(tmp_path / 'began')!r}, 'w')\ntime.sleep(600)\n")
+    launch = run("import slow_import")
+    launch.wait_for((tmp_path / "began").exists, "the warm process's imports", within_s=WITHIN_S)
+    launch.send(signal.SIGTERM)
+    assert launch.finish(within_s=WITHIN_S) == 0
+
+
+def test_a_second_ctrl_c_ends_at_once(run: Run) -> None:
+    source = STAY.replace(
+        "time.sleep(600)", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); say('deaf'); time.sleep(600)"
+    )
+    launch = run(source)
+    launch.wait_for(lambda: "deaf" in launch.output, "a worker that ignores SIGTERM", within_s=WITHIN_S)
+    launch.send(signal.SIGINT)
+    launch.wait_for(lambda: "leave" in launch.output, "the notice", within_s=WITHIN_S)
+    time.sleep(0.6)  # what tells a second wish from an echo is half a second; no event marks it
+    launch.send(signal.SIGINT)
+    assert launch.finish(within_s=WITHIN_S) == 130
+    assert "interrupted twice" in launch.output
+
+
+def test_nothing_outlives_an_agent_that_is_killed(run: Run) -> None:
+    launch = run(STAY, "--nproc-per-node=2")
+    Here(launch).wait(2)
+    launch.process.kill()
+    assert launch.finish(within_s=WITHIN_S) == -signal.SIGKILL  # the fixture counts who is left
+
+
+def test_children_of_workers_do_not_outlive_the_agent(run: Run) -> None:
+    """Even in sessions of their own: what loses its parent becomes the agent's child."""
+    source = STAY.replace(
+        "time.sleep", "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep"
+    )
+    launch = run(source)
+    Here(launch).wait(1)
+    launch.send(signal.SIGTERM)
+    assert launch.finish(within_s=WITHIN_S) == 0
+
+
+def test_a_warm_process_that_dies_is_replaced_and_workers_go_on(run: Run) -> None:
+    launch = run(STAY, "--nproc-per-node=2")
+    here = Here(launch)
+    workers = {pid for _, pid, _ in here.wait(2)}
+    waiting = [pid for pid in launch.pids if pid not in workers and b"elastic.launch.warm" in command(pid)]
+    assert waiting
+    for pid in waiting:  # the warm process, and the one that it has forked ahead
+        os.kill(pid, signal.SIGKILL)
+    launch.wait_for(lambda: "another one takes its place" in launch.output, "a new one", within_s=WITHIN_S)
+    assert workers <= set(launch.pids)
+    os.kill(here.all()[0][1], signal.SIGKILL)
+    assert here.wait(3)[2][0] == here.all()[0][0]
+    launch.send(signal.SIGTERM)
+    assert launch.finish(within_s=WITHIN_S) == 0
+
+
+def test_a_stopped_worker_is_found_killed_and_replaced(run: Run) -> None:
+    launch = run(STAY, "--nproc-per-node=2")
+    here = Here(launch)
+    rank, victim, _ = here.wait(2)[0]
+    os.kill(victim, signal.SIGSTOP)
+    assert here.wait(3)[2][0] == rank
+    assert f"-{victim}-" in launch.output
+    assert "its process is stopped" in launch.output
+    launch.send(signal.SIGTERM)
+    assert launch.finish(within_s=WITHIN_S) == 0
+
+
+def test_a_worker_that_computes_for_ever_shows_its_stacks_before_it_is_killed(run: Run) -> None:
+    source = (
+        HERE
+        + """
+import math, struct
+def record(phase, limit_s):
+    data = struct.pack("<QqIIdd", 1, 12, phase, 1, time.monotonic(), limit_s)
+    os.pwrite(int(os.environ["ELASTIC_PROGRESS"]), data, 0)
+def endless():
+    while True:
+        pass
+if os.environ["ELASTIC_RESTART"] == "0":
+    record(1, 0.5)
+    endless()
+"""
+    )
+    launch = run(source)
+    assert launch.finish(within_s=WITHIN_S) == 0
+    assert "is stuck at step 12: it has computed for" in launch.output
+    assert "in endless" in launch.output
+
+
+@pytest.mark.parametrize(
+    ("imports", "why"),
+    [
+        (
+            "import threading as t, time\nt.Thread(target=time.sleep, args=(600,), daemon=True, name='mine').start()",
+            "an import starts threads: mine",
+        ),
+        ("import os\nrank = os.environ.get('LOCAL_RANK')", "reads LOCAL_RANK while it is imported"),
+        (
+            "import os\nif 'elastic.launch.warm' in open('/proc/self/cmdline').read().split(chr(0)): os._exit(7)",
+            "the warm process ended 3 times",
+        ),
+    ],
+    ids=["threads", "rank", "death"],
+)
+def test_what_cannot_be_forked_from_is_spawned_and_the_reason_said(
+    run: Run, tmp_path: Path, imports: str, why: str
+) -> None:
+    (tmp_path / "unfit.py").write_text(imports + "\n")
+    launch = run("import unfit\n" + STAY, "--nproc-per-node=2")
+    here = Here(launch)
+    here.wait(2)
+    os.kill(here.all()[0][1], signal.SIGKILL)
+    here.wait(3)
+    launch.send(signal.SIGTERM)
+    assert launch.finish(within_s=WITHIN_S) == 0
+    assert launch.output.count("each worker starts as a fresh interpreter") == 1
+    assert why in launch.output
+
+
+def test_fresh_interpreters_are_had_for_the_asking(run: Run) -> None:
+    launch = run(HERE + "raise KeyError('x')", "--start-method=spawn")
+    assert launch.finish(within_s=WITHIN_S) == 1
+    assert launch.output.count("Traceback (most recent call last)") == 1
+    assert "elastic/launch" not in launch.output
+    assert "each worker starts" not in launch.output
+
+
+def test_files_and_marked_lines_are_torchruns(run: Run, tmp_path: Path) -> None:
+    source = (
+        HERE
+        + "sys.stderr.write('to stderr\\n')\n"
+        + "if (os.environ['ELASTIC_RESTART'], os.environ['LOCAL_RANK']) == ('0', '1'): time.sleep(600)"
+    )
+    launch = run(
+        source, "--nproc-per-node=2", "--tee=1", "--redirects=2", f"--log-dir={tmp_path / 'logs'}", "--rdzv-id=job7"
+    )
+    here = Here(launch)
+    here.wait(2)
+    os.kill(next(pid for rank, pid, _ in here.all() if rank == 1), signal.SIGKILL)
+    output = launch.succeed(within_s=WITHIN_S)
+    assert output.count("[default0]:here 0") == 1
+    assert output.count("[default1]:here 1") == 2
+    assert "to stderr" not in output
+    (folder,) = (tmp_path / "logs").iterdir()
+    assert folder.name.startswith("job7_")
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.log"))
+    assert files == sorted(
+        f"attempt_{n}/{r}/{s}.log" for n, r in ((0, 0), (0, 1), (1, 1)) for s in ("stdout", "stderr")
+    )
+    assert (folder / "attempt_0/0/stderr.log").read_text() == "to stderr\n"
+
+
+def test_an_agent_holds_no_more_after_many_replacements_than_before(run: Run) -> None:
+    launch = run(STAY, "--nproc-per-node=2")
+    here = Here(launch)
+    here.wait(2)
+    settle(launch)
+    before = descriptors(launch.process.pid)
+    for count in range(3, 23):
+        os.kill(here.all()[-1][1], signal.SIGKILL)
+        here.wait(count)
+    settle(launch)
+    assert descriptors(launch.process.pid) == before
+    launch.send(signal.SIGTERM)
+    assert launch.finish(within_s=WITHIN_S) == 0
+
+
+def test_nodes_meet_and_a_later_one_joins_without_a_restart(run: Run) -> None:
+    flags = meet("1:3")
+    first = run(STAY, *flags, "--nproc-per-node=2")
+    Here(first).wait(2)
+    second = run(STAY, *flags, "--nproc-per-node=2")
+    Here(second).wait(2)
+    assert len(Here(first).all()) == 2
+    second.send(signal.SIGTERM)
+    assert second.finish(within_s=WITHIN_S) == 0
+    assert len(first.pids) >= 3
+    third = run(HERE, *flags)
+    assert third.process.poll() is None
+    Here(third).wait(1)
+    first.send(signal.SIGTERM)
+    assert first.finish(within_s=WITHIN_S) == 0
+
+
+def test_a_node_that_loses_the_hub_leaves_and_says_so(run: Run) -> None:
+    flags = meet("2:2")
+    one, other = run(STAY, *flags), run(STAY, *flags)
+    Here(one).wait(1)
+    Here(other).wait(1)
+    # The hub's agent has a port for it and one for the beacon; the store's may be either's.
+    lost, hub = sorted((one, other), key=lambda launch: len(processes.listening(launch.process.pid)))
+    hub.process.kill()
+    assert lost.finish(within_s=WITHIN_S) == 1
+    assert "the connection to the run's hub is lost" in lost.output
+
+
+def test_a_node_alone_says_who_is_missing(run: Run) -> None:
+    launch = run(STAY, *meet("2:2"), "--rdzv-conf=join_timeout=3")
+    assert launch.finish(within_s=WITHIN_S) == 1
+    assert "did not meet within 3 s" in launch.output
+    assert "at least 2 are needed" in launch.output
+    assert "1 nodes: " in launch.output
+
+
+def meet(nodes: str) -> list[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=meeting"]
+
+
+def command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def settle(launch: Launch) -> None:
+    """Until a process is forked ahead again: the warm process, it, and the two workers."""
+    launch.wait_for(lambda: len(launch.pids) == 5, "a spare process", within_s=WITHIN_S)
+    time.sleep(0.2)
+
+
+assert sys.platform == "linux", "these tests read /proc"
