@@ -1,7 +1,8 @@
-"""Runs a training script for real, under torchrun or alone, hurts it as planned, and waits for its end with a deadline.
+"""Runs a training script for real, under `elastic run`, torchrun or alone, hurts it as planned, and waits for its end.
 
 One cluster is one run: its launches (a second one after everything was killed, at another size) share the run's URL and
-the drill's folder. Everything that a launch starts carries the drill's mark, and nothing outlives `close`.
+the drill's folder. Every wait has a deadline. Everything that a launch starts carries the drill's mark, and nothing
+outlives `close`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from elastic.drill import leftovers, processes
 from elastic.drill.end import End
-from elastic.drill.faults import At, Fault, Kill, KillAll, Plan, Terminate
-from elastic.drill.injection import PLAN_FILE
+from elastic.drill.faults import At, Fault, Join, Kill, KillAll, Plan, Stop, Terminate, lost_to
+from elastic.drill.injection import HAPPENED, PLAN_FILE
 from elastic.drill.review import review
 from elastic.errors import ConfigError, ElasticError
 from elastic.observe.events import Event, local_folder, read_events
@@ -28,6 +29,8 @@ from elastic.observe.events import Event, local_folder, read_events
 OUTPUT_SHOWN = 4000  # characters of a launch's output in an error
 POLL_S = 0.05
 ORPHANS_S = 10.0  # what a launch started ends this soon after its launcher, or counts as left behind
+
+Launcher = Literal["elastic", "torchrun"]
 
 
 class DrillTimeout(ElasticError, TimeoutError):
@@ -41,9 +44,12 @@ class Cluster:
     args      its arguments; they must make it use `url`
     url       where the run lives: a folder, or an fsspec URL
     folder    the drill's own, empty or of earlier launches of this run: plan, output, temporary files
-    workers   in all, under torchrun; None: a process of its own, without torchrun
-    nodes     that the workers are spread over evenly: agents of torchrun, all on this machine
-    restarts  torchrun's --max-restarts
+    workers   in all, under a launcher; None: a process of its own
+    launcher  "torchrun": a loss restarts all workers; "elastic": `elastic run`, where survivors go on
+    nodes     that the workers are spread over evenly: launchers, all on this machine
+    nodes_max of how many there may be, where it shrinks to one and grows (by the fault Join); None: always `nodes`
+    options   further flags of the launcher
+    restarts  the launcher's --max-restarts
     steps     that the run is to apply; None: it may end anywhere
     env       set for the launch, over this process's environment
     observed  False: without the observer, so without faults and `reads`, as a user would run it
@@ -58,7 +64,10 @@ class Cluster:
         url: str | os.PathLike[str],
         folder: Path,
         workers: int | None = None,
+        launcher: Launcher = "torchrun",
         nodes: int = 1,
+        nodes_max: int | None = None,
+        options: Sequence[str] = (),
         restarts: int = 3,
         steps: int | None = None,
         env: Mapping[str, str] | None = None,
@@ -72,7 +81,10 @@ class Cluster:
         self._script = os.fspath(script)
         self._args = [str(argument) for argument in args]
         self._workers = workers
+        self._launcher = launcher
         self._nodes = nodes
+        self._nodes_max = nodes_max or nodes
+        self._options = list(options)
         self._storage_options = storage_options
         self._restarts = restarts
         self._steps = steps
@@ -80,6 +92,8 @@ class Cluster:
         self._observed = observed
         self._launches = 0
         self._launchers: list[subprocess.Popen[bytes]] = []
+        self._command: list[str] = []  # of each node
+        self._joined: set[int] = set()  # indices of faults
         self._before = leftovers.Snapshot()
 
     # what will go wrong
@@ -91,6 +105,10 @@ class Cluster:
     def kill_all(self, when: At) -> None:
         """SIGKILL to everything at once, launcher included; `start` it again to see what survives."""
         self._add(KillAll(when))
+
+    def stop(self, worker: int, when: At) -> None:
+        """SIGSTOP to the worker with this rank at that moment."""
+        self._add(Stop(worker, when))
 
     def terminate(self, worker: int, when: At) -> None:
         """SIGTERM to the worker with this rank at that moment."""
@@ -104,24 +122,15 @@ class Cluster:
             raise ConfigError("this cluster is running; wait for its end with finish() before starting it again")
         self._workers = workers if workers is not None else self._workers
         self._launches += 1
-        for name in ("tmp", "happened", "torchrun"):
+        for name in ("tmp", HAPPENED, "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         if local_folder(self.url) is None:
             (self.folder / "events").mkdir(exist_ok=True)  # evidence that a killed worker does not take with it
         (self.folder / PLAN_FILE).write_text(self.plan.to_json())
         self._before = leftovers.Snapshot.take(self.folder)
-        with self._output().open("wb") as output:
-            self._launchers = [
-                subprocess.Popen(
-                    command,
-                    env=self._environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-                for command in self._commands()
-            ]
+        self._output().write_bytes(b"")
+        self._command = self._command_of_a_node()
+        self._launchers = [self._launch() for _ in range(self._nodes if self._workers is not None else 1)]
         return self
 
     def wait_for(self, event: str | Callable[[Event], bool], *, within_s: float) -> Event:
@@ -130,6 +139,7 @@ class Cluster:
         self._start_once()
         deadline = time.monotonic() + within_s
         while True:
+            self._let_nodes_join()
             ended = not self._running()
             for found in self.events():
                 if holds(found):
@@ -156,6 +166,7 @@ class Cluster:
         deadline = time.monotonic() + within_s
         seen: set[int] = set()
         while self._running():
+            self._let_nodes_join()
             seen.update(processes.marked(self.folder))
             if time.monotonic() > deadline:
                 state = self._state()
@@ -165,13 +176,18 @@ class Cluster:
         orphans = [processes.described(pid) for pid in processes.gone(self.folder, within_s=ORPHANS_S)]
         processes.kill_marked(self.folder)
         events = self.events()
-        happened = {int(path.name) for path in (self.folder / "happened").iterdir()}
+        happened = self._happened()
         return End(
             exit_code=self._exit_code(),
             output=self.output(),
             events=events,
             verdict=review(
-                self.url, events, steps=self._steps, reference=reference, storage_options=self._storage_options
+                self.url,
+                events,
+                steps=self._steps,
+                reference=reference,
+                lost_max=self._lost_max(happened),
+                storage_options=self._storage_options,
             ),
             left_behind=(*orphans, *self._before.new(self.folder, seen)),
             not_reached=tuple(str(f) for index, f in enumerate(self.plan.faults) if index not in happened),
@@ -204,6 +220,32 @@ class Cluster:
     def _add(self, fault: Fault) -> None:
         self.plan = Plan((*self.plan.faults, fault), self.plan.seed)
 
+    def _happened(self) -> set[int]:
+        """Indices of the faults that have happened."""
+        return {int(path.name) for path in (self.folder / HAPPENED).iterdir()}
+
+    def _lost_max(self, happened: set[int]) -> int | None:
+        """How many workers the faults took from the run; None where that says nothing about survivors."""
+        lost = [lost_to(self.plan.faults[index]) for index in happened]
+        return None if self._launcher != "elastic" or None in lost else sum(one or 0 for one in lost)
+
+    def _let_nodes_join(self) -> None:
+        for index in self._happened() - self._joined:
+            if isinstance(self.plan.faults[index], Join):
+                self._joined.add(index)
+                self._launchers.append(self._launch())
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        with self._output().open("ab") as output:
+            return subprocess.Popen(
+                self._command,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
     def _start_once(self) -> None:
         if not self._launchers:
             self.start()
@@ -218,22 +260,23 @@ class Cluster:
     def _output(self) -> Path:
         return self.folder / f"output-{self._launches}.txt"
 
-    def _commands(self) -> list[list[str]]:
-        """One per node."""
+    def _command_of_a_node(self) -> list[str]:
         script = [self._script, *self._args]
         if self._workers is None:
-            return [[sys.executable, *script]]
+            return [sys.executable, *script]
         per_node, rest = divmod(self._workers, self._nodes)
         if rest:
             raise ConfigError(f"{self._workers} workers cannot be spread evenly over {self._nodes} nodes")
-        if self._nodes == 1:
+        if self._nodes_max == 1:
             meet = ["--standalone"]
         else:
-            meet = [f"--nnodes={self._nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{_free_port()}"]
+            nodes = str(self._nodes) if self._nodes == self._nodes_max else f"1:{self._nodes_max}"
+            meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{_free_port()}"]
             meet += [f"--rdzv-id=launch-{self._launches}"]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", *meet, f"--nproc-per-node={per_node}"]
-        torchrun += [f"--max-restarts={self._restarts}", f"--log-dir={self.folder / 'torchrun'}"]
-        return [[*torchrun, *script] for _ in range(self._nodes)]
+        module = ["elastic", "run"] if self._launcher == "elastic" else ["torch.distributed.run"]
+        flags = [*meet, f"--nproc-per-node={per_node}", f"--max-restarts={self._restarts}"]
+        flags += [f"--log-dir={self.folder / 'logs'}", *self._options]
+        return [sys.executable, "-m", *module, *flags, *script]
 
     def _environment(self) -> dict[str, str]:
         drill = {processes.MARK: str(self.folder), "TMPDIR": str(self.folder / "tmp"), "PYTHONUNBUFFERED": "1"}

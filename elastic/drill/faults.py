@@ -1,7 +1,8 @@
 """Which faults happen, to whom, and at which exact moment? Values only: printed, saved, replayed, shrunk by hand.
 
 A fault names a rank and a moment, never a wall-clock time. `due` decides, purely, which faults of a plan a worker has
-reached; injection.py carries them out. Every fault happens once, however often the run restarts.
+reached; injection.py carries them out. Every fault happens once, however often the run recovers or restarts. The rank
+is that of the view which the worker is in at that moment: a killed worker's replacement may have another.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import difflib
 import json
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from elastic.errors import ConfigError
@@ -19,8 +20,10 @@ from elastic.observe.observer import MOMENTS
 IN_BACKWARD = "in_backward"  # inside autograd, when half of the parameters have their gradient
 IN_EXCHANGE = "in_exchange"  # a collective of the step's exchange is under way; not reached by a worker on its own
 IN_UPDATE = "in_update"  # inside an optimizer's step, when a part of the parameters has been written
-PHASES = (*MOMENTS, IN_BACKWARD, IN_EXCHANGE, IN_UPDATE)
-BEFORE_STEPS = MOMENTS[: MOMENTS.index("loaded")]  # they come at every start of a process, so they have no step
+IN_TRANSFER = "in_transfer"  # this worker has begun to send a part of the state to a peer, or to receive one
+PHASES = (*MOMENTS, IN_BACKWARD, IN_EXCHANGE, IN_UPDATE, IN_TRANSFER)
+OF_A_VIEW = ("form", "formed", "transfer", IN_TRANSFER)  # they come in every view
+BEFORE_STEPS = (*MOMENTS[: MOMENTS.index("loaded")], IN_TRANSFER)  # they come at every start or view, so have no step
 OF_A_SHARE = ("data", "forward", "backward", IN_BACKWARD)
 OF_A_STEP = (
     *OF_A_SHARE,
@@ -30,35 +33,37 @@ OF_A_STEP = (
     IN_UPDATE,
     "applied",
 )  # every rank that has a share passes all of these
+OF_THE_SCRIPT = (*OF_A_SHARE, "update", IN_UPDATE, "applied", "evaluate")  # the script's own code runs there, or could
 
 
 @dataclass(frozen=True)
 class At:
     """A moment that one worker passes.
 
-    step    index of the step in flight or, from `applied` on, of the step applied last (-1: none). At `loaded`, of the
-            step that comes next. None before `loaded`: these moments come at every start, and such a fault waits until
-            all faults before it in the plan have happened, so that a restart can be hit too.
-    phase   one of PHASES
-    share   of the phases that come once per share, the share; None: the rank's first
-    worker  for KillAll, the rank whose arrival sets it off
+    step        index of the step in flight or, from `applied` on, of the step applied last (-1: none). At `loaded`, of
+                the step that comes next. None: the fault waits until all faults before it in the plan have happened,
+                and then for the next such moment. So it can hit a recovery: `form` after a kill is the forming of the
+                view that follows. Moments before `loaded` come in every view or at every start, and have no step
+    phase       one of PHASES
+    share       of the phases that come once per share, the share; None: the rank's first
+    worker      for KillAll and Join, the rank whose arrival sets it off
+    world_size  only in a view of so many workers; None: of any. Not known yet at `start`
     """
 
     step: int | None
     phase: str
     share: int | None = None
     worker: int | None = None
+    world_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.phase not in PHASES:
             near = difflib.get_close_matches(self.phase, PHASES, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(PHASES)}"
             raise ConfigError(f"At: unknown phase {self.phase!r}; {hint}")
-        if (self.step is None) != (self.phase in BEFORE_STEPS):
+        if self.step is not None and self.phase in BEFORE_STEPS:
             raise ConfigError(
-                f"At: phase {self.phase!r} comes at every start, so it takes step=None, not {self.step}"
-                if self.step is not None
-                else f"At: phase {self.phase!r} belongs to a step; give its index, counting from 0"
+                f"At: phase {self.phase!r} comes at every start or view, so it takes step=None, not {self.step}"
             )
         if self.share is not None and self.phase not in OF_A_SHARE:
             raise ConfigError(
@@ -68,7 +73,8 @@ class At:
     def __str__(self) -> str:
         step = "" if self.step is None else f"step {self.step} "
         share = "" if self.share is None else f" of share {self.share}"
-        return f"{step}{self.phase}{share}"
+        view = "" if self.world_size is None else f" in a view of {self.world_size}"
+        return f"{step}{self.phase}{share}{view}"
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,25 @@ class Kill:
 
     def __str__(self) -> str:
         return f"{self.when}: kill w{self.worker}"
+
+
+@dataclass(frozen=True)
+class KillTogether:
+    """SIGKILL to several workers of a view at once; those of them that have not come to that view are spared.
+
+    workers  ranks; the first one's arrival sets it off
+    """
+
+    workers: tuple[int, ...]
+    when: At
+    kind: ClassVar[str] = "kill_together"
+
+    @property
+    def worker(self) -> int:
+        return self.workers[0]
+
+    def __str__(self) -> str:
+        return f"{self.when}: kill {' and '.join(f'w{worker}' for worker in self.workers)}"
 
 
 @dataclass(frozen=True)
@@ -100,6 +125,45 @@ class KillAll:
 
 
 @dataclass(frozen=True)
+class KillAgent:
+    """SIGKILL to the launcher of the node on which this rank runs, and to nothing else."""
+
+    worker: int
+    when: At
+    kind: ClassVar[str] = "kill_agent"
+
+    def __str__(self) -> str:
+        return f"{self.when}: kill the agent of w{self.worker}"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """SIGSTOP to the worker that has this rank at that moment; nobody wakes it."""
+
+    worker: int
+    when: At
+    kind: ClassVar[str] = "stop"
+
+    def __str__(self) -> str:
+        return f"{self.when}: stop w{self.worker}"
+
+
+@dataclass(frozen=True)
+class Raise:
+    """An exception in the training thread of the worker that has this rank at that moment, as of the script's own code.
+
+    Its message names the fault: of two at one moment, equal to the letter, the second hits whoever redoes the step.
+    """
+
+    worker: int
+    when: At
+    kind: ClassVar[str] = "raise"
+
+    def __str__(self) -> str:
+        return f"{self.when}: raise in w{self.worker}"
+
+
+@dataclass(frozen=True)
 class Terminate:
     """SIGTERM to the worker that has this rank at that moment: a notice to leave."""
 
@@ -111,7 +175,47 @@ class Terminate:
         return f"{self.when}: terminate w{self.worker}"
 
 
-Fault = Kill | KillAll | Terminate
+@dataclass(frozen=True)
+class LeaveNode:
+    """SIGTERM to the launcher of the node on which this rank runs: all its workers are to leave."""
+
+    worker: int
+    when: At
+    kind: ClassVar[str] = "leave_node"
+
+    def __str__(self) -> str:
+        return f"{self.when}: the node of w{self.worker} leaves"
+
+
+@dataclass(frozen=True)
+class Join:
+    """Another node arrives: the cluster starts one more launcher."""
+
+    when: At
+    kind: ClassVar[str] = "join"
+
+    @property
+    def worker(self) -> int:
+        """The rank whose arrival sets it off."""
+        return self.when.worker or 0
+
+    def __str__(self) -> str:
+        return f"{self.when} of w{self.worker}: a node joins"
+
+
+Fault = Kill | KillTogether | KillAll | KillAgent | Stop | Raise | Terminate | LeaveNode | Join
+KINDS: dict[str, type[Fault]] = {
+    kind.kind: kind for kind in (Kill, KillTogether, KillAll, KillAgent, Stop, Raise, Terminate, LeaveNode, Join)
+}
+
+
+def lost_to(fault: Fault) -> int | None:
+    """How many workers the fault takes from the run against their will, at most; None: all, for a new launch."""
+    if isinstance(fault, KillAll | KillAgent):
+        return None
+    if isinstance(fault, KillTogether):
+        return len(fault.workers)
+    return int(isinstance(fault, Kill | Stop | Raise))
 
 
 @dataclass(frozen=True)
@@ -125,8 +229,12 @@ class Plan:
         for fault in self.faults:
             if fault.worker < 0:
                 raise ConfigError(f"{type(fault).__name__}: worker is a rank, counted from 0; found {fault.worker}")
-            if fault.when.worker is not None and not isinstance(fault, KillAll):
+            if fault.when.worker is not None and not isinstance(fault, KillAll | Join):
                 raise ConfigError(f"{type(fault).__name__}: its own `worker` says whose moment it is; At needs none")
+            if isinstance(fault, Raise) and fault.when.phase not in OF_THE_SCRIPT:
+                raise ConfigError(
+                    f"Raise: the script's code runs at {', '.join(OF_THE_SCRIPT)}; not {fault.when.phase}"
+                )
 
     def __str__(self) -> str:
         faults = " | ".join(map(str, self.faults)) or "no faults"
@@ -154,29 +262,52 @@ class Plan:
         steps: int,
         workers: int,
         faults: int = 3,
-        kinds: Sequence[type[Kill] | type[KillAll] | type[Terminate]] = (Kill, KillAll),
+        kinds: Sequence[type[Fault]] = (Kill, KillAll),
         phases: Sequence[str] = OF_A_STEP,
     ) -> Plan:
-        """`faults` faults at distinct steps of the run, in order; a function of its arguments alone."""
+        """`faults` faults at distinct steps of the run, in order; a function of its arguments alone.
+
+        kinds  a Raise where the script has no code becomes a Kill; KillTogether hits two
+        """
         if faults > steps:
             raise ConfigError(f"Plan.random: {faults} faults at distinct steps do not fit into {steps} steps")
         draw = random.Random(seed)
         chosen: list[Fault] = []
         for step in sorted(draw.sample(range(steps), faults)):
             kind, phase, worker = draw.choice(list(kinds)), draw.choice(list(phases)), draw.randrange(workers)
-            if kind is KillAll:
-                chosen.append(KillAll(At(step, phase, worker=worker)))
-            else:
-                chosen.append((Terminate if kind is Terminate else Kill)(worker, At(step, phase)))
+            chosen.append(fault_of(kind, worker, At(step, phase), workers=workers))
         return cls(tuple(chosen), seed)
 
 
-def due(plan: Plan, phase: str, *, step: int | None, rank: int, share: int | None, done: Collection[int]) -> list[int]:
+def fault_of(kind: type[Fault], worker: int, when: At, *, workers: int) -> Fault:
+    """A fault of this kind that this rank sets off at that moment; see Plan.random."""
+    if kind is KillAll or kind is Join:
+        return kind(replace(when, worker=worker))
+    if kind is KillTogether and workers > 1:
+        return KillTogether((worker, (worker + 1) % workers), when)
+    if kind is KillTogether or (kind is Raise and when.phase not in OF_THE_SCRIPT):
+        return Kill(worker, when)
+    made: Any = kind
+    fault: Fault = made(worker, when)
+    return fault
+
+
+def due(
+    plan: Plan,
+    phase: str,
+    *,
+    step: int | None,
+    rank: int,
+    share: int | None,
+    done: Collection[int],
+    world_size: int | None = None,
+) -> list[int]:
     """Which faults of the plan, by index, does the worker with this rank set off at this moment?
 
-    step   as At.step counts; ignored before `loaded`
-    share  of a phase that comes once per share, this one
-    done   indices of the faults that have happened
+    step        as At.step counts; ignored before `loaded`
+    share       of a phase that comes once per share, this one
+    done        indices of the faults that have happened
+    world_size  of the view that this worker is in
     """
     return [
         index
@@ -185,14 +316,17 @@ def due(plan: Plan, phase: str, *, step: int | None, rank: int, share: int | Non
         and fault.when.phase == phase
         and fault.worker == rank
         and fault.when.share in (None, share)
+        and fault.when.world_size in (None, world_size)
         and (all(before in done for before in range(index)) if fault.when.step is None else fault.when.step == step)
     ]
 
 
 def _fault_from(fields: dict[str, Any]) -> Fault:
-    kinds: dict[str, Any] = {kind.kind: kind for kind in (Kill, KillAll, Terminate)}
     kind = fields.pop("kind")
-    if kind not in kinds:
-        raise ConfigError(f"unknown kind {kind!r}; known: {', '.join(kinds)}")
-    fault: Fault = kinds[kind](**{**fields, "when": At(**fields["when"])})
+    if kind not in KINDS:
+        raise ConfigError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
+    if "workers" in fields:
+        fields["workers"] = tuple(fields["workers"])
+    made: Any = KINDS[kind]
+    fault: Fault = made(**{**fields, "when": At(**fields["when"])})
     return fault

@@ -1,7 +1,7 @@
 """Carries out a plan of faults inside the workers, at the exact moment, and notes what was really read.
 
 An observer (elastic/observe/observer.py) that the launcher names to each worker. Every fault happens once, however
-often the run restarts: whoever sets it off first creates a file that only one can create. The signals are real.
+often the run recovers: whoever sets it off first creates a file that only one can create. The signals are real.
 
 Of the data it believes nothing but the dataset: the wrapped dataset notes an index when it is asked for it, in
 loader processes too, the note travels through the collate function with the batch, and becomes a `reads` event when the
@@ -12,19 +12,41 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from elastic.drill import inside
-from elastic.drill.faults import IN_BACKWARD, IN_EXCHANGE, IN_UPDATE, Kill, Plan, Terminate, due
-from elastic.drill.processes import kill_marked
+from elastic.drill.faults import (
+    IN_BACKWARD,
+    IN_EXCHANGE,
+    IN_TRANSFER,
+    IN_UPDATE,
+    Join,
+    Kill,
+    KillAgent,
+    KillAll,
+    KillTogether,
+    LeaveNode,
+    Plan,
+    Raise,
+    Stop,
+    Terminate,
+    due,
+)
+from elastic.drill.processes import kill_marked, marked
 from elastic.observe.observer import MOMENTS, ObservedRun, Observer
 from elastic.state.survives import weights_digest
 
 PLAN_FILE = "plan.json"
-_BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update"}
+HAPPENED = "happened"
+_PLACES = "places"
+_BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update", IN_TRANSFER: "transfer"}
 _BEFORE_THE_UPDATE = MOMENTS[: MOMENTS.index("update") + 1]
+
+
+class OnPurpose(Exception):
+    """What a plan made the script raise."""
 
 
 def observer(folder: str) -> Observer:
@@ -72,8 +94,9 @@ class Collating:
 class Injector(Observer):
     """The observer of one worker in a drill.
 
-    folder  the drill's: holds plan.json, and `happened/` with a file for each fault that has happened. Where it has
-            an `events/`, the worker's events go there as well
+    folder  the drill's: holds plan.json, `happened/` with a file for each fault that has happened, and, if workers are
+            to be killed together, `places/` with the pid of each rank of a view. Where it has an `events/`, the
+            worker's events go there as well
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,6 +104,8 @@ class Injector(Observer):
         self._plan = Plan.from_json((folder / PLAN_FILE).read_text())
         self._run: ObservedRun | None = None
         self._step = 0  # as At.step counts
+        self._forget: list[Callable[[], None]] = []
+        self._together = any(isinstance(fault, KillTogether) for fault in self._plan.faults)
 
     def dataset(self, dataset: Any) -> Any:
         return Reading(dataset)
@@ -95,6 +120,10 @@ class Injector(Observer):
 
     def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
         self._run = run
+        while self._forget:
+            self._forget.pop()()
+        if self._together and moment == "form":
+            self._place(run.rank).write_text(str(os.getpid()))
         if moment == "start" and (self._folder / "events").is_dir():
             run.events.tee(self._folder)
         self._step = run.step_index if moment in _BEFORE_THE_UPDATE else run.step_index - 1
@@ -113,33 +142,65 @@ class Injector(Observer):
             self._act(fault)
 
         if phase == IN_BACKWARD:
-            inside.backward(run.optimizers.values(), act)
+            forget = inside.backward(run.optimizers.values(), act)
         elif phase == IN_EXCHANGE:
-            inside.exchange(act)
+            forget = inside.exchange(act)
+        elif phase == IN_UPDATE:
+            forget = inside.update(run.optimizers.values(), act)
         else:
-            inside.update(run.optimizers.values(), act)
+            forget = inside.transfer(act)
+        self._forget.append(forget)
 
     def _due(self, phase: str, share: int | None) -> list[int]:
         if not self._plan.faults:
             return []
-        assert self._run is not None
-        happened = [int(path.name) for path in (self._folder / "happened").glob("*")]
-        return due(self._plan, phase, step=self._step, rank=self._run.rank, share=share, done=happened)
+        run = self._run
+        assert run is not None
+        done = [int(path.name) for path in (self._folder / HAPPENED).glob("*")]
+        return due(self._plan, phase, step=self._step, rank=run.rank, share=share, done=done, world_size=run.world_size)
 
     def _act(self, index: int) -> None:
         """The fault itself, unless it has happened already."""
         assert self._run is not None
         fault = self._plan.faults[index]
-        (self._folder / "happened").mkdir(exist_ok=True)
+        (self._folder / HAPPENED).mkdir(exist_ok=True)
         try:
-            os.close(os.open(self._folder / "happened" / str(index), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.close(os.open(self._folder / HAPPENED / str(index), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
             return
         self._run.events.emit("fault", index=index, fault=str(fault))
         self._run.events.flush()
-        if isinstance(fault, Terminate):
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        if not isinstance(fault, Kill):
-            kill_marked(self._folder)
-        os.kill(os.getpid(), signal.SIGKILL)
+        match fault:
+            case Kill():
+                os.kill(os.getpid(), signal.SIGKILL)
+            case KillTogether():
+                self._kill_peers(fault.workers[1:])
+                os.kill(os.getpid(), signal.SIGKILL)
+            case KillAll():
+                kill_marked(self._folder)
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Stop():
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case Raise():
+                raise OnPurpose(str(fault))
+            case Terminate():
+                os.kill(os.getpid(), signal.SIGTERM)
+            case KillAgent():
+                os.kill(os.getppid(), signal.SIGKILL)
+            case LeaveNode():
+                os.kill(os.getppid(), signal.SIGTERM)
+            case Join():
+                """The cluster sees that it has happened, and starts the node."""
+
+    def _place(self, rank: int) -> Path:
+        """Where the worker that has this rank in the present view leaves its pid."""
+        assert self._run is not None
+        (self._folder / _PLACES).mkdir(exist_ok=True)
+        return self._folder / _PLACES / f"{self._run.generation}-{rank}"
+
+    def _kill_peers(self, ranks: Iterable[int]) -> None:
+        places = [place for place in map(self._place, ranks) if place.exists()]
+        living = marked(self._folder)
+        for pid in [int(place.read_text() or 0) for place in places]:
+            if pid in living:
+                os.kill(pid, signal.SIGKILL)

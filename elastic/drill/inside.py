@@ -1,7 +1,8 @@
-"""Reaches the moments inside a backward pass, an exchange and an optimizer's step, by hooks put on from outside.
+"""Reaches the moments inside a backward pass, an exchange, an update and a transfer, by hooks put on from outside.
 
 Each function makes `act` be called once, in the middle of what comes next of its kind, at a point of the computation
-and not after a time. `act` may never return.
+and not after a time. `act` may never return, and may raise. Each returns a function that takes the hooks off again,
+for when a peer is lost and what was to come next does not come.
 """
 # mypy: disable-error-code="no-untyped-call"
 # torch 2.13 does not annotate its hooks and dispatch modes.
@@ -15,9 +16,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Act = Callable[[], None]
+Forget = Callable[[], None]
 
 
-def backward(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> None:
+def backward(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Forget:
     """Inside autograd, when half of the parameters have got their gradient in the next backward pass."""
     parameters = _parameters(optimizers)
     left = max(1, len(parameters) // 2)
@@ -27,28 +29,57 @@ def backward(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> None:
         nonlocal left
         left -= 1
         if left == 0:
-            for hook in hooks:
-                hook.remove()
+            _remove(hooks)
             act()
 
     hooks += [parameter.register_post_accumulate_grad_hook(arrived) for parameter in parameters]
+    return lambda: _remove(hooks)
 
 
-def exchange(act: Act) -> None:
+def exchange(act: Act) -> Forget:
     """When a collective has been started and is about to be waited for. A worker on its own never waits for one."""
     from elastic.group import form
 
     wait = form.Pending.wait
 
-    def wait_once(self: form.Pending) -> None:
+    def forget() -> None:
         form.Pending.wait = wait  # type: ignore[method-assign]  # the class has no hook, and needs none
+
+    def wait_once(self: form.Pending) -> None:
+        forget()
         act()
         wait(self)
 
     form.Pending.wait = wait_once  # type: ignore[method-assign]  # as above
+    return forget
 
 
-def update(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> None:
+def transfer(act: Act) -> Forget:
+    """When a part of the state has begun to leave for a peer, or to come from one. Only transfers send and receive."""
+    from elastic.group import form
+
+    send, receive = form.Gang.send, form.Gang.receive
+
+    def forget() -> None:
+        form.Gang.send, form.Gang.receive = send, receive  # type: ignore[method-assign]  # as in `exchange`
+
+    def send_once(self: form.Gang, tensor: torch.Tensor, to: int) -> form.Pending:
+        forget()
+        pending = send(self, tensor, to)
+        act()
+        return pending
+
+    def receive_once(self: form.Gang, tensor: torch.Tensor, source: int) -> form.Pending:
+        forget()
+        pending = receive(self, tensor, source)
+        act()
+        return pending
+
+    form.Gang.send, form.Gang.receive = send_once, receive_once  # type: ignore[method-assign]  # as above
+    return forget
+
+
+def update(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Forget:
     """Inside the optimizers' next steps, when half of all parameters, or what one operation writes, are written."""
     optimizers = list(optimizers)
     writes = _Writes(_parameters(optimizers), act)
@@ -60,11 +91,11 @@ def update(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> None:
     def leave(*_: Any) -> None:
         writes.__exit__(None, None, None)
         if writes.enough:
-            for hook in hooks:
-                hook.remove()
+            _remove(hooks)
 
     for optimizer in optimizers:
         hooks += [optimizer.register_step_pre_hook(enter), optimizer.register_step_post_hook(leave)]
+    return lambda: _remove(hooks)
 
 
 class _Writes(TorchDispatchMode):
@@ -89,6 +120,11 @@ class _Writes(TorchDispatchMode):
             self.enough = True
             self._act()
         return result
+
+
+def _remove(hooks: Iterable[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:

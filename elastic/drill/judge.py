@@ -17,7 +17,10 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     repeat      a step done again gave the same sums and weights
     reference   sums, weights and final digest equal those of the undisturbed run
     finished    every worker that finished reports the same, and the run reached its end
-    redone      no more steps were done again than allowed
+    redone      survivors did only the step in flight again, if somebody was lost; no more in all than allowed
+    restarted   no worker started twice: survivors go on in the same process
+    storage     no state came from storage to a worker of a view in which somebody held one
+    lost        no more workers were lost from views than faults took
     checkpoint  every checkpoint that is listed is whole
 """
 
@@ -27,8 +30,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from elastic.drill.lineage import Application, Lineage, place_of, trace
+from elastic.drill.survival import survival
 from elastic.drill.verdict import Verdict, Violation, differing
 from elastic.observe.events import Event, digest_of_indices
+from elastic.observe.views import ViewSeen, views
 
 
 def judge(
@@ -42,6 +47,7 @@ def judge(
     reference: Sequence[Event] | str | None = None,
     checkpoints: Mapping[str, str | None] | None = None,
     redone_max: int | None = None,
+    lost_max: int | None = None,
     may_fall_back: bool = False,
 ) -> Verdict:
     """The verdict on one run, all of its launches together.
@@ -51,16 +57,19 @@ def judge(
     reference      an undisturbed run's events, or only its final digest
     checkpoints    name -> what is wrong with it, None if it is whole
     redone_max     bound on the number of times that a step was begun again
+    lost_max       how many workers were taken from the run against their will; None: who knows
     may_fall_back  checkpoints were damaged on purpose
     """
     of_kind: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         of_kind[event["event"]].append(event)
     lineage = trace(events, may_fall_back=may_fall_back)
-    redone = len(lineage.begun) - len({step for _, step, _ in lineage.begun})
+    redone = len(lineage.begun) - len({step for _, step in lineage.begun})
+    seen = views(events)
 
     violations = list(lineage.violations)
-    violations += _views(of_kind["view_formed"])
+    violations += _views(seen, of_kind["view_formed"])
+    violations += survival(seen, of_kind, lost_max)
     for step in sorted(lineage.path):
         violations += _shares(lineage.path[step], exact)
         violations += _records(lineage.path[step])
@@ -81,7 +90,7 @@ def judge(
         steps=len(lineage.path),
         redone=redone,
         discarded=len(lineage.discarded),
-        world_sizes=tuple(len(event["workers"]) for event in _first_of_each_view(of_kind["view_formed"])),
+        world_sizes=tuple(len(view.workers) for view in seen),
         examples_applied=Counter(
             index for done in lineage.path.values() for read in done.reads for index in read["indices"]
         ),
@@ -89,15 +98,8 @@ def judge(
     )
 
 
-def _first_of_each_view(formed: Iterable[Event]) -> list[Event]:
-    first: dict[tuple[object, ...], Event] = {}
-    for event in formed:
-        first.setdefault((event.get("generation"), *event["workers"]), event)
-    return list(first.values())
-
-
-def _views(formed: Sequence[Event]) -> Iterator[Violation]:
-    for view in _first_of_each_view(formed):
+def _views(seen: Iterable[ViewSeen], formed: Sequence[Event]) -> Iterator[Violation]:
+    for view in (one.told for one in seen):
         members = {e["worker"]: e for e in formed if e.get("generation") == view.get("generation")}
         told = [members[worker] for worker in view["workers"] if worker in members]
         if view["worker"] not in view["workers"] or len(set(view["workers"])) < len(view["workers"]):

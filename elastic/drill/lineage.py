@@ -3,8 +3,9 @@
 A step is applied in a place: (claim, generation). Places are ordered, so a wall clock decides only which saves came
 before a claim: what a superseded worker still does under an old claim stays under that claim. Loading step r from
 claim f continues f's path at r and throws away what f applied from r on. Applying a step that the path already holds
-(its appliers died, the survivors had not applied it) replaces it. Per worker, positions must follow each other, or a
-step was skipped or applied twice.
+(its appliers died, the survivors had not applied it) replaces it. A step is begun once in a place, whatever its workers
+count as attempts: one that took the step before over from a peer, or joined, begins it for the first time. Per worker,
+positions must follow each other, or a step was skipped or applied twice.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Application:
 
 @dataclass
 class Lineage:
-    """path: step -> its surviving application. begun: (place, step, attempt) of every attempt that read or applied."""
+    """path: step -> its surviving application. begun: (place, step) wherever a worker read for it or applied it."""
 
     path: dict[int, Application] = field(default_factory=dict)
     discarded: list[Application] = field(default_factory=list)
-    begun: set[tuple[Place, int, int]] = field(default_factory=set)
+    begun: set[tuple[Place, int]] = field(default_factory=set)
     violations: list[Violation] = field(default_factory=list)
 
 
@@ -55,7 +56,7 @@ def trace(events: Sequence[Event], *, may_fall_back: bool = False) -> Lineage:
         of_kind[event["event"]].append(event)
     found = Lineage(violations=_positions(events))
     for event in (*of_kind["reads"], *of_kind["step_applied"]):
-        found.begun.add((place_of(event), event["step"], event["attempt"]))
+        found.begun.add((place_of(event), event["step"]))
     found.violations += _origins(of_kind, may_fall_back)
 
     everything = _applications(of_kind["step_applied"], of_kind["reads"])

@@ -78,7 +78,18 @@ def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, A
     return Cluster(script, [str(url), *_flags(arguments)], url=url, folder=folder, steps=arguments.get("steps"), **own)
 
 
-_OF_CLUSTER = {"workers", "nodes", "restarts", "env", "observed", "plan", "storage_options"}
+_OF_CLUSTER = {
+    "workers",
+    "launcher",
+    "nodes",
+    "nodes_max",
+    "options",
+    "restarts",
+    "env",
+    "observed",
+    "plan",
+    "storage_options",
+}
 
 
 def _flags(options: dict[str, Any]) -> Sequence[str]:

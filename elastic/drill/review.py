@@ -19,6 +19,7 @@ def review(
     steps: int | None = None,
     reference: Sequence[Event] | str | None = None,
     redone_max: int | None = None,
+    lost_max: int | None = None,
     may_fall_back: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> Verdict:
@@ -46,6 +47,7 @@ def review(
         reference=reference,
         checkpoints=damage(url, storage_options),
         redone_max=redone_max,
+        lost_max=lost_max,
         may_fall_back=may_fall_back,
     )
 

@@ -6,11 +6,13 @@ Facts are counted as the workers reported them. Whether the run kept its promise
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastic.observe.events import Event
+from elastic.observe.views import views
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +23,7 @@ class Report:
     redone        steps that had to be done again, as often as they were
     world_sizes   of the views, in order
     claims        how often the run was started or restarted
-    peers_lost    exchanges that failed because a worker was lost
+    peers_lost    workers that were lost from one view to the next; where a loss restarts all, such restarts
     accepted      identity fields that were allowed to differ: the bits of the result may, too
     """
 
@@ -52,6 +54,8 @@ def report(events: Sequence[Event]) -> Report:
     loaded = [event for event in events if event["event"] == "loaded"]
     applied = [event for event in events if event["event"] == "step_applied" and event.get("rank") == 0]
     saved = [event for event in events if event["event"] == "saved"]
+    seen = views(events)
+    restarts = {event.get("claim") for event in events if event["event"] == "peer_lost" and not event.get("generation")}
     newest = max((event.get("claim") or 0 for event in events), default=0)
     of_newest = [event for event in events if (event.get("claim") or 0) == newest]
     ends = [event for event in of_newest if event["event"] in ("finished", "left")]
@@ -61,11 +65,11 @@ def report(events: Sequence[Event]) -> Report:
     return Report(
         state=ends[-1]["event"] if ends else "unfinished",
         steps=last["step"] + 1 if last else begun,
-        redone=len(applied) - len({event["step"] for event in applied}),
+        redone=_redone(event for event in events if event["event"] == "step_applied"),
         epoch=last["epoch"] if last else next((event["epoch"] for event in of_newest if "epoch" in event), 0),
-        world_sizes=tuple(_world_sizes(events)),
+        world_sizes=tuple(len(view.workers) for view in seen),
         claims=sum(event["event"] == "claimed" for event in events),
-        peers_lost=len({(e.get("claim"), e["step"]) for e in events if e["event"] == "peer_lost"}),
+        peers_lost=sum(len(view.lost) for view in seen) + len(restarts),
         notices=tuple(event["signal"] for event in events if event["event"] == "notice" and event["signal"]),
         saves=len(saved),
         saved_bytes=sum(event["bytes"] for event in saved),
@@ -77,10 +81,14 @@ def report(events: Sequence[Event]) -> Report:
     )
 
 
-def _world_sizes(events: Iterable[Event]) -> Iterable[int]:
-    """One per view, whoever of its members reported it first."""
-    seen: set[tuple[str, ...]] = set()
-    for event in events:
-        if event["event"] == "view_formed" and tuple(event["workers"]) not in seen:
-            seen.add(tuple(event["workers"]))
-            yield len(event["workers"])
+def _redone(applied: Iterable[Event]) -> int:
+    """A step comes round again in a later view (its `attempt` says how often, unless its appliers died with it), or
+    under a later claim that went on from before it."""
+    places: dict[tuple[int, int], set[int]] = defaultdict(set)
+    attempts: dict[tuple[int, int], int] = defaultdict(int)
+    for event in applied:
+        of_claim = event["step"], event.get("claim") or 0
+        places[of_claim].add(event.get("generation") or 0)
+        attempts[of_claim] = max(attempts[of_claim], event.get("attempt", 0))
+    begun = sum(1 + max(len(places[of_claim]) - 1, attempts[of_claim]) for of_claim in places)
+    return begun - len({step for step, _ in places})

@@ -49,6 +49,20 @@ class Story:
         self._form(workers)
         return self
 
+    def regroup(self, stay: list[int], *, newcomers: int = 0, behind: tuple[int, ...] = ()) -> Story:
+        """`elastic run`: these ranks go on in the next view, with new workers after them. These of the new ranks, and
+        the newcomers, take the state from the others."""
+        self._generation += 1
+        self._workers = [self._workers[rank] for rank in stay]
+        self._form(len(stay) + newcomers)
+        for rank in (*behind, *range(len(stay), len(stay) + newcomers)):
+            self._emit(rank, "loaded", step=self.step, epoch=self.step // self.steps_per_epoch, from_claim=self._claim)
+        return self
+
+    def leave(self, rank: int) -> Story:
+        self._emit(rank, "left", step=self.step)
+        return self
+
     def train(self, until: int, *, save: bool = True) -> Story:
         while self.step < until:
             self.read()
@@ -121,6 +135,7 @@ class Story:
     def _form(self, workers: int) -> None:
         while len(self._workers) < workers:
             self._workers.append(f"w{self._born}")
+            self._emit(len(self._workers) - 1, "run_started")
             self._born += 1
         for rank in range(workers):
             self._emit(rank, "view_formed", workers=list(self._workers), shares=list(self._block(rank)))

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.drill.faults import BEFORE_STEPS, PHASES, At, Kill, KillAll, Plan, Terminate, due
+from elastic.drill.faults import (
+    BEFORE_STEPS,
+    KINDS,
+    PHASES,
+    At,
+    Join,
+    Kill,
+    KillAgent,
+    KillAll,
+    KillTogether,
+    LeaveNode,
+    Plan,
+    Raise,
+    Stop,
+    Terminate,
+    due,
+    lost_to,
+)
 from elastic.errors import ConfigError
 
 PLAN = Plan(
@@ -13,6 +30,12 @@ PLAN = Plan(
         Kill(0, At(None, "load")),
         KillAll(At(8, "save", worker=0)),
         Terminate(1, At(9, "exchange")),
+        KillTogether((2, 1), At(None, "in_transfer", world_size=4)),
+        Stop(2, At(12, "forward")),
+        Raise(3, At(13, "data")),
+        LeaveNode(1, At(14, "applied")),
+        Join(At(15, "applied", worker=1)),
+        KillAgent(0, At(None, "saved")),
     ),
     seed=41,
 )
@@ -22,7 +45,9 @@ def test_a_plan_says_itself_in_one_line() -> None:
     """What a drill prints is what a person shrinks by hand."""
     assert str(PLAN) == (
         "seed 41: step 5 in_backward of share 7: kill w3 | load: kill w0 | "
-        "step 8 save of w0: kill all | step 9 exchange: terminate w1"
+        "step 8 save of w0: kill all | step 9 exchange: terminate w1 | "
+        "in_transfer in a view of 4: kill w2 and w1 | step 12 forward: stop w2 | step 13 data: raise in w3 | "
+        "step 14 applied: the node of w1 leaves | step 15 applied of w1: a node joins | saved: kill the agent of w0"
     )
     assert str(Plan()) == "no faults"
 
@@ -51,12 +76,12 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
 
 def test_a_random_plan_is_a_function_of_its_seed() -> None:
     """`make drill SEED=7` replays a failure only if seven means the same faults every time."""
-    plans = [Plan.random(seed, steps=40, workers=4, faults=5, kinds=(Kill, KillAll, Terminate)) for seed in range(60)]
-    again = [Plan.random(seed, steps=40, workers=4, faults=5, kinds=(Kill, KillAll, Terminate)) for seed in range(60)]
+    plans = [Plan.random(seed, steps=40, workers=4, faults=5, kinds=tuple(KINDS.values())) for seed in range(60)]
+    again = [Plan.random(seed, steps=40, workers=4, faults=5, kinds=tuple(KINDS.values())) for seed in range(60)]
 
     assert plans == again
     assert len(set(plans)) == 60
-    assert {type(fault) for plan in plans for fault in plan.faults} == {Kill, KillAll, Terminate}
+    assert {type(fault) for plan in plans for fault in plan.faults} == set(KINDS.values())
     assert all(fault.worker < 4 for plan in plans for fault in plan.faults)
     assert all(len({fault.when.step for fault in plan.faults}) == 5 for plan in plans)
     assert all(Plan.from_json(plan.to_json()) == plan for plan in plans)
@@ -74,11 +99,20 @@ def test_a_misspelt_phase_is_answered_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_moment_has_a_step_exactly_if_it_belongs_to_one(phase: str) -> None:
-    right, wrong = (None, 3) if phase in BEFORE_STEPS else (3, None)
-    At(right, phase)
-    with pytest.raises(ConfigError, match=f"phase '{phase}'"):
-        At(wrong, phase)
+def test_a_moment_may_have_a_step_exactly_if_it_belongs_to_one(phase: str) -> None:
+    At(None, phase)
+    if phase in BEFORE_STEPS:
+        with pytest.raises(ConfigError, match=f"phase '{phase}'"):
+            At(3, phase)
+    else:
+        At(3, phase)
+
+
+def test_an_exception_of_the_script_comes_where_the_script_has_code() -> None:
+    """Raised in the forming of a view it would be the engine's own, and prove nothing about scripts."""
+    Plan((Raise(1, At(3, "in_update")),))
+    with pytest.raises(ConfigError, match=r"code runs at .*; not form"):
+        Plan((Raise(1, At(None, "form")),))
 
 
 def test_a_share_is_refused_where_moments_come_once_per_step() -> None:
@@ -99,7 +133,7 @@ def test_a_fault_is_due_at_its_moment_and_nowhere_else() -> None:
         for step in range(12)
         for rank in range(4)
         for share in range(5, 9)
-        if due(PLAN, phase, step=step, rank=rank, share=share, done=[1])
+        if due(PLAN, phase, step=step, rank=rank, share=share, done=[1, *range(4, 10)])
     }
     assert where == {
         ("in_backward", 5, 3, 7),
@@ -118,3 +152,15 @@ def test_a_fault_without_a_step_waits_for_those_before_it() -> None:
     """`load` comes at every start: to hit the load of a restart, the fault that causes the restart comes first."""
     assert due(PLAN, "load", step=None, rank=0, share=None, done=[]) == []
     assert due(PLAN, "load", step=None, rank=0, share=None, done=[0]) == [1]
+
+
+def test_a_fault_may_wait_for_a_view_of_its_size() -> None:
+    """The replacement is back at a boundary that no plan can name by its number."""
+    done = range(4)
+    assert due(PLAN, "in_transfer", step=9, rank=2, share=None, done=done, world_size=3) == []
+    assert due(PLAN, "in_transfer", step=9, rank=2, share=None, done=done, world_size=4) == [4]
+
+
+def test_a_plan_says_how_many_workers_each_fault_takes() -> None:
+    """The judge asks it whether anybody else was lost."""
+    assert [lost_to(fault) for fault in PLAN.faults] == [1, 1, None, 0, 2, 1, 1, 0, 0, None]

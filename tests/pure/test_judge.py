@@ -39,12 +39,21 @@ def survived() -> Story:
     return story.shrink(2).train(STEPS).finish()
 
 
+def live() -> Story:
+    """Many views: a kill, a replacement, a peer that falls behind while another applies, one that leaves in order."""
+    story = Story().launch(4).train(2).read([0, 1, 2])
+    story.regroup([0, 1, 2]).train(3).regroup([0, 1, 2], newcomers=1).train(4)
+    story.read().apply([0, 2]).read([0])  # rank 1 lost the exchange of step 4, rank 0 began step 5, rank 3 died
+    story.regroup([0, 1, 2], behind=(1,)).train(6).regroup([0, 1, 2], newcomers=1).train(7)
+    return story.leave(1).regroup([0, 2, 3]).train(STEPS).finish()
+
+
 def verdict_on(events: list[Event], **rules: Any) -> Verdict:
     reference = undisturbed().events
     return judge(events, **{"dataset_length": 20, "batch_size": 6, "steps": STEPS, "reference": reference, **rules})
 
 
-@pytest.mark.parametrize("told", [undisturbed, restarted, survived])
+@pytest.mark.parametrize("told", [undisturbed, restarted, survived, live])
 def test_a_run_that_kept_every_promise_is_acquitted(told: Callable[[], Story]) -> None:
     """Whatever was lost on the way, what survived is each example once per epoch and the undisturbed weights."""
     verdict = verdict_on(told().events)
@@ -63,6 +72,9 @@ def test_the_facts_tell_what_was_lost() -> None:
     assert verdict.discarded == 1 + 4
     assert verdict_on(survived().events).world_sizes == (4, 3, 2)
     assert verdict_on(survived().events).redone == 2
+    assert verdict_on(live().events).world_sizes == (4, 3, 4, 3, 4, 3)
+    assert verdict_on(live().events).redone == 2  # step 2, which was in flight, and step 5, which one had begun
+    assert verdict_on(live().events, lost_max=2).ok
 
 
 @pytest.mark.parametrize("last_batch", ["short", "drop", "carry"])
@@ -281,6 +293,49 @@ def one_worker_finishes_with_other_weights() -> tuple[list[Event], dict[str, Any
 @breaks("redone")
 def more_is_redone_than_allowed() -> tuple[list[Event], dict[str, Any]]:
     return restarted().events, {"redone_max": 5}
+
+
+@breaks("redone")
+def a_step_is_done_again_though_nobody_was_lost() -> tuple[list[Event], dict[str, Any]]:
+    story = Story().launch(4).train(2).read()
+    return story.regroup([0, 1, 2, 3]).train(STEPS).finish().events, {}
+
+
+@breaks("redone")
+def survivors_do_more_than_the_step_in_flight_again() -> tuple[list[Event], dict[str, Any]]:
+    """They agreed on the state before step 4, though two of them had applied it."""
+    story = Story().launch(4).train(4).read().apply([0, 1]).read([0, 1]).undo()
+    return story.regroup([0, 1, 2], behind=(0, 1)).train(STEPS).finish().events, {}
+
+
+@breaks("redone")
+def a_step_is_begun_twice_in_one_view() -> tuple[list[Event], dict[str, Any]]:
+    events = undisturbed().events
+    read = next(e for e in events if e["event"] == "reads" and e["step"] == 2 and e["share"] == 1)
+    applied = [{**e, "attempt": 1} if (e["step"], e["worker"]) == (2, "w1") else e for e in events if "step" in e]
+    changed_ones = iter(applied)
+    events = [next(changed_ones) if "step" in e else e for e in events]
+    again = {**read, "attempt": 1}
+    return [e for event in events for e in ([read, again] if event == again else [event])], {}
+
+
+@breaks("restarted")
+def a_survivor_starts_again() -> tuple[list[Event], dict[str, Any]]:
+    events = live().events
+    start = next(e for e in events if e["event"] == "run_started" and e["worker"] == "w2")
+    return [*events[:-4], {**start, "t": events[-4]["t"]}, *events[-4:]], {}
+
+
+@breaks("storage")
+def a_newcomer_takes_from_storage_what_a_survivor_holds() -> tuple[list[Event], dict[str, Any]]:
+    events = live().events
+    load = next(e for e in events if e["event"] == "loaded" and e["worker"] == "w4")
+    return changed(events, "loaded", {"worker": "w4"}, digest=f"weights after {load['step']}"), {}
+
+
+@breaks("lost")
+def more_workers_are_lost_than_were_taken() -> tuple[list[Event], dict[str, Any]]:
+    return live().events, {"lost_max": 1}
 
 
 @breaks("checkpoint")

@@ -9,6 +9,7 @@ import pytest
 from elastic.launch.cli import main
 from elastic.observe.events import EventLog, read_events
 from elastic.observe.report import report
+from tests.kit.story import Story
 
 
 def a_run_that_lost_a_worker(folder: Path, *, finishes: bool) -> None:
@@ -41,6 +42,20 @@ def test_a_report_counts_redone_work_and_knows_how_the_run_ended(tmp_path: Path,
     assert found.accepted == ("torch",)
     assert (found.saves, found.saved_bytes) == (2, 20)
     assert (found.state, found.weights_sha256) == (("finished", "f00d") if finishes else ("unfinished", None))
+
+
+def test_a_report_counts_views_losses_and_redone_steps_of_a_live_run() -> None:
+    """The survivors of two losses are the same workers in views of their own, and a step redone is applied once."""
+    story = Story().launch(4).train(2).read().regroup([0, 1, 2]).train(3).regroup([0, 1, 2], newcomers=1).train(4)
+    story.read().regroup([0, 1, 2]).train(6).leave(2).regroup([0, 1]).train(8).finish()
+    redone = {3: 1, 4: 0, 2: 2}  # step -> attempt; step 4 was applied by one who died, and again
+    events = [{**e, "attempt": redone.get(e["step"], 0)} if e["event"] == "step_applied" else e for e in story.events]
+    lone = next(e for e in events if e["event"] == "step_applied" and e["step"] == 4)
+    events = [*events[:-2], {**lone, "worker": "w4", "generation": 2}, *events[-2:]]
+
+    found = report(events)
+    assert found.world_sizes == (4, 3, 4, 3, 2)
+    assert (found.peers_lost, found.redone) == (2, 2 + 1 + 1)
 
 
 def test_the_command_says_what_to_do_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

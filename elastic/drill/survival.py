@@ -1,0 +1,77 @@
+"""Was anything taken from those who survived? Pure: what the judge asks of views that follow each other in one launch.
+
+A worker that is in a view and in the next one survived: it is the same process, holds its state, and does again at most
+the step that was in flight, and that only if somebody was lost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from elastic.drill.verdict import Violation
+from elastic.observe.events import Event
+from elastic.observe.views import ViewSeen
+
+
+def survival(
+    seen: Sequence[ViewSeen], of_kind: Mapping[str, Sequence[Event]], lost_max: int | None
+) -> Iterator[Violation]:
+    """lost_max: how many workers were taken from the run against their will."""
+    yield from _restarted(of_kind["run_started"])
+    yield from _storage(seen, of_kind["loaded"])
+    yield from _redone(seen, (*of_kind["reads"], *of_kind["step_applied"]))
+    lost = [worker for view in seen for worker in view.lost]
+    if lost_max is not None and len(lost) > lost_max:
+        losing = tuple(view.told for view in seen if view.lost)
+        yield Violation("lost", f"{len(lost)} workers were lost, and {lost_max} were taken: {', '.join(lost)}", losing)
+
+
+def _restarted(started: Sequence[Event]) -> Iterator[Violation]:
+    for worker, starts in _by_worker(started).items():
+        if len(starts) > 1:
+            yield Violation("restarted", f"{worker} started {len(starts)} times", tuple(starts))
+
+
+def _storage(seen: Sequence[ViewSeen], loaded: Sequence[Event]) -> Iterator[Violation]:
+    """A state that has a digest came from storage, or began there."""
+    loads = _by_worker(loaded)
+    views = {(view.generation, worker): view for view in seen for worker in view.workers}
+    for worker, own in loads.items():
+        for at, load in enumerate(own):
+            generation = load.get("generation") or 0
+            view = views.get((generation, worker))
+            if "digest" not in load or view is None:
+                continue
+            peers = [other for peer in view.workers if peer != worker for other in loads.get(peer, [])]
+            earlier = [*own[:at], *(other for other in peers if (other.get("generation") or 0) < generation)]
+            if earlier:
+                what = f"{worker} took its state from storage, and {earlier[0]['worker']} held one"
+                yield Violation("storage", what, (earlier[0], load))
+
+
+def _redone(seen: Sequence[ViewSeen], begun: Sequence[Event]) -> Iterator[Violation]:
+    losses = {(view.launch, view.generation) for view in seen if view.lost}
+    launch_of = {worker: view.launch for view in seen for worker in view.workers}
+    for worker, own in _by_worker(begun).items():
+        first: dict[int, dict[int, Event]] = defaultdict(dict)  # generation -> step -> what began it there
+        for event in own:
+            at = first[event.get("generation") or 0].setdefault(event["step"], event)
+            if at["attempt"] != event["attempt"]:
+                what = f"{worker} began step {event['step']} twice in one view"
+                yield Violation("redone", what, (at, event))
+        for before, after in pairwise(sorted(first)):
+            again = sorted(first[before].keys() & first[after].keys())
+            evidence = tuple(first[at][step] for step in again for at in (before, after))
+            if len(again) > 1:
+                yield Violation("redone", f"{worker} did steps {again} again, and one was in flight", evidence)
+            if again and not any((launch_of.get(worker), at) in losses for at in range(before + 1, after + 1)):
+                yield Violation("redone", f"{worker} did step {again[0]} again, and nobody was lost", evidence)
+
+
+def _by_worker(events: Sequence[Event]) -> dict[str, list[Event]]:
+    grouped: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        grouped[event["worker"]].append(event)
+    return grouped

@@ -1,0 +1,56 @@
+"""Which views did a run go through, and whom did it lose on the way? Pure: told from the events of its workers.
+
+A launch numbers its views from the first, and the number only rises while it lives. Who is in one view and not in the
+next one of the launch was lost, unless it had left in order or finished. Under torchrun every launch has one view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from elastic.observe.events import Event
+
+
+@dataclass(frozen=True)
+class ViewSeen:
+    """A view that at least one of its workers formed.
+
+    launch  counts the launches of the run
+    lost    those of the view before, in this launch, that neither are in this one nor had parted in order
+    told    the first worker's record of it
+    """
+
+    launch: int
+    generation: int
+    workers: tuple[str, ...]
+    lost: tuple[str, ...]
+    told: Event
+
+
+def views(events: Iterable[Event]) -> list[ViewSeen]:
+    """In order."""
+    formed: list[Event] = []
+    parted: set[str] = set()
+    for event in events:
+        if event["event"] == "view_formed":
+            formed.append(event)
+        elif event["event"] in ("left", "finished"):
+            parted.add(event["worker"])
+    seen: list[ViewSeen] = []
+    for told in formed:
+        generation, workers = told.get("generation") or 0, tuple(told["workers"])
+        if any((view.generation, view.workers) == (generation, workers) for view in seen[-_RECENT:]):
+            continue
+        before = seen[-1] if seen and generation > seen[-1].generation else None
+        launch = seen[-1].launch + (before is None) if seen else 0
+        seen.append(ViewSeen(launch, generation, workers, _lost(before, workers, parted), told))
+    return seen
+
+
+_RECENT = 64  # views; a worker reports one no later than that
+
+
+def _lost(before: ViewSeen | None, workers: Sequence[str], parted: Collection[str]) -> tuple[str, ...]:
+    gone = [worker for worker in before.workers if worker not in workers] if before is not None else []
+    return tuple(worker for worker in gone if worker not in parted)
