@@ -41,8 +41,8 @@ _LAZY = ("elastic.run", "torch._dynamo")  # what workers would import on first u
 _PR_SET_PDEATHSIG = 1
 
 
-def main(fd: int, command: Sequence[str]) -> int:
-    """Serves until the agent closes its end; in a forked worker, returns the script's exit status."""
+def main(fd: int, command: Sequence[str]) -> None:
+    """Serves until the agent closes its end; in a forked worker, does not return."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     script = Script.of_command(command)
     search_path = script.search_path()
@@ -52,9 +52,9 @@ def main(fd: int, command: Sequence[str]) -> int:
         agent.set_inheritable(False)
         why = _prepare(script)
         _say(agent, {"say": "ready"} if why is None else {"say": "unfit", "why": why})
-        if why is not None or not _serve(agent):
-            return 0
-    return worker.run(script)
+        a_worker = why is None and _serve(agent)
+    if a_worker:
+        worker.run(script)
 
 
 def _prepare(script: Script) -> str | None:
@@ -184,4 +184,4 @@ def _reads_of_rank_variables() -> Iterator[list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -26,7 +26,9 @@ import sys
 import traceback
 import types
 from collections.abc import Sequence
+from typing import NoReturn
 
+from elastic.launch.ending import end
 from elastic.launch.progress import Record
 from elastic.launch.script import Script
 from elastic.membership.wire import encode
@@ -39,7 +41,7 @@ _CHANNEL, _PROGRESS = "ELASTIC_CHANNEL", "ELASTIC_PROGRESS"
 _PR_SET_PDEATHSIG = 1
 
 
-def main(command: Sequence[str]) -> int:
+def main(command: Sequence[str]) -> NoReturn:
     """A fresh interpreter's worker."""
     script = Script.of_command(command)
     search_path = script.search_path()
@@ -47,21 +49,29 @@ def main(command: Sequence[str]) -> int:
         sys.path[0] = search_path  # it was the current folder: this module was started with -m
     for name in (_CHANNEL, _PROGRESS):
         os.set_inheritable(int(os.environ[name]), False)
-    return run(script)
+    run(script)
 
 
-def run(script: Script) -> int:
-    """Returns the exit status; SystemExit passes through."""
+def run(script: Script) -> NoReturn:
+    """The rest of this process."""
     _leave_with_agent()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # whole lines, at once: workers write to the same terminal or pipe
     faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
     # What starts this process again in place (launch/portable.py) has to come back to here.
     sys.orig_argv = [sys.executable, "-m", "elastic.launch.worker", *script.command()]
+    end(_status_of(script))
+
+
+def _status_of(script: Script) -> int:
+    """Runs it, and tells how it failed."""
     try:
         _execute(script)
-    except SystemExit:
-        raise
+    except SystemExit as wish:
+        if wish.code is None or isinstance(wish.code, int):
+            return int(wish.code or 0)
+        print(wish.code, file=sys.stderr)
+        return 1
     except KeyboardInterrupt as interrupt:
         _print(interrupt)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # as python ends: by the signal itself
@@ -131,4 +141,4 @@ def _of_script(error: BaseException) -> types.TracebackType | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -1,0 +1,49 @@
+"""The end of a worker's interpreter, as python's own but for one part: modules are not taken apart.
+
+Promises  in python's order: threads that are no daemons are joined, atexit functions run, what only the script held is
+          destroyed, every open file is flushed.
+          It is quick. Taking some thousand imported modules apart, all of them shared with the warm process until
+          somebody writes to them, takes a worker 0.4 s of a processor that the others want for a recovery.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import io
+import os
+import sys
+import threading
+from typing import NoReturn
+
+_NOT_FLUSHED = 120  # python's
+
+
+def end(status: int) -> NoReturn:
+    # Both are private, and what multiprocessing's children end with (CPython 3.10 to 3.14).
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.modules.pop("__main__", None)
+    gc.collect()
+    if not _flush() and status == 0:
+        status = _NOT_FLUSHED
+    os._exit(status & 0xFF)
+
+
+def _flush() -> bool:
+    """Whether what the script printed got through."""
+    through = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except (OSError, ValueError):
+            through = False
+    files = [thing for thing in gc.get_objects() if isinstance(thing, io.TextIOWrapper | io.BufferedIOBase)]
+    for layer in (io.TextIOWrapper, io.BufferedIOBase):  # text writes to bytes, so it comes first
+        for file in files:
+            if isinstance(file, layer):
+                with contextlib.suppress(Exception):
+                    file.flush()
+    return through
