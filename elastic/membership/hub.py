@@ -9,7 +9,7 @@ nothing but what it is told here and on the failure of its own collectives. Who 
 which failure ends a run, is rules.py's. Words and their directions:
 
     worker -> hub  ready, over, put, leaving, failed, finished
-    agent  -> hub  hello, started, exited
+    agent  -> hub  hello, started, unstarted, exited
     hub -> worker  view, board, broken, regroup, identity, released, end
     hub -> agent   start, status, over
 """
@@ -54,7 +54,8 @@ class _Worker:
     since_s: float = 0.0
     shares: int = 0
     identity: Any = None
-    step: int | None = None
+    accepted: bool = False
+    step: int = -1
     at: str | None = None
     was_member: bool = False
     failed: Message | None = None
@@ -62,13 +63,13 @@ class _Worker:
 
     def candidate(self) -> Candidate:
         at = self.at if self.status == OVER else None
-        return Candidate(worker=self.id, node=self.node, local_rank=self.local_rank, shares=self.shares, at=at)
+        return Candidate(worker=self.id, node=self.node, shares=self.shares, at=at)
 
 
 class Hub:
     """One run's views.
 
-    nodes_min     below it no view is formed: the run waits, then ends
+    nodes_min     below it, those included who wait to join, no view is formed: the run waits, then ends
     nodes_first   how many nodes the first view waits for
     restarts_max  see rules.repeated
     beacon        what goes into every view for whoever claims the run's storage
@@ -113,6 +114,7 @@ class Hub:
         self._broken = False
         self._asked = False
         self._finished = False
+        self._loss: str | None = None  # why the run will have failed if nobody goes on with it
         self._short_since_s: float | None = None
         self._ending: str | None = None
         self._ending_since_s = 0.0
@@ -121,8 +123,10 @@ class Hub:
 
     def told(self, now_s: float, node: str, message: Message) -> list[Order]:
         """What follows from a message of that node's agent or of one of its workers (then with "worker")."""
-        handler: Callable[[float, str, Message], None] | None = getattr(self, f"_on_{message['say']}", None)
-        if handler is not None and (message["say"] in ("hello", "started") or message.get("worker") in self._workers):
+        say = message["say"]
+        handler: Callable[[float, str, Message], None] | None = getattr(self, f"_on_{say}", None)
+        known = node in self._nodes and (say in ("started", "unstarted") or message.get("worker") in self._workers)
+        if handler is not None and (known or say == "hello"):
             handler(now_s, node, message)
         return self._decided(now_s)
 
@@ -130,9 +134,13 @@ class Hub:
         """An agent's connection ended: its process is gone, and its workers go with it."""
         if node in self._nodes:
             self._nodes.remove(node)
-        self._awaited = [place for place in self._awaited if place[0] != node]
-        for worker in [worker for worker in self._workers.values() if worker.node == node]:
-            del self._workers[worker.id]
+            here = [worker for worker in self._workers.values() if worker.node == node]
+            awaited = [place for place in self._awaited if place[0] == node]
+            if not self._finished and (awaited or any(worker.status != LEAVING for worker in here)):
+                self._loss = f"{node} was lost, and nobody is left"
+            self._awaited = [place for place in self._awaited if place not in awaited]
+            for worker in here:
+                del self._workers[worker.id]
         return self._decided(now_s)
 
     def tick(self, now_s: float) -> list[Order]:
@@ -145,20 +153,32 @@ class Hub:
             self._orders.append(Order(node, None, {"say": "over", "failed": False, "why": why}))
         elif node not in self._nodes:
             self._nodes.append(node)
+            self._awaited += [(node, local_rank) for local_rank in range(message.get("places", 0))]
 
     def _on_started(self, now_s: float, node: str, message: Message) -> None:
         worker = _Worker(message["worker"], node, message["local_rank"], since_s=now_s)
         self._begun = True
-        if (node, worker.local_rank) in self._awaited:
-            self._awaited.remove((node, worker.local_rank))
+        self._on_unstarted(now_s, node, message)
         self._workers[worker.id] = worker
+
+    def _on_unstarted(self, now_s: float, node: str, message: Message) -> None:
+        if (node, message["local_rank"]) in self._awaited:
+            self._awaited.remove((node, message["local_rank"]))
 
     def _on_ready(self, now_s: float, node: str, message: Message) -> None:
         worker = self._workers[message["worker"]]
+        if worker.status == FINISHED:
+            self._loss = "the script began a second Run: under `elastic run` a script has one"
+            self._say(worker, {"say": "end", "why": self._loss, "save": False})
+            return
         worker.shares, worker.identity, worker.since_s = message["shares"], message.get("identity"), now_s
-        known = self._identity is None or self._identity == worker.identity or message.get("accepted")
-        worker.status = READY if known else DIFFERENT
-        if not known:
+        worker.accepted, worker.status = bool(message.get("accepted")), READY
+        self._compare(worker)
+
+    def _compare(self, worker: _Worker) -> None:
+        """One that is ready and differs from the run is asked whether it accepts that."""
+        if self._identity not in (None, worker.identity) and not worker.accepted:
+            worker.status = DIFFERENT
             self._say(worker, {"say": "identity", "identity": self._identity})
 
     def _on_over(self, now_s: float, node: str, message: Message) -> None:
@@ -168,8 +188,10 @@ class Hub:
             self._broken |= bool(message.get("lost"))
 
     def _on_leaving(self, now_s: float, node: str, message: Message) -> None:
-        self._workers[message["worker"]].status = LEAVING
-        self._broken |= bool(message.get("lost"))
+        worker = self._workers[message["worker"]]
+        if worker.status == MEMBER and message["generation"] == self.generation:
+            worker.status = LEAVING
+            self._broken |= bool(message.get("lost"))
 
     def _on_finished(self, now_s: float, node: str, message: Message) -> None:
         self._workers[message["worker"]].status = FINISHED
@@ -186,27 +208,33 @@ class Hub:
 
     def _on_exited(self, now_s: float, node: str, message: Message) -> None:
         worker = self._workers.pop(message["worker"])
-        failed, signal, code = worker.failed, message.get("signal"), message.get("code")
-        if message.get("expected") or worker.status in (LEAVING, FINISHED) or signal in LEAVES:
+        failed, signal, code, hung = worker.failed, message.get("signal"), message.get("code"), message.get("hung")
+        if message.get("expected") or worker.status == LEAVING or signal in LEAVES:
             return
-        if code == 0 and failed is None:
+        what = failed["error"] if failed else "hang" if hung else signal or f"exit status {code}"
+        if worker.status == FINISHED:
+            if failed or code:
+                self._loss = self._loss or f"{worker.id} failed after the run had finished: {what}"
+            return
+        if code == 0 and not failed:
             return  # its script came to its end
-        if signal in FAULTS and not message.get("hung"):
+        if signal in FAULTS and not hung and not failed:
             self._start(worker)
             return
-        what = failed["error"] if failed else "hang" if message.get("hung") else signal or f"exit status {code}"
         step = failed.get("step") if failed else message.get("step")
         failure = Failure(worker=worker.id, what=what, step=step, at_s=now_s)
         bug = repeated(self._failures, failure, restarts_max=self._restarts_max, window_s=self._window_s)
         self._failures.append(failure)
+        farthest = max((member.step for member in self._members()), default=0)
+        cannot_join = not worker.was_member or (step or 0) < farthest
         if bug is None:
             self._start(worker)
-        elif worker.was_member or not self._members():
-            trace = failed.get("trace", "") if failed else ""
-            self._end(now_s, f"{bug}: {what}\n{trace}".rstrip())
-        else:
+        elif cannot_join and self.generation > 0 and (self._workers or self._awaited):
             why = f"{worker.id} cannot join ({bug}: {what}); the run goes on without it"
             self._orders.append(Order(worker.node, None, {"say": "status", "text": why}))
+        else:
+            trace = failed.get("trace", "") if failed else ""
+            self._end(now_s, f"{bug}: {what}\n{trace}".rstrip())
 
     def _start(self, worker: _Worker) -> None:
         if worker.node in self._nodes and not self._finished and self._ending is None:
@@ -230,41 +258,53 @@ class Hub:
         gone = any(id not in self._workers for id in self._view)
         if running and (gone or self._broken or self._ending is not None):
             self._tell_broken(running)
+        if not running:
+            self._release()
         if self._ending is not None:
             if not running or now_s - self._ending_since_s > self._ending_s:
                 self._finish(survivors, failed=True, why=self._ending)
             return
-        newcomers = sorted(
-            (worker for worker in self._workers.values() if worker.status == READY),
-            key=lambda worker: (self._nodes.index(worker.node), worker.local_rank),
-        )
-        starting = [worker for worker in self._workers.values() if worker.status in (STARTING, DIFFERENT)]
+        newcomers = self._newcomers()
         if running:
-            room = min((worker.shares for worker in (*running, *newcomers)), default=0) > len(members)
-            if newcomers and room and not self._asked and self._gathered(now_s, newcomers, starting, self._gather_s):
-                self._asked = True
-                for worker in running:
-                    self._say(worker, {"say": "regroup", "generation": self.generation})
-            return
-        if not survivors:
-            self._release()
-            if self._begun and not members and (self._finished or not (self._workers or self._awaited)):
-                self._finish([], failed=False, why="")
-                return
-            if self._finished or not newcomers or not self._gathered(now_s, newcomers, starting, self._start_s):
-                return
-            if self.generation == 0 and len({worker.node for worker in newcomers}) < self._nodes_first:
-                self._wait_for_nodes(now_s, newcomers, self._nodes_first)
-                return
-        chosen = next_view([worker.candidate() for worker in survivors], [worker.candidate() for worker in newcomers])
-        if len({candidate.node for candidate in chosen}) < self._nodes_min:
-            self._wait_for_nodes(now_s, (*survivors, *newcomers), self._nodes_min)
-            return
-        self._publish([self._workers[candidate.worker] for candidate in chosen])
+            self._ask_to_regroup(now_s, running, newcomers)
+        elif survivors or (newcomers and self._gathered(now_s, newcomers, self._start_s)):
+            self._form(now_s, survivors, newcomers)
+        elif self._begun and not members and (self._finished or not (self._workers or self._awaited)):
+            self._finish([], failed=self._loss is not None, why=self._loss or "")
 
-    def _gathered(self, now_s: float, newcomers: list[_Worker], starting: list[_Worker], patience_s: float) -> bool:
+    def _newcomers(self) -> list[_Worker]:
+        """Those that are ready to join, node by node. A run that is finished needs none."""
+        ready = [worker for worker in self._workers.values() if worker.status == READY and not self._finished]
+        return sorted(ready, key=lambda worker: (self._nodes.index(worker.node), worker.local_rank))
+
+    def _ask_to_regroup(self, now_s: float, running: list[_Worker], newcomers: list[_Worker]) -> None:
+        """Members go on until a boundary that they agree on. Once per view."""
+        room = min(worker.shares for worker in running) > len(self._members())
+        short = len({worker.node for worker in running}) < self._nodes_min
+        if newcomers and room and not self._asked and (short or self._gathered(now_s, newcomers, self._gather_s)):
+            self._asked = True
+            for worker in running:
+                self._say(worker, {"say": "regroup", "generation": self.generation})
+
+    def _form(self, now_s: float, survivors: list[_Worker], newcomers: list[_Worker]) -> None:
+        """Nobody trains: the next view, if there are nodes enough.
+
+        Newcomers count as there even if they cannot join yet: then the survivors finish their step without them.
+        """
+        there = (*survivors, *newcomers)
+        needed = self._nodes_min if survivors or self.generation > 0 else max(self._nodes_min, self._nodes_first)
+        if len({worker.node for worker in there}) < needed and not self._finished:
+            self._wait_for_nodes(now_s, there, needed)
+            return
+        chosen = next_view([worker.candidate() for worker in survivors], [worker.candidate() for worker in newcomers])
+        self._publish([self._workers[candidate.worker] for candidate in chosen])
+        self._decide(now_s)
+
+    def _gathered(self, now_s: float, newcomers: list[_Worker], patience_s: float) -> bool:
         """Whether newcomers need not wait for more of them: nobody is starting, or they waited long enough."""
-        return not starting or now_s - min(worker.since_s for worker in newcomers) >= patience_s
+        starting = any(worker.status in (STARTING, DIFFERENT) for worker in self._workers.values())
+        waited_s = now_s - min(worker.since_s for worker in newcomers)
+        return not (starting or self._awaited) or waited_s >= patience_s
 
     def _wait_for_nodes(self, now_s: float, there: Iterable[_Worker], needed: int) -> None:
         nodes = sorted({worker.node for worker in there})
@@ -283,10 +323,10 @@ class Hub:
 
     def _publish(self, chosen: list[_Worker]) -> None:
         self.generation += 1
-        if self._identity is None:
-            self._identity = chosen[0].identity
         self._short_since_s = None
         self._broken = self._asked = False
+        if not self._finished:
+            self._loss = None
         view = {
             "say": "view",
             "generation": self.generation,
@@ -299,8 +339,11 @@ class Hub:
         for worker in chosen:
             worker.status, worker.was_member = MEMBER, True
             self._say(worker, view)
-        self._release()
         self._view = tuple(worker.id for worker in chosen)
+        if self._identity is None:
+            self._identity = chosen[0].identity
+            for worker in self._newcomers():
+                self._compare(worker)
 
     def _release(self) -> None:
         for worker in self._members():
@@ -319,7 +362,8 @@ class Hub:
     def _finish(self, survivors: list[_Worker], *, failed: bool, why: str) -> None:
         """Tells everyone. Of the survivors the one that is farthest saves what it holds."""
         self._over = True
-        best = max(survivors, key=lambda worker: worker.step if worker.step is not None else -1, default=None)
+        self._release()
+        best = max(survivors, key=lambda worker: worker.step, default=None)
         for worker in self._workers.values():
             if worker.status not in (FINISHED, LEAVING):
                 self._say(worker, {"say": "end", "why": why, "save": worker is best})

@@ -3,7 +3,7 @@
 Promises  workers of one node stand together, so that sums are added inside a node before they cross the network.
           While one worker of the last view survives, a survivor is rank 0: the coordinator keeps its storage.
           A newcomer joins only at a boundary between steps, where it has missed nothing.
-          A bug is not a fault: the same exception at the same step, twice, ends the run; a kill never does.
+          A bug is not a fault: the same kind of failure at the same step, twice, ends the run; a kill never does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class Candidate:
 
     worker: str
     node: str
-    local_rank: int
     shares: int
     at: str | None
 
@@ -32,17 +31,13 @@ class Candidate:
 def next_view(survivors: Sequence[Candidate], newcomers: Sequence[Candidate]) -> list[Candidate]:
     """The workers of the next view in rank order.
 
-    survivors  of the last view, in its rank order
-    newcomers  in the order of their nodes' arrival; those for whom there is no room stay outside
+    survivors  of the last view, in its rank order: all of them go on
+    newcomers  in the order in which they join; those for whom there is no room stay outside
     """
-    joining = list(newcomers) if all(survivor.at == BOUNDARY for survivor in survivors) else []
-    if not survivors:
-        nodes = list(dict.fromkeys(newcomer.node for newcomer in joining))
-        joining.sort(key=lambda newcomer: (nodes.index(newcomer.node), newcomer.local_rank))
-    room = min((candidate.shares for candidate in (*survivors, *joining)), default=0)
-    chosen = [*survivors, *joining][:room]
+    joining = newcomers if all(survivor.at == BOUNDARY for survivor in survivors) else ()
+    room = min((candidate.shares for candidate in survivors or joining), default=0)
     blocks: dict[str, list[Candidate]] = {}
-    for candidate in chosen:
+    for candidate in (*survivors, *joining[: max(0, room - len(survivors))]):
         blocks.setdefault(candidate.node, []).append(candidate)
     return [candidate for block in blocks.values() for candidate in block]
 
@@ -60,18 +55,25 @@ class Failure:
     step: int | None
     at_s: float
 
+    @property
+    def kind(self) -> str:
+        """Without an exception's text: addresses, process numbers and names of temporary files are new every time."""
+        return self.what.partition(":")[0]
+
 
 def repeated(failures: Sequence[Failure], newest: Failure, *, restarts_max: int, window_s: float) -> str | None:
     """Why the newest failure is a bug that a restart does not help, or None: replace the worker.
 
     failures      the earlier ones
     restarts_max  how often one failure may repeat, at whatever steps, within `window_s`
+    A step is repeated whenever the run goes back to it; a failure before the first step has only time to go by.
     """
-    same = [failure for failure in failures if failure.what == newest.what]
-    if any(failure.step == newest.step for failure in same):
+    recent = [failure for failure in failures if newest.at_s - failure.at_s <= window_s]
+    before = recent if newest.step is None else failures
+    if any(failure.kind == newest.kind and failure.step == newest.step for failure in before):
         where = "before its first step" if newest.step is None else f"at step {newest.step}"
         return f"the same failure twice {where}"
-    recent = [failure for failure in same if newest.at_s - failure.at_s <= window_s]
-    if len(recent) >= restarts_max:
-        return f"the same failure {len(recent) + 1} times within {window_s:.0f} s, more than --max-restarts allows"
+    repeats = 1 + sum(failure.what == newest.what for failure in recent)
+    if repeats > restarts_max:
+        return f"the same failure {repeats} times within {window_s:.0f} s, more than --max-restarts allows"
     return None

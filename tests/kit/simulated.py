@@ -1,0 +1,508 @@
+"""A run of `elastic run` without processes: the real hub and rules, and agents and workers that obey their protocol.
+
+A worker is a generator that follows elastic/run.py and session.py: every `yield` is a moment at which it may be
+killed, stopped or told something. Collectives know who has given what, so that workers which disagree on what comes
+next are caught, not left waiting. Messages wait in queues for as long as chance wants, in order per channel.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from elastic.membership.hub import Hub, Order
+from elastic.membership.rules import BOUNDARY
+from elastic.membership.wire import Message
+from elastic.state.transfer import Standing, roles
+
+Moments = Generator[None, None, Any]
+
+LEAVE, REGROUP, SAVE = 1, 2, 4
+STEPS, EVALUATE_EVERY, SAVE_EVERY = 9, 3, 2
+LEAVE_S = 60.0
+
+
+class Lost(Exception):
+    """elastic.errors.PeerLost"""
+
+
+class Ended(Exception):
+    """membership.live.RunEnded"""
+
+
+class Exit(Exception):
+    def __init__(self, code: int, error: str | None = None) -> None:
+        super().__init__(code)
+        self.code, self.error = code, error
+
+
+class Group:
+    """A view's connections. A collective gives everyone's values, or fails once somebody has hung up."""
+
+    def __init__(self, members: list[str]) -> None:
+        self.members = members
+        self.hung_up: set[str] = set()
+        self.rounds: list[tuple[str, dict[str, Any]]] = []
+        self.stands: dict[str, object] = {}  # once it has formed
+
+    def give(self, at: int, name: str, worker: str, value: Any) -> dict[str, Any]:
+        if at == len(self.rounds):
+            self.rounds.append((name, {}))
+        assert self.rounds[at][0] == name, f"{worker} is in {name!r} and others are in {self.rounds[at][0]!r}"
+        self.rounds[at][1][worker] = value
+        return self.rounds[at][1]
+
+
+class Worker:
+    def __init__(self, world: World, node: Node, local_rank: int, number: int) -> None:
+        self.world, self.node, self.local_rank = world, node, local_rank
+        self.id = f"{node.name}-{number}"
+        self.up: deque[Message] = deque()
+        self.down: deque[Message] = deque()
+        self.moments = self.life()
+        self.alive, self.stopped, self.hung, self.expected, self.is_ready = True, False, False, False, False
+        self.exit: tuple[int | None, str | None] = (None, None)
+        self.left = False  # by its own will, or as it was told: nobody replaces it
+        self.leave = self.raises = self.breaks = self.quits = False
+        # membership/live.py
+        self.view: Message | None = None
+        self.generation = self.broken = self.regroup = 0
+        self.board: dict[tuple[int, str], str] = {}
+        self.released = self.other = False
+        self.end: Message | None = None
+        # elastic/run.py
+        self.group: Group | None = None
+        self.round = 0
+        self.step = -1
+        self.agreed: list[int] | None = None
+        self.agreements: list[str] = []
+        self.wished = 0
+        self.updating = False
+        self.evaluations = 0
+        self.finished = False
+
+    def say(self, say: str, **facts: Any) -> None:
+        self.up.append({"say": say, **facts})
+
+    def hear(self, message: Message) -> None:
+        match message["say"]:
+            case "view":
+                self.view = message
+            case "board":
+                assert message["generation"] >= self.generation
+                self.board[message["generation"], message["key"]] = message["value"]
+            case "broken":
+                self.broken = max(self.broken, message["generation"])
+                if self.broken >= self.generation:
+                    self.sever()
+            case "regroup":
+                self.regroup = message["generation"]
+            case "identity":
+                self.other = True
+            case "released":
+                self.released = True
+            case "leave":
+                self.leave = True
+            case "end":
+                assert self.end is None
+                self.end = message
+                self.sever()
+            case say:
+                raise AssertionError(say)
+
+    def sever(self) -> None:
+        if self.group is not None:
+            self.group.hung_up.add(self.id)
+
+    def collective(self, name: str, value: Any = None) -> Moments:
+        group, at = self.group, self.round
+        assert group is not None
+        self.round += 1
+        if self.id in group.hung_up:
+            raise Lost
+        given = group.give(at, name, self.id, value)
+        while True:
+            yield
+            if self.id in group.hung_up:
+                raise Lost
+            whole, lost = len(given) == len(group.members), bool(group.hung_up)
+            if lost and (not whole or self.world.chance(0.5)):
+                raise Lost
+            if whole:
+                return [given[member] for member in group.members]
+
+    def life(self) -> Moments:
+        try:
+            yield from self.script()
+            self.ends(0)
+        except Exit as exit:
+            if exit.error is not None:
+                self.say("failed", error=exit.error, trace="", step=self.at_step)
+            self.ends(exit.code)
+
+    def ends(self, code: int | None, signal: str | None = None) -> None:
+        self.alive, self.exit = False, (code, signal)
+        self.sever()
+
+    @property
+    def at_step(self) -> int | None:
+        return max(self.step, 0) if self.generation > 0 else None
+
+    def computes(self) -> Moments:
+        for _ in range(self.world.random.randrange(1, 4)):
+            yield
+            if self.raises or self.world.bug_at == self.step:
+                self.world.exceptions += 1
+                number = 0 if self.world.bug_at == self.step else self.world.exceptions
+                raise Exit(1, f"Error{number}: something")
+            if self.quits:
+                self.left = True
+                raise Exit(0)
+
+    def script(self) -> Moments:
+        if not self.world.has_run:
+            return (yield from self.computes())
+        for _ in range(self.world.random.randrange(1, 6)):
+            yield
+        self.say("ready", shares=self.world.shares, identity=self.world.identity(self), accepted=False)
+        self.is_ready = True
+        yield from self.enters_first()
+        self.finished = self.step >= STEPS
+        while not self.finished:
+            yield from self.one_step()
+            if self.step % EVALUATE_EVERY == 0:
+                self.evaluations += 1
+                yield from self.agree(f"evaluation {self.evaluations}", "evaluating")
+            if self.breaks:
+                self.left = True
+                self.say("leaving", generation=self.generation, step=self.step, lost=True)
+                return (yield from self.waits_released())
+            yield from self.boundary()
+        yield from self.agree("finish", "finishing")
+        self.say("finished", step=self.step)
+        for _ in range(self.world.random.randrange(3)):
+            yield
+
+    def one_step(self) -> Moments:
+        index = self.step
+        while True:
+            yield from self.computes()
+            self.wished = (LEAVE if self.leave else 0) | (REGROUP if self.regroup >= self.generation > 0 else 0)
+            self.wished |= SAVE if self.world.chance(0.1) else 0
+            try:
+                wishes = yield from self.collective(f"exchange {index}", self.wished)
+                break
+            except Lost:
+                yield from self.next_view(f"in the exchange of step {index}", lost=True)
+                if self.step > index:
+                    return
+        self.updating = True
+        yield
+        if self.raises:
+            self.world.exceptions += 1
+            raise Exit(1, f"Error{self.world.exceptions}: in the update")
+        self.step += 1
+        self.updating = False
+        self.evaluations = 0
+        self.agreed, self.agreements = wishes, []
+
+    def boundary(self) -> Moments:
+        assert self.agreed is not None
+        leaving = [wish for wish in self.agreed if wish & LEAVE]
+        wishes = 0
+        for wish in self.agreed:
+            wishes |= wish
+        self.finished = self.step >= STEPS
+        if self.finished:
+            return
+        if leaving and len(leaving) == len(self.agreed):
+            yield from self.agree("save", "saving")
+            self.say("leaving", generation=self.generation, step=self.step, lost=False)
+            self.left = True
+            raise Exit(0)
+        if wishes & SAVE or self.step % SAVE_EVERY == 0:
+            yield from self.agree("save", "saving")
+        if not self.world.regroups_once or "regroup" not in self.agreements:
+            if leaving and self.wished & LEAVE:
+                self.left = True
+                self.say("leaving", generation=self.generation, step=self.step, lost=False)
+                yield from self.waits_released()
+                raise Exit(0)
+            if leaving or wishes & REGROUP:
+                self.agreements.append("regroup")
+                yield from self.next_view(BOUNDARY, lost=False)
+
+    def waits_released(self) -> Moments:
+        while not (self.released or self.end is not None):
+            yield
+
+    def agree(self, name: str, doing: str) -> Moments:
+        while name not in self.agreements:
+            try:
+                if name in ("save", "finish") and self.group is not None and self.group.members[0] == self.id:
+                    self.world.saved(self.step)
+                yield from self.collective(f"{name} after {self.step}")
+                self.agreements.append(name)
+            except Lost:
+                yield from self.next_view(doing, lost=True)
+
+    def next_view(self, at: str, *, lost: bool) -> Moments:
+        while True:
+            if lost:
+                self.sever()
+            self.says_over(at, lost=lost)
+            try:
+                yield from self.enters()
+                return
+            except Lost:
+                lost = True
+            except Ended:
+                assert self.end is not None
+                if self.end["save"] and not self.updating:
+                    self.world.saved(self.step)
+                raise Exit(75) from None
+
+    def says_over(self, at: str, *, lost: bool) -> None:
+        self.say("over", generation=self.generation, step=self.step, at=at, lost=lost)
+        self.world.over_at[self.generation, self.id] = at
+
+    def enters_first(self) -> Moments:
+        while True:
+            try:
+                return (yield from self.enters())
+            except Lost:
+                self.sever()
+                self.says_over(BOUNDARY, lost=True)
+            except Ended:
+                raise Exit(75) from None
+
+    def enters(self) -> Moments:
+        while self.view is None or self.view["generation"] <= self.generation:
+            if self.end is not None:
+                raise Ended
+            if self.other:
+                self.other = False
+                self.say("ready", shares=self.world.shares, identity=self.world.identity(self), accepted=True)
+            yield
+        if self.end is not None:
+            raise Ended
+        self.generation = self.view["generation"]
+        members: list[str] = self.view["workers"]
+        self.say("put", generation=self.generation, key=self.id, value=self.id)
+        while not all((self.generation, member) in self.board for member in members):
+            if self.broken >= self.generation or self.end is not None:
+                raise Lost
+            yield
+        self.group = self.world.groups.setdefault(self.generation, Group(members))
+        self.round = 0
+        if self.broken >= self.generation:
+            self.sever()
+        standing = Standing(
+            step=self.step if self.step >= 0 else None, agreements=len(self.agreements), torn=self.updating
+        )
+        standings = yield from self.collective("standings", standing)
+        parts = roles(standings)
+        rank = members.index(self.id)
+        if parts is None:
+            self.step = (yield from self.collective("claim", self.world.storage))[0]
+        else:
+            words = yield from self.collective("word", (self.step, self.agreed, list(self.agreements)))
+            if parts.need_state:
+                yield from self.collective("transfer") if rank in parts.need_state else self.gives("transfer")
+            if rank in parts.need_word:
+                step, self.agreed, agreements = words[parts.donors[0]]
+                self.evaluations = self.evaluations if step == self.step else 0
+                self.step, self.agreements, self.updating = step, list(agreements), False
+        assert not self.updating
+        self.group.stands[self.id] = (self.step, self.agreements[:], self.agreed)
+        assert all(self.group.stands[self.id] == other for other in self.group.stands.values()), self.group.stands
+
+    def gives(self, name: str) -> Moments:
+        """A donor's part: it does not wait for those that receive."""
+        assert self.group is not None
+        if self.id in self.group.hung_up:
+            raise Lost
+        self.group.give(self.round, name, self.id, None)
+        self.round += 1
+        yield
+
+
+class Node:
+    """An agent, with its connection to the hub."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.up: deque[Message] = deque()
+        self.down: deque[Order] = deque()
+        self.requests: deque[int] = deque()
+        self.workers: dict[str, Worker] = {}
+        self.leaving = False
+        self.over: Message | None = None
+        self.deadline_s = float("inf")
+
+
+    @property
+    def done(self) -> bool:
+        nobody = not (self.workers or self.requests or self.up)
+        return nobody and (self.leaving or (self.over is not None))
+
+
+class World:
+    """places: workers per node, by node name; the first node has the hub, and is never lost."""
+
+    def __init__(
+        self,
+        seed: int,
+        places: dict[str, int],
+        *,
+        shares: int = 8,
+        has_run: bool = True,
+        watch: Callable[[World, list[Order]], None],
+        **hub: Any,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.chance: Callable[[float], bool] = lambda p: self.random.random() < p
+        self.shares, self.has_run = shares, has_run
+        self.regroups_once = True
+        self.bug_at: int | None = None
+        self.others = False  # whether newcomers differ from the run, and accept it
+        self.hub = Hub(**hub)
+        self.now_s = 0.0
+        self.nodes: dict[str, Node] = {}
+        self.every: dict[str, Worker] = {}
+        self.groups: dict[int, Group] = {}
+        self.over_at: dict[tuple[int, str], str] = {}
+        self.told_exited: set[str] = set()
+        self.storage = 0
+        self.exceptions = 0
+        self.stopped_at: set[int | None] = set()
+        self.moments = 0
+        self._watch = watch
+        for name, count in places.items():
+            self.comes(name, count)
+
+    def identity(self, worker: Worker) -> str:
+        return f"other {worker.id}" if self.others and self.hub.generation > 0 else "the run's"
+
+    def saved(self, step: int) -> None:
+        assert step >= self.storage, f"step {step} was saved after step {self.storage}"
+        self.storage = step
+
+    def comes(self, name: str, places: int) -> None:
+        node = self.nodes[name] = Node(name)
+        node.up.append({"say": "hello", "node": name, "places": places})
+        node.requests.extend(range(places))
+
+    def lost(self, name: str) -> None:
+        """The agent is gone, and its workers with it. What it said last may be lost on the way."""
+        node = self.nodes.pop(name)
+        node.leaving |= node.over is None
+        for worker in node.workers.values():
+            worker.ends(None, "SIGKILL") if worker.alive else None
+        for _ in range(self.random.randrange(len(node.up) + 1)):
+            self._told(node, node.up.popleft())
+        self.told_exited |= node.workers.keys()
+        self._orders(self.hub.lost(self.now_s, name))
+
+    def leaves(self, node: Node, *, refused: bool = True) -> None:
+        """SIGTERM to an agent, or the run is over, or has no room for this node (refused)."""
+        if node.deadline_s == float("inf"):
+            node.deadline_s = self.now_s + LEAVE_S
+        while node.requests:
+            node.up.append({"say": "unstarted", "local_rank": node.requests.popleft()})
+        for worker in node.workers.values():
+            worker.expected = True
+            worker.left |= refused
+            if worker.is_ready:
+                worker.down.append({"say": "leave"})
+            elif worker.alive:
+                worker.ends(None, "SIGTERM")
+
+    def workers(self) -> list[Worker]:
+        return [worker for node in self.nodes.values() for worker in node.workers.values()]
+
+    @property
+    def over(self) -> bool:
+        return all(node.over is not None and node.done for node in self.nodes.values())
+
+    def moment(self) -> None:
+        """Something happens somewhere."""
+        self.moments += 1
+        chance, node = self.random.random(), self.random.choice(list(self.nodes.values()))
+        if node.done and node.name != "node0":
+            self.lost(node.name)
+            return
+        if chance < 0.05:
+            self.now_s += self.random.choice([0.01, 0.1, 0.5])
+            self._late(node)
+            self._orders(self.hub.tick(self.now_s))
+        elif chance < 0.25:
+            if node.up:
+                self._told(node, node.up.popleft())
+        elif chance < 0.45:
+            if node.down:
+                self._ordered(node, node.down.popleft())
+        elif chance < 0.5 and node.requests:
+            self._started(node, node.requests.popleft())
+        elif node.workers:
+            worker = self.random.choice(list(node.workers.values()))
+            chance = self.random.random()
+            if worker.up and chance < 0.4:
+                node.up.append({**worker.up.popleft(), "worker": worker.id})
+            elif worker.down and chance < 0.6:
+                message = worker.down.popleft()
+                worker.hear(message) if worker.alive else None
+            elif not worker.alive:
+                self._reaped(node, worker)
+            elif worker.stopped:
+                if self.chance(0.05):
+                    worker.hung = True
+                    worker.ends(None, "SIGKILL")
+            else:
+                next(worker.moments, None)
+
+    def _late(self, node: Node) -> None:
+        if self.now_s > node.deadline_s:
+            for worker in node.workers.values():
+                worker.ends(None, "SIGKILL") if worker.alive else None
+
+    def _started(self, node: Node, local_rank: int) -> None:
+        assert not any(worker.local_rank == local_rank for worker in node.workers.values()), "a place is taken"
+        worker = Worker(self, node, local_rank, len(self.every))
+        self.every[worker.id] = node.workers[worker.id] = worker
+        node.up.append({"say": "started", "worker": worker.id, "local_rank": local_rank})
+
+    def _reaped(self, node: Node, worker: Worker) -> None:
+        node.up.extend({**message, "worker": worker.id} for message in worker.up)
+        del node.workers[worker.id]
+        code, signal = worker.exit
+        exited = {"say": "exited", "code": code, "signal": signal, "hung": worker.hung, "expected": worker.expected}
+        node.up.append({**exited, "worker": worker.id, "step": worker.at_step})
+
+    def _ordered(self, node: Node, order: Order) -> None:
+        if order.worker is not None:
+            assert self.every[order.worker].node is node
+            if order.worker in node.workers:
+                node.workers[order.worker].down.append(order.message)
+        elif order.message["say"] == "start":
+            if node.leaving or node.over is not None:
+                node.up.append({"say": "unstarted", "local_rank": order.message["local_rank"]})
+            else:
+                node.requests.append(order.message["local_rank"])
+        elif order.message["say"] == "over":
+            assert node.over is None, "over twice"
+            node.over = order.message
+            self.leaves(node, refused="already" in order.message["why"])
+
+    def _told(self, node: Node, message: Message) -> None:
+        if message["say"] == "exited":
+            self.told_exited.add(message["worker"])
+        self._orders(self.hub.told(self.now_s, node.name, message))
+
+    def _orders(self, orders: list[Order]) -> None:
+        self._watch(self, orders)
+        for order in orders:
+            if order.node in self.nodes:
+                self.nodes[order.node].down.append(order)
