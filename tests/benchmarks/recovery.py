@@ -1,10 +1,13 @@
-"""How long does a loss cost? Real faults at random moments, timed from the signal to the survivors' next applied step.
+"""What does a fault cost? Real ones, at random moments, timed from the signal to the survivors' next applied step.
 
-    python tests/benchmarks/recovery.py [--quick] [--faults 200] [--only kill …] [--json FILE]
+    python -m tests.benchmarks.recovery [--quick] [--faults 200] [--only kill stop …] [--breakdown] [--json FILE]
 
-Every time is of a survivor: the last of them to apply a step in the view that follows the fault. "beyond the step" is
-that time less the median step before the fault. Beside it, in the same run, the same script under plain torchrun
-(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with its defaults half of the jobs that lose a worker do not come back).
+Every time is of the last survivor. A step takes longer with fewer workers (V = 8: the slowest of 4 has 2 shares, of 3
+it has 3), so two figures stand beside the whole: beyond the median step before the fault, and beyond the median step of
+an undisturbed run of as many workers as survive. Plain torchrun loses workers in the same run of this benchmark, with
+the same script (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with its defaults half of the jobs do not come back).
+
+A machine that others use gives larger figures: its load before each part stands beside them.
 """
 
 from __future__ import annotations
@@ -13,223 +16,385 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
+import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from elastic.observe.events import Event, read_events
+from tests.benchmarks import recovery_loopback as loopback
+from tests.benchmarks.recovery_events import Cost
+from tests.benchmarks.recovery_runs import ELASTIC, TORCHRUN, Watched, kill, running, strike
 
-SCRIPT = Path(__file__).with_name("recovery_script.py")
-SETTLED_STEPS = 5
-WAIT_S = 90.0
+ONE_NODE = [*ELASTIC, "--standalone"]
+SETTLED_STEPS = 8
+CALM_STEPS = 40
+APART_S = 1.5  # one fault at a time: until then the agent has forked the next spare process
+BIG = ["--width=4900", "--batch-size=16"]
 
 
 @dataclass
-class Times:
-    """Seconds, one per fault. beyond: less the median step; back: until the world has its old size again."""
+class Part:
+    """What one kind of fault cost. after: the survivors' median step in a run that nobody disturbs."""
 
-    total: list[float] = field(default_factory=list)
-    beyond: list[float] = field(default_factory=list)
-    back: list[float] = field(default_factory=list)
-    pause: list[float] = field(default_factory=list)
-    redone: int = 0
-    steps: list[float] = field(default_factory=list)
+    name: str
+    after: float
+    load: float
+    costs: list[Cost] = field(default_factory=list)
 
+    def of(self, value: Callable[[Cost], float | None]) -> list[float]:
+        return [found for cost in self.costs if (found := value(cost)) is not None]
 
-class Watched:
-    """A run whose events are read as they come."""
+    @property
+    def beyond_after(self) -> list[float]:
+        return self.of(lambda cost: cost.total - self.after)
 
-    def __init__(self, process: subprocess.Popen[bytes], url: Path) -> None:
-        self.process = process
-        self.url = url
-        self._offsets: dict[Path, int] = {}
-        self.events: list[Event] = []
-
-    def read(self) -> list[Event]:
-        for path in (self.url / "events").glob("*.jsonl"):
-            with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._offsets[path] = self._offsets.get(path, 0) + len(whole)
-            self.events += [json.loads(line) for line in whole.splitlines()]
-        return self.events
-
-    def wait(self, holds: Callable[[list[Event]], bool]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not holds(self.read()):
-            if self.process.poll() is not None:
-                raise SystemExit(f"the run ended with {self.process.returncode}; its output is above")
-            if time.monotonic() > deadline:
-                raise SystemExit(f"nothing happened for {WAIT_S} s")
-            time.sleep(0.005)
-
-    def settled(self, workers: int) -> dict[str, list[Event]]:
-        """Waits until `workers` workers have applied some steps in one view; their step_applied events of it."""
-        found: dict[str, list[Event]] = {}
-
-        def holds(events: list[Event]) -> bool:
-            nonlocal found
-            applied = [event for event in events[-400 * workers :] if event["event"] == "step_applied"]
-            newest = max((place(event) for event in applied), default=None)
-            of_view: dict[str, list[Event]] = defaultdict(list)
-            for event in applied:
-                if place(event) == newest:
-                    of_view[event["worker"]].append(event)
-            found = dict(of_view)
-            return len(found) == workers and all(len(one) >= SETTLED_STEPS for one in found.values())
-
-        self.wait(holds)
-        return found
+    @property
+    def beyond_before(self) -> list[float]:
+        return self.of(lambda cost: cost.total - cost.step)
 
 
-def place(event: Event) -> tuple[int, int]:
-    return event.get("claim") or 0, event["generation"]
+@dataclass(frozen=True)
+class Big:
+    """Joins with a large model: seconds of the survivors' pause beyond a step, of the transfer, and its bytes; seconds
+    that gloo and TCP alone take for as many bytes between as many processes."""
+
+    workers: int
+    size: int
+    pauses: list[float]
+    transfers: list[float]
+    gloo: list[float]
+    tcp: list[float]
 
 
-@contextmanager
-def running(launcher: list[str], arguments: list[str]) -> Iterator[Watched]:
-    folder = Path(tempfile.mkdtemp(prefix="recovery-"))
-    url = folder / "run"
-    process = subprocess.Popen(
-        [*launcher, str(SCRIPT), str(url), *arguments],
-        env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / "log").open("wb"),
-        start_new_session=True,
+class Bench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.draw = random.Random(options.seed)
+        self.breakdown: bool = options.breakdown
+        self.parts: dict[str, Part] = {}
+        self.big: Big | None = None
+        self._calm: dict[tuple[int, str], float] = {}
+
+    def kills(self, key: str, workers: int, count: int, arguments: list[str]) -> None:
+        part = self._part(
+            key, f"SIGKILL, {workers} workers{''.join(f', {a[2:]}' for a in arguments)}", workers, arguments
+        )
+        with running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments, observed=self.breakdown) as watched:
+            for _ in range(count):
+                part.costs.append(self._fault(watched, workers, kill))
+
+    def stops(self, count: int) -> None:
+        part = self._part("stop", "SIGSTOP, 4 workers", 4, [])
+        with running([*ONE_NODE, "--nproc-per-node=4"], []) as watched:
+            for _ in range(count):
+                part.costs.append(self._fault(watched, 4, stop))
+
+    def exceptions(self, count: int) -> None:
+        """Timed from the moment at which the script raises, which it says in the exception's text."""
+        part = self._part("exception", "exception, 4 workers", 4, [])
+        with running([*ONE_NODE, "--nproc-per-node=4"], []) as watched:
+
+            def act(worker: str) -> tuple[float, None]:
+                told = strike(worker, signal.SIGUSR1)
+                watched.wait(lambda: watched.events.first("error", told, worker) is not None, "the script had raised")
+                error = watched.events.first("error", told, worker)
+                assert error is not None
+                return float(error["error"].rpartition(" ")[2]), None
+
+            for _ in range(count):
+                part.costs.append(self._fault(watched, 4, act))
+
+    def leaves_and_joins(self, count: int) -> None:
+        """One of four workers is a node of its own: it is told to leave, and another node joins in its place."""
+        leaves = self._part("leave", "SIGTERM, 4 workers", 4, [])
+        joins = Part("a node joins 3 workers", self._step(3, []), os.getloadavg()[0])
+        self.parts["join"] = joins
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        nodes = [
+            *ELASTIC,
+            "--nnodes=1:2",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{port}",
+            "--rdzv-id=bench",
+        ]
+        with running([*nodes, "--nproc-per-node=3"], []) as watched:
+            for _ in range(count):
+                before = watched.settled(3, steps=SETTLED_STEPS)
+                step, begun = watched.events.median_step(before), time.time()
+                node = watched.start([*nodes, "--nproc-per-node=1"], [])
+                after = watched.settled(4, steps=SETTLED_STEPS)
+                joins.costs.append(watched.events.cost(begun, step, before, before.workers, after))
+                (newcomer,) = after.workers - before.workers
+                leaves.costs.append(self._fault(watched, 4, tell_to_leave, newcomer, back=False))
+                watched.end(node)
+
+    def torchrun(self, count: int) -> None:
+        part = self._part("torchrun", "plain torchrun, SIGKILL, 4 workers", 4, [])
+        part.after = self._step(4, [])  # all four come back
+        with running([*TORCHRUN, "--nproc-per-node=4"], []) as watched:
+            for _ in range(count):
+                before = watched.settled(4, steps=SETTLED_STEPS)
+                step = watched.events.median_step(before)
+                time.sleep(self.draw.uniform(0.0, 2 * step))
+                at, ended = kill(self.draw.choice(sorted(before.workers)))
+                after = watched.settled(4, steps=SETTLED_STEPS, later_than=before)
+                part.costs.append(watched.events.cost(at, step, before, after.workers, after, ended=ended))
+
+    def large(self, count: int, workers: int = 3) -> None:
+        pauses, transfers, size = [], [], 0
+        with running([*ONE_NODE, f"--nproc-per-node={workers}"], BIG) as watched:
+            for _ in range(count):
+                cost = self._fault(watched, workers, kill)
+                transfer = next(event for event in reversed(watched.events.others) if event["event"] == "transfer")
+                assert cost.join is not None
+                pauses.append(cost.join)
+                transfers.append(transfer["seconds"])
+                size = transfer["bytes"]
+        gloo, tcp = (loopback.seconds(kind, workers, size) for kind in ("gloo", "tcp"))
+        self.big = Big(workers, size, pauses, transfers, gloo, tcp)
+
+    def _fault(
+        self,
+        watched: Watched,
+        workers: int,
+        act: Callable[[str], tuple[float, float | None]],
+        victim: str | None = None,
+        *,
+        back: bool = True,
+    ) -> Cost:
+        """`act` on a worker, at a random moment of a step; it returns the fault's time and how long its end took."""
+        apart = time.monotonic() + APART_S
+        before = watched.settled(workers, steps=SETTLED_STEPS if workers > 3 else 4)
+        time.sleep(max(0.0, apart - time.monotonic()))
+        watched.events.read()
+        step = watched.events.median_step(before)
+        time.sleep(self.draw.uniform(0.0, 2 * step))
+        at, ended = act(victim or self.draw.choice(sorted(before.workers)))
+        events = watched.events
+
+        def went_on() -> bool:
+            return sum(events.went_on(worker, before) is not None for worker in before.workers) >= workers - 1
+
+        watched.wait(went_on, "the survivors had applied a step")
+        survivors = frozenset(worker for worker in before.workers if events.went_on(worker, before) is not None)
+        after = watched.settled(workers, steps=SETTLED_STEPS if workers > 3 else 4) if back else None
+        return events.cost(at, step, before, survivors, after, ended=ended)
+
+    def _part(self, key: str, name: str, workers: int, arguments: list[str]) -> Part:
+        load = os.getloadavg()[0]
+        part = self.parts[key] = Part(name, self._step(workers - 1, arguments), load)
+        return part
+
+    def _step(self, workers: int, arguments: list[str]) -> float:
+        """The median step of an undisturbed run."""
+        key = workers, " ".join(arguments)
+        if key not in self._calm:
+            with running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments) as watched:
+                self._calm[key] = watched.events.median_step(watched.settled(workers, steps=CALM_STEPS))
+        return self._calm[key]
+
+
+def stop(worker: str) -> tuple[float, None]:
+    return strike(worker, signal.SIGSTOP), None
+
+
+def tell_to_leave(worker: str) -> tuple[float, None]:
+    return strike(worker, signal.SIGTERM), None
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def ms(values: Sequence[float]) -> str:
+    """p50 / p99 in milliseconds."""
+    return f"{1e3 * quantile(values, 0.5):,.0f} / {1e3 * quantile(values, 0.99):,.0f}" if values else ""
+
+
+def costs_table(parts: Sequence[Part]) -> Table:
+    table = Table(title="milliseconds from the fault on, p50 / p99")
+    table.add_column("fault")
+    columns = (
+        "faults", "load", "step before", "step of survivors", "to the next step", "beyond step before",
+        "beyond survivors' step", "noticed", "redone per survivor", "worker back", "join beyond a step",
+    )  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="right")
+    for part in parts:
+        survivors = 4 if "torchrun" in part.name else int(part.name.split(" workers")[0][-1]) - 1
+        redone = sum(cost.redone for cost in part.costs) / len(part.costs) / survivors
+        joins = part.name.startswith("a node")
+        table.add_row(
+            part.name,
+            str(len(part.costs)),
+            f"{part.load:.1f}",
+            f"{1e3 * statistics.median(cost.step for cost in part.costs):.0f}",
+            f"{1e3 * part.after:.0f}",
+            "" if joins else ms(part.of(lambda cost: cost.total)),
+            "" if joins else ms(part.beyond_before),
+            "" if joins else ms(part.beyond_after),
+            ms(part.of(lambda cost: cost.noticed)),
+            "" if joins else f"{redone:.2f}",
+            ms(part.of(lambda cost: cost.back)),
+            ms(part.of(lambda cost: cost.join)),
+        )
+    return table
+
+
+def aims_table(parts: dict[str, Part], big: Big | None) -> Table:
+    table = Table(title="aims")
+    for column in ("aim", "limit", "found", "met"):
+        table.add_column(column, justify="left" if column == "aim" else "right")
+
+    def row(aim: str, limit: str, found: float, unit: str, met: bool) -> None:
+        table.add_row(
+            aim, limit, f"{found:.3f}{unit}" if unit == " s" else f"{found:.1f}{unit}", "yes" if met else "NO"
+        )
+
+    def at_most(aim: str, limit_s: float, values: Sequence[float], share: float) -> None:
+        if values:
+            found = quantile(values, share)
+            row(f"{aim}, p{100 * share:.0f}", f"<= {limit_s:g} s", found, " s", found <= limit_s)
+
+    for key in ("kill", "kill-loaders"):
+        if (part := parts.get(key)) is not None:
+            for share, limit_s in ((0.5, 0.08), (0.99, 0.3)):
+                at_most(f"{part.name}: beyond the survivors' step", limit_s, part.beyond_after, share)
+                at_most(f"{part.name}: beyond the step before", limit_s, part.beyond_before, share)
+            at_most(f"{part.name}: a worker is back", 1.0, part.of(lambda cost: cost.back), 0.99)
+            at_most(f"{part.name}: its join costs survivors", 0.15, part.of(lambda cost: cost.join), 0.99)
+    if (part := parts.get("join")) is not None:
+        at_most(f"{part.name}: costs survivors", 0.15, part.of(lambda cost: cost.join), 0.99)
+    if (part := parts.get("leave")) is not None:
+        again = sum(cost.redone for cost in part.costs)
+        row(f"{part.name}: steps redone", "0", again, "", again == 0)
+    if (part := parts.get("stop")) is not None:
+        at_most(f"{part.name}: resolved", 3.0, part.of(lambda cost: cost.total), 0.99)
+    if "torchrun" in parts and "kill" in parts:
+        theirs, ours = (parts[key].of(lambda cost: cost.total) for key in ("torchrun", "kill"))
+        for share in (0.5, 0.99):
+            ratio = quantile(theirs, share) / quantile(ours, share)
+            row(
+                f"SIGKILL to the next step: torchrun's ÷ ours, p{100 * share:.0f}",
+                ">= 40",
+                ratio,
+                " times",
+                ratio >= 40,
+            )
+        beyond = [quantile(parts["torchrun"].beyond_after, 0.5), quantile(parts["kill"].beyond_after, 0.5)]
+        row("the same beyond the step, p50", ">= 40", beyond[0] / beyond[1], " times", beyond[0] / beyond[1] >= 40)
+    return table
+
+
+def big_table(big: Big) -> Table:
+    table = Table(
+        title=f"a worker joins {big.workers - 1} others, {big.size / 1e6:,.0f} MB of state (about 50 M parameters)"
     )
-    try:
-        yield Watched(process, url)
-    except SystemExit:
-        sys.stderr.write((folder / "log").read_text()[-3000:])
-        raise
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(WAIT_S)
-        time.sleep(1.0)  # its workers see that it is gone
-        shutil.rmtree(folder, ignore_errors=True)
+    for column in ("", "seconds, median (least)", "GB/s", "÷ gloo alone", "÷ TCP alone"):
+        table.add_column(column, justify="left" if not column else "right")
+    rows = {
+        "the survivors' pause beyond a step": big.pauses,
+        "the transfer, until applied": big.transfers,
+        "gloo send/recv alone": big.gloo,
+        "TCP alone": big.tcp,
+    }
+    gloo, tcp = statistics.median(big.gloo), statistics.median(big.tcp)
+    for name, values in rows.items():
+        middle = statistics.median(values)
+        spread = f"{middle:.2f} ({min(values):.2f})"
+        table.add_row(name, spread, f"{big.size / 1e9 / middle:.2f}", f"{middle / gloo:.2f}", f"{middle / tcp:.2f}")
+    return table
 
 
-def median_step_s(of_view: dict[str, list[Event]]) -> float:
-    times: list[float] = sorted(event["t"] for event in next(iter(of_view.values())))
-    return statistics.median(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+_STAGES = {
+    "ended": "the kernel ends the victim (seen from outside)",
+    "peer_lost": "the last survivor has noticed",
+    "form": "the view has come",
+    "formed": "the group is formed",
+    "transfer": "all know where all stand",
+    "data": "exchange and loader are set up; first share",
+    "exchange": "shares are computed",
+    "update": "the exchange is done",
+    "applied": "the step is applied",
+}
 
 
-def faults(
-    watched: Watched, workers: int, count: int, draw: random.Random, act: Callable[[int], None], *, joins: bool = True
-) -> Times:
-    """`act(pid)` on a worker, at a random moment of a step, `count` times."""
-    times = Times()
-    for _ in range(count):
-        before = watched.settled(workers)
-        step_s = median_step_s(before)
-        time.sleep(draw.uniform(0.0, 2 * step_s))
-        victim = draw.choice(sorted(before))
-        survivors = sorted(set(before) - {victim})
-        old = place(next(iter(before.values()))[0])
-        pid = int(victim.rsplit("-", 2)[1])
-        at = time.time()
-        act(pid)
-        first: dict[str, float] = {}
-
-        def went_on(events: list[Event]) -> bool:
-            for event in events[-200 * workers :]:
-                if event["event"] == "step_applied" and event["t"] > at and place(event) > old:
-                    first.setdefault(event["worker"], event["t"])
-            return len(first.keys() & set(survivors)) == len(survivors) if joins else len(first) >= workers
-
-        watched.wait(went_on)
-        ours = [first[worker] for worker in survivors] if joins else list(first.values())
-        times.total.append(max(ours) - at)
-        times.beyond.append(max(ours) - at - step_s)
-        times.steps.append(step_s)
-        if joins:
-            back = watched.settled(workers)
-            newcomer = next(iter(set(back) - set(survivors)), None)
-            if newcomer is not None:
-                times.back.append(min(event["t"] for event in back[newcomer]) - at)
-                own = sorted(
-                    e["t"] for e in watched.events if e["event"] == "step_applied" and e["worker"] == survivors[0]
-                )
-                joined = min(event["t"] for event in back[survivors[0]])
-                times.pause.append(joined - max((t for t in own if t < joined), default=joined) - step_s)
-    return times
-
-
-def shown(name: str, times: Times) -> list[str]:
-    def p(values: list[float], q: float) -> str:
-        if not values:
-            return "-"
-        return f"{1e3 * sorted(values)[min(len(values) - 1, int(q * len(values)))]:,.0f}"
-
-    return [
-        name,
-        str(len(times.total)),
-        p(times.steps, 0.5),
-        f"{p(times.total, 0.5)} / {p(times.total, 0.99)}",
-        f"{p(times.beyond, 0.5)} / {p(times.beyond, 0.99)}",
-        f"{p(times.back, 0.5)} / {p(times.back, 0.99)}",
-        f"{p(times.pause, 0.5)} / {p(times.pause, 0.99)}",
-    ]
+def breakdown_table(part: Part) -> Table:
+    table = Table(title=f"{part.name}: where the time goes, ms, medians of the last survivor's")
+    for column in ("until", "since the signal", "since the line above", "p99 of that"):
+        table.add_column(column, justify="left" if column == "until" else "right")
+    earlier: str | None = None
+    for name, text in _STAGES.items():
+        if name == "ended":
+            ended = part.of(lambda cost: cost.ended)
+            table.add_row(text, f"{1e3 * statistics.median(ended):.1f}", "", f"{1e3 * quantile(ended, 0.99):.1f}")
+            continue
+        whole = [cost for cost in part.costs if name in cost.moments and (earlier is None or earlier in cost.moments)]
+        since = [cost.moments[name] for cost in whole]
+        steps = [cost.moments[name] - (cost.moments[earlier] if earlier else 0.0) for cost in whole]
+        if whole:
+            columns = statistics.median(since), statistics.median(steps), quantile(steps, 0.99)
+            table.add_row(text, *(f"{1e3 * value:.1f}" for value in columns))
+            earlier = name
+    return table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=200)
-    parser.add_argument("--quick", action="store_true", help="20 faults of each kind, 3 under torchrun")
-    parser.add_argument("--only", nargs="*", help="kill, kill-loaders, stop, terminate, torchrun")
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that was started ends
     count = 20 if options.quick else options.faults
-    draw = random.Random(options.seed)
-    print(f"seed {options.seed}")
-    elastic = [str(Path(sys.executable).with_name("elastic")), "run", "--standalone"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1000"]
-    found: dict[str, Times] = {}
-
-    def wanted(name: str) -> bool:
-        return not options.only or name in options.only
-
-    def kill(pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-
-    def stop(pid: int) -> None:
-        os.kill(pid, signal.SIGSTOP)
-
-    if wanted("kill"):
-        with running([*elastic, "--nproc-per-node=4"], []) as watched:
-            found["SIGKILL, 4 workers"] = faults(watched, 4, count, draw, kill)
-    if wanted("kill-loaders"):
-        with running([*elastic, "--nproc-per-node=5"], ["--num-workers=2"]) as watched:
-            found["SIGKILL, 5 workers, num_workers=2"] = faults(watched, 5, count, draw, kill)
-    if wanted("stop"):
-        with running([*elastic, "--nproc-per-node=4"], []) as watched:
-            found["SIGSTOP, 4 workers"] = faults(watched, 4, max(3, count // 10), draw, stop)
-    if wanted("torchrun"):
-        with running([*torchrun, "--nproc-per-node=4"], []) as watched:
-            found["plain torchrun, SIGKILL"] = faults(
-                watched, 4, 3 if options.quick else max(5, count // 20), draw, kill, joins=False
-            )
-
-    table = Table("", "faults", "step", "to the next step, p50 / p99", "beyond the step", "worker back", "join costs")
-    for name, times in found.items():
-        table.add_row(*shown(name, times))
-    Console(width=150).print(table, "milliseconds")
+    few = max(3, count // 10)
+    console = Console(width=190)
+    console.print(
+        f"seed {options.seed}, {os.cpu_count()} processors, load {' '.join(f'{x:.1f}' for x in os.getloadavg())}"
+    )
+    bench = Bench(options)
+    scenarios: dict[str, Callable[[], None]] = {
+        "kill": lambda: bench.kills("kill", 4, count, []),
+        "kill-loaders": lambda: bench.kills("kill-loaders", 5, count, ["--num-workers=2"]),
+        "stop": lambda: bench.stops(count),
+        "exception": lambda: bench.exceptions(count),
+        "leave": lambda: bench.leaves_and_joins(few),
+        "large": lambda: bench.large(few if options.quick else 5),
+        "torchrun": lambda: bench.torchrun(few),
+    }
+    for name, scenario in scenarios.items():
+        if not options.only or name in options.only:
+            with console.status(name):
+                scenario()
+    parts = list(bench.parts.values())
+    if parts:
+        console.print(costs_table(parts))
+    for part in parts:
+        if any(cost.moments for cost in part.costs):
+            console.print(breakdown_table(part))
+    if bench.big is not None:
+        console.print(big_table(bench.big))
+    console.print(aims_table(bench.parts, bench.big))
+    console.print(f"load {' '.join(f'{x:.1f}' for x in os.getloadavg())}")
     if options.json is not None:
-        options.json.write_text(json.dumps({name: vars(times) for name, times in found.items()}))
+        found = {key: asdict(part) for key, part in bench.parts.items()}
+        options.json.write_text(json.dumps({"parts": found, "large": bench.big and asdict(bench.big)}, indent=1))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=200, help="of each kind; a tenth where one takes many seconds")
+    parser.add_argument("--quick", action="store_true", help="20 faults")
+    parser.add_argument(
+        "--only", nargs="+", help="kill, kill-loaders, stop, exception, leave (and join), large, torchrun"
+    )
+    parser.add_argument("--breakdown", action="store_true", help="where the time goes after SIGKILL")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--json", type=Path, help="write every fault's cost there")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
