@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -23,21 +23,37 @@ from elastic.group.sockets import connections, listening_ports
 from elastic.group.watch import Watch
 
 _ACCEPTED_S = 5.0
+_LOOK = timedelta(milliseconds=50)
 
 
 class Pending:
-    """A collective in flight."""
+    """A collective in flight.
 
-    def __init__(self, work: Any, what: str) -> None:
+    severed  for gloo, whether the group is: a collective that has not ended some time after that is given up (see
+             watch.py). None: abort wakes whoever waits (NCCL)
+    """
+
+    def __init__(self, work: Any, what: str, severed: Callable[[], bool] | None) -> None:
         self._work = work
         self._what = what
+        self._severed = severed
 
     def wait(self) -> None:
         """Returns when the result is there. Raises PeerLost."""
-        try:
-            self._work.wait()
-        except RuntimeError as failure:
-            raise _lost(self._what, failure) from failure
+        given_up = False
+        while True:
+            try:
+                if self._severed is None:
+                    self._work.wait()
+                else:
+                    self._work.wait(_LOOK)
+                return
+            except RuntimeError as failure:
+                if self._severed is None or self._work.is_completed():
+                    raise _lost(self._what, failure) from failure
+            if given_up:
+                raise PeerLost(f"the {self._what} did not end after a peer hung up", step=None, phase=self._what)
+            given_up = self._severed()
 
 
 class Group(Protocol):
@@ -57,12 +73,6 @@ class Group(Protocol):
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         """The source's bytes, in place."""
-
-    def send(self, tensor: torch.Tensor, to: int) -> Pending:
-        """1-D, to one rank, which calls `receive`; several between two ranks arrive in order."""
-
-    def receive(self, tensor: torch.Tensor, source: int) -> Pending:
-        """Fills `tensor` with what `source` sends."""
 
     def check(self) -> None:
         """Raises PeerLost if a peer is known to be gone: what was computed for this group is of no use."""
@@ -94,12 +104,6 @@ class Solo:
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         return _DONE
 
-    def send(self, tensor: torch.Tensor, to: int) -> Pending:
-        raise AssertionError("nobody to send to")
-
-    def receive(self, tensor: torch.Tensor, source: int) -> Pending:
-        raise AssertionError("nobody to receive from")
-
     def check(self) -> None:
         return
 
@@ -115,7 +119,7 @@ class _Done:
         return
 
 
-_DONE = Pending(_Done(), "nothing")
+_DONE = Pending(_Done(), "nothing", None)
 
 
 class Gang:
@@ -144,19 +148,13 @@ class Gang:
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         return self._start("broadcast", tensor, "broadcast", tensor, source)
 
-    def send(self, tensor: torch.Tensor, to: int) -> Pending:
-        return self._start("send", tensor, "send", [tensor], to, 0)
-
-    def receive(self, tensor: torch.Tensor, source: int) -> Pending:
-        return self._start("receive", tensor, "recv", [tensor], source, 0)
-
     def check(self) -> None:
         if self._severed:
             raise PeerLost("a peer hung up", step=None, phase="group")
 
     def sever(self) -> None:
         self._severed = True
-        self._watch.hang_up()
+        self._watch.sever()
         if self._nccl is not None:
             self._nccl.abort()
 
@@ -169,6 +167,9 @@ class Gang:
                 backend.shutdown()
         self._nccl = self._gloo = None  # gloo ends its threads and connections when the last reference goes
 
+    def _is_severed(self) -> bool:
+        return self._severed
+
     def _peer_hung_up(self) -> None:
         self._severed = True
         if self._nccl is not None:
@@ -180,7 +181,8 @@ class Gang:
             why = "the group is closed" if backend is None else "a peer hung up"
             raise PeerLost(f"the {what} cannot start: {why}", step=None, phase=what)
         try:
-            return Pending(getattr(backend, method)(*arguments), what)
+            severed = None if tensor.is_cuda else self._is_severed
+            return Pending(getattr(backend, method)(*arguments), what, severed)
         except RuntimeError as failure:
             raise _lost(what, failure) from failure
 

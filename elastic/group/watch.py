@@ -3,6 +3,11 @@
 A killed process resets its connections, but only a collective that waits for that very peer fails: the others
 wait on, for neighbours that wait as well. Every rank has a connection to every other, so a thread that listens
 for nothing but hang-ups on all of them knows at once; the kernel wakes it for no data.
+
+Severing goes in two steps. First nothing more is sent: every peer reads an end of file behind what is on its way.
+A moment later nothing more is read. gloo forgets a message that was read in half when its connection ended, and
+whoever waits for it waits until its deadline (torch 2.13, tcp/pair.cc: what is being received is in no list that an
+error reaches): so messages that are on their way get the time to arrive, and form.Pending does not trust the rest.
 """
 
 from __future__ import annotations
@@ -11,17 +16,19 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 _HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0x2000)
+_ON_ITS_WAY_S = 0.003
 
 
 class Watch:
     """Over one group's connections, from its forming to `close`.
 
     connections  sockets of its own (copies of descriptors), which it closes
-    lost         called once, in the watch's thread, after the connections were shut down
+    lost         called once, in the watch's thread, when a peer has hung up
     """
 
     def __init__(self, connections: Sequence[socket.socket], lost: Callable[[], None]) -> None:
@@ -29,38 +36,50 @@ class Watch:
         self._lost = lost
         self._wake_read, self._wake_write = os.pipe()
         self._lock = threading.Lock()
+        self._severing = False
+        self._closing = False
         self._thread = threading.Thread(target=self._watch, name="elastic-group-watch", daemon=True)
         self._thread.start()
 
-    def hang_up(self) -> None:
-        """Shuts the connections down: collectives that block in them fail here and at the peers. Idempotent."""
+    def sever(self) -> None:
+        """Ends the connections: collectives that block in them fail here and at the peers. Idempotent."""
         with self._lock:
-            for connection in self._connections:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+            if self._severing or self._closing:
+                return
+            self._severing = True
+            self._shut(socket.SHUT_WR)
+            os.write(self._wake_write, b"1")
 
     def close(self) -> None:
         """From here on a peer's hanging up is no loss. Idempotent."""
         with self._lock:
-            write, self._wake_write = self._wake_write, -1
-        if write < 0:
-            return
-        os.close(write)  # the thread sees end-of-file
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5)
-        os.close(self._wake_read)
-        with self._lock:
-            for connection in self._connections:
-                connection.close()
-            self._connections = ()
+            if self._closing:
+                return
+            self._closing = True
+            os.write(self._wake_write, b"1")
+        self._thread.join(timeout=5)
+        for end in (self._wake_read, self._wake_write):
+            os.close(end)
+        for connection in self._connections:
+            connection.close()
 
     def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         for connection in self._connections:
             poll.register(connection, _HUNG_UP)
-        ready = poll.poll()
-        if any(number == self._wake_read for number, _ in ready):
-            return
-        self.hang_up()
+        poll.poll()
+        with self._lock:
+            if self._closing and not self._severing:
+                return
+            if not self._severing:
+                self._severing = True
+                self._shut(socket.SHUT_WR)
         self._lost()
+        time.sleep(_ON_ITS_WAY_S)
+        self._shut(socket.SHUT_RDWR)
+
+    def _shut(self, how: int) -> None:
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.shutdown(how)

@@ -111,24 +111,21 @@ def pass_on(group: Group, parts: Roles, word: Tree, state: Tree) -> tuple[Tree |
     if not parts.need_state:
         return new_word, None, 0
     layout, total = _layout(answer["tensors"])
-    ranges = _ranges(total, len(parts.donors))
+    ranges = dict(zip(parts.donors, _ranges(total, len(parts.donors)), strict=True))
+    mine = torch.empty(0, dtype=torch.uint8)
     if group.rank in parts.donors:
-        start, stop = ranges[parts.donors.index(group.rank)]
-        part = _packed(tensors, layout, start, stop)
-        sent = [group.send(part, rank) for rank in parts.need_state] if stop > start else []
-        for pending in sent:
-            pending.wait()
+        mine = _packed(tensors, layout, *ranges[group.rank])
+    receives = group.rank in parts.need_state
+    flat = torch.empty(total if receives else 0, dtype=torch.uint8)
+    everyone = range(group.world_size)
+    group.all_to_all(
+        flat,
+        mine if len(parts.need_state) == 1 else mine.repeat(len(parts.need_state)),
+        [ranges[rank][1] - ranges[rank][0] if receives and rank in ranges else 0 for rank in everyone],
+        [mine.numel() if rank in parts.need_state else 0 for rank in everyone],
+    ).wait()
+    if not receives:
         return new_word, None, 0
-    if group.rank not in parts.need_state:
-        return new_word, None, 0
-    flat = torch.empty(total, dtype=torch.uint8)
-    coming = [
-        group.receive(flat[start:stop], donor)
-        for donor, (start, stop) in zip(parts.donors, ranges, strict=True)
-        if stop > start
-    ]
-    for pending in coming:
-        pending.wait()
     received = {
         name: flat[place.offset : place.offset + place.nbytes].view(place.dtype).view(place.shape)
         for name, place in layout.items()
