@@ -34,6 +34,7 @@ from elastic.group.form import Solo
 from elastic.group.sums import Agreed
 from elastic.launch import environment
 from elastic.launch.portable import pin_instruction_set
+from elastic.membership.hub import AGAIN
 from elastic.membership.live import RunEnded
 from elastic.membership.missing import seen_missing, sentence
 from elastic.membership.progress import COMPUTING, EVALUATING, OVER, SAVING, WAITING
@@ -50,8 +51,8 @@ from elastic.state.transfer import Standing
 from elastic.step import Step
 from elastic.update import default_update
 
-EXIT_RESTART = 75
-"""The exit status of a worker whose peers are gone: temporary, start it again (EX_TEMPFAIL)."""
+EXIT_RESTART = AGAIN
+"""The exit status of a worker whose peers are gone: temporary, start it again."""
 
 _LEAVE, _STOP, _SAVE, _REGROUP = 1, 2, 4, 8
 _QUICK_SAVE_S = 10.0  # torchrun sends SIGKILL 30 s after SIGTERM

@@ -34,6 +34,7 @@ STARTING, DIFFERENT, READY, MEMBER, OVER, LEAVING, FINISHED = (
 )
 LEAVES = ("SIGTERM", "SIGINT")  # a worker that such a signal ended before it could leave in order was told to go
 FAULTS = ("SIGKILL",)
+AGAIN = 75  # the exit status (EX_TEMPFAIL) of a worker that asks to be started again
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ class Hub:
             return
         if code == 0 and not failed:
             return  # its script came to its end
-        if signal in FAULTS and not hung and not failed:
+        if (signal in FAULTS or code == AGAIN) and not hung and not failed:
             self._start(worker)
             return
         step = failed.get("step") if failed else message.get("step")
