@@ -55,6 +55,7 @@ EXIT_RESTART = AGAIN
 """The exit status of a worker whose peers are gone: temporary, start it again."""
 
 _LEAVE, _STOP, _SAVE, _REGROUP = 1, 2, 4, 8
+_REGROUPED = "regroup"
 _QUICK_SAVE_S = 10.0  # torchrun sends SIGKILL 30 s after SIGTERM
 _ALL_BREAK_S = 60.0
 _ASKED_S = 1.0
@@ -411,7 +412,7 @@ class Run:
             self._leave(session)
         elif wishes & _SAVE or (every is not None and self.step_index % every == 0):
             self._save(session, must=False)
-        if leaving or wishes & _REGROUP:
+        if (leaving or wishes & _REGROUP) and _REGROUPED not in self._agreements:
             self._regroup(session, leaves=bool(self._wished & _LEAVE))
 
     def _save(self, session: Session, *, must: bool) -> None:
@@ -468,6 +469,7 @@ class Run:
             session.live.leaving(step=self.step_index)
             session.live.wait_released(within_s=_RELEASED_S)
             self._has_left("the others go on")
+        self._agreements[_REGROUPED] = True  # who comes to this boundary later finds it done
         self._next_view(session, at=BOUNDARY, lost=False)
 
     @property

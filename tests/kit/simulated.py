@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from elastic.membership.hub import Hub, Order
+from elastic.membership.hub import AGAIN, Hub, Order
 from elastic.membership.rules import BOUNDARY
 from elastic.membership.wire import Message
 from elastic.state.transfer import Standing, roles
@@ -22,6 +22,8 @@ Moments = Generator[None, None, Any]
 LEAVE, REGROUP, SAVE = 1, 2, 4
 STEPS, EVALUATE_EVERY, SAVE_EVERY = 9, 3, 2
 LEAVE_S = 60.0
+COLLECTIVES = ("standings", "claim", "word", "transfer", "exchange", "evaluation", "save", "finish")
+REFUSALS = ("the run is over", "the run has its 3 nodes already")
 
 
 class Lost(Exception):
@@ -131,6 +133,7 @@ class Worker:
             if lost and (not whole or self.world.chance(0.5)):
                 raise Lost
             if whole:
+                self.world.springs(name, group)
                 return [given[member] for member in group.members]
 
     def life(self) -> Moments:
@@ -224,15 +227,14 @@ class Worker:
             raise Exit(0)
         if wishes & SAVE or self.step % SAVE_EVERY == 0:
             yield from self.agree("save", "saving")
-        if not self.world.regroups_once or "regroup" not in self.agreements:
-            if leaving and self.wished & LEAVE:
+        if (leaving or wishes & REGROUP) and "regroup" not in self.agreements:
+            if self.wished & LEAVE:
                 self.left = True
                 self.say("leaving", generation=self.generation, step=self.step, lost=False)
                 yield from self.waits_released()
                 raise Exit(0)
-            if leaving or wishes & REGROUP:
-                self.agreements.append("regroup")
-                yield from self.next_view(BOUNDARY, lost=False)
+            self.agreements.append("regroup")
+            yield from self.next_view(BOUNDARY, lost=False)
 
     def waits_released(self) -> Moments:
         while not (self.released or self.end is not None):
@@ -262,7 +264,7 @@ class Worker:
                 assert self.end is not None
                 if self.end["save"] and not self.updating:
                     self.world.saved(self.step)
-                raise Exit(75) from None
+                raise Exit(AGAIN) from None
 
     def says_over(self, at: str, *, lost: bool) -> None:
         self.say("over", generation=self.generation, step=self.step, at=at, lost=lost)
@@ -276,7 +278,7 @@ class Worker:
                 self.sever()
                 self.says_over(BOUNDARY, lost=True)
             except Ended:
-                raise Exit(75) from None
+                raise Exit(AGAIN) from None
 
     def enters(self) -> Moments:
         while self.view is None or self.view["generation"] <= self.generation:
@@ -299,15 +301,17 @@ class Worker:
         self.round = 0
         if self.broken >= self.generation:
             self.sever()
-        standing = Standing(
-            step=self.step if self.step >= 0 else None, agreements=len(self.agreements), torn=self.updating
-        )
+        step = self.step if self.step >= 0 else None
+        rewinds = not self.world.chance(self.world.strands)
+        standing = Standing(step=step, agreements=len(self.agreements), torn=self.updating, rewinds=rewinds)
         standings = yield from self.collective("standings", standing)
         parts = roles(standings)
         rank = members.index(self.id)
         if parts is None:
             self.step = (yield from self.collective("claim", self.world.storage))[0]
         else:
+            if parts.stranded:
+                raise Exit(AGAIN) if rank in parts.stranded else Lost
             words = yield from self.collective("word", (self.step, self.agreed, list(self.agreements)))
             if parts.need_state:
                 yield from self.collective("transfer") if rank in parts.need_state else self.gives("transfer")
@@ -339,9 +343,9 @@ class Node:
         self.requests: deque[int] = deque()
         self.workers: dict[str, Worker] = {}
         self.leaving = False
+        self.admitted = True
         self.over: Message | None = None
         self.deadline_s = float("inf")
-
 
     @property
     def done(self) -> bool:
@@ -365,7 +369,6 @@ class World:
         self.random = random.Random(seed)
         self.chance: Callable[[float], bool] = lambda p: self.random.random() < p
         self.shares, self.has_run = shares, has_run
-        self.regroups_once = True
         self.bug_at: int | None = None
         self.others = False  # whether newcomers differ from the run, and accept it
         self.hub = Hub(**hub)
@@ -377,6 +380,8 @@ class World:
         self.told_exited: set[str] = set()
         self.storage = 0
         self.exceptions = 0
+        self.trap: str | None = None
+        self.strands = 0.0  # how likely a state cannot be rewound
         self.stopped_at: set[int | None] = set()
         self.moments = 0
         self._watch = watch
@@ -406,19 +411,25 @@ class World:
         self.told_exited |= node.workers.keys()
         self._orders(self.hub.lost(self.now_s, name))
 
-    def leaves(self, node: Node, *, refused: bool = True) -> None:
-        """SIGTERM to an agent, or the run is over, or has no room for this node (refused)."""
+    def leaves(self, node: Node) -> None:
+        """SIGTERM to an agent, or the run is over."""
         if node.deadline_s == float("inf"):
             node.deadline_s = self.now_s + LEAVE_S
         while node.requests:
             node.up.append({"say": "unstarted", "local_rank": node.requests.popleft()})
         for worker in node.workers.values():
             worker.expected = True
-            worker.left |= refused
             if worker.is_ready:
                 worker.down.append({"say": "leave"})
             elif worker.alive:
                 worker.ends(None, "SIGTERM")
+
+    def springs(self, name: str, group: Group) -> None:
+        """A trap kills one worker after it has given its part: some get through this collective, and some do not."""
+        if self.trap is not None and name.startswith(self.trap):
+            self.trap = None
+            victim = self.every[self.random.choice(group.members)]
+            victim.ends(None, "SIGKILL") if victim.alive else None
 
     def workers(self) -> list[Worker]:
         return [worker for node in self.nodes.values() for worker in node.workers.values()]
@@ -494,7 +505,8 @@ class World:
         elif order.message["say"] == "over":
             assert node.over is None, "over twice"
             node.over = order.message
-            self.leaves(node, refused="already" in order.message["why"])
+            node.admitted = order.message["why"] not in REFUSALS
+            self.leaves(node)
 
     def _told(self, node: Node, message: Message) -> None:
         if message["say"] == "exited":

@@ -1,0 +1,202 @@
+"""Whatever happens to workers and nodes, and whenever: views are agreed on, nobody is forgotten, and the run ends.
+
+Thousands of random runs of tests/kit/simulated.py. A failure prints its seed; `simulate(seed)` replays it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from elastic.membership.hub import Order
+from elastic.membership.rules import BOUNDARY
+from tests.kit.simulated import COLLECTIVES, STEPS, Node, World
+
+SEEDS = 2000
+PATIENCE = 20_000  # moments, after the last fault
+BELOW_MIN_S = 10_000.0
+
+
+class Judge:
+    """What must hold of every order, whatever happens."""
+
+    def __init__(self) -> None:
+        self.view: list[str] = []
+        self.generation = 0
+        self.saving = 0
+
+    def __call__(self, world: World, orders: list[Order]) -> None:
+        published: dict[int, list[Order]] = {}
+        for order in orders:
+            say = order.message["say"]
+            if order.worker is not None:
+                assert world.every[order.worker].node.name == order.node
+                assert order.worker not in world.told_exited, f"{say} to a worker that is gone"
+            if say == "view":
+                published.setdefault(order.message["generation"], []).append(order)
+            elif say in ("broken", "regroup", "board"):
+                assert order.message["generation"] == self.generation or say in ("regroup", "board")
+                assert order.worker in (published[max(published)][0].message["workers"] if published else self.view)
+            elif say == "end":
+                self.saving += order.message["save"]
+                assert self.saving <= 1
+        for generation, views in sorted(published.items()):
+            self.judge_view(world, generation, views)
+
+    def judge_view(self, world: World, generation: int, orders: list[Order]) -> None:
+        view = orders[0].message["workers"]
+        assert generation == self.generation + 1
+        assert all(order.message == orders[0].message for order in orders)
+        assert [order.worker for order in orders] == view
+        assert 0 < len(view) <= world.shares
+        nodes = [world.every[id].node.name for id in view]
+        assert nodes == orders[0].message["nodes"]
+        assert len(list(dict.fromkeys(nodes))) == sum(a != b for a, b in zip([None, *nodes], nodes, strict=False))
+
+        said = {id: world.over_at.get((self.generation, id)) for id in self.view}
+        for id in self.view:
+            done = said[id] is not None or world.every[id].left or world.every[id].step >= STEPS
+            assert done or not world.every[id].alive, f"{id} of view {self.generation} is still in it"
+        survivors = [id for id in self.view if said[id] is not None and id not in world.told_exited]
+        assert set(survivors) <= set(view)
+        assert view[: len(survivors[:1])] == survivors[:1]
+        if set(view) - set(survivors):
+            assert all(said[id] == BOUNDARY for id in survivors), "a newcomer joins in the middle of a step"
+            assert not set(self.view) & (set(view) - set(survivors)), "one that left is back"
+        self.view, self.generation = view, generation
+
+
+def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
+    workers = [worker for worker in world.workers() if worker.alive and not worker.stopped]
+    others = [node for name, node in world.nodes.items() if name != "node0" and not node.leaving]
+    kind = chance.choice(allowed)
+    if kind == "comes":
+        missing = [f"node{i}" for i in range(4) if f"node{i}" not in world.nodes]
+        if missing and world.nodes["node0"].over is None:
+            world.comes(chance.choice(missing), chance.randrange(1, 3))
+    elif kind == "trap":
+        world.trap = chance.choice(COLLECTIVES)
+    elif kind == "lost":
+        if others:
+            world.lost(chance.choice(others).name)
+    elif kind == "drain":
+        if others:
+            drain(world, chance.choice(others))
+    elif workers:
+        worker = chance.choice(workers)
+        match kind:
+            case "kill":
+                worker.ends(None, "SIGKILL")
+            case "two":
+                for worker in chance.sample(workers, min(2, len(workers))):
+                    worker.ends(None, "SIGKILL")
+            case "all":
+                for worker in workers:
+                    worker.ends(None, "SIGKILL")
+            case "coordinator":
+                for worker in workers:
+                    if worker.group is not None and worker.group.members[0] == worker.id:
+                        worker.ends(None, "SIGKILL")
+            case "stop":
+                if worker.at_step not in world.stopped_at:
+                    world.stopped_at.add(worker.at_step)
+                    worker.stopped = True
+            case "raise":
+                worker.raises = True
+            case "leave":
+                if worker.generation > 0:
+                    worker.leave = True
+                else:
+                    worker.left = True
+                    worker.ends(None, "SIGTERM")
+            case "break":
+                worker.breaks = True
+            case "quit":
+                worker.quits = True
+
+
+def drain(world: World, node: Node) -> None:
+    node.leaving = True
+    world.leaves(node)
+
+
+def simulate(seed: int) -> World:
+    chance = random.Random(f"plan {seed}")
+    count = chance.choice([1, 1, 2, 3])
+    nodes_min = chance.randrange(1, count + 1)
+    world = World(
+        seed,
+        {f"node{i}": chance.randrange(1, 5 - count) for i in range(count)},
+        shares=chance.choice([2, 3, 4, 8]),
+        watch=Judge(),
+        nodes_min=nodes_min,
+        nodes_max=3,
+        nodes_first=chance.choice([1, count]),
+        restarts_max=10**6,
+        start_s=5.0,
+        below_min_s=BELOW_MIN_S,
+    )
+    world.others = chance.random() < 0.1
+    world.strands = chance.choice([0.0, 0.0, 0.5])
+    kinds = [
+        "kill",
+        "kill",
+        "two",
+        "coordinator",
+        "all",
+        "trap",
+        "trap",
+        "trap",
+        "stop",
+        "raise",
+        "leave",
+        "break",
+        "quit",
+    ]
+    kinds += ["comes", "comes", "lost", "drain"] if count > 1 or chance.random() < 0.3 else []
+    allowed = chance.sample(kinds, chance.randrange(1, len(kinds)))
+    rate = chance.choice([0.001, 0.01, 0.05])
+    for _ in range(chance.randrange(1500)):
+        if world.over:
+            break
+        if chance.random() < rate:
+            fault(world, chance, allowed)
+        world.moment()
+    patience = world.moments + PATIENCE
+    while not world.over:
+        assert world.moments < patience, "somebody waits for ever"
+        world.moment()
+        if world.moments == patience - PATIENCE // 2:
+            world.now_s += 2 * BELOW_MIN_S  # those that wait for nodes give up
+    judge_end(world)
+    return world
+
+
+def judge_end(world: World) -> None:
+    told = [node.over for node in world.nodes.values() if node.over is not None]
+    failed = [over for over in told if over["failed"]]
+    for over in failed:
+        assert "lost" in over["why"] or "nodes were here" in over["why"], over["why"]
+    if world.storage < STEPS and not failed:
+        last = {(worker.node.name, worker.local_rank): worker for worker in world.every.values()}
+        here = [worker for worker in last.values() if not worker.node.leaving and worker.node.admitted]
+        unwilling = [worker.id for worker in here if not (worker.left or worker.exit[1] == "SIGTERM")]
+        assert not unwilling, f"the run ended before its end, and nobody told {unwilling} to leave"
+
+
+def test_views_are_agreed_on_and_runs_end_whatever_happens() -> None:
+    """The hub is the one place whose mistakes no worker can make good."""
+    generations: Counter[int] = Counter()
+    for seed in range(SEEDS):
+        try:
+            generations[simulate(seed).hub.generation] += 1
+        except Exception:
+            print(f"simulate({seed})")
+            raise
+    assert max(generations) > 20
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])
