@@ -2,9 +2,10 @@
 
     python -m recipes.demo        (or: make demo)
 
-The disturbed run starts with 4 workers, loses one in the middle of a backward pass, later loses everything, launcher
-included, in the middle of an update, and is finished by 2 workers. Faults, processes and signals are real; the table
-and the verdict are computed from the records that the workers wrote. About a minute on two cores.
+The disturbed run has 4 workers and loses one in the middle of a backward pass, and later its coordinator in the
+middle of an update: the others go on within a tenth of a second or two, and a new one joins them. Then it loses
+everything, the launcher included, and is finished by 2 workers. Faults, processes and signals are real; the table and
+the verdict are computed from the records that the workers wrote. About a minute on two cores.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ def compare(folder: Path) -> int:
     with run(folder, "undisturbed") as calm:
         reference = launch(calm, "Undisturbed, 4 workers")
     with run(folder, "disturbed") as hurt:
-        hurt.kill(worker=2, when=At(step=43, phase="in_backward"))
-        hurt.kill_all(At(step=77, phase="in_update", worker=1))
+        hurt.kill(worker=2, when=At(step=23, phase="in_backward"))
+        hurt.kill(worker=0, when=At(step=53, phase="in_update"))
+        hurt.kill_all(At(step=97, phase="in_update", worker=1))
         launch(hurt, "Disturbed, 4 workers")
         end = launch(hurt, "The rest of it, 2 workers", workers=2)
 
-    bound = len(hurt.plan.faults) * (SAVE_EVERY + 1)  # the steps since a save, and the one in flight
+    bound = len(hurt.plan.faults) + SAVE_EVERY  # the step in flight of each, and the steps since a save
     verdicts = [
         review(calm.url, reference.events, steps=STEPS, redone_max=0),
         review(hurt.url, end.events, steps=STEPS, reference=reference.events, redone_max=bound),
@@ -84,7 +86,7 @@ def compare(folder: Path) -> int:
 def run(folder: Path, name: str) -> Cluster:
     url = folder / name
     arguments = [str(url), f"--epochs={EPOCHS}", f"--save-every={SAVE_EVERY}"]
-    return Cluster(RECIPE, arguments, url=url, folder=folder / f"{name}-drill", workers=4)
+    return Cluster(RECIPE, arguments, url=url, folder=folder / f"{name}-drill", workers=4, launcher="elastic")
 
 
 def launch(cluster: Cluster, title: str, *, workers: int | None = None) -> End:
@@ -106,20 +108,33 @@ def told(events: Sequence[Event], plan: Plan) -> Iterator[tuple[float, str]]:
     """The turns of a launch with their times, each once, though every worker records them."""
     before = None
     for event in events:
-        if event["event"] == "loaded":
+        if event["event"] == "loaded" and event["from_claim"] != event["claim"]:
             begin = "begin at" if event["from_claim"] is None else "go on from"
-            line = f"{event['world_size']} workers {begin} step {event['step']}"
+            lines = [f"{event['world_size']} workers {begin} step {event['step']}"]
         elif event["event"] == "fault":
             fault = plan.faults[event["index"]]
-            whom = "all processes, torchrun's too" if isinstance(fault, KillAll) else f"worker {fault.worker}"
-            line = f"[red]step {fault.when.step}: SIGKILL to {whom}, inside {INSIDE[fault.when.phase]}[/red]"
+            whom = "everything, the launcher too" if isinstance(fault, KillAll) else f"worker {fault.worker}"
+            lines = [f"[red]step {fault.when.step}: SIGKILL to {whom}, inside {INSIDE[fault.when.phase]}[/red]"]
+            lines += [] if isinstance(fault, KillAll) else recovery(events, event)
         elif event["event"] == "finished":
-            line = f"finished, {event['step']} steps applied"
+            lines = [f"finished, {event['step']} steps applied"]
         else:
             continue
-        if line != before:
-            yield event["t"], line
-            before = line
+        if lines != before:
+            yield from ((event["t"], line) for line in lines)
+            before = lines
+
+
+def recovery(events: Sequence[Event], fault: Event) -> Iterator[str]:
+    """What became of a run that had this fault, as the survivors recorded it."""
+    applied = [e for e in events if e["event"] == "step_applied" and e["generation"] > fault["generation"]]
+    first = next(iter(applied), None)
+    if first is not None:
+        after_s, workers = first["t"] - fault["t"], first["world_size"]
+        yield f"         {workers} workers go on, and complete step {first['step']} {after_s:.2f} s later"
+        joined = next((e for e in applied if e["world_size"] > workers), None)
+        if joined is not None:
+            yield f"         a new one has joined them at step {joined['step']}"
 
 
 def table(verdicts: Sequence[Verdict], ends: Sequence[End]) -> Table:
