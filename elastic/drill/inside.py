@@ -55,27 +55,21 @@ def exchange(act: Act) -> Forget:
 
 
 def transfer(act: Act) -> Forget:
-    """When a part of the state has begun to leave for a peer, or to come from one. Only transfers send and receive."""
+    """When the parts of a state have begun to leave for a peer, or to come: in the group's next all-to-all."""
     from elastic.group import form
 
-    send, receive = form.Gang.send, form.Gang.receive
+    all_to_all = form.Gang.all_to_all
 
     def forget() -> None:
-        form.Gang.send, form.Gang.receive = send, receive  # type: ignore[method-assign]  # as in `exchange`
+        form.Gang.all_to_all = all_to_all  # type: ignore[method-assign]  # as in `exchange`
 
-    def send_once(self: form.Gang, tensor: torch.Tensor, to: int) -> form.Pending:
+    def all_to_all_once(self: form.Gang, *arguments: Any) -> form.Pending:
         forget()
-        pending = send(self, tensor, to)
+        pending = all_to_all(self, *arguments)
         act()
         return pending
 
-    def receive_once(self: form.Gang, tensor: torch.Tensor, source: int) -> form.Pending:
-        forget()
-        pending = receive(self, tensor, source)
-        act()
-        return pending
-
-    form.Gang.send, form.Gang.receive = send_once, receive_once  # type: ignore[method-assign]  # as above
+    form.Gang.all_to_all = all_to_all_once  # type: ignore[method-assign]  # as in `exchange`
     return forget
 
 

@@ -49,6 +49,8 @@ class Pending:
                     self._work.wait(_LOOK)
                 return
             except RuntimeError as failure:
+                if self._severed is not None and self._work.is_completed() and self._work.is_success():
+                    return  # it ended after this look at it, and before the next line
                 if self._severed is None or self._work.is_completed():
                     raise _lost(self._what, failure) from failure
             if given_up:

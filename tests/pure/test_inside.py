@@ -101,8 +101,8 @@ def test_inside_an_exchange_a_collective_has_been_started() -> None:
 
     untouched = Pending.wait
     inside.exchange(lambda: calls.append("hit"))
-    Pending(Work(), "all-reduce").wait()
-    Pending(Work(), "all-reduce").wait()
+    Pending(Work(), "all-reduce", None).wait()
+    Pending(Work(), "all-reduce", None).wait()
 
     assert calls == ["hit", "waited", "waited"]
     assert Pending.wait is untouched

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,8 @@ def main() -> None:
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--micro-batch-size", type=int)
     parser.add_argument("--storage", type=json.loads, help="storage_options, as JSON")
+    parser.add_argument("--evaluate-every", type=int, help="steps; it evaluates at the end in any case")
+    parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     options = parser.parse_args()
 
     elastic.seed(options.seed)
@@ -50,6 +53,10 @@ def main() -> None:
     dataset = Noisy(length, options.seed)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def correct(points: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"correct": (model(points).argmax(dim=1) == labels).sum()}
+
     with elastic.Run(
         options.url,
         model=model,
@@ -75,7 +82,11 @@ def main() -> None:
                 step.add(loss=loss, correct=(scores.argmax(dim=1) == labels).sum())
             if run.is_coordinator:
                 print(f"step {step.index} loss {step.sums['loss'] / step.count:.4f}")
-        found = run.evaluate(dataset, lambda points, labels: {"correct": (model(points).argmax(dim=1) == labels).sum()})
+            if options.evaluate_every and run.step_index % options.evaluate_every == 0:
+                run.evaluate(dataset, correct)
+            if run.world_size < options.unhurried:
+                time.sleep(0.05)  # a run of few steps is to see its lost workers replaced
+        found = run.evaluate(dataset, correct)
         if run.is_coordinator:
             print(f"accuracy {found['correct'] / length:.4f}")
 

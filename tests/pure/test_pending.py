@@ -1,0 +1,36 @@
+"""A collective is looked at while it is in flight, and a look proves nothing about what ends just then."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from elastic.errors import PeerLost
+from elastic.group.form import Pending
+
+
+class Work:
+    """torch's Work of gloo: the look times out, and by the time that one asks it has ended."""
+
+    def __init__(self, *, succeeds: bool) -> None:
+        self._succeeds = succeeds
+
+    def wait(self, timeout: timedelta) -> None:
+        raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return self._succeeds
+
+
+def test_a_collective_that_ends_while_it_is_looked_at_has_ended() -> None:
+    """Others may take longer than a look: a coordinator that saves, say. Taken for a loss, that would redo a step."""
+    Pending(Work(succeeds=True), "all-gather", lambda: False).wait()
+
+
+def test_a_collective_that_fails_while_it_is_looked_at_has_failed() -> None:
+    with pytest.raises(PeerLost, match="all-gather"):
+        Pending(Work(succeeds=False), "all-gather", lambda: False).wait()
