@@ -125,8 +125,9 @@ class Agent:
         with self._signals():
             try:
                 self._hub.open(self._loop, self._ordered, self._lost_hub)
-                address = self._rules.address
-                self._hub.tell({"say": "hello", "node": self._rules.node, "address": address, "workers": []})
+                rules = self._rules
+                hello = {"say": "hello", "node": rules.node, "address": rules.address, "places": rules.workers}
+                self._hub.tell(hello)
                 for local_rank in range(self._rules.workers):
                     self._start(local_rank)
                 next_tick_s = time.monotonic() + _TICK_S
@@ -145,6 +146,8 @@ class Agent:
             return True
         if self._workers:
             return False
+        if self._leaving and self._hub.others():
+            self._hub.left()
         return self._over is not None or self._hub_gone or (self._leaving and not self._hub.others())
 
     def _status(self) -> int:
@@ -161,6 +164,7 @@ class Agent:
 
     def _start(self, local_rank: int) -> None:
         if self._leaving or self._over is not None or self._hub_gone:
+            self._hub.tell({"say": "unstarted", "local_rank": local_rank})
             return
         rules, token, restart = self._rules, secrets.token_hex(3), self._starts[local_rank]
         self._starts[local_rank] += 1
@@ -256,6 +260,7 @@ class Agent:
             worker = self._workers.pop(token)
             worker.channel.close()
             self._close(worker)
+            self._hub.tell({"say": "unstarted", "local_rank": worker.local_rank})
         for worker in self._workers.values():
             if worker.ready:
                 worker.expected = True

@@ -24,6 +24,7 @@ def end(status: int) -> NoReturn:
     # Both are private, and what multiprocessing's children end with (CPython 3.10 to 3.14).
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    _flush()  # before the collector may close a file's bytes ahead of its text, which would be lost
     sys.modules.pop("__main__", None)
     gc.collect()
     if not _flush() and status == 0:

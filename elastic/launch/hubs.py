@@ -38,6 +38,9 @@ class AnyHub(Protocol):
     def others(self) -> list[str]:
         """The other nodes that need this process."""
 
+    def left(self) -> None:
+        """The workers of this node have left, while other nodes go on."""
+
     def close(self) -> None: ...
 
 
@@ -53,6 +56,7 @@ class HubHere:
         self._unknown: dict[Connection, float] = {}  # has not said hello; since when
         self._orders: deque[Order] = deque()
         self._delivering = False
+        self._left = False
 
     def open(self, loop: selectors.BaseSelector, deliver: Deliver, gone: Callable[[str], None]) -> None:
         self._loop, self._deliver = loop, deliver
@@ -71,6 +75,11 @@ class HubHere:
 
     def others(self) -> list[str]:
         return list(self._nodes)
+
+    def left(self) -> None:
+        if not self._left:
+            self._left = True
+            self._carry_out(self._hub.lost(time.monotonic(), self._node))
 
     def close(self) -> None:
         for connection in (*self._nodes.values(), *self._unknown):
@@ -154,6 +163,9 @@ class HubElsewhere:
 
     def others(self) -> list[str]:
         return []
+
+    def left(self) -> None:
+        pass
 
     def close(self) -> None:
         if self._connection is not None:

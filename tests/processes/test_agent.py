@@ -362,6 +362,23 @@ def test_what_cannot_be_forked_from_is_spawned_and_the_reason_said(
     assert why in launch.output
 
 
+def test_a_worker_that_starts_again_in_place_is_the_same_worker(run: Run) -> None:
+    """As `portable=True` does, to pin the instruction set."""
+    source = """
+    import os, sys
+    if "AGAIN" not in os.environ:
+        for name in ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS"):
+            os.set_inheritable(int(os.environ[name]), True)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "AGAIN": str(os.getpid())})
+    assert os.environ["AGAIN"] == str(os.getpid())
+    assert not os.get_inheritable(int(os.environ["ELASTIC_CHANNEL"]))
+    raise ValueError("told by " + " ".join(sys.argv[1:]))
+    """
+    launch = run(source, args=("the", "script"))
+    assert launch.finish(within_s=WITHIN_S) == 1
+    assert "the same failure twice before its first step: ValueError: told by the script" in launch.output
+
+
 def test_fresh_interpreters_are_had_for_the_asking(run: Run) -> None:
     launch = run(HERE + "raise KeyError('x')", "--start-method=spawn")
     assert launch.finish(within_s=WITHIN_S) == 1
@@ -437,6 +454,22 @@ def test_a_node_that_loses_the_hub_leaves_and_says_so(run: Run) -> None:
     hub.process.kill()
     assert lost.finish(within_s=WITHIN_S) == 1
     assert "the connection to the run's hub is lost" in lost.output
+
+
+def test_the_first_node_leaves_and_goes_on_as_the_hub_of_the_others(run: Run) -> None:
+    flags = meet("1:2")
+    first = run(STAY, *flags)
+    Here(first).wait(1)
+    second = run(STAY, *flags)
+    (worker,) = Here(second).wait(1)
+    first.send(signal.SIGTERM)
+    first.wait_for(lambda: "goes on as the hub of" in first.output, "the notice", within_s=WITHIN_S)
+    os.kill(worker[1], signal.SIGKILL)
+    assert Here(second).wait(2)[1][0] == 0  # only the hub orders a replacement
+    assert len(Here(first).all()) == 1
+    second.send(signal.SIGTERM)
+    assert second.finish(within_s=WITHIN_S) == 0
+    assert first.finish(within_s=WITHIN_S) == 0
 
 
 def test_a_node_alone_says_who_is_missing(run: Run) -> None:
