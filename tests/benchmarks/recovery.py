@@ -30,7 +30,7 @@ from rich.table import Table
 
 from tests.benchmarks import recovery_loopback as loopback
 from tests.benchmarks.recovery_events import Cost
-from tests.benchmarks.recovery_runs import ELASTIC, TORCHRUN, Watched, kill, running, strike
+from tests.benchmarks.recovery_runs import ELASTIC, TORCHRUN, Stuck, Watched, kill, running, strike
 
 ONE_NODE = [*ELASTIC, "--standalone"]
 SETTLED_STEPS = 8
@@ -219,36 +219,33 @@ def ms(values: Sequence[float]) -> str:
 
 
 def costs_table(parts: Sequence[Part]) -> Table:
-    table = Table(title="milliseconds from the fault on, p50 / p99")
-    table.add_column("fault")
-    columns = (
-        "faults", "load", "step before", "step of survivors", "to the next step", "beyond step before",
-        "beyond survivors' step", "noticed", "redone per survivor", "worker back", "join beyond a step",
-    )  # fmt: skip
-    for column in columns:
-        table.add_column(column, justify="right")
+    table = Table(title="milliseconds, p50 / p99")
+    table.add_column("")
     for part in parts:
-        survivors = 4 if "torchrun" in part.name else int(part.name.split(" workers")[0][-1]) - 1
-        redone = sum(cost.redone for cost in part.costs) / len(part.costs) / survivors
-        joins = part.name.startswith("a node")
-        table.add_row(
-            part.name,
-            str(len(part.costs)),
-            f"{part.load:.1f}",
-            f"{1e3 * statistics.median(cost.step for cost in part.costs):.0f}",
-            f"{1e3 * part.after:.0f}",
-            "" if joins else ms(part.of(lambda cost: cost.total)),
-            "" if joins else ms(part.beyond_before),
-            "" if joins else ms(part.beyond_after),
-            ms(part.of(lambda cost: cost.noticed)),
-            "" if joins else f"{redone:.2f}",
-            ms(part.of(lambda cost: cost.back)),
-            ms(part.of(lambda cost: cost.join)),
-        )
+        table.add_column(part.name, justify="right")
+
+    def row(name: str, shown: Callable[[Part], str]) -> None:
+        table.add_row(name, *(shown(part) for part in parts))
+
+    def of(value: Callable[[Cost], float | None]) -> Callable[[Part], str]:
+        return lambda part: ms(part.of(value))
+
+    row("faults", lambda part: str(len(part.costs)))
+    row("load of the machine before", lambda part: f"{part.load:.1f}")
+    row("median step before", lambda part: f"{1e3 * statistics.median(cost.step for cost in part.costs):.0f}")
+    row("median step of as many as survive", lambda part: f"{1e3 * part.after:.0f}")
+    row("fault to the next step", of(lambda cost: cost.total))
+    row("  beyond the step before", lambda part: ms(part.beyond_before))
+    row("  beyond the survivors' step", lambda part: ms(part.beyond_after))
+    row("fault to the first who noticed", of(lambda cost: cost.noticed))
+    row("longest step, beyond the survivors'", lambda part: ms(part.of(lambda cost: cost.longest - part.after)))
+    row("steps begun again, per survivor", lambda part: f"{statistics.mean(cost.redone for cost in part.costs):.2f}")
+    row("fault to the new worker's first step", of(lambda cost: cost.back))
+    row("its join, beyond a step", of(lambda cost: cost.join))
     return table
 
 
-def aims_table(parts: dict[str, Part], big: Big | None) -> Table:
+def aims_table(parts: dict[str, Part]) -> Table:
     table = Table(title="aims")
     for column in ("aim", "limit", "found", "met"):
         table.add_column(column, justify="left" if column == "aim" else "right")
@@ -365,11 +362,16 @@ def main() -> None:
         "large": lambda: bench.large(few if options.quick else 5),
         "torchrun": lambda: bench.torchrun(few),
     }
+    failed: list[str] = []
     for name, scenario in scenarios.items():
         if not options.only or name in options.only:
-            with console.status(name):
-                scenario()
-    parts = list(bench.parts.values())
+            try:
+                with console.status(name):
+                    scenario()
+            except Stuck as why:
+                failed.append(name)
+                print(f"{name} broke off: {why}", file=sys.stderr)
+    parts = [part for part in bench.parts.values() if part.costs]
     if parts:
         console.print(costs_table(parts))
     for part in parts:
@@ -377,11 +379,13 @@ def main() -> None:
             console.print(breakdown_table(part))
     if bench.big is not None:
         console.print(big_table(bench.big))
-    console.print(aims_table(bench.parts, bench.big))
+    console.print(aims_table({key: part for key, part in bench.parts.items() if part.costs}))
     console.print(f"load {' '.join(f'{x:.1f}' for x in os.getloadavg())}")
     if options.json is not None:
         found = {key: asdict(part) for key, part in bench.parts.items()}
         options.json.write_text(json.dumps({"parts": found, "large": bench.big and asdict(bench.big)}, indent=1))
+    if failed:
+        raise SystemExit(f"broke off: {', '.join(failed)}; see above")
 
 
 def arguments() -> argparse.Namespace:

@@ -46,7 +46,7 @@ class Cost:
     total     to the survivors' next applied step
     noticed   to the first survivor's noticing; None where nobody lost a peer
     longest   the survivors' longest step until they went on
-    redone    steps that a survivor had begun and began again
+    redone    steps that were begun again, per survivor
     back      to the first step of the worker that came instead; None where none came
     join      the survivors' step at the boundary where that one joined, beyond the median step
     ended     to the end of the victim's process, where that was watched
@@ -57,7 +57,7 @@ class Cost:
     total: float
     longest: float
     noticed: float | None = None
-    redone: int = 0
+    redone: float = 0.0
     back: float | None = None
     join: float | None = None
     ended: float | None = None
@@ -141,12 +141,13 @@ class Events:
         losses = [e["t"] - at for w in survivors if (e := self.first("peer_lost", at, w)) is not None]
         newcomers = after.workers - survivors if after is not None else frozenset()
         back = [self._in(worker, after.place)[0].t - at for worker in newcomers] if after is not None else []
+        again = sum(a.redone and a.t >= at for worker in survivors for a in self.applied[worker][-_MEDIAN_OF:])
         return Cost(
             step=step,
             total=until - at,
             longest=max(self._longest(worker, at, until) for worker in survivors),
             noticed=min(losses, default=None),
-            redone=sum(a.redone and a.t >= at for worker in survivors for a in self.applied[worker][-_MEDIAN_OF:]),
+            redone=again / len(survivors),
             back=max(back, default=None),
             join=self.join(after, survivors) if after is not None and newcomers else None,
             ended=ended,

@@ -21,8 +21,12 @@ SCRIPT = Path(__file__).with_name("recovery_script.py")
 ELASTIC = (sys.executable, "-m", "elastic", "run", "--max-restarts=1000000")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1000000")
 _LOOK_S = 0.03  # rarely: the processors belong to the run
-_WAIT_S = 180.0
+_WAIT_S = 90.0
 _ORDERLY_S = 30.0
+
+
+class Stuck(Exception):
+    """The run did not get where a fault should have left it; says what its log says last."""
 
 
 class Watched:
@@ -54,9 +58,10 @@ class Watched:
             if holds():
                 return
             if self._processes[0].poll() is not None:
-                raise SystemExit(f"the run ended with {self._processes[0].returncode} before {what}\n{self._log()}")
+                raise Stuck(f"the run ended with {self._processes[0].returncode} before {what}\n{self._log()}")
             if time.monotonic() > deadline:
-                raise SystemExit(f"not within {_WAIT_S:.0f} s: {what}\n{self._log()}")
+                self._show_stacks()
+                raise Stuck(f"not within {_WAIT_S:.0f} s: {what}\n{self._log()}")
             time.sleep(_LOOK_S)
 
     def settled(self, workers: int, *, steps: int, later_than: View | None = None) -> View:
@@ -84,8 +89,15 @@ class Watched:
         for process in self._processes:
             process.wait(_ORDERLY_S)
 
+    def _show_stacks(self) -> None:
+        """A worker of `elastic run` prints them on SIGUSR2."""
+        for worker in self.events.newest_view().workers:
+            with suppress(ProcessLookupError):
+                strike(worker, signal.SIGUSR2)
+        time.sleep(1.0)
+
     def _log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")[-4000:]
+        return (self.folder / "log").read_text(errors="replace")[-12_000:]
 
 
 @contextmanager
