@@ -41,21 +41,22 @@ class Pending:
     def wait(self) -> None:
         """Returns when the result is there. Raises PeerLost."""
         given_up = False
-        while True:
-            try:
-                if self._severed is None:
-                    self._work.wait()
-                else:
-                    self._work.wait(_LOOK)
-                return
-            except RuntimeError as failure:
-                if self._severed is not None and self._work.is_completed() and self._work.is_success():
-                    return  # it ended after this look at it, and before the next line
-                if self._severed is None or self._work.is_completed():
-                    raise _lost(self._what, failure) from failure
+        while not self._ended(_LOOK if self._severed is not None else None):
             if given_up:
                 raise PeerLost(f"the {self._what} did not end after a peer hung up", step=None, phase=self._what)
-            given_up = self._severed()
+            given_up = self._severed is not None and self._severed()
+
+    def _ended(self, within: timedelta | None) -> bool:
+        try:
+            if within is None:
+                self._work.wait()
+            else:
+                self._work.wait(within)
+        except RuntimeError as failure:
+            if within is None:
+                raise _lost(self._what, failure) from failure
+            return self._work.is_completed() and self._ended(None)  # failed, or ended a moment after the look
+        return True
 
 
 class Group(Protocol):
