@@ -125,6 +125,12 @@ def with_portable_settings() -> dict[str, str]:
     return {**os.environ, **PORTABLE_INSTRUCTION_SETS}
 
 
+def descriptors_of_agent(environ: Mapping[str, str] | None = None) -> list[int]:
+    """What a worker of `elastic run` needs open to be reached by its agent."""
+    env = os.environ if environ is None else environ
+    return [int(env[name]) for name in ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS") if name in env]
+
+
 def host_address(towards: str | None) -> str:
     """This machine's IPv4 address as seen from `towards` (or from outside); 127.0.0.1 if it has no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

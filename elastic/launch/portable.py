@@ -12,7 +12,12 @@ import sys
 import torch
 
 from elastic.errors import ConfigError
-from elastic.launch.environment import PORTABLE_INSTRUCTION_SETS, missing_portable_settings, with_portable_settings
+from elastic.launch.environment import (
+    PORTABLE_INSTRUCTION_SETS,
+    descriptors_of_agent,
+    missing_portable_settings,
+    with_portable_settings,
+)
 
 
 def pin_instruction_set() -> None:
@@ -27,6 +32,8 @@ def pin_instruction_set() -> None:
         raise ConfigError(
             f"portable=True must start the process again and finds no script to start; set {by_hand} yourself"
         )
+    for descriptor in descriptors_of_agent():
+        os.set_inheritable(descriptor, True)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], with_portable_settings())
