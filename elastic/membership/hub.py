@@ -71,7 +71,7 @@ class Hub:
     """One run's views.
 
     nodes_min     below it, those included who wait to join, no view is formed: the run waits, then ends
-    nodes_first   how many nodes the first view waits for
+    nodes_first   how many nodes the first view waits for, `start_s` at most
     restarts_max  see rules.repeated
     beacon        what goes into every view for whoever claims the run's storage
     gather_s      how long a newcomer that is ready waits for others that are starting, once the run is under way
@@ -293,9 +293,12 @@ class Hub:
         Newcomers count as there even if they cannot join yet: then the survivors finish their step without them.
         """
         there = (*survivors, *newcomers)
-        needed = self._nodes_min if survivors or self.generation > 0 else max(self._nodes_min, self._nodes_first)
-        if len({worker.node for worker in there}) < needed and not self._finished:
-            self._wait_for_nodes(now_s, there, needed)
+        nodes = len({worker.node for worker in there})
+        if nodes < self._nodes_min and not self._finished:
+            self._wait_for_nodes(now_s, there)
+            return
+        waited_s = now_s - min(worker.since_s for worker in there)
+        if self.generation == 0 and nodes < self._nodes_first and waited_s < self._start_s:
             return
         chosen = next_view([worker.candidate() for worker in survivors], [worker.candidate() for worker in newcomers])
         self._publish([self._workers[candidate.worker] for candidate in chosen])
@@ -307,8 +310,8 @@ class Hub:
         waited_s = now_s - min(worker.since_s for worker in newcomers)
         return not (starting or self._awaited) or waited_s >= patience_s
 
-    def _wait_for_nodes(self, now_s: float, there: Iterable[_Worker], needed: int) -> None:
-        nodes = sorted({worker.node for worker in there})
+    def _wait_for_nodes(self, now_s: float, there: Iterable[_Worker]) -> None:
+        needed, nodes = self._nodes_min, sorted({worker.node for worker in there})
         if self._short_since_s is None:
             self._short_since_s = now_s
             text = f"{len(nodes)} of at least {needed} nodes are here ({', '.join(nodes)}); waiting for the others"

@@ -380,6 +380,7 @@ class World:
         self.told_exited: set[str] = set()
         self.storage = 0
         self.exceptions = 0
+        self.verdicts: list[Message] = []
         self.trap: str | None = None
         self.strands = 0.0  # how likely a state cannot be rewound
         self.stopped_at: set[int | None] = set()
@@ -441,8 +442,10 @@ class World:
     def moment(self) -> None:
         """Something happens somewhere."""
         self.moments += 1
+        if not self.nodes:
+            return
         chance, node = self.random.random(), self.random.choice(list(self.nodes.values()))
-        if node.done and node.name != "node0":
+        if node.done and (node.name != "node0" or node.leaving):  # the first one stays, as the hub only
             self.lost(node.name)
             return
         if chance < 0.05:
@@ -515,6 +518,8 @@ class World:
 
     def _orders(self, orders: list[Order]) -> None:
         self._watch(self, orders)
+        overs = [order.message for order in orders if order.message["say"] == "over"]
+        self.verdicts += [over for over in overs if over["why"] not in REFUSALS]
         for order in orders:
             if order.node in self.nodes:
                 self.nodes[order.node].down.append(order)

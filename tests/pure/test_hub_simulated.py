@@ -8,14 +8,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pytest
-
 from elastic.membership.hub import Order
 from elastic.membership.rules import BOUNDARY
 from tests.kit.simulated import COLLECTIVES, STEPS, Node, World
 
 SEEDS = 2000
-PATIENCE = 20_000  # moments, after the last fault
+PATIENCE = 8_000  # moments, after the last fault
 BELOW_MIN_S = 10_000.0
 
 
@@ -73,8 +71,8 @@ def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
     others = [node for name, node in world.nodes.items() if name != "node0" and not node.leaving]
     kind = chance.choice(allowed)
     if kind == "comes":
-        missing = [f"node{i}" for i in range(4) if f"node{i}" not in world.nodes]
-        if missing and world.nodes["node0"].over is None:
+        missing = [f"node{i}" for i in range(1, 4) if f"node{i}" not in world.nodes]
+        if missing and not world.verdicts:
             world.comes(chance.choice(missing), chance.randrange(1, 3))
     elif kind == "trap":
         world.trap = chance.choice(COLLECTIVES)
@@ -82,8 +80,7 @@ def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
         if others:
             world.lost(chance.choice(others).name)
     elif kind == "drain":
-        if others:
-            drain(world, chance.choice(others))
+        drain(world, chance.choice([node for node in world.nodes.values() if node.over is None] or [None]))
     elif workers:
         worker = chance.choice(workers)
         match kind:
@@ -117,7 +114,9 @@ def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
                 worker.quits = True
 
 
-def drain(world: World, node: Node) -> None:
+def drain(world: World, node: Node | None) -> None:
+    if node is None or node.leaving:
+        return
     node.leaving = True
     world.leaves(node)
 
@@ -175,8 +174,7 @@ def simulate(seed: int) -> World:
 
 
 def judge_end(world: World) -> None:
-    told = [node.over for node in world.nodes.values() if node.over is not None]
-    failed = [over for over in told if over["failed"]]
+    failed = [over for over in world.verdicts if over["failed"]]
     for over in failed:
         assert "lost" in over["why"] or "nodes were here" in over["why"], over["why"]
     if world.storage < STEPS and not failed:
@@ -195,8 +193,4 @@ def test_views_are_agreed_on_and_runs_end_whatever_happens() -> None:
         except Exception:
             print(f"simulate({seed})")
             raise
-    assert max(generations) > 20
-
-
-if __name__ == "__main__":
-    pytest.main([__file__])
+    assert max(generations) > 10
