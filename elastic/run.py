@@ -282,14 +282,23 @@ class Run:
         position = (self.epoch, self.step_index, 0)
         self._phase(EVALUATING)
 
-        def together() -> dict[str, Any]:
-            return evaluate(self._config, session.group, dataset, function, batch_size, position)
+        def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
+            return evaluate(self._config, Solo(), dataset, function, batch_size, position)
 
-        if self._joined_late:  # the others are past this: what it gives does not depend on who computes it
-            sums = evaluate(self._config, Solo(), dataset, function, batch_size, position)
+        def together() -> dict[str, Any]:
+            try:
+                return evaluate(self._config, session.group, dataset, function, batch_size, position)
+            except PeerLost:
+                if session.live is None or not self.finished:
+                    raise
+                session.group.sever()
+                return alone()  # the run is over, so no other view will come
+
+        if self._joined_late:  # the others are past this
+            sums = alone()
         else:
             sums = self._agree(f"evaluation {self._evaluations}", together, f"evaluating after step {self.step_index}")
-        self._computes()
+        self._phase(OVER if self.finished else COMPUTING)
         after = derive("after evaluation", self._config.plan.seed, self.step_index, self._evaluations)
         seed_streams(after, self.device)
         return sums

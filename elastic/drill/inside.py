@@ -69,7 +69,7 @@ def transfer(act: Act) -> Forget:
         act()
         return pending
 
-    form.Gang.all_to_all = all_to_all_once  # type: ignore[method-assign]  # as in `exchange`
+    form.Gang.all_to_all = all_to_all_once  # type: ignore[method-assign, assignment]  # as in `exchange`
     return forget
 
 
