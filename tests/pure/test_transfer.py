@@ -1,0 +1,147 @@
+"""Who gives the state to whom, and which bytes: the parts of state/transfer.py that need no group."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.state.transfer import Roles, Standing, _layout, _packed, _ranges, roles
+
+KINDS = [
+    Standing(step=step, agreements=agreements, torn=torn, rewinds=rewinds)
+    for step in (None, 0, 1)
+    for agreements in (0, 1)
+    for torn in (False, True)
+    for rewinds in (False, True)
+]
+VIEWS = [list(view) for size in (1, 2, 3) for view in product(KINDS, repeat=size)]
+
+
+def holds(standing: Standing) -> bool:
+    return standing.step is not None and not standing.torn
+
+
+def place(standing: Standing) -> tuple[int, int]:
+    return (-1 if standing.step is None else standing.step), standing.agreements
+
+
+def decided() -> list[tuple[list[Standing], Roles]]:
+    return [(view, found) for view in VIEWS if (found := roles(view)) is not None]
+
+
+def test_the_state_comes_from_storage_exactly_when_nobody_holds_a_whole_one() -> None:
+    for view in VIEWS:
+        assert (roles(view) is None) == (not any(holds(standing) for standing in view))
+
+
+def test_a_torn_state_is_never_given() -> None:
+    for view, found in decided():
+        assert found.donors
+        assert all(holds(view[rank]) for rank in found.donors)
+
+
+def test_donors_stand_farthest() -> None:
+    for view, found in decided():
+        best = max(place(standing) for standing in view if holds(standing))
+        assert {place(view[rank]) for rank in found.donors} == {best}
+
+
+def test_everybody_ends_where_the_donors_stand() -> None:
+    """At their step, with whole bytes, knowing what they know: whoever gets nothing has it already."""
+    for view, found in decided():
+        best = place(view[found.donors[0]])
+        for rank, standing in enumerate(view):
+            whole = holds(standing) and place(standing)[0] == best[0]
+            assert whole or rank in found.need_state
+            assert (whole and place(standing) == best) or rank in found.need_word
+            assert not (rank in found.donors and (rank in found.need_state or rank in found.need_word))
+            assert rank in found.need_word or rank not in found.need_state
+
+
+def test_who_lost_a_steps_exchange_gets_its_state_as_the_update_left_it_or_nothing() -> None:
+    for view, found in decided():
+        behind = {rank for rank in found.need_state if view[rank].step is not None}
+        assert found.rewound == bool(behind)
+        if found.rewound and not found.stranded:
+            assert all(view[rank].rewinds for rank in found.donors)
+        assert set(found.stranded) <= behind
+
+
+def test_nobody_is_stranded_while_one_of_the_farthest_can_rewind() -> None:
+    for view, found in decided():
+        farthest = place(view[found.donors[0]])
+        can = any(holds(standing) and place(standing) == farthest and standing.rewinds for standing in view)
+        assert not (found.stranded and can)
+
+
+def test_the_decision_is_the_same_on_every_rank_whatever_their_order() -> None:
+    """It depends on nothing but the standings: the roles of a permuted view are the permuted roles."""
+    for view, found in decided():
+        turned = roles([*view[1:], view[0]])
+        assert turned is not None
+        for mine, theirs in ((found.need_state, turned.need_state), (found.need_word, turned.need_word)):
+            assert {(rank - 1) % len(view) for rank in mine} == set(theirs)
+        assert {(rank - 1) % len(view) for rank in found.donors} == set(turned.donors)
+
+
+@given(st.integers(0, 300), st.integers(1, 9))
+def test_donors_parts_follow_each_other_and_are_all_of_it(lines: int, donors: int) -> None:
+    total = lines * 64
+    parts = _ranges(total, donors)
+
+    assert len(parts) == donors
+    assert (parts[0][0], parts[-1][1]) == (0, total)
+    assert all(before[1] == after[0] for before, after in pairwise(parts))
+    assert all(start % 64 == 0 and start <= stop for start, stop in parts)
+    sizes = [stop - start for start, stop in parts]
+    assert max(sizes) - min(sizes) <= 64
+
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+]
+
+
+@st.composite
+def states(draw: st.DrawFn) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for i in range(draw(st.integers(0, 5))):
+        dtype = draw(st.sampled_from(DTYPES))
+        shape = draw(st.sampled_from([(), (0,), (1,), (3,), (2, 0, 3), (5, 7), (33,), (64, 2)]))
+        numel = torch.Size(shape).numel()
+        raw = torch.randint(0, 2 if dtype is torch.bool else 256, (numel * dtype.itemsize,), dtype=torch.uint8)
+        tensor = raw.view(dtype).reshape(shape)
+        tensors[f"t{i}"] = tensor.t() if draw(st.booleans()) and len(shape) == 2 else tensor
+    return tensors
+
+
+@given(states(), st.integers(1, 5))
+def test_the_donors_parts_together_are_the_state_bit_by_bit(tensors: dict[str, torch.Tensor], donors: int) -> None:
+    """Every dtype, empty and transposed tensors, and parts that begin and end anywhere in a tensor."""
+    kinds = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
+    layout, total = _layout(kinds)
+    flat = torch.cat([_packed(tensors, layout, start, stop) for start, stop in _ranges(total, donors)])
+
+    assert flat.numel() == total
+    for name, place in layout.items():
+        got = flat[place.offset : place.offset + place.nbytes].view(place.dtype).view(place.shape)
+        assert (got.dtype, got.shape) == (tensors[name].dtype, tensors[name].shape)
+        assert raw_bytes(got) == raw_bytes(tensors[name])
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+@pytest.mark.parametrize("sizes", [[], [1], [64], [65], [1, 64, 63], [0, 0, 3]])
+def test_tensors_lie_aligned_and_apart(sizes: list[int]) -> None:
+    layout, total = _layout({f"t{i}": ["uint8", [size]] for i, size in enumerate(sizes)})
+    places = list(layout.values())
+    assert all(place.offset % 64 == 0 for place in places)
+    assert all(before.offset + before.nbytes <= after.offset for before, after in pairwise(places))
+    assert all(place.offset + place.nbytes <= total for place in places)
