@@ -93,6 +93,8 @@ def pass_on(group: Group, parts: Roles, word: Tree, state: Tree) -> tuple[Tree |
     word   the first donor's, on every rank what it has itself: small plain values
     state  likewise: large, stateful objects allowed
     """
+    if not parts.need_word:  # a peer was lost and nobody is behind: this is in the way of the step that is redone
+        return None, None, 0
     tensors: dict[str, torch.Tensor] = {}
     header = b""
     first = parts.donors[0]
