@@ -124,6 +124,8 @@ class Cluster:
         self._launches += 1
         for name in ("tmp", HAPPENED, "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        for index in self._happened():
+            (self.folder / HAPPENED / str(index)).write_text("")  # in no view of this launch
         if local_folder(self.url) is None:
             (self.folder / "events").mkdir(exist_ok=True)  # evidence that a killed worker does not take with it
         (self.folder / PLAN_FILE).write_text(self.plan.to_json())
@@ -222,7 +224,7 @@ class Cluster:
 
     def _happened(self) -> set[int]:
         """Indices of the faults that have happened."""
-        return {int(path.name) for path in (self.folder / HAPPENED).iterdir()}
+        return {int(path.name) for path in (self.folder / HAPPENED).glob("[0-9]*")}
 
     def _lost_max(self, happened: set[int]) -> int | None:
         """How many workers the faults took from the run; None where that says nothing about survivors."""

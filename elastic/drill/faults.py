@@ -42,8 +42,9 @@ class At:
 
     step        index of the step in flight or, from `applied` on, of the step applied last (-1: none). At `loaded`, of
                 the step that comes next. None: the fault waits until all faults before it in the plan have happened,
-                and then for the next such moment. So it can hit a recovery: `form` after a kill is the forming of the
-                view that follows. Moments before `loaded` come in every view or at every start, and have no step
+                and then for the next such moment; at a step's moment under `elastic run`, for the next in a later view.
+                So it can hit a recovery: `form` after a kill is the forming of the view that follows. Moments before
+                `loaded` come in every view or at every start, and have no step
     phase       one of PHASES
     share       of the phases that come once per share, the share; None: the rank's first
     worker      for KillAll and Join, the rank whose arrival sets it off
@@ -300,6 +301,7 @@ def due(
     rank: int,
     share: int | None,
     done: Collection[int],
+    here: Collection[int] = (),
     world_size: int | None = None,
 ) -> list[int]:
     """Which faults of the plan, by index, does the worker with this rank set off at this moment?
@@ -307,6 +309,7 @@ def due(
     step        as At.step counts; ignored before `loaded`
     share       of a phase that comes once per share, this one
     done        indices of the faults that have happened
+    here        of these, those that happened in the view that this worker is in
     world_size  of the view that this worker is in
     """
     return [
@@ -317,8 +320,15 @@ def due(
         and fault.worker == rank
         and fault.when.share in (None, share)
         and fault.when.world_size in (None, world_size)
-        and (all(before in done for before in range(index)) if fault.when.step is None else fault.when.step == step)
+        and (_waited(fault, index, done, here) if fault.when.step is None else fault.when.step == step)
     ]
+
+
+def _waited(fault: Fault, index: int, done: Collection[int], here: Collection[int]) -> bool:
+    """Whether a fault without a step has nothing to wait for any more."""
+    return all(before in done for before in range(index)) and (
+        fault.when.phase in BEFORE_STEPS or index - 1 not in here
+    )
 
 
 def _fault_from(fields: dict[str, Any]) -> Fault:

@@ -40,6 +40,7 @@ from elastic.state.survives import weights_digest
 
 PLAN_FILE = "plan.json"
 HAPPENED = "happened"
+_COMING = "coming-"
 _PLACES = "places"
 _BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update", IN_TRANSFER: "transfer"}
 _BEFORE_THE_UPDATE = MOMENTS[: MOMENTS.index("update") + 1]
@@ -156,17 +157,16 @@ class Injector(Observer):
             return []
         run = self._run
         assert run is not None
-        done = [int(path.name) for path in (self._folder / HAPPENED).glob("*")]
-        return due(self._plan, phase, step=self._step, rank=run.rank, share=share, done=done, world_size=run.world_size)
+        done = {int(path.name): path.read_text() for path in (self._folder / HAPPENED).glob("[0-9]*")}
+        here = [index for index, generation in done.items() if run.generation and generation == str(run.generation)]
+        at: dict[str, Any] = {"step": self._step, "share": share, "world_size": run.world_size}
+        return due(self._plan, phase, rank=run.rank, done=done, here=here, **at)
 
     def _act(self, index: int) -> None:
         """The fault itself, unless it has happened already."""
         assert self._run is not None
         fault = self._plan.faults[index]
-        (self._folder / HAPPENED).mkdir(exist_ok=True)
-        try:
-            os.close(os.open(self._folder / HAPPENED / str(index), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        except FileExistsError:
+        if not self._first_at(index):
             return
         self._run.events.emit("fault", index=index, fault=str(fault))
         self._run.events.flush()
@@ -191,6 +191,21 @@ class Injector(Observer):
                 os.kill(os.getppid(), signal.SIGTERM)
             case Join():
                 """The cluster sees that it has happened, and starts the node."""
+
+    def _first_at(self, index: int) -> bool:
+        """Makes the fault's file, which tells the view that it happened in; False if it is there already."""
+        assert self._run is not None
+        folder = self._folder / HAPPENED
+        folder.mkdir(exist_ok=True)
+        own = folder / f"{_COMING}{index}-{os.getpid()}"
+        own.write_text(str(self._run.generation))
+        try:
+            os.link(own, folder / str(index))
+        except FileExistsError:
+            return False
+        finally:
+            own.unlink()
+        return True
 
     def _place(self, rank: int) -> Path:
         """Where the worker that has this rank in the present view leaves its pid."""

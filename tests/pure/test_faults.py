@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elastic.drill.faults import (
@@ -164,3 +166,13 @@ def test_a_fault_may_wait_for_a_view_of_its_size() -> None:
 def test_a_plan_says_how_many_workers_each_fault_takes() -> None:
     """The judge asks it whether anybody else was lost."""
     assert [lost_to(fault) for fault in PLAN.faults] == [1, 1, None, 0, 2, 1, 1, 0, 0, None]
+
+
+def test_a_fault_without_a_step_waits_for_a_later_view_than_the_last_one_hit() -> None:
+    """Those who do not know of the loss yet are still in the old view, complete as it was; to hit them there is no
+    fault after a recovery."""
+    plan = Plan((Kill(0, At(3, "forward")), Kill(1, At(None, "exchange", world_size=4)), Kill(2, At(None, "form"))))
+    facts: dict[str, Any] = {"step": 3, "share": None, "world_size": 4}
+    assert due(plan, "exchange", rank=1, done=[0], here=[0], **facts) == []
+    assert due(plan, "exchange", rank=1, done=[0], here=[], **facts) == [1]
+    assert due(plan, "form", rank=2, done=[0, 1], here=[1], **facts) == [2]
