@@ -309,7 +309,7 @@ class Worker:
         rank = members.index(self.id)
         if parts is None:
             self.step = (yield from self.collective("claim", self.world.storage))[0]
-        else:
+        elif parts.need_word:
             if parts.stranded:
                 raise Exit(AGAIN) if rank in parts.stranded else Lost
             words = yield from self.collective("word", (self.step, self.agreed, list(self.agreements)))

@@ -22,14 +22,12 @@ class Stage:
         self.now_s = 0.0
         self.shares = shares
         self.orders: list[Order] = []
-        self.all: list[Order] = []
         self.starts: Counter[str] = Counter()
         for i in range(nodes):
             self.comes("ABC"[i], workers)
 
     def heard(self, orders: list[Order]) -> Stage:
         self.orders = orders
-        self.all += orders
         return self
 
     def told(self, node: str, say: str, **facts: Any) -> Stage:
@@ -307,6 +305,20 @@ def test_a_finished_run_waits_for_no_replacement_and_orders_none() -> None:
     assert (stage.to("over"), stage.to("end")) == ("A", "A1'")
 
 
+def test_nobody_is_started_in_the_place_of_one_killed_at_the_end() -> None:
+    stage = trains(2)
+    stage.worker("A1", "finished", step=9)
+    assert stage.killed("A0").to("start") == ""
+    assert stage.ends("A1", 0).only("over")["failed"] is False
+
+
+def test_a_node_lost_after_the_run_had_finished_costs_nothing() -> None:
+    stage = trains(1, nodes=2)
+    stage.together("A0 B0", "finished", step=9)
+    stage.lost("B")
+    assert stage.ends("A0", 0).only("over")["failed"] is False
+
+
 def test_one_that_lost_the_last_exchange_finishes_without_those_that_have_finished() -> None:
     """Even if there are too few nodes now: nothing is left to train."""
     stage = trains(1, nodes=2, nodes_min=2)
@@ -472,6 +484,7 @@ def test_a_start_that_fails_twice_ends_the_run() -> None:
 def test_spares_wait_outside_and_come_in_when_one_is_lost() -> None:
     stage = trains(3, shares=2)
     assert stage.view == "A0 A1"
+    assert stage.to("regroup") == ""
     assert stage.later(10).to("regroup") == ""
     stage.killed("A0")
     assert stage.over("A1").view == "A1"

@@ -194,3 +194,37 @@ def test_views_are_agreed_on_and_runs_end_whatever_happens() -> None:
             print(f"simulate({seed})")
             raise
     assert max(generations) > 10
+
+
+def quietly(seed: int, workers: int) -> World:
+    return World(seed, {"node0": workers}, watch=Judge())
+
+
+def finish(world: World) -> None:
+    patience = world.moments + PATIENCE
+    while not world.over:
+        assert world.moments < patience, "somebody waits for ever"
+        world.moment()
+
+
+def test_a_bug_ends_the_run_and_the_farthest_survivor_saves() -> None:
+    for seed in range(100):
+        world = quietly(seed, 1 + seed % 4)
+        world.bug_at = seed % STEPS
+        finish(world)
+        [over] = world.verdicts
+        assert over["failed"], seed
+        assert f"the same failure twice at step {world.bug_at}: Error0" in over["why"], seed
+
+
+def test_when_all_are_told_to_leave_everything_is_saved_first() -> None:
+    for seed in range(200):
+        world = quietly(seed, 1 + seed % 4)
+        for _ in range(seed):
+            world.moment()
+        drain(world, world.nodes["node0"])
+        while world.nodes and not world.over:
+            world.moment()
+            assert world.moments < PATIENCE, seed
+        assert not any(over["failed"] for over in world.verdicts), seed
+        assert world.storage == max(0, *(worker.step for worker in world.every.values()), 0), seed
