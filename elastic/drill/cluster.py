@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from elastic.drill import leftovers, processes
 from elastic.drill.end import End
-from elastic.drill.faults import At, Fault, Join, Kill, KillAll, Plan, Stop, Terminate, lost_to
-from elastic.drill.injection import HAPPENED, PLAN_FILE
+from elastic.drill.faults import At, Fault, Hold, Join, Kill, KillAll, Plan, Stop, Terminate, lost_to
+from elastic.drill.injection import HAPPENED, LET_GO, PLAN_FILE
 from elastic.drill.review import review
 from elastic.errors import ConfigError, ElasticError
 from elastic.observe.events import Event, local_folder, read_events
@@ -152,6 +152,28 @@ class Cluster:
                 raise DrillTimeout(f"no {event} within {within_s} s\n{self._state()}")
             time.sleep(POLL_S)
 
+    def wait_held(self, *, within_s: float) -> None:
+        """Until a Hold has happened that has not been let go. Starts the launch if need be."""
+        self._start_once()
+        deadline = time.monotonic() + within_s
+        while not self._held():
+            self._let_nodes_join()
+            if not self._running():
+                raise ElasticError(f"the launch ended ({self._exit_code()}) before it was held\n{self._state()}")
+            if time.monotonic() > deadline:
+                raise DrillTimeout(f"not held within {within_s} s\n{self._state()}")
+            time.sleep(POLL_S)
+
+    def let_go(self) -> None:
+        """Of all that are held."""
+        (self.folder / LET_GO).mkdir(exist_ok=True)
+        for index in self._held():
+            (self.folder / LET_GO / str(index)).touch()
+
+    def pids(self) -> list[int]:
+        """The launchers, in the order in which they were started."""
+        return [launcher.pid for launcher in self._launchers]
+
     def send(self, number: signal.Signals) -> None:
         """A signal to the launcher (of every node), as a scheduler gives it."""
         self._start_once()
@@ -225,6 +247,10 @@ class Cluster:
     def _happened(self) -> set[int]:
         """Indices of the faults that have happened."""
         return {int(path.name) for path in (self.folder / HAPPENED).glob("[0-9]*")}
+
+    def _held(self) -> list[int]:
+        held = [index for index in self._happened() if isinstance(self.plan.faults[index], Hold)]
+        return [index for index in held if not (self.folder / LET_GO / str(index)).exists()]
 
     def _lost_max(self, happened: set[int]) -> int | None:
         """How many workers the faults took from the run; None where that says nothing about survivors."""

@@ -204,9 +204,22 @@ class Join:
         return f"{self.when} of w{self.worker}: a node joins"
 
 
-Fault = Kill | KillTogether | KillAll | KillAgent | Stop | Raise | Terminate | LeaveNode | Join
+@dataclass(frozen=True)
+class Hold:
+    """The worker that has this rank at that moment stands still, and with it all who wait for it, until the cluster
+    lets go: for a look at a run from outside. The faults after it in the plan wait as well."""
+
+    worker: int
+    when: At
+    kind: ClassVar[str] = "hold"
+
+    def __str__(self) -> str:
+        return f"{self.when}: hold w{self.worker}"
+
+
+Fault = Kill | KillTogether | KillAll | KillAgent | Stop | Raise | Terminate | LeaveNode | Join | Hold
 KINDS: dict[str, type[Fault]] = {
-    kind.kind: kind for kind in (Kill, KillTogether, KillAll, KillAgent, Stop, Raise, Terminate, LeaveNode, Join)
+    kind.kind: kind for kind in (Kill, KillTogether, KillAll, KillAgent, Stop, Raise, Terminate, LeaveNode, Join, Hold)
 }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from elastic.drill.faults import (
     IN_EXCHANGE,
     IN_TRANSFER,
     IN_UPDATE,
+    Hold,
     Join,
     Kill,
     KillAgent,
@@ -40,7 +42,9 @@ from elastic.state.survives import weights_digest
 
 PLAN_FILE = "plan.json"
 HAPPENED = "happened"
+LET_GO = "let_go"
 _COMING = "coming-"
+_LOOK_S = 0.02
 _PLACES = "places"
 _BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update", IN_TRANSFER: "transfer"}
 _BEFORE_THE_UPDATE = MOMENTS[: MOMENTS.index("update") + 1]
@@ -189,6 +193,10 @@ class Injector(Observer):
                 os.kill(os.getppid(), signal.SIGKILL)
             case LeaveNode():
                 os.kill(os.getppid(), signal.SIGTERM)
+            case Hold():
+                while not (self._folder / LET_GO / str(index)).exists():
+                    time.sleep(_LOOK_S)
+                (self._folder / HAPPENED / str(index)).write_text("")  # the next fault may come in this view
             case Join():
                 """The cluster sees that it has happened, and starts the node."""
 

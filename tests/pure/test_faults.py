@@ -11,6 +11,7 @@ from elastic.drill.faults import (
     KINDS,
     PHASES,
     At,
+    Hold,
     Join,
     Kill,
     KillAgent,
@@ -38,6 +39,7 @@ PLAN = Plan(
         LeaveNode(1, At(14, "applied")),
         Join(At(15, "applied", worker=1)),
         KillAgent(0, At(None, "saved")),
+        Hold(1, At(16, "data")),
     ),
     seed=41,
 )
@@ -49,7 +51,8 @@ def test_a_plan_says_itself_in_one_line() -> None:
         "seed 41: step 5 in_backward of share 7: kill w3 | load: kill w0 | "
         "step 8 save of w0: kill all | step 9 exchange: terminate w1 | "
         "in_transfer in a view of 4: kill w2 and w1 | step 12 forward: stop w2 | step 13 data: raise in w3 | "
-        "step 14 applied: the node of w1 leaves | step 15 applied of w1: a node joins | saved: kill the agent of w0"
+        "step 14 applied: the node of w1 leaves | step 15 applied of w1: a node joins | saved: kill the agent of w0 | "
+        "step 16 data: hold w1"
     )
     assert str(Plan()) == "no faults"
 
@@ -165,7 +168,7 @@ def test_a_fault_may_wait_for_a_view_of_its_size() -> None:
 
 def test_a_plan_says_how_many_workers_each_fault_takes() -> None:
     """The judge asks it whether anybody else was lost."""
-    assert [lost_to(fault) for fault in PLAN.faults] == [1, 1, None, 0, 2, 1, 1, 0, 0, None]
+    assert [lost_to(fault) for fault in PLAN.faults] == [1, 1, None, 0, 2, 1, 1, 0, 0, None, 0]
 
 
 def test_a_fault_without_a_step_waits_for_a_later_view_than_the_last_one_hit() -> None:
