@@ -35,7 +35,7 @@ from elastic.group.sums import Agreed
 from elastic.launch import environment
 from elastic.launch.portable import pin_instruction_set
 from elastic.membership.hub import AGAIN
-from elastic.membership.live import RunEnded
+from elastic.membership.live import RunEnded, ToldToLeave
 from elastic.membership.missing import seen_missing, sentence
 from elastic.membership.progress import COMPUTING, EVALUATING, OVER, SAVING, WAITING
 from elastic.membership.rules import BOUNDARY
@@ -203,7 +203,7 @@ class Run:
             raise SystemExit(EXIT_RESTART) from lost
         except RunEnded as ended:
             session.close(abruptly=True)
-            raise SystemExit(EXIT_RESTART) from ended
+            raise SystemExit(0 if isinstance(ended, ToldToLeave) else EXIT_RESTART) from ended
         except BaseException:
             session.close(abruptly=True)
             raise
@@ -213,7 +213,7 @@ class Run:
             self._take(session.told)
         for optimizer in self.optimizers.values():
             session.keep(optimizer.register_step_pre_hook(self._only_in_update).remove)
-        self._notices.install()
+        self._notices.install(session.live.told_to_leave if session.live is not None else None)
         session.keep(self._notices.close)
         seed_streams(outside_seed(self._config.plan.seed, self.step_index, 0), self.device)
         self._observer.at("loaded", self)
@@ -548,11 +548,14 @@ class Run:
         self._agreements = dict(word["agreements"])
 
     def _ended(self, session: Session, ended: RunEnded) -> None:
-        """The run ends with an error that its launcher shows. Raises SystemExit."""
+        """No view comes any more: the run ends with an error that its launcher shows, or this worker was told to leave.
+        Raises SystemExit."""
         if (self.is_coordinator if ended.save is None else ended.save) and not self._updating:
             with suppress(checkpoint.CheckpointError):
                 session.origin.take_the_pen()
                 self._commit(session, must=True)
+        if isinstance(ended, ToldToLeave):
+            self._has_left("it waited for a view, and none came")
         raise SystemExit(EXIT_RESTART) from ended
 
     def _give_up(self, session: Session, lost: PeerLost, doing: str) -> None:

@@ -7,7 +7,7 @@
     the warm process  ┘
 
 Promises  a worker's death is told at once, after everything that it had said before.
-          A worker that is stuck (progress.py) shows the stacks of its threads, is killed and told as hung.
+          A worker that is stuck (progress.py) shows the stacks of its threads, is killed and told as hung; one that somebody stopped is killed.
           SIGTERM or Ctrl-C makes this node's workers leave in order, and then the agent exits with 0. A second
           Ctrl-C ends everything at once, with 130.
           No process that was started here, by whomever, outlives the agent. (That of an agent that is killed
@@ -78,6 +78,7 @@ class _Worker:
     id: str = ""
     ready: bool = False
     expected: bool = False
+    stuck: bool = False
     hung: bool = False
     kill_at_s: float | None = None
     patience: Patience = field(default_factory=Patience)
@@ -117,6 +118,7 @@ class Agent:
         self._interrupted_s: float | None = None
         self._killed = False
         self._looked_s = self._held_up_s = time.monotonic()
+        self._hang_patience = 1.0
         self._traces: set[str] = set()  # that people have seen
         self._hostname = socket.gethostname()
         self._starter = Starter(self._loop, script, environ, fresh=fresh, started=self._started, say=say)
@@ -307,16 +309,20 @@ class Agent:
         if now_s - self._looked_s > _HELD_UP_S:
             self._held_up_s = now_s
         self._looked_s = now_s
-        for worker in [worker for worker in self._workers.values() if worker.pid and not worker.hung]:
+        for worker in [worker for worker in self._workers.values() if worker.pid and not worker.stuck]:
             record, state = Record.read(worker.progress), state_of(worker.pid)
-            why = worker.patience.stuck(now_s, record, state, not_before_s=self._held_up_s)
+            why = worker.patience.stuck(
+                now_s, record, state, not_before_s=self._held_up_s, patience=self._hang_patience
+            )
             if why is None:
                 continue
-            worker.hung = True
+            worker.stuck = True
             self._say(f"{worker.called} is stuck at step {record.at_step}: {why}; it is killed")
             if state == "T":
-                self._kill(worker)
+                self._kill(worker)  # somebody stopped it: no doing of its own
             else:
+                worker.hung = True
+                self._hang_patience *= 2  # it may only have been slow; then the next one gets there
                 os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see worker.py
                 worker.kill_at_s = now_s + _DUMP_S
 
@@ -339,7 +345,7 @@ class Agent:
         step = Record.read(worker.progress).at_step
         del self._workers[worker.token], self._ids[worker.id]
         self._close(worker)
-        if not worker.expected and (ended.code != 0 or worker.hung):
+        if not worker.expected and (ended.code != 0 or worker.stuck):
             self._say(f"{worker.called} ended: {ended.text}" + (f", at step {step}" if step is not None else ""))
         if worker.expected and ended.code != 0 and worker.ready and self._over is None:
             self._disorder = True

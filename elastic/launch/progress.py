@@ -46,18 +46,22 @@ class Patience:
 
     stopped_looks: int = 0
 
-    def stuck(self, now_s: float, record: Record, state: str, *, not_before_s: float) -> str | None:
+    def stuck(
+        self, now_s: float, record: Record, state: str, *, not_before_s: float, patience: float = 1.0
+    ) -> str | None:
         """Why this worker will not go on by itself, in words.
 
         state         of the process, as in /proc/<pid>/stat
         not_before_s  phases count from here at the earliest: the watcher itself was held up until then
+        patience      limits count so many times
         """
         self.stopped_looks = self.stopped_looks + 1 if state == "T" else 0
         if self.stopped_looks >= _STOPPED_LOOKS:
             return "its process is stopped"
         elapsed_s = now_s - max(record.since_s, not_before_s)
-        if record.phase == COMPUTING and elapsed_s > record.limit_s:
-            return f"it has computed for {elapsed_s:.1f} s without a sign, and may for {record.limit_s:.1f} s"
+        limit_s = record.limit_s * patience
+        if record.phase == COMPUTING and elapsed_s > limit_s:
+            return f"it has computed for {elapsed_s:.1f} s without a sign, and may for {limit_s:.1f} s"
         return None
 
 

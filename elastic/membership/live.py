@@ -28,6 +28,8 @@ from elastic.membership.wire import Lines, Message, WireError, encode, read
 
 _ORPHAN_S = 30.0  # after its agent's death a worker may finish a step and save for so long
 _FORM_S = 60.0
+_LOOK_S = 1.0
+_LEAVE_S = 5.0  # one that was told to leave waits so long for the others, who may need it to go on in order
 
 
 class RunEnded(ElasticError):
@@ -39,6 +41,10 @@ class RunEnded(ElasticError):
     def __init__(self, message: str, *, save: bool | None) -> None:
         super().__init__(message)
         self.save = save
+
+
+class ToldToLeave(RunEnded):
+    """This worker was told to leave while it waited for a view that did not come."""
 
 
 class OtherIdentity(Exception):
@@ -93,18 +99,27 @@ class Live:
     def put(self, generation: int, key: str, value: bytes) -> None:
         self._say("put", generation=generation, key=key, value=base64.b64encode(value).decode())
 
+    def told_to_leave(self, why: str) -> None:
+        """By a signal to this process; the agent's word comes over the channel."""
+        with self._changed:
+            self.leave = self.leave or why
+            self._changed.notify_all()
+
     # hearing
 
     def next_view(self, *, within_s: float) -> tuple[View, Message]:
         """Waits for a view that is newer than the present one.
 
-        Raises RunEnded, OtherIdentity, and RendezvousTimeout.
+        Raises RunEnded, ToldToLeave, OtherIdentity, and RendezvousTimeout.
         """
-        deadline = time.monotonic() + within_s
+        began_s = time.monotonic()
+        deadline = began_s + within_s
         with self._changed:
             while True:
                 if self._end is not None:
                     raise RunEnded(self._end["why"], save=self._end["save"])
+                if self.leave is not None and not self._gone and time.monotonic() - began_s > _LEAVE_S:
+                    raise ToldToLeave(self.leave, save=None)
                 if self._gone:
                     raise RunEnded(
                         "the agent of this worker is gone, and nobody else can place it in a view", save=True
@@ -117,7 +132,7 @@ class Live:
                     self._generation = told["generation"]
                     self._board = {at: value for at, value in self._board.items() if at[0] >= self._generation}
                     return View(generation=self._generation, workers=tuple(told["workers"])), told
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                if not self._changed.wait(_LOOK_S) and time.monotonic() >= deadline:
                     raise RendezvousTimeout(
                         f"no view came within {within_s:.0f} s\n"
                         "  next  look at the log of `elastic run` for who is missing",

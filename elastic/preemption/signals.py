@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -30,9 +31,14 @@ class SignalNotices:
         self._interrupted_at: float | None = None
         self._thread: threading.Thread | None = None
         self._read = self._write = -1
+        self._tell: Callable[[str], None] | None = None
 
-    def install(self) -> None:
-        """Outside the main thread Python cannot take signals: then there are no notices."""
+    def install(self, tell: Callable[[str], None] | None = None) -> None:
+        """tell  called with each notice, in the thread that reads them
+
+        Outside the main thread Python cannot take signals: then there are no notices.
+        """
+        self._tell = tell
         if threading.current_thread() is not threading.main_thread():
             return
         self._read, self._write = os.pipe()
@@ -73,6 +79,8 @@ class SignalNotices:
             if self._interrupted_at is None:
                 self._interrupted_at = now_s
         self.notice = number.name
+        if self._tell is not None:
+            self._tell(self.notice)
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
