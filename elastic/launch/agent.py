@@ -7,7 +7,8 @@
     the warm process  ┘
 
 Promises  a worker's death is told at once, after everything that it had said before.
-          A worker that is stuck (progress.py) shows the stacks of its threads, is killed and told as hung; one that somebody stopped is killed.
+          A worker that is stuck (progress.py) shows the stacks of its threads, is killed and told as hung; one that
+          somebody has stopped is killed.
           SIGTERM or Ctrl-C makes this node's workers leave in order, and then the agent exits with 0. A second
           Ctrl-C ends everything at once, with 130.
           No process that was started here, by whomever, outlives the agent. (That of an agent that is killed
