@@ -26,10 +26,13 @@ check: $(STAMP)  ## lint and types
 test: check  ## what CI runs: lint, types and every test
 	$(BIN)/python -m pytest
 
+soak: $(STAMP)  ## 200 random faults in one run, judged: make soak SEED=7 FAULTS=50
+	SEED=$(SEED) FAULTS=$(or $(FAULTS),200) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_soak.py
+
 bench: $(STAMP)  ## steady-state throughput beside plain loops and DDP, as ratios
 	$(BIN)/python tests/benchmarks/steady_state.py
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check test bench clean
+.PHONY: help setup demo check test soak bench clean
