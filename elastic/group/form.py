@@ -179,15 +179,19 @@ class Gang:
             self._nccl.abort()
 
     def _start(self, what: str, tensor: torch.Tensor, method: str, *arguments: Any) -> Pending:
-        backend = self._nccl if tensor.is_cuda else self._gloo
-        if backend is None or self._severed:
-            why = "the group is closed" if backend is None else "a peer hung up"
+        # The backend has no name here: a traceback would keep it, and whoever forgets that last would wait for gloo's
+        # end (20 ms; where a message was torn in half, for good), which is the affair of the thread that closes it.
+        if self._severed or self._backend(tensor) is None:
+            why = "the group is closed" if self._backend(tensor) is None else "a peer hung up"
             raise PeerLost(f"the {what} cannot start: {why}", step=None, phase=what)
         try:
             severed = None if tensor.is_cuda else self._is_severed
-            return Pending(getattr(backend, method)(*arguments), what, severed)
+            return Pending(getattr(self._backend(tensor), method)(*arguments), what, severed)
         except RuntimeError as failure:
             raise _lost(what, failure) from failure
+
+    def _backend(self, tensor: torch.Tensor) -> Any:
+        return self._nccl if tensor.is_cuda else self._gloo
 
 
 def form(

@@ -5,6 +5,7 @@ elastic/group/form.py calls constructors of torch that no documentation mentions
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -247,6 +249,24 @@ def use_closed(rank: int, world_size: int, port: int) -> str:
 
 def test_a_closed_group_starts_nothing(port: int) -> None:
     assert returned(run_ranks(use_closed, 2, port)) == ["the all-reduce cannot start: the group is closed"] * 2
+
+
+def held_by_an_error(rank: int, world_size: int, port: int) -> bool:
+    _store, group = joined(port, rank, world_size)
+    assert isinstance(group, Gang)
+    group.all_reduce(torch.ones(1)).wait()  # the peer has formed it, too
+    group.sever()
+    with pytest.raises(PeerLost) as lost:
+        group.all_reduce(torch.ones(1))
+    held = any(isinstance(holder, FrameType) for holder in gc.get_referrers(group._gloo))
+    del lost
+    group.close()
+    return held
+
+
+def test_an_error_does_not_keep_its_group(port: int) -> None:
+    """Whoever forgets the last hold of a group waits for gloo's end: the closing thread, not one that recovers."""
+    assert returned(run_ranks(held_by_an_error, 2, port)) == [False, False]
 
 
 def constructors(rank: int, world_size: int, port: int) -> dict[str, Any]:
