@@ -3,9 +3,10 @@
     python -m tests.benchmarks.recovery [--quick] [--faults 200] [--only kill stop …] [--breakdown] [--json FILE]
 
 Every time is of the last survivor. A step takes longer with fewer workers (V = 8: the slowest of 4 has 2 shares, of 3
-it has 3), so two figures stand beside the whole: beyond the median step before the fault, and beyond the median step of
-an undisturbed run of as many workers as survive. Plain torchrun loses workers in the same run of this benchmark, with
-the same script (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with its defaults half of the jobs do not come back).
+it has 3), so two figures stand beside the whole: beyond the median step before the fault, and beyond that step times
+what a step of as many workers as survive takes in comparison, in undisturbed runs that alternate. Plain torchrun loses
+workers in the same run of this benchmark, with the same script (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with its defaults
+half of the jobs do not come back).
 
 A machine that others use gives larger figures: its load before each part stands beside them.
 """
@@ -41,10 +42,10 @@ BIG = ["--width=4900", "--batch-size=16"]
 
 @dataclass
 class Part:
-    """What one kind of fault cost. after: the survivors' median step in a run that nobody disturbs."""
+    """What one kind of fault cost. slower: how much longer a step takes with as many workers as survive."""
 
     name: str
-    after: float
+    slower: float
     load: float
     costs: list[Cost] = field(default_factory=list)
 
@@ -53,7 +54,11 @@ class Part:
 
     @property
     def beyond_after(self) -> list[float]:
-        return self.of(lambda cost: cost.total - self.after)
+        return self.of(lambda cost: cost.total - cost.step * self.slower)
+
+    @property
+    def longest_beyond(self) -> list[float]:
+        return self.of(lambda cost: cost.longest - cost.step * self.slower if cost.longest else None)
 
     @property
     def beyond_before(self) -> list[float]:
@@ -79,7 +84,7 @@ class Bench:
         self.breakdown: bool = options.breakdown
         self.parts: dict[str, Part] = {}
         self.big: Big | None = None
-        self._calm: dict[tuple[int, str], float] = {}
+        self._slower: dict[tuple[int, str], float] = {}
 
     def kills(self, key: str, workers: int, count: int, arguments: list[str]) -> None:
         part = self._part(
@@ -113,7 +118,7 @@ class Bench:
     def leaves_and_joins(self, count: int) -> None:
         """One of four workers is a node of its own: it is told to leave, and another node joins in its place."""
         leaves = self._part("leave", "SIGTERM, 4 workers", 4, [])
-        joins = Part("a node joins 3 workers", self._step(3, []), os.getloadavg()[0])
+        joins = Part("a node joins 3 workers", 1.0, os.getloadavg()[0])
         self.parts["join"] = joins
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
@@ -136,8 +141,8 @@ class Bench:
                 watched.end(node)
 
     def torchrun(self, count: int) -> None:
-        part = self._part("torchrun", "plain torchrun, SIGKILL, 4 workers", 4, [])
-        part.after = self._step(4, [])  # all four come back
+        part = Part("plain torchrun, SIGKILL, 4 workers", 1.0, os.getloadavg()[0])  # all four come back
+        self.parts["torchrun"] = part
         with running([*TORCHRUN, "--nproc-per-node=4"], []) as watched:
             for _ in range(count):
                 before = watched.settled(4, steps=SETTLED_STEPS)
@@ -189,16 +194,23 @@ class Bench:
 
     def _part(self, key: str, name: str, workers: int, arguments: list[str]) -> Part:
         load = os.getloadavg()[0]
-        part = self.parts[key] = Part(name, self._step(workers - 1, arguments), load)
+        part = self.parts[key] = Part(name, self._ratio(workers, arguments), load)
         return part
+
+    def _ratio(self, workers: int, arguments: list[str]) -> float:
+        """A step of one worker less, over a step of so many."""
+        key = workers, " ".join(arguments)
+        if key not in self._slower:
+            order = (workers, workers - 1, workers - 1, workers)
+            steps = [(size, self._step(size, arguments)) for size in order]
+            fewer, all_ = (sum(step for size, step in steps if size == n) for n in (workers - 1, workers))
+            self._slower[key] = fewer / all_
+        return self._slower[key]
 
     def _step(self, workers: int, arguments: list[str]) -> float:
         """The median step of an undisturbed run."""
-        key = workers, " ".join(arguments)
-        if key not in self._calm:
-            with running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments) as watched:
-                self._calm[key] = watched.events.median_step(watched.settled(workers, steps=CALM_STEPS))
-        return self._calm[key]
+        with running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments) as watched:
+            return watched.events.median_step(watched.settled(workers, steps=CALM_STEPS))
 
 
 def stop(worker: str) -> tuple[float, None]:
@@ -233,12 +245,12 @@ def costs_table(parts: Sequence[Part]) -> Table:
     row("faults", lambda part: str(len(part.costs)))
     row("load of the machine before", lambda part: f"{part.load:.1f}")
     row("median step before", lambda part: f"{1e3 * statistics.median(cost.step for cost in part.costs):.0f}")
-    row("median step of as many as survive", lambda part: f"{1e3 * part.after:.0f}")
+    row("a step of as many as survive, times that", lambda part: f"{part.slower:.2f}")
     row("fault to the next step", of(lambda cost: cost.total))
     row("  beyond the step before", lambda part: ms(part.beyond_before))
     row("  beyond the survivors' step", lambda part: ms(part.beyond_after))
     row("fault to the first who noticed", of(lambda cost: cost.noticed))
-    row("longest step, beyond the survivors'", lambda part: ms(part.of(lambda cost: cost.longest - part.after)))
+    row("longest step, beyond the survivors'", lambda part: ms(part.longest_beyond))
     row("steps begun again, per survivor", lambda part: f"{statistics.mean(cost.redone for cost in part.costs):.2f}")
     row("fault to the new worker's first step", of(lambda cost: cost.back))
     row("its join, beyond a step", of(lambda cost: cost.join))
