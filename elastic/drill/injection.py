@@ -10,6 +10,7 @@ batch reaches the user's code. So a drill reads example by example, where an uno
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -194,6 +195,7 @@ class Injector(Observer):
             case LeaveNode():
                 os.kill(os.getppid(), signal.SIGTERM)
             case Hold():
+                gc.collect()  # what only waits for that is not held for good
                 while not (self._folder / LET_GO / str(index)).exists():
                     time.sleep(_LOOK_S)
                 (self._folder / HAPPENED / str(index)).write_text("")  # the next fault may come in this view
