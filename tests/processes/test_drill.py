@@ -15,7 +15,7 @@ import pytest
 
 from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.end import End
-from elastic.drill.faults import BEFORE_STEPS, IN_EXCHANGE, PHASES, At, Kill, Plan
+from elastic.drill.faults import BEFORE_STEPS, IN_EXCHANGE, IN_TRANSFER, PHASES, At, Kill, Plan
 from elastic.drill.processes import marked
 from elastic.observe.events import read_events
 from tests.kit.s3 import s3_server
@@ -72,7 +72,7 @@ def test_one_process_is_killed_at_every_moment_there_is(cluster: MakeCluster, un
     steps = {phase: late.get(phase, at) for at, phase in enumerate(of_steps)}
     saves = [Kill(0, At(step, phase)) for step, phase in ((9, "save"), (11, "saved"))]
     within = [Kill(0, At(step, phase)) for phase, step in steps.items()]
-    starts = [Kill(0, At(None, phase)) for phase in BEFORE_STEPS]
+    starts = [Kill(0, At(None, phase)) for phase in BEFORE_STEPS if phase not in ("transfer", IN_TRANSFER)]
     plan = Plan((within[0], *starts, *within[1:-2], *saves, *within[-2:]))
 
     run = cluster(steps=12, seed=7, plan=plan)
