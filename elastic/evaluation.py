@@ -16,7 +16,7 @@ import torch
 from elastic.config import Config
 from elastic.data.loader import Loader
 from elastic.data.plan import Examples, blocks
-from elastic.errors import ConfigError, StepError
+from elastic.errors import ConfigError, PeerLost, StepError
 from elastic.group.form import Group
 from elastic.group.sums import ShareSums, StepSums
 from elastic.group.tree import schedule
@@ -64,6 +64,9 @@ def evaluate(
                 sums.append(ShareSums())
                 for name, value in _called(function, batch).items():
                     sums[-1].add(name, value)
+        except PeerLost:
+            group.sever()  # before the loader's end, which takes a moment
+            raise
         finally:
             loader.close()
     agreed = StepSums(group).exchange(

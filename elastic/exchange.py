@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
+import torch
 
 from elastic.config import Config
 from elastic.data.plan import Examples, StepPlan, blocks
@@ -132,6 +133,10 @@ class Exchange:
         if list(agreed.moving) != moving:
             self.buffers.start(agreed.moving, self.part.schedule, self.part.merges)
             self.buffers.finish(examples, self.part.schedule)
+        if self._config.device.type == "cuda":
+            # NCCL's waits only order streams: a collective that was aborted has left anything, and says nothing.
+            torch.cuda.current_stream(self._config.device).synchronize()
+            self._group.check()
         return agreed
 
     def close(self) -> None:

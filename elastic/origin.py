@@ -40,6 +40,7 @@ class Origin:
     position  where the state stands that came last, from storage or from peers
     saver     on the coordinator: its hand on the storage
     claim     the number under which this run writes; 0 before it is known
+    save_begun_s  when this worker last took part in a save, on the clock time.monotonic()
     """
 
     identity: identities.Identity
@@ -65,6 +66,7 @@ class Origin:
         self._console = console
         self._claimed: checkpoint.Claim | None = None
         self.saver: Saver | None = None
+        self.save_begun_s = time.monotonic()
         self.position = Position(epoch=0, step=0)
 
     @property
@@ -148,6 +150,7 @@ class Origin:
             return
         assert self._claimed is not None
         saver, beacon = self._hand(), self._place.beacon
+        saver.last_s = self.save_begun_s
         if beacon is not None and beacon[0] == self._claimed.nonce:
             saver.adopt(self._claimed)
         else:

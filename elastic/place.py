@@ -6,6 +6,7 @@ from place to place (`enter`), and the group of the one before ends in the backg
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import suppress
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _RENDEZVOUS_S = 300.0
 _VIEW_S = 3600.0  # the agent ends a run that waits too long, and says for whom
-_RETIRED_S = 10.0
+_RETIRED_S = 5.0
 
 
 class Place:
@@ -57,6 +58,7 @@ class Place:
         self._progress = progress
         self._store: Store | None = None
         self._grouped = False
+        self._entered = False
         self._retired: list[threading.Thread] = []
         self.beacon: tuple[str, dict[str, object]] | None = None
 
@@ -76,7 +78,8 @@ class Place:
         """The next place. Raises PeerLost (say "over", and try again), and what Live.next_view raises."""
         live, run = self._live, self._run
         assert live is not None
-        view, told = live.next_view(within_s=_VIEW_S)
+        view, told = live.next_view(within_s=_VIEW_S if self._entered else math.inf)  # a spare has all the time
+        self._entered = True
         self._retire()
         rank = view.rank_of(run.worker_id)
         run.placed(rank, view)
@@ -101,7 +104,10 @@ class Place:
         return next((answer.decode() for answer in told if answer), None)
 
     def all_at(self, where: str, *, within_s: float) -> bool:
-        """Whether every worker comes to `where` within `within_s`. Needs no collective: others may be in one."""
+        """Whether every worker comes to `where` within `within_s`. Needs no collective: others may be in one.
+
+        Raises PeerLost under `elastic run`.
+        """
         if self._store is None:
             return True
         with suppress(RuntimeError):
@@ -110,7 +116,11 @@ class Place:
             while time.monotonic() < deadline:
                 if self._store.check([f"{where}/{rank}" for rank in range(self.group.world_size)]):
                     return True
+                if self._live is not None:
+                    self.group.check()
                 time.sleep(0.02)
+        if self._live is not None:
+            self.group.check()
         return False
 
     def what_others_do(self, doing: str, *, within_s: float) -> dict[int, str]:
@@ -129,9 +139,11 @@ class Place:
 
     def close(self, *, abruptly: bool) -> None:
         """abruptly  do not wait for collectives in flight: peers that wait for this worker learn of its end at once"""
-        if self._grouped:
+        if abruptly:
+            self._retire()  # gloo may not let go of a collective that failed
+        elif self._grouped:
             self._grouped = False
-            self.group.close(abruptly=abruptly)
+            self.group.close()
         for thread in self._retired:
             thread.join(timeout=_RETIRED_S)
         self._store = None
@@ -148,6 +160,7 @@ class Place:
             address=address,
             device=config.device,
             timeout_s=config.timeout_s,
+            broken=self._live.is_broken if self._live is not None else None,
         )
         self._grouped = True
         shares = deal(config, config.plan.virtual_workers, view.world_size)[rank].shares

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -168,6 +169,7 @@ class Run:
         self._at_boundary = True
         self._open_step: Step | None = None
         self._in_loop = False
+        self._looped = False
         self._evaluations = 0
 
     @property
@@ -209,7 +211,7 @@ class Run:
             raise
         self._goes_on_from(session.origin.position)
         if session.told is not None:
-            self._joined_late = True
+            self._joined_late = session.told["in_loop"]
             self._take(session.told)
         for optimizer in self.optimizers.values():
             session.keep(optimizer.register_step_pre_hook(self._only_in_update).remove)
@@ -240,7 +242,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Step]:
         session = self._here
-        self._in_loop = True
+        self._in_loop = self._looped = True
         self._joined_late = False
         while not self.finished:
             self._computes()
@@ -298,7 +300,7 @@ class Run:
             sums = alone()
         else:
             sums = self._agree(f"evaluation {self._evaluations}", together, f"evaluating after step {self.step_index}")
-        self._phase(OVER if self.finished else COMPUTING)
+        self._computes()
         after = derive("after evaluation", self._config.plan.seed, self.step_index, self._evaluations)
         seed_streams(after, self.device)
         return sums
@@ -331,7 +333,7 @@ class Run:
         self._here.progress.at(phase, generation=self.generation, step=self.step_index, limit_s=limit_s)
 
     def _computes(self) -> None:
-        self._phase(COMPUTING)
+        self._phase(OVER if self.finished and not self._in_loop else COMPUTING)
 
     def _agree(self, name: str, ask: Callable[[], Any], doing: str) -> Any:
         """What the workers agree on under this name before the next update: asked once, and known from then on."""
@@ -342,9 +344,16 @@ class Run:
                 self._recover(lost, doing)
         return self._agreements[name]
 
+    def _wait_for_all(self, word: str | None) -> str | None:
+        """See Place.told_by_all. Others may be long in coming: rank 0 may save."""
+        self._phase(WAITING)
+        told = self._here.place.told_by_all(word)
+        self._computes()
+        return told
+
     def _told_by_all(self, name: str, word: str | None) -> str | None:
         def ask() -> str | None:
-            return self._here.place.told_by_all(word)
+            return self._wait_for_all(word)
 
         told: str | None = self._agree(name, ask, f"at the boundary after step {self.step_index - 1}: {name}")
         return told
@@ -427,6 +436,7 @@ class Run:
     def _save(self, session: Session, *, must: bool) -> None:
         """All workers call it; the coordinator writes. A stop that someone has asked for is saved with the state."""
         self._stop_wish = self._told_by_all("save", self._stop_wish)
+        session.origin.save_begun_s = time.monotonic()
         self._commit(session, must=must)
 
     def _commit(self, session: Session, *, must: bool) -> None:
@@ -448,7 +458,7 @@ class Run:
         def saved() -> None:
             self._observer.at("finish", self)
             self._commit(session, must=True)
-            session.place.told_by_all(None)
+            self._wait_for_all(None)
 
         self._agree("finish", saved, "waiting for the last save")
         self._phase(OVER)
@@ -534,6 +544,7 @@ class Run:
             "claim": session.origin.claim_document(),
             "agreed": None if agreed is None else {**asdict(agreed)},
             "agreements": self._agreements,
+            "in_loop": self._in_loop or self._looped,
         }
 
     def _take(self, word: Tree) -> None:
@@ -550,7 +561,8 @@ class Run:
     def _ended(self, session: Session, ended: RunEnded) -> None:
         """No view comes any more: the run ends with an error that its launcher shows, or this worker was told to leave.
         Raises SystemExit."""
-        if (self.is_coordinator if ended.save is None else ended.save) and not self._updating:
+        may = session.origin.saver is not None if ended.save is None else ended.save
+        if may and self._at_boundary and not self._updating:  # between the two the script's own code has run half
             with suppress(checkpoint.CheckpointError):
                 session.origin.take_the_pen()
                 self._commit(session, must=True)
@@ -587,7 +599,7 @@ class Run:
         self._boundary(session)
         if self.finished:
             self._finish(session)
-        elif session.place.all_at(f"break/{self.step_index}", within_s=_ALL_BREAK_S):
+        elif self._all_break(session):
             self.stopped = "the script left the loop"
             self.finished = True
             self._finish(session)
@@ -604,6 +616,14 @@ class Run:
                 "the others go on once their launcher has restarted them; run.stop(reason) ends a run for all"
             )
 
+    def _all_break(self, session: Session) -> bool:
+        while True:
+            self._phase(WAITING)
+            try:
+                return session.place.all_at(f"break/{self.step_index}", within_s=_ALL_BREAK_S)
+            except PeerLost as lost:
+                self._recover(lost, f"waiting for others to leave the loop after step {self.step_index - 1}")
+
     def _left_open(self, step: Step) -> StepError:
         """For a step whose inner loop did not come to its end: break, return, or an exception that was caught."""
         torn = self._updating
@@ -617,7 +637,7 @@ class Run:
     def _part(self) -> None:
         """Wait for the others, so that nobody's last collective fails because we were faster."""
         with suppress(PeerLost):
-            self._here.place.told_by_all(None)
+            self._wait_for_all(None)
 
     def _only_in_update(self, *_: Any) -> None:
         if not self._updating:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -158,8 +159,9 @@ class Gang:
     def sever(self) -> None:
         self._severed = True
         self._watch.sever()
-        if self._nccl is not None:
-            self._nccl.abort()
+        nccl = self._nccl  # another thread may be closing the group
+        if nccl is not None:
+            nccl.abort()
 
     def close(self, *, abruptly: bool = False) -> None:
         if abruptly:  # gloo would wait for what is in flight, until its deadline
@@ -203,42 +205,95 @@ def form(
     address: str | None,
     device: torch.device,
     timeout_s: float,
+    broken: Callable[[], bool] | None = None,
 ) -> Group:
     """Connects the ranks of a view over `store`, each listening on the interface that holds `address`.
 
     timeout_s  for the forming and for every collective
+    broken     whether the view is known to be: then the forming ends, whatever it waits for
     Raises PeerLost when the ranks cannot all be connected; what the store raises in a wait ends the forming, too.
     """
     if world_size == 1:
         return Solo()
     assert store is not None
-    timeout = timedelta(seconds=timeout_s)
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    before = listening_ports()
-    options._devices = [
-        ProcessGroupGloo.create_device(hostname=address) if address else ProcessGroupGloo.create_default_device()
-    ]
-    own_ports = listening_ports() - before
-    options._timeout = timeout
-    prefix = f"generation/{generation}"
-    try:
+    forming = _Forming(store, rank, world_size, f"generation/{generation}", address, device, timeout_s)
+    if broken is None:
+        forming.run()
+    else:
+        # gloo waits for a peer that died between two of its steps until the deadline, and nothing wakes it: such a
+        # forming is left to itself, in its own thread.
+        threading.Thread(target=forming.run, name="elastic-forming", daemon=True).start()
+        while not forming.over.wait(_LOOK.total_seconds()):
+            if broken():
+                raise PeerLost("a peer was lost while the group was formed", step=None, phase="forming of the group")
+    return forming.group()
+
+
+class _Forming:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        prefix: str,
+        address: str | None,
+        device: torch.device,
+        timeout_s: float,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._prefix = prefix
+        self._address = address
+        self._device = device
+        self._timeout = timedelta(seconds=timeout_s)
+        self._made: Gang | None = None
+        self._failure: RuntimeError | PeerLost | None = None
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._made = self._connect()
+        except (RuntimeError, PeerLost) as failure:
+            self._failure = failure
+        self.over.set()
+
+    def group(self) -> Gang:
+        """Once it is over. Raises PeerLost."""
+        if isinstance(self._failure, PeerLost):
+            raise self._failure
+        if self._failure is not None:
+            raise _lost("forming of the group", self._failure) from self._failure
+        assert self._made is not None
+        return self._made
+
+    def _connect(self) -> Gang:
+        store, rank, world_size, prefix = self._store, self._rank, self._world_size, self._prefix
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        before = listening_ports()
+        options._devices = [
+            ProcessGroupGloo.create_device(hostname=self._address)
+            if self._address
+            else ProcessGroupGloo.create_default_device()
+        ]
+        own_ports = listening_ports() - before
+        options._timeout = self._timeout
         gloo = ProcessGroupGloo(PrefixStore(f"{prefix}/gloo", store), rank, world_size, options)
         nccl = None
-        if device.type == "cuda":
+        if self._device.type == "cuda":
             from torch.distributed import ProcessGroupNCCL
 
+            torch.cuda.set_device(self._device)  # this may be a thread of its own
             nccl_options = ProcessGroupNCCL.Options()
-            nccl_options._timeout = timeout
+            nccl_options._timeout = self._timeout
             nccl = ProcessGroupNCCL(PrefixStore(f"{prefix}/nccl", store), rank, world_size, nccl_options)
         # A rank whose peer dies here would wait for a connection that nobody makes: only when all are through it is a
         # group, and from then on the watch sees every loss.
         store.set(f"{prefix}/formed/{rank}", " ".join(map(str, own_ports)))
-        store.wait([f"{prefix}/formed/{other}" for other in range(world_size)], timeout)
+        store.wait([f"{prefix}/formed/{other}" for other in range(world_size)], self._timeout)
         told = [store.get(f"{prefix}/formed/{other}").split() for other in range(world_size) if other != rank]
-    except RuntimeError as failure:
-        raise _lost("forming of the group", failure) from failure
-    peer_ports = {int(port) for ports in told for port in ports}
-    return Gang(gloo, nccl, rank, world_size, _connections(own_ports, peer_ports, world_size - 1))
+        peer_ports = {int(port) for ports in told for port in ports}
+        return Gang(gloo, nccl, rank, world_size, _connections(own_ports, peer_ports, world_size - 1))
 
 
 def _connections(own_ports: set[int], peer_ports: set[int], peers: int) -> list[socket.socket]:

@@ -62,6 +62,7 @@ class Watch:
             os.close(end)
         for connection in self._connections:
             connection.close()
+        self._lost = _nobody  # no cycle: a group ends when it is let go, not when garbage is collected
 
     def _watch(self) -> None:
         poll = select.poll()
@@ -83,3 +84,7 @@ class Watch:
         for connection in self._connections:
             with suppress(OSError):
                 connection.shutdown(how)
+
+
+def _nobody() -> None:
+    return

@@ -39,6 +39,7 @@ STREAMS = {"stdout": 1, "stderr": 2}
 _CHANNEL, _PROGRESS = "ELASTIC_CHANNEL", "ELASTIC_PROGRESS"
 
 _PR_SET_PDEATHSIG = 1
+_TOLD_MAX = 1 << 15  # characters
 
 
 def main(command: Sequence[str]) -> NoReturn:
@@ -115,11 +116,17 @@ def _tell_failure(error: BaseException, *, shown: bool) -> bool:
     """Whether the agent could be told. shown: the trace is printed by this process."""
     what = "".join(traceback.format_exception_only(type(error), error)).strip()
     trace = "".join(traceback.format_exception(type(error), error, _of_script(error)))
-    message = {"say": "failed", "error": what, "trace": trace, "step": _step(), "shown": shown}
+    error_text, trace = _cut(what), _cut(trace)
+    message = {"say": "failed", "error": error_text, "trace": trace, "step": _step(), "shown": shown}
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(os.environ[_CHANNEL]))) as channel:
         channel.sendall(encode(message))
         return True
     return False
+
+
+def _cut(text: str) -> str:
+    """The channel takes no line of a megabyte; of a long text the end says most."""
+    return text if len(text) <= _TOLD_MAX else f"… {text[-_TOLD_MAX:]}"
 
 
 def _step() -> int | None:

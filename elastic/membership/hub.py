@@ -34,6 +34,7 @@ STARTING, DIFFERENT, READY, MEMBER, OVER, LEAVING, FINISHED = (
 )
 LEAVES = ("SIGTERM", "SIGINT")  # a worker that such a signal ended before it could leave in order was told to go
 FAULTS = ("SIGKILL",)
+_SILENT_S = 10.0  # a member that has not answered "broken" by then is named
 AGAIN = 75  # the exit status (EX_TEMPFAIL) of a worker that asks to be started again
 
 
@@ -113,6 +114,7 @@ class Hub:
         self._identity: Any = None
         self._failures: list[Failure] = []
         self._broken = False
+        self._complained = 0  # in which generation
         self._asked = False
         self._finished = False
         self._loss: str | None = None  # why the run will have failed if nobody goes on with it
@@ -193,6 +195,7 @@ class Hub:
         if worker.status == MEMBER and message["generation"] == self.generation:
             worker.status = LEAVING
             self._broken |= bool(message.get("lost"))
+            self._loss = None  # whoever leaves in order has seen to it that the run can go on
 
     def _on_finished(self, now_s: float, node: str, message: Message) -> None:
         self._workers[message["worker"]].status = FINISHED
@@ -214,7 +217,7 @@ class Hub:
             return
         what = failed["error"] if failed else "hang" if hung else signal or f"exit status {code}"
         if worker.status == FINISHED:
-            if failed or code:
+            if failed or code or hung or (signal and signal not in FAULTS):
                 self._loss = self._loss or f"{worker.id} failed after the run had finished: {what}"
             return
         if code == 0 and not failed:
@@ -258,7 +261,7 @@ class Hub:
         survivors = [worker for worker in members if worker.status == OVER]
         gone = any(id not in self._workers for id in self._view)
         if running and (gone or self._broken or self._ending is not None):
-            self._tell_broken(running)
+            self._tell_broken(now_s, running)
         if not running:
             self._release()
         if self._ending is not None:
@@ -355,13 +358,20 @@ class Hub:
                 worker.told = "released"
                 self._say(worker, {"say": "released"})
 
-    def _tell_broken(self, running: list[_Worker]) -> None:
+    def _tell_broken(self, now_s: float, running: list[_Worker]) -> None:
         gone = [id for id in self._view if id not in self._workers]
         why = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "a worker lost a peer"
         for worker in running:
             if worker.told != f"broken {self.generation}":
                 worker.told = f"broken {self.generation}"
+                worker.since_s = now_s
                 self._say(worker, {"say": "broken", "generation": self.generation, "why": why})
+        silent = [worker for worker in running if now_s - worker.since_s > _SILENT_S]
+        if silent and self._complained != self.generation:
+            self._complained = self.generation
+            who = ", ".join(f"{worker.id} on {worker.node}" for worker in silent)
+            text = f"{why}, and the next view waits for {who}: busy between two collectives, saving, or stuck"
+            self._orders.append(Order(self._nodes[0], None, {"say": "status", "text": text}))
 
     def _finish(self, survivors: list[_Worker], *, failed: bool, why: str) -> None:
         """Tells everyone. Of the survivors the one that is farthest saves what it holds."""

@@ -35,7 +35,7 @@ _LEAVE_S = 5.0  # one that was told to leave waits so long for the others, who m
 class RunEnded(ElasticError):
     """The run ends with an error that some worker met, or because too few nodes are left.
 
-    save  this worker, of all, is to save what it holds; None: the coordinator is
+    save  this worker, of all, is to save what it holds; None: if it is the coordinator
     """
 
     def __init__(self, message: str, *, save: bool | None) -> None:
@@ -121,8 +121,9 @@ class Live:
                 if self.leave is not None and not self._gone and time.monotonic() - began_s > _LEAVE_S:
                     raise ToldToLeave(self.leave, save=None)
                 if self._gone:
+                    # The run may go on elsewhere without us: nothing that we hold may be written any more.
                     raise RunEnded(
-                        "the agent of this worker is gone, and nobody else can place it in a view", save=True
+                        "the agent of this worker is gone, and nobody else can place it in a view", save=False
                     )
                 if self._identity is not None:
                     identity, self._identity = self._identity["identity"], None
@@ -255,7 +256,10 @@ class Board(Store):
         return self._live.read_board(self._generation, key)
 
     def check(self, keys: list[str]) -> bool:
-        return self._live.look(self._generation, list(keys))
+        try:
+            return self._live.look(self._generation, list(keys))
+        except ConnectionError as broken:
+            raise RuntimeError(str(broken)) from broken
 
     def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=_FORM_S)) -> None:
         """Raises RuntimeError, as torch's stores do, when the view is broken or the time is up."""

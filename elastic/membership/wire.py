@@ -53,7 +53,7 @@ def read(connection: socket.socket, lines: Lines) -> list[Message] | None:
 def _message(line: bytes) -> Message:
     try:
         message = json.loads(line)
-    except ValueError as broken:
+    except (ValueError, RecursionError) as broken:
         raise WireError(f"not a message: {line[:80]!r}") from broken
     if not isinstance(message, dict) or not isinstance(message.get("say"), str):
         raise WireError(f"not a message: {line[:80]!r}")

@@ -41,6 +41,7 @@ class Position:
 class Saver:
     """Only the coordinator has one.
 
+    last_s   when the last save was, for the cadence
     answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
     """
 
@@ -62,7 +63,7 @@ class Saver:
         self._events = events
         self._console = console
         self._clock = clock
-        self._last_s = clock()
+        self.last_s = clock()
         self.took_s = 0.0
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
@@ -122,7 +123,7 @@ class Saver:
 
     def time_is_up(self) -> bool:
         every_s = self._config.save_every_s
-        return every_s is not None and self._clock() - self._last_s >= every_s
+        return every_s is not None and self._clock() - self.last_s >= every_s
 
     def save(self, position: Position, *, must: bool) -> None:
         """Commits the live state. `must`: a failure ends the run; otherwise it is reported. Raises Evicted."""
@@ -144,10 +145,10 @@ class Saver:
             if must:
                 raise
             self._console.say(f"step {position.step} could not be saved; training goes on. {failure}")
-            self._last_s = self._clock()
+            self.last_s = self._clock()
             return
-        self._last_s = self._clock()
-        self.took_s = self._last_s - begun_s
+        self.last_s = self._clock()
+        self.took_s = self.last_s - begun_s
         self._saved = position.step, position.stopped
         self._events.emit("saved", step=position.step, bytes=commit.bytes, seconds=self.took_s, name=commit.name)
         self._events.flush()

@@ -128,10 +128,11 @@ def pass_on(group: Group, parts: Roles, word: Tree, state: Tree) -> tuple[Tree |
     ).wait()
     if not receives:
         return new_word, None, 0
-    received = {
-        name: flat[place.offset : place.offset + place.nbytes].view(place.dtype).view(place.shape)
-        for name, place in layout.items()
-    }
+    received = {}
+    for name, place in layout.items():
+        tensor = flat[place.offset : place.offset + place.nbytes].view(place.dtype).view(place.shape)
+        # A model's are copied into its own. An optimizer keeps what it is given, which would keep all of `flat`.
+        received[name] = tensor if name.startswith("model") else tensor.clone()
     return new_word, dict(checkpoint.decode(answer["document"], received)), total
 
 

@@ -80,6 +80,18 @@ def test_a_tensor_that_only_the_update_changes_is_never_copied() -> None:
     assert tree["extra.counter"]["total"].data_ptr() == counter.total.data_ptr()
 
 
+def test_a_change_through_data_is_seen_although_it_counts_no_version() -> None:
+    """The common way to write an average of weights."""
+    _, optimizer, scheduler, counter, applied = parts()
+    applied.note()
+    counter.total.data.mul_(0.5).add_(1.0)
+    assert not applied.known()
+    applied.look()
+    applied.note()
+    counter.total.data.add_(1.0)
+    assert given(applied, optimizer, scheduler, counter)["extra.counter"]["total"].tolist() == [1.0, 1.0]
+
+
 def test_what_is_given_can_be_applied_to_the_objects_of_another_worker() -> None:
     model, optimizer, scheduler, counter, applied = parts()
     model(torch.ones(1, 2)).sum().backward()

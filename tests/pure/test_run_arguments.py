@@ -95,7 +95,7 @@ def test_what_has_no_meaning_here_is_refused(flags: list[str], script: str) -> N
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no script .*nothing.py"):
+    with pytest.raises(ConfigError, match=r"there is no script .*nothing\.py"):
         parse([str(tmp_path / "nothing.py")])
 
 
