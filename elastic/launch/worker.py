@@ -116,7 +116,7 @@ def _tell_failure(error: BaseException, *, shown: bool) -> bool:
     """Whether the agent could be told. shown: the trace is printed by this process."""
     what = "".join(traceback.format_exception_only(type(error), error)).strip()
     trace = "".join(traceback.format_exception(type(error), error, _of_script(error)))
-    error_text, trace = _cut(what), _cut(trace)
+    error_text, trace = cut(what), cut(trace)
     message = {"say": "failed", "error": error_text, "trace": trace, "step": _step(), "shown": shown}
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(os.environ[_CHANNEL]))) as channel:
         channel.sendall(encode(message))
@@ -124,7 +124,7 @@ def _tell_failure(error: BaseException, *, shown: bool) -> bool:
     return False
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     """The channel takes no line of a megabyte; of a long text the end says most."""
     return text if len(text) <= _TOLD_MAX else f"… {text[-_TOLD_MAX:]}"
 

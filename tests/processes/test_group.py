@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -267,6 +268,35 @@ def held_by_an_error(rank: int, world_size: int, port: int) -> bool:
 def test_an_error_does_not_keep_its_group(port: int) -> None:
     """Whoever forgets the last hold of a group waits for gloo's end: the closing thread, not one that recovers."""
     assert returned(run_ranks(held_by_an_error, 2, port)) == [False, False]
+
+
+def form_with_one_that_never_connects(rank: int, world_size: int, port: int) -> str:
+    """Rank 1 says where it listens, and is gone; rank 0 is told so by somebody else."""
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+    if rank == 1:
+        while not store.check(["generation/0/gloo/0/0"]):
+            time.sleep(0.01)
+        os._exit(0)
+    try:
+        form(
+            store,
+            rank=rank,
+            world_size=world_size,
+            generation=0,
+            address="127.0.0.1",
+            device=CPU,
+            timeout_s=TIMEOUT_S,
+            broken=lambda: True,
+        )
+    except PeerLost as lost:
+        return str(lost)
+    return "it formed"
+
+
+def test_a_forming_ends_when_the_view_is_known_to_be_broken(port: int) -> None:
+    """gloo would wait for the missing connection until its deadline, and nothing would wake it (77 s, once)."""
+    answers = run_ranks(form_with_one_that_never_connects, 2, port)
+    assert answers[0] == "a peer was lost while the group was formed"
 
 
 def constructors(rank: int, world_size: int, port: int) -> dict[str, Any]:
