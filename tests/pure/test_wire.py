@@ -9,7 +9,7 @@ from elastic.membership.wire import LINE_MAX, Lines, WireError, encode
 
 
 def test_messages_come_whole_however_they_are_cut() -> None:
-    sent = [{"say": "ready", "shares": 8}, {"say": "put", "value": "ä" * 1000}]
+    sent: list[dict[str, object]] = [{"say": "ready", "shares": 8}, {"say": "put", "value": "ä" * 1000}]
     data = b"".join(encode(message) for message in sent)
     lines = Lines()
     assert [message for at in range(0, len(data), 7) for message in lines.feed(data[at : at + 7])] == sent
