@@ -139,11 +139,7 @@ class Place:
 
     def close(self, *, abruptly: bool) -> None:
         """abruptly  do not wait for collectives in flight: peers that wait for this worker learn of its end at once"""
-        if abruptly:
-            self._retire()  # gloo may not let go of a collective that failed
-        elif self._grouped:
-            self._grouped = False
-            self.group.close()
+        self._retire(abruptly=abruptly)  # not here: gloo may not let go of a collective that failed
         for thread in self._retired:
             thread.join(timeout=_RETIRED_S)
         self._store = None
@@ -167,11 +163,11 @@ class Place:
         self._events.emit("view_formed", workers=list(view.workers), shares=[shares.start, shares.stop])
         self._observer.at("formed", self._run)
 
-    def _retire(self) -> None:
+    def _retire(self, *, abruptly: bool = True) -> None:
         if self._grouped:
             self._grouped = False
             end = threading.Thread(
-                target=self.group.close, kwargs={"abruptly": True}, name="elastic-retire", daemon=True
+                target=self.group.close, kwargs={"abruptly": abruptly}, name="elastic-retire", daemon=True
             )
             end.start()
             self._retired = [*(one for one in self._retired if one.is_alive()), end]

@@ -636,6 +636,7 @@ class Run:
 
     def _part(self) -> None:
         """Wait for the others, so that nobody's last collective fails because we were faster."""
+        self._here.group.part()
         with suppress(PeerLost):
             self._wait_for_all(None)
 

@@ -84,6 +84,9 @@ class Group(Protocol):
     def sever(self) -> None:
         """Ends the connections: collectives in flight fail at once, here and at the peers. From any thread."""
 
+    def part(self) -> None:
+        """Call before a last collective: peers may hang up once they have its result."""
+
     def close(self, *, abruptly: bool = False) -> None:
         """Ends connections and threads. abruptly: what is in flight fails at once, here and at the peers."""
 
@@ -112,6 +115,9 @@ class Solo:
         return
 
     def sever(self) -> None:
+        return
+
+    def part(self) -> None:
         return
 
     def close(self, *, abruptly: bool = False) -> None:
@@ -162,6 +168,9 @@ class Gang:
         nccl = self._nccl  # another thread may be closing the group
         if nccl is not None:
             nccl.abort()
+
+    def part(self) -> None:
+        self._watch.part()
 
     def close(self, *, abruptly: bool = False) -> None:
         if abruptly:  # gloo would wait for what is in flight, until its deadline
