@@ -1,4 +1,4 @@
-"""A run that goes on until it is told that it is enough: python -m tests.kit.programs.soak URL --full WORKERS.
+"""A run that goes on until it is told that it is enough: python tests/kit/programs/soak.py URL --full WORKERS.
 
 It goes slowly while fewer than WORKERS share it. Once the file `--enough` is there, or after `--stop-after` steps, it
 stops at the boundary after the next step.
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from small import Noisy  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 
 import elastic
-from tests.kit.programs.small import Noisy
 
 
 def main() -> None:
