@@ -523,8 +523,9 @@ class Run:
             try:
                 word = session.regroup(standing, self._word(), at=at, lost=lost)
                 break
-            except PeerLost:
+            except PeerLost as again:
                 lost = True
+                self.events.emit("peer_lost", step=self.step_index, phase=again.phase, error=str(again), missing=[])
             except Stranded as stranded:
                 self._console.warn(str(stranded))
                 raise SystemExit(EXIT_RESTART) from stranded

@@ -132,7 +132,9 @@ class Cluster:
         self._before = leftovers.Snapshot.take(self.folder)
         self._output().write_bytes(b"")
         self._command = self._command_of_a_node()
-        self._launchers = [self._launch() for _ in range(self._nodes if self._workers is not None else 1)]
+        self._launchers = []
+        for _ in range(self._nodes if self._workers is not None else 1):
+            self._launchers.append(self._launch())
         return self
 
     def wait_for(self, event: str | Callable[[Event], bool], *, within_s: float) -> Event:
@@ -267,12 +269,17 @@ class Cluster:
         with self._output().open("ab") as output:
             return subprocess.Popen(
                 self._command,
-                env=self._environment(),
+                env={**self._environment(), **self._meeting()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _meeting(self) -> dict[str, str]:
+        """The first node hosts torchrun's rendezvous store. Were it whoever comes first, a node that leaves might take
+        it along, and nobody can join any more."""
+        return {"PET_RDZV_CONF": f"is_host={int(not self._launchers)}"} if self._nodes_max > 1 else {}
 
     def _start_once(self) -> None:
         if not self._launchers:

@@ -36,6 +36,9 @@ SEED = int(os.environ.get("SEED") or secrets.randbelow(1_000_000))
 FAULTS = int(os.environ.get("FAULTS") or 12)
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "soak.py"
 WORKERS = 4
+# gloo keeps a collective whose message was torn, and the threads and descriptors of its group, until its own deadline.
+GIVEN_UP = ("did not end after a peer hung up", "a peer was lost while the group was formed")
+OF_A_GROUP = 5
 SETTLED_S, CALM_S = 15.0, 2.5  # an agent forks its next spare a second after the last start
 
 
@@ -96,7 +99,10 @@ def test_a_run_of_random_faults_is_the_undisturbed_run_and_leaks_nothing(
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), f"{plan}\n{end.output}"
     alone = undisturbed(script=PROGRAM, stop_after=end.verdict.steps - 1)
     assert end.weights_sha256 == alone.weights_sha256, f"{plan}"
-    assert all(after[what] <= before[what] for what in before), f"{plan}\nbefore {before}\nafter  {after}"
+    given_up = sum(e["event"] == "peer_lost" and any(of in e["error"] for of in GIVEN_UP) for e in end.events)
+    for what, held_before in before.items():
+        threads = given_up * OF_A_GROUP if what.split()[0] in ("threads", "descriptors") else 0
+        assert after[what] <= held_before + threads, f"{plan}\nbefore {before}\nafter  {after}, {given_up} given up"
 
 
 def settled(
