@@ -44,13 +44,23 @@ def connections(own_ports: Collection[int], peer_ports: Collection[int]) -> list
 
 
 def _copies() -> Iterator[socket.socket]:
-    """Of the internet sockets."""
+    """Of the internet sockets, one of each: whatever else holds a copy, it is one connection."""
+    for descriptor in _sockets().values():
+        with suppress(OSError):  # another thread has closed it
+            copy = socket.socket(fileno=os.dup(descriptor))
+            if copy.family in (socket.AF_INET, socket.AF_INET6):
+                yield copy
+            else:
+                copy.close()
+
+
+def _sockets() -> dict[str, int]:
+    """Socket -> one of its descriptors. Complete before the first copy is made: a copy may get the listing's number."""
+    found: dict[str, int] = {}
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError):  # the listing's own descriptor, or one that another thread has closed
-                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:["):
-                    copy = socket.socket(fileno=os.dup(int(name)))
-                    if copy.family in (socket.AF_INET, socket.AF_INET6):
-                        yield copy
-                    else:
-                        copy.close()
+            with suppress(OSError):
+                link = os.readlink(f"/proc/self/fd/{name}")
+                if link.startswith("socket:["):
+                    found.setdefault(link, int(name))
+    return found
