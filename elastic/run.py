@@ -282,12 +282,13 @@ class Run:
         self._observer.at("evaluate", self)
         self._evaluations += 1
         position = (self.epoch, self.step_index, 0)
-        self._phase(EVALUATING)
 
         def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
+            self._phase(EVALUATING)
             return evaluate(self._config, Solo(), dataset, function, batch_size, position)
 
         def together() -> dict[str, Any]:
+            self._phase(EVALUATING)
             try:
                 return evaluate(self._config, session.group, dataset, function, batch_size, position)
             except PeerLost:

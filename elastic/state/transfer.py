@@ -14,7 +14,8 @@ more of the agreements made since (a stop, an evaluation's sums) stands ahead, a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,11 +23,12 @@ from typing import Any
 import torch
 
 import checkpoint
-from elastic.group.form import Group, gather_bytes
+from elastic.group.form import Group, Pending, gather_bytes
 
 Tree = dict[str, Any]
 
 _ALIGNED = 64
+_PIECE = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,27 +115,53 @@ def pass_on(group: Group, parts: Roles, word: Tree, state: Tree) -> tuple[Tree |
     if not parts.need_state:
         return new_word, None, 0
     layout, total = _layout(answer["tensors"])
-    ranges = dict(zip(parts.donors, _ranges(total, len(parts.donors)), strict=True))
-    mine = torch.empty(0, dtype=torch.uint8)
-    if group.rank in parts.donors:
-        mine = _packed(tensors, layout, *ranges[group.rank])
-    receives = group.rank in parts.need_state
-    flat = torch.empty(total if receives else 0, dtype=torch.uint8)
-    everyone = range(group.world_size)
-    group.all_to_all(
-        flat,
-        mine if len(parts.need_state) == 1 else mine.repeat(len(parts.need_state)),
-        [ranges[rank][1] - ranges[rank][0] if receives and rank in ranges else 0 for rank in everyone],
-        [mine.numel() if rank in parts.need_state else 0 for rank in everyone],
-    ).wait()
-    if not receives:
+    received = _stream(group, parts, tensors, layout, total)
+    if received is None:
         return new_word, None, 0
-    received = {}
-    for name, place in layout.items():
-        tensor = flat[place.offset : place.offset + place.nbytes].view(place.dtype).view(place.shape)
-        # A model's are copied into its own. An optimizer keeps what it is given, which would keep all of `flat`.
-        received[name] = tensor if name.startswith("model") else tensor.clone()
     return new_word, dict(checkpoint.decode(answer["document"], received)), total
+
+
+def _stream(
+    group: Group, parts: Roles, tensors: dict[str, torch.Tensor], layout: dict[str, _Place], total: int
+) -> dict[str, torch.Tensor] | None:
+    """Piece by piece: while one is on its way, the donors pack the next, and the others unpack the one before.
+
+    Returns the tensors, for those who need them. Raises PeerLost.
+    """
+    receives = group.rank in parts.need_state
+    ranges = dict(zip(parts.donors, _ranges(total, len(parts.donors)), strict=True))
+    flats = {name: tensor.contiguous().reshape(-1).view(torch.uint8) for name, tensor in tensors.items()}
+    into = {name: torch.empty(place.shape, dtype=place.dtype) for name, place in layout.items()} if receives else {}
+    flats_into = {name: tensor.reshape(-1).view(torch.uint8) for name, tensor in into.items()}
+    packed = [torch.empty(_PIECE * len(parts.need_state) if tensors else 0, dtype=torch.uint8) for _ in range(2)]
+    arrived = [torch.empty(_PIECE * len(ranges) if receives else 0, dtype=torch.uint8) for _ in range(2)]
+    on_its_way: tuple[Pending, torch.Tensor, dict[int, tuple[int, int]]] | None = None
+    rounds = -(-max(stop - start for start, stop in ranges.values()) // _PIECE)
+    for number in range(rounds + 1):
+        before = on_its_way
+        if number < rounds:
+            pieces = {rank: _piece(start, stop, number) for rank, (start, stop) in ranges.items()}
+            sizes = [pieces[rank][1] - pieces[rank][0] if rank in pieces else 0 for rank in range(group.world_size)]
+            size = sizes[group.rank]
+            mine = packed[number % 2][: size * len(parts.need_state)]
+            for copy in range(len(parts.need_state) if size else 0):
+                _pack(mine[copy * size : (copy + 1) * size], flats, layout, *pieces[group.rank])
+            out = arrived[number % 2][: sum(sizes) if receives else 0]
+            out_sizes = sizes if receives else [0] * group.world_size
+            own_sizes = [size if rank in parts.need_state else 0 for rank in range(group.world_size)]
+            on_its_way = group.all_to_all(out, mine, out_sizes, own_sizes), out, pieces
+        if before is not None:
+            pending, out, pieces = before
+            pending.wait()
+            at = 0
+            for low, high in pieces.values() if receives else ():
+                _unpack(out[at : at + high - low], flats_into, layout, low, high)
+                at += high - low
+    return into if receives else None
+
+
+def _piece(start: int, stop: int, number: int) -> tuple[int, int]:
+    return min(start + number * _PIECE, stop), min(start + (number + 1) * _PIECE, stop)
 
 
 @dataclass(frozen=True)
@@ -161,12 +189,28 @@ def _ranges(total: int, donors: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _packed(tensors: dict[str, torch.Tensor], layout: dict[str, _Place], start: int, stop: int) -> torch.Tensor:
+def _pack(out: torch.Tensor, flats: dict[str, torch.Tensor], layout: dict[str, _Place], start: int, stop: int) -> None:
     """Bytes start … stop of the flat state."""
-    part = torch.empty(stop - start, dtype=torch.uint8)
-    for name, place in layout.items():
+    for name, low, high, offset in _within(layout, start, stop):
+        out[low - start : high - start] = flats[name][low - offset : high - offset]
+
+
+def _unpack(
+    data: torch.Tensor, flats: dict[str, torch.Tensor], layout: dict[str, _Place], start: int, stop: int
+) -> None:
+    """`data` is bytes start … stop of the flat state."""
+    for name, low, high, offset in _within(layout, start, stop):
+        flats[name][low - offset : high - offset] = data[low - start : high - start]
+
+
+def _within(layout: dict[str, _Place], start: int, stop: int) -> Iterator[tuple[str, int, int, int]]:
+    """(name, from, to, its own offset) of every tensor with bytes between start and stop."""
+    names = list(layout)
+    first = max(0, bisect_right(names, start, key=lambda name: layout[name].offset) - 1)
+    for name in names[first:]:
+        place = layout[name]
+        if place.offset >= stop:
+            return
         low, high = max(place.offset, start), min(place.offset + place.nbytes, stop)
         if low < high:
-            flat = tensors[name].contiguous().reshape(-1).view(torch.uint8)
-            part[low - start : high - start] = flat[low - place.offset : high - place.offset]
-    return part
+            yield name, low, high, place.offset

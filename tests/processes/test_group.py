@@ -26,6 +26,7 @@ from elastic.errors import PeerLost
 from elastic.group.form import Gang, Group, Solo, form, gather_bytes
 from elastic.group.tree import schedule
 from elastic.group.treesum import NOTHING, TreeSum
+from elastic.state.transfer import Roles, pass_on
 from tests.kit.ranks import Died, returned, run_ranks
 
 CPU = torch.device("cpu")
@@ -321,3 +322,21 @@ def test_the_constructors_that_torch_does_not_document_have_the_shape_that_form_
     assert hasattr(options, "_timeout")
     for found in returned(run_ranks(constructors, 2, port)):
         assert found == {"default group": False, "methods": [True] * 4, "threads": 1}
+
+
+def passes_on(rank: int, world_size: int, port: int, elements: int) -> tuple[Any, bool]:
+    """Two of four ranks hold a state of many pieces, two need it."""
+    store, group = joined(port, rank, world_size)
+    weights = {"a": torch.arange(elements, dtype=torch.float32), "b": torch.full((7,), 3, dtype=torch.int64)}
+    parts = Roles(donors=(1, 3), need_state=(0, 2), need_word=(0, 2))
+    word, state, received = pass_on(group, parts, {"epoch": 4}, weights if rank in parts.donors else {})
+    equal = state is not None and all(torch.equal(state[name], weights[name]) for name in weights)
+    group.close()
+    del store
+    return word, equal and received >= 4 * elements
+
+
+@pytest.mark.parametrize("elements", [1, 5_000_000])
+def test_a_state_of_many_pieces_arrives_whole_at_all_who_need_it(port: int, elements: int) -> None:
+    answers = returned(run_ranks(passes_on, 4, port, elements))
+    assert answers == [({"epoch": 4}, True), (None, False), ({"epoch": 4}, True), (None, False)]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.state.transfer import Roles, Standing, _layout, _packed, _ranges, roles
+from elastic.state.transfer import Roles, Standing, _layout, _pack, _ranges, _unpack, roles
 
 KINDS = [
     Standing(step=step, agreements=agreements, torn=torn, rewinds=rewinds)
@@ -120,22 +120,36 @@ def states(draw: st.DrawFn) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@given(states(), st.integers(1, 5))
-def test_the_donors_parts_together_are_the_state_bit_by_bit(tensors: dict[str, torch.Tensor], donors: int) -> None:
-    """Every dtype, empty and transposed tensors, and parts that begin and end anywhere in a tensor."""
+@given(states(), st.integers(1, 5), st.sampled_from([64, 128, 1 << 20]))
+def test_the_donors_pieces_together_are_the_state_bit_by_bit(
+    tensors: dict[str, torch.Tensor], donors: int, piece: int
+) -> None:
+    """Every dtype, empty and transposed tensors, and pieces that begin and end anywhere in a tensor."""
     kinds = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
     layout, total = _layout(kinds)
-    flat = torch.cat([_packed(tensors, layout, start, stop) for start, stop in _ranges(total, donors)])
+    given = {name: flat_bytes(tensor) for name, tensor in tensors.items()}
+    into = {name: torch.empty(place.shape, dtype=place.dtype) for name, place in layout.items()}
+    flats_into = {name: flat_bytes(tensor) for name, tensor in into.items()}
+    covered = 0
+    for start, stop in _ranges(total, donors):
+        for low in range(start, stop, piece):
+            data = torch.empty(min(piece, stop - low), dtype=torch.uint8)
+            _pack(data, given, layout, low, low + len(data))
+            _unpack(data, flats_into, layout, low, low + len(data))
+            covered += len(data)
 
-    assert flat.numel() == total
-    for name, place in layout.items():
-        got = flat[place.offset : place.offset + place.nbytes].view(place.dtype).view(place.shape)
-        assert (got.dtype, got.shape) == (tensors[name].dtype, tensors[name].shape)
-        assert raw_bytes(got) == raw_bytes(tensors[name])
+    assert covered == total
+    for name, tensor in tensors.items():
+        assert (into[name].dtype, into[name].shape) == (tensor.dtype, tensor.shape)
+        assert raw_bytes(into[name]) == raw_bytes(tensor)
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return bytes(flat_bytes(tensor).numpy().tobytes())
 
 
 @pytest.mark.parametrize("sizes", [[], [1], [64], [65], [1, 64, 63], [0, 0, 3]])
