@@ -20,7 +20,6 @@ from torch import nn
 
 import elastic
 
-
 SLOW_S = 0.1
 
 
