@@ -8,6 +8,7 @@ replace `gone` below.
 
 from __future__ import annotations
 
+import hmac
 import selectors
 import socket
 import time
@@ -22,6 +23,7 @@ from elastic.membership.wire import Message
 Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
 
 _HELLO_S = 10.0
+_UNKNOWN_MAX = 64  # connections that have not said hello; more is no run of ours
 _SILENCE_S = 30  # after which a host that does not even acknowledge counts as lost
 
 
@@ -104,8 +106,9 @@ class HubHere:
                 self._carry_out(self._hub.told(time.monotonic(), node[0], message))
                 return
             del self._unknown[connection]
-            name = message.get("node")
-            if message["say"] != "hello" or message.get("run") != self._nonce or not isinstance(name, str):
+            name, run = message.get("node"), str(message.get("run"))
+            known = hmac.compare_digest(run.encode(), self._nonce.encode())
+            if message["say"] != "hello" or not known or not isinstance(name, str):
                 connection.say({"say": "over", "failed": True, "why": "this hub belongs to another run"})
                 connection.close()
                 return
@@ -121,6 +124,10 @@ class HubHere:
 
         connection = Connection(self._loop, sock, heard, ended)
         self._unknown[connection] = time.monotonic()
+        if len(self._unknown) > _UNKNOWN_MAX:
+            oldest = next(iter(self._unknown))
+            del self._unknown[oldest]
+            oldest.close()
 
     def _carry_out(self, orders: Iterable[Order]) -> None:
         """In order, also those that follow from what is delivered meanwhile."""

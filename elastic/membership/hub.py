@@ -10,12 +10,13 @@ which failure ends a run, is rules.py's. Words and their directions:
 
     worker -> hub  ready, over, put, leaving, failed, finished
     agent  -> hub  hello, started, unstarted, exited
-    hub -> worker  view, board, broken, regroup, identity, released, end
+    hub -> worker  view, board, broken, regroup, keep, identity, released, end
     hub -> agent   start, status, over
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,9 @@ STARTING, DIFFERENT, READY, MEMBER, OVER, LEAVING, FINISHED = (
 )
 LEAVES = ("SIGTERM", "SIGINT")  # a worker that such a signal ended before it could leave in order was told to go
 FAULTS = ("SIGKILL",)
+_SHORT_S = 1.0  # a node whose workers are being replaced is back by then
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named
+_AGAIN_MAX = 20  # of one place, while the run gets nowhere
 AGAIN = 75  # the exit status (EX_TEMPFAIL) of a worker that asks to be started again
 
 
@@ -117,8 +120,12 @@ class Hub:
         self._complained = 0  # in which generation
         self._asked = False
         self._finished = False
+        self._again: Counter[tuple[str, int]] = Counter()  # of a place, since the run got on
+        self._farthest = -1
+        self._keeper: str | None = None  # who saves if all are told to leave now
         self._loss: str | None = None  # why the run will have failed if nobody goes on with it
         self._short_since_s: float | None = None
+        self._short_said = False
         self._ending: str | None = None
         self._ending_since_s = 0.0
         self._over = False
@@ -188,6 +195,9 @@ class Hub:
         worker = self._workers[message["worker"]]
         if worker.status == MEMBER and message["generation"] == self.generation:
             worker.status, worker.at, worker.step = OVER, message["at"], message["step"]
+            if worker.step > self._farthest:
+                self._farthest = worker.step
+                self._again.clear()
             self._broken |= bool(message.get("lost"))
 
     def _on_leaving(self, now_s: float, node: str, message: Message) -> None:
@@ -222,7 +232,10 @@ class Hub:
             return
         if code == 0 and not failed:
             return  # its script came to its end
-        if (signal in FAULTS or code == AGAIN) and not hung and not failed:
+        if code == AGAIN and not failed:
+            self._again[node, worker.local_rank] += 1
+        again = code == AGAIN and self._again[node, worker.local_rank] <= _AGAIN_MAX
+        if (signal in FAULTS or again) and not hung and not failed:
             self._start(worker)
             return
         step = failed.get("step") if failed else message.get("step")
@@ -298,6 +311,7 @@ class Hub:
         there = (*survivors, *newcomers)
         nodes = len({worker.node for worker in there})
         if nodes < self._nodes_min and not self._finished:
+            self._name_keeper(survivors)
             self._wait_for_nodes(now_s, there)
             return
         waited_s = now_s - min(worker.since_s for worker in there)
@@ -306,6 +320,13 @@ class Hub:
         chosen = next_view([worker.candidate() for worker in survivors], [worker.candidate() for worker in newcomers])
         self._publish([self._workers[candidate.worker] for candidate in chosen])
         self._decide(now_s)
+
+    def _name_keeper(self, survivors: list[_Worker]) -> None:
+        """Who saves if all are told to leave while they wait: the one that is farthest; the coordinator may be lost."""
+        if survivors and self._keeper not in [worker.id for worker in survivors]:
+            best = max(survivors, key=lambda worker: worker.step)
+            self._keeper = best.id
+            self._say(best, {"say": "keep", "generation": self.generation})
 
     def _gathered(self, now_s: float, newcomers: list[_Worker], patience_s: float) -> bool:
         """Whether newcomers need not wait for more of them: nobody is starting, or they waited long enough."""
@@ -316,7 +337,9 @@ class Hub:
     def _wait_for_nodes(self, now_s: float, there: Iterable[_Worker]) -> None:
         needed, nodes = self._nodes_min, sorted({worker.node for worker in there})
         if self._short_since_s is None:
-            self._short_since_s = now_s
+            self._short_since_s, self._short_said = now_s, False
+        elif now_s - self._short_since_s > _SHORT_S and not self._short_said:
+            self._short_said = True
             text = f"{len(nodes)} of at least {needed} nodes are here ({', '.join(nodes)}); waiting for the others"
             self._orders.append(Order(self._nodes[0], None, {"say": "status", "text": text}))
         elif now_s - self._short_since_s > self._below_min_s:
@@ -330,7 +353,7 @@ class Hub:
 
     def _publish(self, chosen: list[_Worker]) -> None:
         self.generation += 1
-        self._short_since_s = None
+        self._short_since_s = self._keeper = None
         self._broken = self._asked = False
         if not self._finished:
             self._loss = None

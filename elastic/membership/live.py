@@ -71,6 +71,7 @@ class Live:
         self._board: dict[tuple[int, str], bytes] = {}
         self._broken = 0
         self._regroup = 0
+        self._keeps = 0
         self._released = False
         self._end: Message | None = None
         self._identity: Message | None = None
@@ -119,7 +120,7 @@ class Live:
                 if self._end is not None:
                     raise RunEnded(self._end["why"], save=self._end["save"])
                 if self.leave is not None and not self._gone and time.monotonic() - began_s > _LEAVE_S:
-                    raise ToldToLeave(self.leave, save=None)
+                    raise ToldToLeave(self.leave, save=True if self._keeps == self._generation > 0 else None)
                 if self._gone:
                     # The run may go on elsewhere without us: nothing that we hold may be written any more.
                     raise RunEnded(
@@ -223,6 +224,8 @@ class Live:
                     broken = self._broken >= self._generation
                 case "regroup":
                     self._regroup = message["generation"]
+                case "keep":
+                    self._keeps = message["generation"]
                 case "identity":
                     self._identity = message
                 case "released":

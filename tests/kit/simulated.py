@@ -111,6 +111,8 @@ class Worker:
                 assert self.end is None
                 self.end = message
                 self.sever()
+            case "keep":
+                assert message["generation"] >= self.generation
             case say:
                 raise AssertionError(say)
 

@@ -188,5 +188,21 @@ def test_a_killed_agent_leaves_nothing_behind(cluster: MakeCluster, undisturbed:
     judged(run.start(), undisturbed(steps=60, seed=7).events)
 
 
+def test_all_are_told_to_leave_below_the_minimum_and_nothing_is_lost(
+    cluster: MakeCluster, undisturbed: Undisturbed
+) -> None:
+    """The node of the coordinator is gone, and with it who saves; those who are left wait for another node in vain."""
+    faults = [KillTogether((0, 1), complete("forward")), KillAgent(0, complete("forward"))]  # the hub is in the other
+    run = live(cluster, faults, steps=80, nodes=2, unhurried=4, save_every=1000)
+    run.wait_for(lambda _: "at least 2 nodes are here" in run.output(), within_s=60)
+    run.send(signal.SIGTERM)
+    left = run.finish(within_s=60)
+    assert (left.left_behind, left.not_reached) == ((), ()), left.output
+    applied = max(event["step"] for event in left.events if event["event"] == "step_applied")
+    assert [event["step"] for event in left.events if event["event"] == "saved"][-1] == applied + 1, left.output
+
+    judged(run.start(), undisturbed(steps=80, seed=7).events)
+
+
 def count_of(end: End, kind: str) -> int:
     return sum(event["event"] == kind for event in end.events)

@@ -433,6 +433,29 @@ def test_kills_and_requests_to_start_again_never_end_a_run() -> None:
         assert stage.over("A0", BOUNDARY).view == f"A0 {last}"
 
 
+def test_one_that_asks_to_be_started_again_and_again_is_a_bug_unless_the_run_gets_on() -> None:
+    """A script of its own may end with that status, every time."""
+    stage = trains(2)
+    last, step = "A1", 7
+    for turn in range(60):
+        stage.ends(last, AGAIN, step=step)
+        assert stage.to("start") == "A"
+        if turn % 15 == 14:
+            step += 1
+        stage.over("A0", step=step)
+        last = "A1" + "'" * (turn + 1)
+        stage.begin("A1")
+    for turn in range(60, 90):
+        stage.ends(last, AGAIN, step=step)
+        if stage.to("start") == "":
+            break
+        stage.over("A0", step=step)
+        last = "A1" + "'" * (turn + 1)
+        stage.begin("A1")
+    assert turn < 89
+    assert f"exit status {AGAIN}" in stage.only("status")["text"]
+
+
 def test_a_worker_that_has_raised_is_not_taken_for_a_killed_one() -> None:
     """It is killed while it comes to its end; its exception stays what it is."""
     stage = trains(2, restarts_max=0)
@@ -524,12 +547,24 @@ def test_a_lost_node_is_gone_with_its_workers_and_with_those_on_their_way() -> N
 def test_below_its_minimum_a_run_waits_says_so_once_and_ends_after_the_deadline() -> None:
     stage = trains(1, nodes=2, nodes_min=2, below_min_s=600)
     stage.lost("B")
-    assert stage.over("A0").only("status")["text"].startswith("1 of at least 2 nodes are here (A)")
-    assert stage.later(599).orders == []
+    assert stage.over("A0").to("status") == ""  # its workers may be on their way
+    assert stage.later(2).only("status")["text"].startswith("1 of at least 2 nodes are here (A)")
+    assert stage.later(597).orders == []
     stage.later(2)
     stage.later(0.1)
     assert (stage.only("end")["save"], stage.only("over")["failed"]) == (True, True)
     assert "1 of at least 2 nodes were here for 600 s" in stage.only("over")["why"]
+
+
+def test_below_its_minimum_one_survivor_is_named_who_saves_if_all_are_told_to_leave() -> None:
+    """The farthest; another one when that one is lost, too."""
+    stage = trains(3, nodes=2, nodes_min=2)
+    stage.lost("A")
+    stage.over("B0 B2")
+    assert stage.to("keep") == ""
+    assert stage.over("B1", step=8).to("keep") == "B1"
+    assert stage.later(1).to("keep") == ""
+    assert stage.killed("B1").to("keep") == "B0"
 
 
 def test_below_its_minimum_a_run_goes_on_when_a_node_comes() -> None:
