@@ -192,7 +192,10 @@ def test_all_are_told_to_leave_below_the_minimum_and_nothing_is_lost(
     cluster: MakeCluster, undisturbed: Undisturbed
 ) -> None:
     """The node of the coordinator is gone, and with it who saves; those who are left wait for another node in vain."""
-    faults = [KillTogether((0, 1), complete("forward")), KillAgent(0, complete("forward"))]  # the hub is in the other
+    faults: list[Fault] = [
+        KillTogether((0, 1), complete("forward")),
+        KillAgent(0, complete("forward")),
+    ]  # the hub is in the other
     run = live(cluster, faults, steps=80, nodes=2, unhurried=4, save_every=1000)
     run.wait_for(lambda _: "at least 2 nodes are here" in run.output(), within_s=60)
     run.send(signal.SIGTERM)
