@@ -2,13 +2,9 @@
 
     step: compute, exchange, apply -> the script's own code -> boundary: save, leave or stop -> ... -> final save
 
-Every branch on failure is in sight here. An exchange that fails comes to `_recover`. Under `elastic run` the
-way on is the next view, in the same process with the same objects: `_recover` returns, and its caller goes round
-again, unless a peer has got there already. Under plain torchrun it is a restart of all workers: a coordinator whose
-state is clean saves it if that is quick, and the process ends with EXIT_RESTART for torchrun to start it again.
-
-What workers agree on between two steps (a stop, an evaluation's sums) is kept until the next update, under a name: a
-worker whose collective failed asks those who have the answer, and nobody repeats a collective that others are past.
+Where the run stands is course.py's, and what happens when a collective fails, or workers come and go, recovery.py's:
+an exchange that fails comes to `recover`, which returns in the next view, in the same process with the same objects,
+and its caller goes round again, unless a peer has got there already.
 """
 
 from __future__ import annotations
@@ -16,51 +12,36 @@ from __future__ import annotations
 import math
 import os
 import socket
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 import torch
 
-import checkpoint
 from elastic.config import Config, Mode, configure
+from elastic.course import Course
 from elastic.data.plan import LastBatch
-from elastic.errors import ConfigError, PeerLost, StepError, Stranded
+from elastic.errors import ConfigError, PeerLost, StepError
 from elastic.evaluation import evaluate
 from elastic.group.form import Solo
 from elastic.group.sums import Agreed
 from elastic.launch import environment
 from elastic.launch.portable import pin_instruction_set
-from elastic.membership.hub import AGAIN
 from elastic.membership.live import RunEnded, ToldToLeave
-from elastic.membership.missing import seen_missing, sentence
-from elastic.membership.progress import COMPUTING, EVALUATING, OVER, SAVING, WAITING
-from elastic.membership.rules import BOUNDARY
+from elastic.membership.progress import COMPUTING, EVALUATING, OVER
 from elastic.membership.view import View
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums
 from elastic.preemption.signals import SignalNotices
+from elastic.recovery import EXIT_RESTART, Recovery
 from elastic.session import Session
 from elastic.state.randomness import derive, outside_seed, seed_streams
-from elastic.state.saver import Position
-from elastic.state.survives import Tree
-from elastic.state.transfer import Standing
 from elastic.step import Step
 from elastic.update import default_update
 
-EXIT_RESTART = AGAIN
-"""The exit status of a worker whose peers are gone: temporary, start it again."""
-
 _LEAVE, _STOP, _SAVE, _REGROUP = 1, 2, 4, 8
-_REGROUPED = "regroup"
-_QUICK_SAVE_S = 10.0  # torchrun sends SIGKILL 30 s after SIGTERM
-_ALL_BREAK_S = 60.0
-_ASKED_S = 1.0
-_RELEASED_S = 60.0
 
 
 class Run:
@@ -151,31 +132,39 @@ class Run:
         self.optimizers = config.optimizers
         token = self._launch.token or uuid.uuid4().hex[:6]
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{token}"
-        self.step_index = 0
-        self.epoch = 0
-        self.finished = False
-        self.stopped: str | None = None
+        self._course = Course(config.plan.total_steps)
         self._observer = environment.observer(self._launch)
         self._console = Console(quiet=not self.is_coordinator)
         self._notices = SignalNotices()
         self._on_apply: list[Callable[[Run, Step], None]] = []
         self._session: Session | None = None
-        self._stop_wish: str | None = None
-        self._agreed: Agreed | None = None
-        self._agreements: dict[str, Any] = {}
+        self._recovery: Recovery | None = None
         self._wished = 0
         self._joined_late = False
-        self._updating = False
-        self._at_boundary = True
         self._open_step: Step | None = None
-        self._in_loop = False
-        self._looped = False
-        self._evaluations = 0
 
     @property
     def is_coordinator(self) -> bool:
         """Rank 0 of the view: who prints and who saves."""
         return self.rank == 0
+
+    @property
+    def step_index(self) -> int:
+        """How many steps are applied."""
+        return self._course.step
+
+    @property
+    def epoch(self) -> int:
+        return self._course.epoch
+
+    @property
+    def finished(self) -> bool:
+        return self._course.finished
+
+    @property
+    def stopped(self) -> str | None:
+        """The reason given to `stop`, if any."""
+        return self._course.stopped
 
     @property
     def attempt(self) -> int:
@@ -209,10 +198,11 @@ class Run:
         except BaseException:
             session.close(abruptly=True)
             raise
-        self._goes_on_from(session.origin.position)
+        self._recovery = Recovery(self, session, self._course, self._notices, self._observer, self._console)
+        self._course.goes_on_from(session.origin.position)
         if session.told is not None:
             self._joined_late = session.told["in_loop"]
-            self._take(session.told)
+            self._course.take(session.told)
         for optimizer in self.optimizers.values():
             session.keep(optimizer.register_step_pre_hook(self._only_in_update).remove)
         self._notices.install(session.live.told_to_leave if session.live is not None else None)
@@ -228,9 +218,9 @@ class Run:
         orderly = False
         try:
             if error is None:
-                if self._in_loop:
+                if self._course.in_loop:
                     self._broke_off()
-                self._part()
+                self._recovering.part()
                 orderly = True
                 return
             orderly = isinstance(error, SystemExit) and not error.code
@@ -242,7 +232,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Step]:
         session = self._here
-        self._in_loop = self._looped = True
+        self._course.in_loop = self._course.looped = True
         self._joined_late = False
         while not self.finished:
             self._computes()
@@ -253,12 +243,12 @@ class Run:
             self._open_step = None
             self._boundary(session)
         self._finish(session)
-        self._in_loop = False
+        self._course.in_loop = False
 
     def stop(self, reason: str) -> None:
         """Ends the run on all workers, at the boundary after the next exchange: that of the step in hand inside the
         inner loop, that of the following step outside it. The same at every world size."""
-        self._stop_wish = reason or "stopped"
+        self._course.stop_wish = reason or "stopped"
 
     def on_apply(self, function: Callable[[Run, Step], None]) -> None:
         """Calls function(run, step) as part of each update, on every worker: for averaged weights and the like."""
@@ -280,7 +270,7 @@ class Run:
                 "  next   call it after the inner loop, on all workers"
             )
         self._observer.at("evaluate", self)
-        self._evaluations += 1
+        self._course.evaluations += 1
         position = (self.epoch, self.step_index, 0)
 
         def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
@@ -300,9 +290,10 @@ class Run:
         if self._joined_late:  # the others are past this
             sums = alone()
         else:
-            sums = self._agree(f"evaluation {self._evaluations}", together, f"evaluating after step {self.step_index}")
+            name = f"evaluation {self._course.evaluations}"
+            sums = self._recovering.agree(name, together, f"evaluating after step {self.step_index}")
         self._computes()
-        after = derive("after evaluation", self._config.plan.seed, self.step_index, self._evaluations)
+        after = derive("after evaluation", self._config.plan.seed, self.step_index, self._course.evaluations)
         seed_streams(after, self.device)
         return sums
 
@@ -325,6 +316,11 @@ class Run:
             raise ConfigError("a Run is used inside its with-block: with elastic.Run(...) as run")
         return self._session
 
+    @property
+    def _recovering(self) -> Recovery:
+        assert self._recovery is not None
+        return self._recovery
+
     def placed(self, rank: int, view: View) -> None:
         """A view has this worker at this place."""
         self.rank, self.world_size, self.generation = rank, view.world_size, view.generation
@@ -334,41 +330,13 @@ class Run:
         self._here.progress.at(phase, generation=self.generation, step=self.step_index, limit_s=limit_s)
 
     def _computes(self) -> None:
-        self._phase(OVER if self.finished and not self._in_loop else COMPUTING)
-
-    def _agree(self, name: str, ask: Callable[[], Any], doing: str) -> Any:
-        """What the workers agree on under this name before the next update: asked once, and known from then on."""
-        while name not in self._agreements:
-            try:
-                self._agreements[name] = ask()
-            except PeerLost as lost:
-                self._recover(lost, doing)
-        return self._agreements[name]
-
-    def _wait_for_all(self, word: str | None) -> str | None:
-        """See Place.told_by_all. Others may be long in coming: rank 0 may save."""
-        self._phase(WAITING)
-        told = self._here.place.told_by_all(word)
-        self._computes()
-        return told
-
-    def _told_by_all(self, name: str, word: str | None) -> str | None:
-        def ask() -> str | None:
-            return self._wait_for_all(word)
-
-        told: str | None = self._agree(name, ask, f"at the boundary after step {self.step_index - 1}: {name}")
-        return told
-
-    def _goes_on_from(self, position: Position) -> None:
-        self.step_index, self.epoch = position.step, position.epoch
-        self.stopped, self._stop_wish = position.stopped, position.stopping
-        self.finished = self.stopped is not None or self.step_index >= self._config.plan.total_steps
+        self._phase(OVER if self.finished and not self._course.in_loop else COMPUTING)
 
     def _wishes(self) -> int:
         """This worker's wishes, for the exchange that is about to be carried out."""
         saver, live = self._here.origin.saver, self._here.live
-        wishes = _STOP if self._stop_wish is not None else 0
-        if self._notice is not None:
+        wishes = _STOP if self._course.stop_wish is not None else 0
+        if self._recovering.notice is not None:
             wishes |= _LEAVE
         if live is not None and live.wants_regroup():
             wishes |= _REGROUP
@@ -378,8 +346,8 @@ class Run:
         return wishes
 
     def _apply(self, session: Session, step: Step, agreed: Agreed) -> None:
-        """The only place that changes the model. A worker that fails inside it holds a torn state (`_updating`)."""
-        self._updating, self._at_boundary = True, False
+        """The only place that changes the model. A worker that fails inside it holds a torn state."""
+        self._course.begin_update()
         self._observer.at("update", self)
         if session.live is not None:
             session.survives.applied.look()
@@ -387,13 +355,10 @@ class Run:
         (self._config.update or default_update)(self, step)
         for function in self._on_apply:
             function(self, step)
-        self.step_index += 1
+        self._course.step += 1
         if session.live is not None:
             session.survives.applied.note()
-        self._updating = False
-        self._evaluations = 0
-        self._agreed = agreed
-        self._agreements = {}
+        self._course.end_update(agreed)
         session.progress.step_done()
         shares = session.exchange.part.shares
         session.events.emit(
@@ -411,224 +376,68 @@ class Run:
 
     def _boundary(self, session: Session) -> None:
         """Between two steps, after the script's own code: what the exchange agreed on happens, on every worker."""
-        assert self._agreed is not None
-        self._at_boundary = True
+        course, recovery = self._course, self._recovering
+        assert course.agreed is not None
+        course.at_boundary = True
         wishes = 0
-        for wish in self._agreed.wishes:
+        for wish in course.agreed.wishes:
             wishes |= wish
-        total = self._config.plan.total_steps
-        self.epoch = session.step_plan(self.step_index).epoch if self.step_index < total else self.epoch
+        if course.step < course.total_steps:
+            course.epoch = session.step_plan(course.step).epoch
         every = self._config.save_every_steps
         if wishes & _STOP:
-            self.stopped = self._told_by_all("stop", self._stop_wish)
-            self._stop_wish = None
-        self.finished = self.stopped is not None or self.step_index >= total
-        if self.finished:
+            course.stopped = recovery.told_by_all("stop", course.stop_wish)
+            course.stop_wish = None
+        course.look_for_end()
+        if course.finished:
             return
-        leaving = [rank for rank, wish in enumerate(self._agreed.wishes) if wish & _LEAVE]
-        all_leave = leaving and (session.live is None or len(leaving) == len(self._agreed.wishes))
+        leaving = [rank for rank, wish in enumerate(course.agreed.wishes) if wish & _LEAVE]
+        all_leave = leaving and (session.live is None or len(leaving) == len(course.agreed.wishes))
         if all_leave:
-            self._leave(session)
-        elif wishes & _SAVE or (every is not None and self.step_index % every == 0):
-            self._save(session, must=False)
-        if (leaving or wishes & _REGROUP) and _REGROUPED not in self._agreements:
-            self._regroup(session, leaves=bool(self._wished & _LEAVE))
-
-    def _save(self, session: Session, *, must: bool) -> None:
-        """All workers call it; the coordinator writes. A stop that someone has asked for is saved with the state."""
-        self._stop_wish = self._told_by_all("save", self._stop_wish)
-        session.origin.save_begun_s = time.monotonic()
-        self._commit(session, must=must)
-
-    def _commit(self, session: Session, *, must: bool) -> None:
-        if session.origin.saver is None or session.origin.saver.holds(self.step_index, self.stopped):
-            return
-        self._phase(SAVING)
-        self._observer.at("save", self)
-        session.origin.saver.save(self._position, must=must)
-        self._observer.at("saved", self)
-
-    @property
-    def _position(self) -> Position:
-        return Position(epoch=self.epoch, step=self.step_index, stopping=self._stop_wish, stopped=self.stopped)
+            recovery.leave()
+        elif wishes & _SAVE or (every is not None and course.step % every == 0):
+            recovery.save(must=False)
+        if leaving or wishes & _REGROUP:
+            recovery.regroup(leaves=bool(self._wished & _LEAVE))
 
     def _finish(self, session: Session) -> None:
         """The last save, awaited by all, so that whoever sees this run end finds its result in storage."""
-        self._stop_wish = None
+        recovery = self._recovering
+        self._course.stop_wish = None
 
         def saved() -> None:
             self._observer.at("finish", self)
-            self._commit(session, must=True)
-            self._wait_for_all(None)
+            recovery.commit(must=True)
+            recovery.wait_for_all(None)
 
-        self._agree("finish", saved, "waiting for the last save")
+        recovery.agree("finish", saved, "waiting for the last save")
         self._phase(OVER)
         self._notices.close()
         if session.live is not None:
             session.live.finished(step=self.step_index)
         self.events.emit("finished", step=self.step_index, digest=session.survives.weights_digest())
 
-    def _leave(self, session: Session) -> None:
-        """All leave, in order. Raises SystemExit(0)."""
-        self._save(session, must=True)
-        self._part()
-        if session.live is not None:
-            session.live.leaving(step=self.step_index)
-        self._has_left("all is saved, and the same command goes on from here")
-
-    def _has_left(self, how: str) -> None:
-        self.events.emit("notice", signal=self._notice)
-        self.events.emit("left", step=self.step_index)
-        self._console.say(f"left at step {self.step_index} on {self._notice or 'a notice to another worker'}; {how}")
-        raise SystemExit(0)
-
-    def _regroup(self, session: Session, *, leaves: bool) -> None:
-        """Some leave or join at this boundary; the others go on in the next view. Nothing is redone."""
-        assert session.live is not None
-        if leaves:
-            session.live.leaving(step=self.step_index)
-            session.live.wait_released(within_s=_RELEASED_S)
-            self._has_left("the others go on")
-        self._agreements[_REGROUPED] = True  # who comes to this boundary later finds it done
-        self._next_view(session, at=BOUNDARY, lost=False)
-
-    @property
-    def _notice(self) -> str | None:
-        live = self._here.live
-        return self._notices.notice or (live.leave if live is not None else None)
-
-    def _recover(self, lost: PeerLost, doing: str) -> None:
-        """A collective failed while this worker was `doing` something. Returns in the next view, or ends this process.
-
-        In the next view all workers hold the same state: this one may have got it from those ahead of it, and then
-        `step_index` has risen.
-        """
-        session = self._here
-        lost.step = self.step_index
-        session.exchange.buffers.restore()
-        session.progress.step_broken()
-        if session.live is None:
-            self._give_up(session, lost, doing)
-        self.events.emit("peer_lost", step=self.step_index, phase=lost.phase, error=str(lost), missing=[])
-        self._next_view(session, at=doing, lost=True)
-
-    def _next_view(self, session: Session, *, at: str, lost: bool) -> None:
-        self._phase(WAITING)
-        while True:
-            standing = Standing(
-                step=self.step_index,
-                agreements=len(self._agreements),
-                torn=self._updating,
-                rewinds=session.survives.applied.known(),
-            )
-            try:
-                word = session.regroup(standing, self._word(), at=at, lost=lost)
-                break
-            except PeerLost as again:
-                lost = True
-                self.events.emit("peer_lost", step=self.step_index, phase=again.phase, error=str(again), missing=[])
-            except Stranded as stranded:
-                self._console.warn(str(stranded))
-                raise SystemExit(EXIT_RESTART) from stranded
-            except RunEnded as ended:
-                self._ended(session, ended)
-        if word is not None:
-            self._take(word)
-        session.read_from(self.step_index)
-        self._computes()
-
-    def _word(self) -> Tree:
-        """What a worker must know beside the state to stand where this one stands."""
-        session = self._here
-        agreed = self._agreed
-        return {
-            "position": asdict(self._position),
-            "claim": session.origin.claim_document(),
-            "agreed": None if agreed is None else {**asdict(agreed)},
-            "agreements": self._agreements,
-            "in_loop": self._in_loop or self._looped,
-        }
-
-    def _take(self, word: Tree) -> None:
-        """Stands where those ahead stand: their position, what the last step gave, what was agreed on since."""
-        if word["position"]["step"] != self.step_index:
-            self._evaluations = 0
-        self._updating = False
-        own_wish = self._stop_wish
-        self._goes_on_from(Position(**word["position"]))
-        self._stop_wish = own_wish or self._stop_wish
-        self._agreed = Agreed(**word["agreed"]) if word["agreed"] is not None else None
-        self._agreements = dict(word["agreements"])
-
-    def _ended(self, session: Session, ended: RunEnded) -> None:
-        """No view comes any more: the run ends with an error that its launcher shows, or this worker was told to leave.
-        Raises SystemExit."""
-        may = session.origin.saver is not None if ended.save is None else ended.save
-        if may and self._at_boundary and not self._updating:  # between the two the script's own code has run half
-            with suppress(checkpoint.CheckpointError):
-                session.origin.take_the_pen()
-                self._commit(session, must=True)
-        if isinstance(ended, ToldToLeave):
-            self._has_left("it waited for a view, and none came")
-        raise SystemExit(EXIT_RESTART) from ended
-
-    def _give_up(self, session: Session, lost: PeerLost, doing: str) -> None:
-        """Under plain torchrun: ends this process, for the launcher to start all of them again. Raises SystemExit."""
-        gone = seen_missing(session.place.view)
-        others = {} if gone else session.place.what_others_do(doing, within_s=_ASKED_S)
-        self.events.emit("peer_lost", step=self.step_index, phase=lost.phase, error=str(lost), missing=list(gone))
-        self._console.warn(
-            f"rank {self.rank} at step {self.step_index}: {lost}\n"
-            f"  missing  {sentence(session.place.view, gone, self.rank)}\n"
-            f"{''.join(f'  rank {rank} was {does}{chr(10)}' for rank, does in sorted(others.items()))}"
-            f"  state    {'torn by an update' if self._updating else 'clean'}, with {self.step_index} steps applied\n"
-            "  next     nothing to do: this worker ends, and its launcher starts all of them again from the newest save"
-        )
-        saver = session.origin.saver
-        if saver is not None and self._at_boundary and saver.took_s < _QUICK_SAVE_S:
-            with suppress(Exception):  # what is committed stays; the restart goes on from there
-                self._commit(session, must=False)
-        raise SystemExit(EXIT_RESTART) from lost
-
     def _broke_off(self) -> None:
         """The script left the outer loop by `break`. If all workers do so at one step, the run ends there."""
-        session = self._here
+        session, course = self._here, self._course
         step = self._open_step
         if step is not None and not step.applied:
             session.exchange.buffers.restore()
             raise self._left_open(step)
         self._open_step = None
         self._boundary(session)
-        if self.finished:
+        if course.finished:
             self._finish(session)
-        elif self._all_break(session):
-            self.stopped = "the script left the loop"
-            self.finished = True
+        elif self._recovering.all_break():
+            course.stopped = "the script left the loop"
+            course.finished = True
             self._finish(session)
-        elif session.live is not None:
-            session.live.leaving(step=self.step_index, lost=True)
-            session.live.wait_released(within_s=_RELEASED_S)
-            self._console.warn(
-                f"rank {self.rank} left the loop at step {self.step_index} and others did not: they go on without it; "
-                "run.stop(reason) ends a run for all"
-            )
         else:
-            self._console.warn(
-                f"rank {self.rank} left the loop at step {self.step_index} and others did not: it leaves the run, and "
-                "the others go on once their launcher has restarted them; run.stop(reason) ends a run for all"
-            )
-
-    def _all_break(self, session: Session) -> bool:
-        while True:
-            self._phase(WAITING)
-            try:
-                return session.place.all_at(f"break/{self.step_index}", within_s=_ALL_BREAK_S)
-            except PeerLost as lost:
-                self._recover(lost, f"waiting for others to leave the loop after step {self.step_index - 1}")
+            self._recovering.leave_alone()
 
     def _left_open(self, step: Step) -> StepError:
         """For a step whose inner loop did not come to its end: break, return, or an exception that was caught."""
-        torn = self._updating
+        torn = self._course.updating
         return StepError(
             f"step {step.index} was left before {'its update was complete' if torn else 'its inner loop ended'}\n"
             f"  state  {'torn by that update' if torn else 'as it was before this step'}; nothing of it was saved\n"
@@ -636,14 +445,8 @@ class Run:
             "ends a run early"
         )
 
-    def _part(self) -> None:
-        """Wait for the others, so that nobody's last collective fails because we were faster."""
-        self._here.group.part()
-        with suppress(PeerLost):
-            self._wait_for_all(None)
-
     def _only_in_update(self, *_: Any) -> None:
-        if not self._updating:
+        if not self._course.updating:
             raise StepError(
                 "optimizer.step() was called in the loop, and Run steps the optimizer itself when the inner loop ends\n"
                 "  state  the model is unchanged\n"

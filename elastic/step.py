@@ -79,7 +79,7 @@ class Step:
                 agreed = self._complete(exchange)
                 break
             except PeerLost as lost:
-                self._run._recover(lost, f"in the exchange of step {self.index}")
+                self._run._recovering.recover(lost, f"in the exchange of step {self.index}")
                 if self._taken_over():
                     return
                 self.attempt += 1
@@ -88,7 +88,7 @@ class Step:
 
     def _taken_over(self) -> bool:
         """Whether a peer had applied this step before the exchange failed here: its state and sums came from there."""
-        agreed = self._run._agreed
+        agreed = self._run._course.agreed
         if self._run.step_index <= self.index or agreed is None:
             return False
         self.sums, self.count, self.applied = agreed.sums, agreed.count, True

@@ -28,7 +28,7 @@ import elastic
 from elastic.drill.faults import At
 from elastic.drill.processes import described
 from elastic.observe.events import Event, read_events
-from elastic.run import EXIT_RESTART
+from elastic.recovery import EXIT_RESTART
 from tests.kit.launch import ROOT, Launch
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 

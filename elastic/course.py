@@ -1,0 +1,95 @@
+"""Where a run stands on this worker: what it has applied, what the last exchange gave, and what was agreed on since.
+
+What workers agree on between two steps (a stop, an evaluation's sums) is kept until the next update, under a name: a
+worker whose collective failed asks those who have the answer, and nobody repeats a collective that others are past.
+All of it is plain values, which travel beside the state to a worker that stands behind (`word`, `take`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from elastic.group.sums import Agreed
+from elastic.state.saver import Position
+from elastic.state.survives import Tree
+from elastic.state.transfer import Standing
+
+
+@dataclass
+class Course:
+    """
+    total_steps  where the run ends
+    step         how many are applied
+    epoch        of the next one
+    finished     all steps are applied, or the run was stopped
+    stopped      why it was stopped; None: it was not
+    stop_wish    this worker's, for the next exchange
+    agreed       what the last exchange gave; None before the first
+    agreements   made since the last update
+    evaluations  begun since the last update
+    updating     an update has begun and has not ended: a failure now leaves a torn state
+    at_boundary  the script's own code after the last update has run to its end
+    in_loop      the script is in its outer loop
+    looped       it has been
+    """
+
+    total_steps: int
+    step: int = 0
+    epoch: int = 0
+    finished: bool = False
+    stopped: str | None = None
+    stop_wish: str | None = None
+    agreed: Agreed | None = None
+    agreements: dict[str, Any] = field(default_factory=dict)
+    evaluations: int = 0
+    updating: bool = False
+    at_boundary: bool = True
+    in_loop: bool = False
+    looped: bool = False
+
+    @property
+    def position(self) -> Position:
+        return Position(epoch=self.epoch, step=self.step, stopping=self.stop_wish, stopped=self.stopped)
+
+    def goes_on_from(self, position: Position) -> None:
+        self.step, self.epoch = position.step, position.epoch
+        self.stopped, self.stop_wish = position.stopped, position.stopping
+        self.look_for_end()
+
+    def look_for_end(self) -> None:
+        self.finished = self.stopped is not None or self.step >= self.total_steps
+
+    def begin_update(self) -> None:
+        self.updating, self.at_boundary = True, False
+
+    def end_update(self, agreed: Agreed) -> None:
+        self.updating = False
+        self.evaluations = 0
+        self.agreed = agreed
+        self.agreements = {}
+
+    def standing(self, *, rewinds: bool) -> Standing:
+        """See Standing.rewinds."""
+        return Standing(step=self.step, agreements=len(self.agreements), torn=self.updating, rewinds=rewinds)
+
+    def word(self, claim: dict[str, object]) -> Tree:
+        """What a worker must know beside the state to stand where this one stands."""
+        return {
+            "position": asdict(self.position),
+            "claim": claim,
+            "agreed": None if self.agreed is None else {**asdict(self.agreed)},
+            "agreements": self.agreements,
+            "in_loop": self.in_loop or self.looped,
+        }
+
+    def take(self, word: Tree) -> None:
+        """Stands where those ahead stand: their position, what the last step gave, what was agreed on since."""
+        if word["position"]["step"] != self.step:
+            self.evaluations = 0
+        self.updating = False
+        own_wish = self.stop_wish
+        self.goes_on_from(Position(**word["position"]))
+        self.stop_wish = own_wish or self.stop_wish
+        self.agreed = Agreed(**word["agreed"]) if word["agreed"] is not None else None
+        self.agreements = dict(word["agreements"])
