@@ -48,7 +48,7 @@ class FsspecStorage:
             return
         with _checking:
             filesystem, path = self._at(key)
-            if filesystem.exists(path):
+            if self._is_there(key):
                 raise AlreadyThere(key)
             filesystem.pipe_file(path, bytes(data), **self._one_request(filesystem))
         if self.get(key) != data:
@@ -130,7 +130,8 @@ class FsspecStorage:
 
     def _honours_create(self, key: str) -> bool:
         try:
-            self._create(key, b"first")
+            with contextlib.suppress(AlreadyThere):  # only we know the key: an answer was lost
+                self._create(key, b"first")
         except (TypeError, ValueError, NotImplementedError):
             return False  # a filesystem without the argument
         except OSError as error:
@@ -155,6 +156,14 @@ class FsspecStorage:
                 raise AlreadyThere(key) from None
             raise
 
+    def _is_there(self, key: str) -> bool:
+        """fsspec's own `exists` takes any failure for absence, and we would write over what is there."""
+        try:
+            self.size(key)
+        except Missing:
+            return False
+        return True
+
     def _missing(self, key: str, error: FileNotFoundError) -> Exception:
         return error if error_code(error) == "NoSuchBucket" else Missing(key)
 
@@ -166,6 +175,8 @@ class FsspecStorage:
         if self._opened is None or self._opened[0] != os.getpid():
             fresh = {"use_listings_cache": False, "skip_instance_cache": True}
             filesystem, path = fsspec.core.url_to_fs(self._full_url, **{**self._options, **fresh})
+            if _is_s3(filesystem):
+                _leave_retries_to_us(filesystem)
             self._opened = os.getpid(), filesystem, path.rstrip("/")
         return self._opened[1], self._opened[2]
 
@@ -174,6 +185,12 @@ class FsspecStorage:
             raise ValueError(f"{key!r} is not a key: keys are relative and stay below the run's folder")
         filesystem, root = self._root()
         return filesystem, f"{root}/{key}"
+
+
+def _leave_retries_to_us(filesystem: Any) -> None:
+    """s3fs tries 5 times, and botocore below it 5 times each: 6 minutes of a hung server, which no deadline sees."""
+    filesystem.retries = 1
+    filesystem.config_kwargs = {"retries": {"total_max_attempts": 1}, **filesystem.config_kwargs}
 
 
 def _is_s3(filesystem: Any) -> bool:

@@ -1,15 +1,16 @@
 """Tries again what may heal, gives up at once on what cannot, and says what was tried.
 
-Transient (the network, a busy server, an I/O error) backs off with jitter up to a deadline. Permanent (no rights, no
-bucket, a full disk) fails at the first attempt, with advice. Either way the caller sees one `StorageError`, free of
-credentials. `AlreadyThere` and `Missing` are answers, and pass through.
+Transient (the network, a timeout, a busy or broken server, an I/O error) backs off with jitter up to a deadline.
+Permanent (no rights, no bucket, a full disk, whatever else a server blames on the request) fails at the first attempt,
+with advice. Either way the caller sees one `StorageError`, free of credentials. `AlreadyThere` and `Missing` are
+answers, and pass through.
 """
 
 from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
@@ -23,28 +24,49 @@ T = TypeVar("T")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
 _SHOWN = 5  # of the attempts in the message
 
+_RIGHTS = "the right to list, read, write and delete here"
 _ADVICE_BY_ERRNO = {
-    errno.EACCES: "give this user or key the right to list, read, write and delete here",
-    errno.EPERM: "give this user or key the right to list, read, write and delete here; a local filesystem must "
-    "support hard links, which FAT and some network mounts do not",
+    errno.EACCES: f"give this user or key {_RIGHTS}",
+    errno.EPERM: f"give this user or key {_RIGHTS}; a local filesystem must support hard links, which FAT and some "
+    "network mounts do not",
     errno.ENOSPC: "free some space, or keep fewer checkpoints",
     errno.EDQUOT: "the quota is used up: free some space, or keep fewer checkpoints",
     errno.EROFS: "the filesystem is mounted read-only: mount it writable, or use another URL",
     errno.ENOENT: "create the bucket or mount the folder, or correct the URL",
     errno.ENOTDIR: "a file lies where a folder is needed: correct the URL",
     errno.EISDIR: "a folder lies where a file is needed: correct the URL",
+    errno.EFBIG: "this filesystem holds no file so large: use another one, or object storage",
     errno.ENAMETOOLONG: "use a shorter URL",
     errno.EXDEV: "the run's folder spans two filesystems: use a plain folder",
     errno.EOPNOTSUPP: "this filesystem has no hard links or no fsync: use another one, or object storage",
     errno.EMLINK: "this filesystem has no hard links: use another one, or object storage",
 }
+_WRONG_KEY = "check the key and the secret, in storage_options or in the environment: this server does not accept them"
 _ADVICE_BY_NAME = {
     "NoCredentialsError": "no credentials were found: give them in storage_options or in the environment",
     "PartialCredentialsError": "the credentials are incomplete: give them in storage_options or in the environment",
     "ProfileNotFound": "correct the profile's name",
+    "ParamValidationError": "correct the URL: the client library refuses the bucket's or the object's name",
     "NoSuchBucket": "create the bucket, or correct the URL",
+    "InvalidAccessKeyId": _WRONG_KEY,
+    "SignatureDoesNotMatch": _WRONG_KEY,
+    "403": f"check the key and the secret; if they are right, give this key {_RIGHTS}",
+    "ExpiredToken": "the session token has expired: give a new one, in storage_options or in the environment",
+    "RequestTimeTooSkewed": "set this machine's clock: it differs too much from the server's",
+    "QuotaExceeded": _ADVICE_BY_ERRNO[errno.EDQUOT],
 }
-_NETWORK_MODULES = ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "google", "gcsfs", "azure", "fsspec")
+# A server's 4xx blames the request, and repeating it is no use, but for these.
+_PASSING_STATUS = (408, 409, 412, 425, 429)
+_PASSING_CODES = {
+    *("RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded"),
+    *("BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"),  # damaged on the way
+    "NoSuchUpload",  # the unfinished upload was swept away: the next attempt makes a new one
+}
+_REFUSED = "the server refuses this request: check the URL, the region and the other storage_options"
+_NETWORK_MODULES = {
+    *("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "google", "gcsfs", "azure", "fsspec"),
+    "asyncio",  # whose TimeoutError is no OSError before Python 3.11
+}
 
 
 class RetryingStorage:
@@ -108,7 +130,9 @@ class RetryingStorage:
             try:
                 return act()
             except Exception as error:
-                attempts.append(self._scrub(f"{type(error).__name__}: {error}"))
+                code = error_code(error)
+                told = f" (the server says {code})" if code and code not in str(error) else ""
+                attempts.append(self._scrub(f"{type(error).__name__}: {error}{told}"))
                 raise
 
         retrying = Retrying(
@@ -143,23 +167,42 @@ class RetryingStorage:
 
 def advice(error: BaseException) -> str | None:
     """What to do about an error that trying again cannot heal, or None if it may heal."""
-    for one in (error, error.__cause__):
-        code = error_code(one) or type(one).__name__
-        if code in _ADVICE_BY_NAME:
-            return _ADVICE_BY_NAME[code]
+    code, status = error_code(error), _http_status(error)
+    if code in _PASSING_CODES:
+        return None
+    for name in (code, type(error).__name__, type(error.__cause__).__name__):
+        if name in _ADVICE_BY_NAME:
+            return _ADVICE_BY_NAME[name]
     if isinstance(error, OSError):
         implied = {PermissionError: errno.EACCES, FileNotFoundError: errno.ENOENT, NotADirectoryError: errno.ENOTDIR}
-        return _ADVICE_BY_ERRNO.get(error.errno or implied.get(type(error), 0))
-    return None
+        known = _ADVICE_BY_ERRNO.get(error.errno or implied.get(type(error), 0))
+        if known is not None:
+            return known
+    return _REFUSED if status is not None and 400 <= status < 500 and status not in _PASSING_STATUS else None
 
 
 def error_code(error: BaseException | None) -> str | None:
     """The server's own code, such as "NoSuchBucket", of an error of botocore's or of one that it caused."""
-    for one in (error, error.__cause__ if error else None):
-        response: Any = getattr(one, "response", None)
-        if isinstance(response, dict) and isinstance(response.get("Error"), dict):
+    for response in _responses(error):
+        if isinstance(response.get("Error"), dict):
             return str(response["Error"].get("Code"))
     return None
+
+
+def _http_status(error: BaseException) -> int | None:
+    for response in _responses(error):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if isinstance(status, int):
+            return status
+    return None
+
+
+def _responses(error: BaseException | None) -> Iterator[dict[str, Any]]:
+    """What the server answered, where botocore raised this error or the one behind it."""
+    for one in (error, error.__cause__ if error else None):
+        response: Any = getattr(one, "response", None)
+        if isinstance(response, dict):
+            yield response
 
 
 def _of_storage(error: BaseException) -> bool:

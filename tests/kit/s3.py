@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import s3fs
@@ -31,10 +31,12 @@ class S3Server:
     """Where the server listens, and how to reach it."""
 
     endpoint_url: str
+    key: str = "AKIATESTKEY"
+    secret: str = field(default="a-secret-of-the-tests", repr=False)
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"endpoint_url": self.endpoint_url, "key": "AKIATESTKEY", "secret": "a-secret-of-the-tests"}
+        return {"endpoint_url": self.endpoint_url, "key": self.key, "secret": self.secret}
 
     def new_bucket(self, name: str) -> str:
         """Creates the bucket and returns its URL."""
