@@ -33,10 +33,11 @@ from elastic.launch import children
 from elastic.launch.connection import Connection
 from elastic.launch.hubs import AnyHub
 from elastic.launch.logs import Logs, Streams
-from elastic.launch.progress import RECORD_BYTES, Patience, Record, state_of
+from elastic.launch.progress import Patience, state_of
 from elastic.launch.script import Script
 from elastic.launch.starter import Request, Starter
 from elastic.launch.worker import SHARED_STDERR
+from elastic.membership.progress import BYTES, Record
 from elastic.membership.wire import Message
 
 FAILED, INTERRUPTED = 1, 130
@@ -173,7 +174,7 @@ class Agent:
         self._starts[local_rank] += 1
         ours, its_end = socket.socketpair()
         progress = os.memfd_create("elastic-progress", os.MFD_CLOEXEC)
-        os.ftruncate(progress, RECORD_BYTES)
+        os.ftruncate(progress, BYTES)
         streams = self._logs.open(local_rank, restart)
         channel = Connection(
             self._loop, ours, lambda message: self._heard(worker, message), lambda why: self._channel_ended(worker, why)

@@ -1,4 +1,4 @@
-"""What a worker left where its agent can read it: a record of 64 bytes in shared memory. And is it stuck? Pure.
+"""Is a worker stuck, by what it left in its record (membership/progress.py)? Pure.
 
 A worker that stops computing is told apart from those that wait for it: they say that they wait, and have a deadline
 of their own; it is computing for longer than it may, or is stopped.
@@ -6,38 +6,11 @@ of their own; it is computing for longer than it may, or is stopped.
 
 from __future__ import annotations
 
-import math
-import os
-import struct
 from dataclasses import dataclass
 
-RECORD_BYTES = 64
-STARTING, COMPUTING, WAITING, SAVING, EVALUATING, OVER = range(6)
+from elastic.membership.progress import COMPUTING, Record
 
-_LAYOUT = struct.Struct("<QqIIdd")
 _STOPPED_LOOKS = 2  # one look may catch a debugger at work
-
-
-@dataclass(frozen=True)
-class Record:
-    """since_s  time.monotonic() when the phase began   limit_s  how long it may last"""
-
-    generation: int = 0
-    step: int = 0
-    phase: int = STARTING
-    sequence: int = 0
-    since_s: float = 0.0
-    limit_s: float = math.inf
-
-    @classmethod
-    def read(cls, fd: int) -> Record:
-        data = os.pread(fd, RECORD_BYTES, 0)
-        return cls(*_LAYOUT.unpack_from(data)) if len(data) >= _LAYOUT.size else cls()
-
-    @property
-    def at_step(self) -> int | None:
-        """None before the first view."""
-        return self.step if self.generation > 0 else None
 
 
 @dataclass

@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from elastic.launch.ending import end
-from elastic.launch.progress import Record
 from elastic.launch.script import Script
+from elastic.membership.progress import Record
 from elastic.membership.wire import encode
 
 AGENT = "ELASTIC_AGENT"  # the agent's pid

@@ -8,26 +8,39 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import struct
 import time
 from dataclasses import dataclass
 
-RECORD = struct.Struct("<QqIIdd")
 BYTES = 64
 
 STARTING, COMPUTING, WAITING, SAVING, EVALUATING, OVER = range(6)
+_LAYOUT = struct.Struct("<QqIIdd")
 _RUNNING_STEPS = 16
 
 
 @dataclass(frozen=True)
 class Record:
-    """since_s  on the clock time.monotonic(), when this phase began; limit_s  how long it may last"""
+    """since_s  on the clock time.monotonic(), when this phase began   limit_s  how long it may last"""
 
-    generation: int
-    step: int
-    phase: int
-    since_s: float
-    limit_s: float
+    generation: int = 0
+    step: int = 0
+    phase: int = STARTING
+    sequence: int = 0
+    since_s: float = 0.0
+    limit_s: float = math.inf
+
+    @classmethod
+    def read(cls, fd: int) -> Record:
+        """The agent's side. A record that is being written may be read half: look twice before acting on it."""
+        data = os.pread(fd, BYTES, 0)
+        return cls(*_LAYOUT.unpack_from(data)) if len(data) >= _LAYOUT.size else cls()
+
+    @property
+    def at_step(self) -> int | None:
+        """None before the first view."""
+        return self.step if self.generation > 0 else None
 
 
 class Progress:
@@ -47,8 +60,8 @@ class Progress:
         self._sequence += 1
         if limit_s is None:
             limit_s = self.limit_s() if phase == COMPUTING else math.inf
-        record = RECORD.pack(generation, step, phase, self._sequence & 0xFFFFFFFF, time.monotonic(), limit_s)
-        self._memory[: RECORD.size] = record
+        record = _LAYOUT.pack(generation, step, phase, self._sequence & 0xFFFFFFFF, time.monotonic(), limit_s)
+        self._memory[: _LAYOUT.size] = record
 
     def step_done(self) -> None:
         now_s = time.monotonic()
@@ -65,9 +78,3 @@ class Progress:
         if not self._steps_s:
             return 10 * self._hang_s
         return max(self._hang_s, 10 * sorted(self._steps_s)[len(self._steps_s) // 2])
-
-
-def read(memory: mmap.mmap) -> Record:
-    """The agent's side. A record that is being written may be read half: look twice before acting on it."""
-    generation, step, phase, _, since_s, limit_s = RECORD.unpack(memory[: RECORD.size])
-    return Record(generation, step, phase, since_s, limit_s)

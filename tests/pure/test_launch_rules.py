@@ -9,7 +9,8 @@ import struct
 import pytest
 
 from elastic.launch.logs import LogRules, Logs
-from elastic.launch.progress import COMPUTING, EVALUATING, RECORD_BYTES, SAVING, STARTING, WAITING, Patience, Record
+from elastic.launch.progress import Patience
+from elastic.membership.progress import BYTES, COMPUTING, EVALUATING, SAVING, STARTING, WAITING, Record
 
 
 def computing(**other: float) -> Record:
@@ -19,7 +20,7 @@ def computing(**other: float) -> Record:
 def test_a_record_is_read_as_workers_write_it() -> None:
     fd = os.memfd_create("record")
     try:
-        os.ftruncate(fd, RECORD_BYTES)
+        os.ftruncate(fd, BYTES)
         assert Record.read(fd).at_step is None
         os.pwrite(fd, struct.pack("<QqIIdd", 3, 41, COMPUTING, 9, 12.5, math.inf), 0)
         assert Record.read(fd) == Record(3, 41, COMPUTING, 9, 12.5, math.inf)
