@@ -4,26 +4,42 @@
         checkpoints.save(1200, {"model": model, "optimizer": optimizer, "epoch": 3})
         step = checkpoints.load({"model": model, "optimizer": optimizer})
 
+Training need not wait: with blocking=False a save takes about as long as one copy of the state in memory, and a process
+of its own does the rest, even if this one is killed a moment later.
+
+        checkpoints.warm(state)                            # once, when the state has its full size
+        saving = checkpoints.save(1200, state, blocking=False)
+        ...                                                # train on; the state may change
+        saving.wait()                                      # the commit, or what failed
+
 Works without torch.distributed. Nothing is pickled or unpickled.
 """
 
-from checkpoint.checkpointer import Checkpointer
-from checkpoint.claims import Claim
-from checkpoint.decoding import decode
-from checkpoint.errors import (
-    CheckpointError,
-    ClaimHeld,
-    ClaimLost,
-    CorruptCheckpoint,
-    NoCheckpoint,
-    StateMismatch,
-    StorageError,
-    UnsupportedValue,
-)
-from checkpoint.hashing import digest
-from checkpoint.manifest import Commit
-from checkpoint.reader import Checkpoint, Verified
-from checkpoint.tree import encode
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from checkpoint.checkpointer import Checkpointer
+    from checkpoint.claims import Claim
+    from checkpoint.decoding import decode
+    from checkpoint.errors import (
+        CheckpointError,
+        ClaimHeld,
+        ClaimLost,
+        CorruptCheckpoint,
+        NoCheckpoint,
+        SaveDropped,
+        StateMismatch,
+        StorageError,
+        UnsupportedValue,
+    )
+    from checkpoint.hashing import digest
+    from checkpoint.manifest import Commit
+    from checkpoint.reader import Checkpoint, Verified
+    from checkpoint.saving import Saving
+    from checkpoint.tree import encode
 
 __all__ = [
     "Checkpoint",
@@ -35,6 +51,8 @@ __all__ = [
     "Commit",
     "CorruptCheckpoint",
     "NoCheckpoint",
+    "SaveDropped",
+    "Saving",
     "StateMismatch",
     "StorageError",
     "UnsupportedValue",
@@ -43,3 +61,27 @@ __all__ = [
     "digest",
     "encode",
 ]
+
+# Where a name lives, if not in errors. Imported when it is asked for: the writer process is part of this package too,
+# and torch would take 2 s and 200 MB of it.
+_HOMES = {
+    "Checkpoint": "reader",
+    "Checkpointer": "checkpointer",
+    "Claim": "claims",
+    "Commit": "manifest",
+    "Saving": "saving",
+    "Verified": "reader",
+    "decode": "decoding",
+    "digest": "hashing",
+    "encode": "tree",
+}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'checkpoint' has no attribute {name!r}")
+        found = getattr(importlib.import_module(f"checkpoint.{_HOMES.get(name, 'errors')}"), name)
+        globals()[name] = found
+        return found

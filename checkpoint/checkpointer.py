@@ -1,34 +1,42 @@
 """`Checkpointer`: saves and loads any state below one URL. The parts that it is made of are one file each.
 
-names    which keys there are          claims    who may write           writer    data first, manifest last
-tree     a state as JSON and tensors   beacon    is the holder alive?    reader    verified, or not at all
-shards   tensors as files              lineage   what is newest          retention what may go
+names    which keys there are          claims    who may write           writer      data first, manifest last
+tree     a state as JSON and tensors   beacon    is the holder alive?    reader      verified, or not at all
+shards   tensors as files              lineage   what is newest          retention   what may go
+plan     what a save consists of       arena     warm shared memory      background  saves beside training
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 from checkpoint.apply import apply
+from checkpoint.background import Background, Rules, WhenBusy
 from checkpoint.beacon import Beacon
 from checkpoint.claims import Claim, new_claim_nonce, take
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
+from checkpoint.foreground import save_now
 from checkpoint.history import read_history, read_manifest
 from checkpoint.holder import wait_until_free
 from checkpoint.manifest import Commit
+from checkpoint.messages import Message
 from checkpoint.names import CommitId
+from checkpoint.plan import Planner, Save
 from checkpoint.reader import Checkpoint, Verified, read_commit, verify
 from checkpoint.retention import Sweeper
+from checkpoint.saving import Saving
 from checkpoint.shards import SHARD_BYTES
 from checkpoint.storage import Storage, open_storage
 from checkpoint.tree import Tree
-from checkpoint.writer import write
+
+BUDGET_BYTES = 512 * 2**20
 
 
 class Checkpointer:
@@ -52,6 +60,10 @@ class Checkpointer:
         shard_bytes: int = SHARD_BYTES,
         orphan_grace_s: float = 3600.0,
         answers: tuple[str, dict[str, Any]] | None = None,
+        when_busy: WhenBusy = "wait",
+        failures_max: int = 3,
+        finish_s: float = 600.0,
+        budget_bytes: int = BUDGET_BYTES,
     ) -> None:
         """
         url              a folder or any fsspec URL, or a storage of one's own; nothing is contacted yet
@@ -66,17 +78,31 @@ class Checkpointer:
         orphan_grace_s   how old the remains of unfinished saves become before they are swept
         answers          (nonce, endpoint) of a `Beacon` that answers for this job instead of one of our own: one
                          that outlives the processes of the job, which hand a claim on to each other with `adopt`
+
+        For saves with blocking=False, two of which can be under way:
+        when_busy        what a third does: "wait" for one of them; "skip" itself; "replace" the younger, if its
+                         writing has not begun, else wait
+        failures_max     after so many failures in a row the next save raises
+        finish_s         how long one may take; also how long the writer process goes on after this process ended
+        budget_bytes     how much of them is on its way to the storage at once
         """
+        self._rules = Rules(when_busy, failures_max, finish_s, budget_bytes)
         self._storage = (
             open_storage(url, storage_options, retry_s=retry_s) if isinstance(url, str | os.PathLike) else url
         )
+        self._opening = _opening(url, self._storage, storage_options or {}, retry_s)
         self._job = job
         self._take_over = take_over
         self._grace_s = grace_s
         self._retry_s = retry_s
         self._log = log or logging.getLogger("checkpoint").warning
-        self._shard_bytes = shard_bytes
+        self._planner = Planner(shard_bytes)
         self._sweeper = Sweeper(self._storage, keep=keep, orphan_grace_s=orphan_grace_s, log=self._log)
+        self._sweep_lock = threading.Lock()
+        self._sweeps: list[threading.Thread] = []
+        self._background: Background | None = None
+        self._background_pid = 0
+        self._let_go: weakref.finalize[[], Checkpointer] | None = None
         self._answers = answers
         self._claim_pid = 0
         self._saved_s = 0.0
@@ -135,29 +161,45 @@ class Checkpointer:
         """The number of the newest claim in storage, whoever holds it; 0 if there is none."""
         return read_history(self._storage, self._log).newest_claim
 
-    def save(self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: bool = True) -> Commit:
-        """Commits `state` as the checkpoint of `step`, and returns when it is durable.
+    def warm(self, state: Tree) -> None:
+        """Makes ready for saves of `state` with blocking=False, in the background, so that the first one is not slow.
+
+        Takes the claim, starts the writer process, and allocates twice the state's bytes of shared memory. Call it
+        once the state has its full size: for most optimizers, after their first step.
+        Raises what `claim` does, and `UnsupportedValue`.
+        """
+        self._in_background().warm(self._planned(0, state, {}))
+
+    @overload
+    def save(
+        self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: Literal[True] = True
+    ) -> Commit: ...
+
+    @overload
+    def save(
+        self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: Literal[False]
+    ) -> Saving: ...
+
+    def save(
+        self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: bool = True
+    ) -> Commit | Saving:
+        """Commits `state` as the checkpoint of `step`.
 
         state     any tree of stateful objects, tensors, arrays and plain values
         meta      plain values, readable without the tensors
-        blocking  False allows the save to go on in the background; for now it is done on return in either case
+        blocking  True returns the commit, durable; saves that were under way end before. False copies the state and
+                  returns a handle at once: the state may change, and a process of its own does the rest, which it
+                  ends even if this one is killed. What fails then is logged and raised by the handle.
+        raises    UnsupportedValue before anything is written; ClaimLost, StorageError with nothing committed. With
+                  blocking=False only what was known before: the claim was lost, or failures_max saves have failed.
         """
-        claim = self.claim()
-        commit = write(
-            self._storage,
-            claim=claim.number,
-            claim_nonce=claim.nonce,
-            resumed_from=claim.resumed_from,
-            step=step,
-            state=state,
-            meta=meta or {},
-            shard_bytes=self._shard_bytes,
-            now_s=self._save_time_s(),
-        )
-        try:
-            self.sweep()
-        except CheckpointError as error:
-            self._log(f"step {step} is committed, but older ones could not be swept: {error}")
+        save = self._planned(step, state, meta or {})
+        if not blocking:
+            return self._in_background().begin(save, self._sweep_soon)
+        if self._background is not None:
+            self._in_background().settle()
+        commit = save_now(self._storage, save)
+        self._sweep_quietly(step)
         return commit
 
     def read(self, *, step: int | None = None) -> Checkpoint:
@@ -217,14 +259,24 @@ class Checkpointer:
         """Removes what retention.py says, and returns its names. Nothing where this process holds no claim."""
         if self._claim is None:
             return []
-        return self._sweeper.sweep(claim=self._claim.number, nonce=self._claim.nonce, now_s=time.time())
+        with self._sweep_lock:
+            return self._sweeper.sweep(claim=self._claim.number, nonce=self._claim.nonce, now_s=time.time())
 
     def wait(self) -> None:
-        """Returns when no save is under way."""
+        """Returns when no save is under way. Raises what the newest one failed of."""
+        if self._background is not None:
+            self._in_background().wait()
+        self._join_sweeps()
 
     def close(self) -> None:
-        """Gives up the claim's endpoint and the storage's connections. Idempotent; nothing can be saved afterwards."""
+        """Finishes the saves that are under way; gives up the claim's endpoint and the storage's connections.
+
+        Idempotent; nothing can be saved afterwards. What fails is logged; `wait` before this raises it.
+        """
         self._closed = True
+        if self._background is not None and self._background_pid == os.getpid():
+            self._background.close()
+        self._join_sweeps()
         self._stop_listening()
         self._storage.close()
 
@@ -235,6 +287,38 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _planned(self, step: int, state: Tree, meta: dict[str, Any]) -> Save:
+        return self._planner.save(claim=self.claim(), step=step, state=state, meta=meta, now_s=self._save_time_s())
+
+    def _in_background(self) -> Background:
+        """This process's own: a forked child shares neither memory nor writer process with its parent."""
+        if self._background is None or self._background_pid != os.getpid():
+            opening, unusable = (None, self._opening) if isinstance(self._opening, str) else (self._opening, None)
+            self._background = Background(self._storage, opening, self._rules, unusable=unusable, log=self._log)
+            self._background_pid = os.getpid()
+            self._let_go = weakref.finalize(self, self._background.let_go)
+        return self._background
+
+    def _sweep_soon(self, save: Save) -> None:
+        """Sweeps in a thread: neither training nor the next save's commit waits for it."""
+        self._sweeper.learn(save.draft.id, save.draft.planned())
+        self._sweeps = [thread for thread in self._sweeps if thread.is_alive()]
+        thread = threading.Thread(
+            target=self._sweep_quietly, args=(save.draft.id.step,), name="checkpoint-sweep", daemon=True
+        )
+        thread.start()
+        self._sweeps.append(thread)
+
+    def _sweep_quietly(self, step: int) -> None:
+        try:
+            self.sweep()
+        except CheckpointError as error:
+            self._log(f"step {step} is committed, but older ones could not be swept: {error}")
+
+    def _join_sweeps(self) -> None:
+        for thread in self._sweeps:
+            thread.join()
 
     def _save_time_s(self) -> float:
         """Now, but later than at the last save, so that of two saves of one step the second is the newer."""
@@ -276,3 +360,17 @@ class Checkpointer:
             return NoCheckpoint(f"{what} in {self._storage.url}\n  next  check the URL, or start from the beginning")
         reasons = "\n".join(f"  {name}: {why.splitlines()[0]}" for name, why in rejected.items())
         return NoCheckpoint(f"{what} in {self._storage.url} is whole\n{reasons}", rejected)
+
+
+def _opening(
+    url: str | os.PathLike[str] | Storage, storage: Storage, options: dict[str, Any], retry_s: float
+) -> Message | str:
+    """What a writer process opens, or why it cannot."""
+    if not isinstance(url, str | os.PathLike):
+        return "the storage is an object of this process"
+    text = os.fspath(url)
+    protocol, separator, _ = text.partition("://")
+    if protocol == "memory":
+        return "memory:// is for a single process"
+    local = not separator or protocol in ("file", "local")
+    return {"url": storage.url if local else text, "options": options, "retry_s": retry_s}

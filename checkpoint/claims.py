@@ -21,7 +21,8 @@ from typing import Any
 
 from checkpoint.envelope import seal
 from checkpoint.errors import CorruptCheckpoint, StorageError
-from checkpoint.history import Log, read_claim_body, read_history
+from checkpoint.fence import read_claim_body
+from checkpoint.history import Log, read_history
 from checkpoint.names import CommitId, claim_key, id_document, id_from
 from checkpoint.storage import AlreadyThere, Storage
 

@@ -18,7 +18,16 @@ _BODY_START = len(_HEAD) + 32 + len(_MIDDLE)
 
 def seal(body: dict[str, Any]) -> bytes:
     """The document's bytes. `body` holds only what JSON can: no NaN, no keys but strings."""
-    content = json.dumps(body, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return seal_text(to_json(body))
+
+
+def to_json(value: object) -> bytes:
+    """JSON as it lies in every document of ours: ASCII, without spaces. Raises ValueError for NaN."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def seal_text(content: bytes) -> bytes:
+    """The document whose body is this JSON text."""
     return _HEAD + xxh3(content).encode("ascii") + _MIDDLE + content + _TAIL
 
 

@@ -8,6 +8,7 @@
       StateMismatch       the checkpoint is of another model or optimizer: fix the named entries; nothing was changed
       UnsupportedValue    the state holds something that cannot be saved exactly: change it at the named path
       StorageError        the storage failed for good or for too long: the save is lost, training may go on
+      SaveDropped         another save was under way or took this one's place, as when_busy says: nothing is wrong
 
 Facts are fields too. Messages never hold credentials: everything that names a URL went through `storage.redact`.
 """
@@ -119,3 +120,14 @@ class StorageError(CheckpointError):
         self.operation = operation
         self.key = key
         self.attempts = attempts
+
+
+class SaveDropped(CheckpointError):
+    """A save in the background was not made because saves are due faster than they can be written.
+
+    step  that it would have been
+    """
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message)
+        self.step = step

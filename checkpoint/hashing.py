@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import xxhash
 
-from checkpoint.dtypes import NAMES, flat_bytes
 from checkpoint.storage.base import Buffer
-from checkpoint.tree import Tree, walk_tensors
+
+if TYPE_CHECKING:
+    from checkpoint.tree import Tree
 
 CHUNK_BYTES = 64 * 2**20  # a ranged read is verified by the chunks that it touches
 
@@ -44,6 +46,9 @@ def digest(tree: Tree) -> str:
 
 def _sorted(tree: Tree) -> Iterable[tuple[str, str, list[int], memoryview]]:
     """One tensor's bytes at a time: a tensor on a GPU is copied to the host, and let go of, before the next."""
+    from checkpoint.dtypes import NAMES, flat_bytes  # only here: the writer process hashes, and never loads torch
+    from checkpoint.tree import walk_tensors
+
     for name, tensor in sorted(walk_tensors(tree), key=lambda item: item[0]):
         dtype = NAMES.get(tensor.dtype, str(tensor.dtype))
         yield name, dtype, list(tensor.shape), flat_bytes(tensor)

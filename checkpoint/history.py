@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkpoint.envelope import unseal
-from checkpoint.errors import CheckpointError, CorruptCheckpoint
+from checkpoint.errors import CorruptCheckpoint
+from checkpoint.fence import claim_numbers, read_claim_body
 from checkpoint.lineage import lineage
 from checkpoint.manifest import Manifest, parse
-from checkpoint.names import CLAIMS, COMMITS, CommitId, claim_key, claim_number, commit_id, id_from
+from checkpoint.names import COMMITS, CommitId, claim_key, commit_id, id_from
 from checkpoint.storage import Missing, Storage
 
 Log = Callable[[str], None]
@@ -27,11 +27,6 @@ class History:
     highest: int
     lineage: tuple[CommitId, ...]
     outside: tuple[CommitId, ...]
-
-
-def claim_numbers(storage: Storage) -> set[int]:
-    """The numbers under claims/. One listing."""
-    return {number for key in storage.list(CLAIMS) if (number := claim_number(key)) is not None}
 
 
 def read_history(storage: Storage, log: Log, *, without: frozenset[int] = frozenset()) -> History:
@@ -73,34 +68,9 @@ def read_resumed_from(storage: Storage, claim: int) -> CommitId | None:
     return found
 
 
-def read_claim_body(storage: Storage, claim: int) -> dict[str, object]:
-    """The claim's record, its hash verified. Raises `CorruptCheckpoint`."""
-    try:
-        return unseal(storage.get(claim_key(claim)), f"claim {claim_key(claim)}")
-    except Missing:
-        raise CorruptCheckpoint(f"claim {claim_key(claim)} is absent") from None
-
-
 def read_manifest(storage: Storage, id: CommitId) -> Manifest:
     """The commit's manifest, verified and checked. Raises `CorruptCheckpoint`, also where it is absent."""
     try:
         return parse(storage.get(id.manifest_key), id)
     except Missing:
         raise CorruptCheckpoint(f"manifest {id.manifest_key} is absent", commit=str(id)) from None
-
-
-def look_again(storage: Storage, claim: int, nonce: str) -> int | None:
-    """The number of the claim that replaced this one, or None while it is the newest and still ours.
-
-    The nonce matters where the storage cannot create exclusively: the last of two racing writers then has the claim.
-    """
-    newest = max(claim_numbers(storage), default=0)
-    if newest > claim:
-        return newest
-    try:
-        return None if read_claim_body(storage, claim).get("nonce") == nonce else claim
-    except CorruptCheckpoint as error:
-        raise CheckpointError(
-            f"our own claim {claim} cannot be read any more: {error}\n"
-            "  state  nothing was committed\n  next   see who writes to or removes from this folder"
-        ) from error

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from checkpoint.decoding import decode
+from checkpoint.draft import Draft, StoredObject
 from checkpoint.dtypes import DTYPES, NAMES, nbytes
-from checkpoint.envelope import seal, unseal
+from checkpoint.envelope import to_json, unseal
 from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.names import CommitId, id_document, id_from
 from checkpoint.shards import Piece, Shard
@@ -64,16 +66,6 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class StoredObject:
-    """One data object: its size in bytes, the xxh3_128 of all of it, and of each `chunk_bytes` of it."""
-
-    size: int
-    xxh3: str
-    chunk_bytes: int
-    chunks: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class StoredTensor:
     """A tensor's dtype and shape, and its pieces, each with the number of the object that holds it."""
 
@@ -103,24 +95,38 @@ class Manifest:
         return tuple(name for name, stored in self.tensors.items() if any(where == index for where, _ in stored.pieces))
 
 
-def build(
-    id: CommitId,
-    *,
-    saved_at: float,
-    resumed_from: CommitId | None,
-    meta: Document,
-    tree: Document,
-    tensors: dict[str, torch.Tensor],
-    shards: list[Shard],
-    objects: list[StoredObject],
-) -> bytes:
-    """The manifest's bytes. `meta` and `tree` are documents of `tree.encode`."""
+def table(tensors: dict[str, torch.Tensor], shards: Sequence[Shard]) -> bytes:
+    """The manifest's `tensors`, as JSON."""
     pieces: dict[str, list[dict[str, Any]]] = {name: [] for name in tensors}
     for index, shard in enumerate(shards):
         for piece in shard.pieces:
             entry = {"object": index, "start": piece.start, "offsets": piece.offsets, "sizes": piece.sizes}
             pieces[piece.tensor].append(entry)
-    body = {
+    return to_json(
+        {
+            name: {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "pieces": pieces[name]}
+            for name, tensor in tensors.items()
+        }
+    )
+
+
+def draft(
+    id: CommitId,
+    *,
+    claim_nonce: str,
+    saved_at: float,
+    resumed_from: CommitId | None,
+    meta: Document,
+    tree: Document,
+    table: bytes,
+    sizes: tuple[int, ...],
+) -> Draft:
+    """The save's manifest but for its objects, whose `sizes` are planned.
+
+    meta, tree  documents of `tree.encode`
+    table       what the function of that name returned, which holds for as long as the plan does
+    """
+    before = {
         "format": FORMAT,
         "claim": id.claim,
         "step": id.step,
@@ -128,16 +134,10 @@ def build(
         "saved_at": saved_at,
         "resumed_from": id_document(resumed_from),
         "meta": meta,
-        "objects": [
-            {"size": o.size, "xxh3_128": o.xxh3, "chunk_bytes": o.chunk_bytes, "chunks": o.chunks} for o in objects
-        ],
-        "tensors": {
-            name: {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "pieces": pieces[name]}
-            for name, tensor in tensors.items()
-        },
-        "tree": tree,
     }
-    return seal(body)
+    head = to_json(before)[:-1] + b',"objects":'
+    tail = b',"tensors":' + table + b',"tree":' + to_json(tree) + b"}"
+    return Draft(id, claim_nonce, sizes, head, tail)
 
 
 def parse(data: bytes, id: CommitId) -> Manifest:

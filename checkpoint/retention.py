@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from checkpoint.errors import CorruptCheckpoint, StorageError
-from checkpoint.history import History, Log, look_again, read_history, read_manifest
+from checkpoint.fence import look_again
+from checkpoint.history import History, Log, read_history, read_manifest
 from checkpoint.names import DATA, CommitId, data_owner
 from checkpoint.storage import Storage
 
@@ -107,6 +108,10 @@ class Sweeper:
                 self._log(f"what cut-short uploads left cannot be removed: {error}")
             self._told = True
         return removed
+
+    def learn(self, id: CommitId, objects: dict[str, int]) -> None:
+        """What a commit of our own holds, key -> size in bytes, so that its manifest need not be read."""
+        self._sizes[id] = objects
 
     def _expected(self, id: CommitId) -> dict[str, int]:
         if id not in self._sizes:

@@ -18,6 +18,7 @@ import torch
 from checkpoint.dtypes import NAMES, SAFETENSORS, flat_bytes
 
 SHARD_BYTES = 128 * 2**20
+ALIGNMENT = 64
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
 
@@ -114,7 +115,7 @@ def _lay_out(batch: list[Piece], tensors: dict[str, torch.Tensor]) -> Shard:
         starts.append(position)
         position += piece.bytes
     text = json.dumps(entries, separators=(",", ":")).encode("ascii")
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)  # then elements of any width begin at a multiple of it
     header = len(text).to_bytes(8, "little") + text
     placed = tuple(replace(piece, start=len(header) + start) for piece, start in zip(ordered, starts, strict=True))
     return Shard(header, placed, len(header) + position)

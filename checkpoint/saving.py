@@ -1,0 +1,49 @@
+"""The handle of a save that training does not wait for."""
+
+from __future__ import annotations
+
+import threading
+
+from checkpoint.errors import CheckpointError
+from checkpoint.manifest import Commit
+
+
+class Saving:
+    """A save that is under way, or was."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._ended = threading.Event()
+        self._commit: Commit | None = None
+        self._error: CheckpointError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it is committed, failed or was dropped."""
+        return self._ended.is_set()
+
+    @property
+    def error(self) -> CheckpointError | None:
+        """Why nothing was committed; None while it is under way, and after a commit."""
+        return self._error
+
+    def wait(self, timeout_s: float | None = None) -> Commit:
+        """The commit, as soon as it is durable.
+
+        raises  what failed: StorageError, ClaimLost, CheckpointError; SaveDropped where another save took its place;
+                TimeoutError after `timeout_s`, while the save goes on. Without it, the save's own deadline ends this.
+        """
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError(f"the save of step {self.step} is still under way after {timeout_s:g} s, and goes on")
+        if self._error is not None:
+            raise self._error
+        assert self._commit is not None
+        return self._commit
+
+    def succeed(self, commit: Commit) -> None:
+        self._commit = commit
+        self._ended.set()
+
+    def fail(self, error: CheckpointError) -> None:
+        self._error = error
+        self._ended.set()
