@@ -1,12 +1,15 @@
-"""A storage that loses power: real until the cut, dead from then on."""
+"""A storage that loses power: real until the cut, dead from then on. `checkpoint.testing`, at the seam above fsspec."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from checkpoint.storage import Buffer, Storage
+from checkpoint.testing import Cut, Faults, Plan
+from checkpoint.testing import PowerCut as PowerCut
 
-
-class PowerCut(BaseException):
-    """Not an Exception: like a SIGKILL, nothing may handle it."""
+T = TypeVar("T")
 
 
 class CutAfter:
@@ -17,37 +20,37 @@ class CutAfter:
 
     def __init__(self, inner: Storage, operations: int, *, late: bool = False) -> None:
         self.inner = inner
-        self.left = operations
-        self.late = late
+        self.faults = Faults(Plan(Cut(after=operations, late=late)))
+        self._operations = operations
+
+    @property
+    def left(self) -> int:
+        return self._operations - self.faults.operations.total()
 
     @property
     def url(self) -> str:
         return self.inner.url
 
     def put_new(self, key: str, data: Buffer) -> None:
-        self._spend(lambda: self.inner.put_new(key, data))
+        self._spend("write", key, lambda: self.inner.put_new(key, data))
 
     def put(self, key: str, data: Buffer) -> None:
-        self._spend(lambda: self.inner.put(key, data))
+        self._spend("write", key, lambda: self.inner.put(key, data))
 
     def delete(self, key: str) -> None:
-        self._spend(lambda: self.inner.delete(key))
+        self._spend("delete", key, lambda: self.inner.delete(key))
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self._spend()
-        return self.inner.get(key, start, length)
+        return self._spend("read", key, lambda: self.inner.get(key, start, length))
 
     def list(self, prefix: str) -> dict[str, int]:
-        self._spend()
-        return self.inner.list(prefix)
+        return self._spend("list", prefix, lambda: self.inner.list(prefix))
 
     def size(self, key: str) -> int:
-        self._spend()
-        return self.inner.size(key)
+        return self._spend("look", key, lambda: self.inner.size(key))
 
     def tidy(self, older_than_s: float) -> tuple[str, ...]:
-        self._spend()
-        return self.inner.tidy(older_than_s)
+        return self._spend("delete", "", lambda: self.inner.tidy(older_than_s))
 
     def exclusive(self) -> bool:
         return self.inner.exclusive()
@@ -55,12 +58,6 @@ class CutAfter:
     def close(self) -> None:
         self.inner.close()
 
-    def _spend(self, act: object = None) -> None:
-        if self.left <= 0:
-            if self.late and self.left == 0 and callable(act):
-                act()
-            self.left -= 1
-            raise PowerCut
-        self.left -= 1
-        if callable(act):
-            act()
+    def _spend(self, operation: str, key: str, act: Callable[[], T]) -> T:
+        with self.faults.during(operation, key):
+            return act()
