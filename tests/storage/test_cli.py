@@ -3,92 +3,511 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
-from collections.abc import Callable
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from checkpoint import Checkpointer, digest
-from checkpoint.cli import human_bytes, main
+from checkpoint import Checkpointer, digest, housekeeping
+from checkpoint.cli import main
+from checkpoint.screen import human_age, human_bytes, one_line, printable
+from checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
 
 STATE = {"model": {"w": torch.arange(6.0)}, "epoch": 3}
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 120.0
+
+Capture = pytest.CaptureFixture[str]
+Make = Callable[..., Checkpointer]
 
 
 @pytest.fixture
-def run(tmp_path: Path, checkpointer: Callable[..., Checkpointer]) -> Path:
-    with checkpointer(tmp_path) as first:
-        first.save(10, STATE, meta={"epoch": 3, "loss": float("nan")})
+def run(tmp_path: Path, checkpointer: Make) -> Path:
+    """A run whose job has ended: steps 10, 20 and 30, saved by 8 workers."""
+    with checkpointer(tmp_path / "run", keep=9) as first:
+        first.save(10, STATE, meta={"world_size": 8, "loss": float("nan")})
         first.save(20, STATE)
-    return tmp_path
+        first.save(30, STATE, meta={"world_size": "many"})
+    return tmp_path / "run"
 
 
-def test_ls_lists_commits_newest_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", str(run)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert re.match(r"20 +1 +\d{4}-\d\d-\d\d .* c00000001\.s000000020-[0-9a-f]{20}", lines[1])
-    assert lines[2].startswith("10")
+@pytest.fixture
+def late(run: Path, checkpointer: Make) -> Path:
+    """The run went on from step 20 to 25, and a host that was given up then finished its save of step 30."""
+    [manifest] = (run / "commits").glob("*.s000000030-*")
+    hidden = run / "hidden"
+    manifest.rename(hidden)
+    with checkpointer(run, keep=9) as second:
+        second.save(25, STATE)
+    hidden.rename(manifest)
+    return run
 
-    assert main(["ls", str(run), "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert [(one["step"], one["in_lineage"]) for one in listed] == [(20, True), (10, True)]
-    assert listed[1]["meta"]["epoch"] == 3
 
-
-def test_verify_reads_every_byte(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(run)]) == 0
-    assert "2 of 2 whole" in capsys.readouterr().out
-    [path] = (run / "data" / "c00000001").glob("s000000020-*/*")
+def damage(run: Path, step: int) -> None:
+    [path] = (run / "data").glob(f"*/s{step:09d}-*/*")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
 
+
+def files(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def command(
+    *arguments: object, program: Sequence[str] = ("-m", "checkpoint"), **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """The real command, with its output in pipes."""
+    return subprocess.run(
+        [sys.executable, *program, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+        **options,
+    )
+
+
+def s3_options(s3: S3Server) -> list[str]:
+    return [f"--storage-option={key}={value}" for key, value in s3.options.items()]
+
+
+def test_ls_lists_commits_newest_first(run: Path, capsys: Capture) -> None:
+    assert main(["ls", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["step", "size", "age", "workers", "claim", "lineage"]
+    assert [line.split()[0] for line in lines[1:]] == ["30", "20", "10"]
+    assert re.fullmatch(r"10 +\d+ B +\d+ s +8 +1 +yes", lines[3])
+    assert re.fullmatch(r"30 +\d+ B +\d+ s +- +1 +yes", lines[1])
+
+    assert main(["ls", str(run), "--long"]) == 0
+    assert re.search(
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  1 +c00000001\.s000000030-[0-9a-f]{20}\n", capsys.readouterr().out
+    )
+
+    assert main(["ls", str(run), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(one["step"], one["in_lineage"], one["world_size"]) for one in listed] == [
+        (30, True, None),
+        (20, True, None),
+        (10, True, 8),
+    ]
+    assert listed[2]["meta"] == {"world_size": 8, "loss": "nan"}
+    assert 0 <= listed[0]["age_s"] < 3600
+
+
+def test_ls_marks_what_the_run_has_moved_on_from(late: Path, capsys: Capture) -> None:
+    assert main(["ls", str(late)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["25", "20", "10", "30"]
+    assert lines[4].endswith("no, never loaded")
+
+
+def test_where_nothing_would_ever_be_loaded_ls_says_1(tmp_path: Path, checkpointer: Make, capsys: Capture) -> None:
+    """The first commit of a job that was replaced before it was made."""
+    with checkpointer(tmp_path) as first:
+        first.save(10, STATE)
+    [manifest] = (tmp_path / "commits").iterdir()
+    manifest.rename(tmp_path / "hidden")
+    with checkpointer(tmp_path) as second:
+        second.claim()
+    (tmp_path / "hidden").rename(manifest)
+
+    assert main(["ls", str(tmp_path)]) == 1
+    assert "no, never loaded" in capsys.readouterr().out
+    assert main(["digest", str(tmp_path)]) == 2
+    assert main(["digest", str(tmp_path), "--step", "10"]) == 2
+    assert "outside the run's lineage" in capsys.readouterr().err
+
+
+def test_verify_reads_every_byte(run: Path, capsys: Capture) -> None:
+    assert main(["verify", str(run)]) == 0
+    assert "3 of 3 whole" in capsys.readouterr().out
+    damage(run, 20)
+
     assert main(["verify", str(run)]) == 1
     out = capsys.readouterr().out
-    assert "1 of 2 whole" in out
-    assert "model.w" in out
+    assert "2 of 3 whole" in out
+    assert "DAMAGED  step 20  c00000001.s000000020-" in out
+    assert "tensors  model.w" in out
     assert main(["verify", str(run), "--step", "10"]) == 0
     capsys.readouterr()
     assert main(["verify", str(run), "--json"]) == 1
-    assert [one["ok"] for one in json.loads(capsys.readouterr().out)] == [False, True]
+    assert [one["ok"] for one in json.loads(capsys.readouterr().out)] == [True, False, True]
 
 
-def test_digest_is_that_of_the_state_and_of_its_parts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_looks_outside_the_lineage_too(late: Path, capsys: Capture) -> None:
+    damage(late, 30)
+    assert main(["verify", str(late), "--step", "30"]) == 1
+    assert "outside the lineage" in capsys.readouterr().out
+
+
+def test_digest_is_that_of_the_state_and_of_its_parts(run: Path, capsys: Capture) -> None:
     assert main(["digest", str(run), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["step"], found["digest"]) == (20, digest(STATE))
+    assert (found["step"], found["digest"]) == (30, digest(STATE))
     assert found["parts"] == {"model": digest(STATE["model"])}
     assert main(["digest", str(run), "--step", "10"]) == 0
     assert f"{digest(STATE)}  step 10, everything" in capsys.readouterr().out
 
 
-def test_looking_changes_nothing_and_needs_no_claim(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted(path for path in run.rglob("*"))
+def test_digest_of_damage_is_1_where_it_was_asked_for_and_the_one_below_where_not(run: Path, capsys: Capture) -> None:
+    damage(run, 30)
+    assert main(["digest", str(run), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["step"] == 20
+    assert "passed over" in said.err
+    assert main(["digest", str(run), "--step", "30"]) == 1
+    for step in (10, 20):
+        damage(run, step)
+    assert main(["digest", str(run)]) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_looking_changes_nothing_and_needs_no_claim(run: Path, tmp_path: Path) -> None:
     with Checkpointer(run) as held:
         held.claim()
-        for command in ("ls", "verify", "digest"):
-            assert main([command, str(run)]) == 0
-    assert sorted(path for path in run.rglob("*") if path.name != "00000002.json") == before
+        before = files(run)
+        for arguments in (
+            ["ls", run],
+            ["verify", run],
+            ["digest", run],
+            ["diff", run, "10", "20"],
+            ["export", run, "--to", "safetensors", tmp_path / "out"],
+            ["sweep", run, "--keep", "2", "--dry-run"],
+        ):
+            assert main([str(argument) for argument in arguments]) == 0
+    assert files(run) == before
 
 
-def test_nothing_there_is_1_and_not_knowing_is_2(
-    tmp_path: Path, s3: S3Server, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["ls", "verify", "digest", "sweep"])
+def test_every_command_works_on_s3(name: str, s3: S3Server, checkpointer: Make, capsys: Capture) -> None:
+    url = f"s3://runs/cli-{name}"
+    with checkpointer(url, storage_options=s3.options, keep=9) as runs:
+        for step in (10, 20, 30):
+            runs.save(step, STATE)
+    assert main([name, url, "--json", *s3_options(s3), *(["--keep", "2"] if name == "sweep" else [])]) == 0
+    said = capsys.readouterr()
+    assert s3.options["secret"] not in said.out + said.err
+    if name == "sweep":
+        assert [one["step"] for one in json.loads(said.out)["planned"]] == [10]
+        assert [one.step for one in checkpointer(url, storage_options=s3.options).list()] == [30, 20]
+
+
+def test_memory_is_read_from_inside_the_process_that_saved(checkpointer: Make, capsys: Capture) -> None:
+    checkpointer("memory://cli").save(10, STATE)
+    assert main(["ls", "memory://cli"]) == 0
+    assert main(["ls", "memory://cli-nothing"]) == 2
+    assert "empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ls", "verify", "digest", "diff", "export", "sweep"])
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("{tmp}/none", "no such folder"),
+        ("{tmp}", "a folder of runs: run"),
+        ("{run}/data", "give the run's folder"),
+        ("{file}", "a file"),
+        ("s3:/bucket/run", "write s3:// with two slashes"),
+        ("", "it is empty"),
+        ("nosuch://secret-user:secret-word@host/x", "nothing here opens nosuch://"),
+    ],
+)
+def test_where_there_is_no_run_every_command_says_what_there_is_and_changes_nothing(
+    name: str, url: str, says: str, run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    for command in ("ls", "verify", "digest"):
-        assert main([command, str(tmp_path / "none")]) == 1
-    assert "NoCheckpoint" in capsys.readouterr().err
+    file = tmp_path / "file"
+    file.write_text("")
+    before = files(tmp_path)
+    url = url.format(tmp=tmp_path, run=run, file=file)
+    more = {"diff": [str(run)], "export": ["--to", "dcp", str(tmp_path / "out")]}.get(name, [])
 
-    options = [f"--storage-option={key}={value}" for key, value in s3.options.items()]
-    assert main(["ls", "s3://no-such-bucket/x", *options]) == 2
-    assert s3.options["secret"] not in capsys.readouterr().err
-    assert main(["ls", "s3://runs/nothing-here", *options]) == 1
-    with pytest.raises(SystemExit) as caught:
-        main(["ls"])
-    assert caught.value.code == 2
+    assert main([name, url, *more]) == 2
+    said = capsys.readouterr()
+    assert says in said.err
+    for part in ("found", "expected", "state", "next"):
+        assert re.search(rf"^  {part} ", said.err, re.MULTILINE)
+    assert said.out == ""
+    assert "secret" not in said.err
+    assert files(tmp_path) == before
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_list_is_still_a_json_document(tmp_path: Path, capsys: Capture) -> None:
+    """A script that polls can tell "nothing yet" from "no idea", though both exit with 2."""
+    assert main(["ls", str(tmp_path / "none"), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize("name", ["verify", "digest", "export"])
+def test_a_step_that_is_not_there_is_answered_with_those_that_are(
+    name: str, run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    more = ["--to", "dcp", str(tmp_path / "out")] if name == "export" else []
+    assert main([name, str(run), "--step", "15", *more]) == 2
+    assert "steps 30, 20, 10" in capsys.readouterr().err
+
+
+def test_a_bucket_that_is_not_there_and_options_that_are_wrong_are_told_without_secrets(
+    s3: S3Server, capsys: Capture
+) -> None:
+    assert main(["ls", "s3://no-such-bucket/x", *s3_options(s3)]) == 2
+    assert main(["ls", "s3://runs/nothing-here", *s3_options(s3)]) == 2
+    assert main(["ls", "s3://runs/x", *s3_options(s3), "--storage-option=sesame=open-sesame"]) == 2
+    said = capsys.readouterr()
+    assert "create the bucket" in said.err
+    assert "no object below commits/" in said.err
+    assert "each --storage-option" in said.err
+    for secret in (s3.options["secret"], "open-sesame"):
+        assert secret not in said.out + said.err
+
+
+def test_a_usage_error_is_2_and_repeats_no_secret(capsys: Capture) -> None:
+    for arguments in (
+        ["ls"],
+        ["ls", "s3://user:hush@b/x", "s3://user:hush@b/y"],
+        ["ls", "x", "--storage-option", "hush"],
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+    assert "hush" not in capsys.readouterr().err
+    assert main(["diff", "a", "b", "3"]) == 2
+
+
+def test_a_folder_that_may_not_be_read_is_not_an_empty_one(run: Path) -> None:
+    """os.walk passes over what it may not read, so the command would say: no checkpoint."""
+    become_nobody = (
+        "import os, sys; from checkpoint.cli import main; os.geteuid() or os.setuid(65534); sys.exit(main())"
+    )
+    run.chmod(0)
+    try:
+        said = command("ls", run, program=["-c", become_nobody])
+    finally:
+        run.chmod(0o755)
+    assert said.returncode == 2
+    assert "give this user the right to read it" in said.stderr
+
+
+def test_help_of_every_command_says_what_the_exit_statuses_mean_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ([], ["ls"], ["verify"], ["digest"], ["diff"], ["export"], ["sweep"]):
+        with pytest.raises(SystemExit) as caught:
+            main([*name, "--help"])
+        assert caught.value.code == 0
+        text = capsys.readouterr().out
+        assert re.search(r"exit status:\n  0  .*\n(?:.*\n)*  2  it could not be found out", text)
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_in_a_pipe_there_are_no_colours_no_bars_and_no_cut_lines(run: Path) -> None:
+    damage(run, 20)
+    said = command("verify", run, env={**os.environ, "COLUMNS": "40"})
+    assert said.returncode == 1
+    assert "\x1b" not in said.stdout + said.stderr
+    assert said.stderr == ""
+    [line] = [line for line in said.stdout.splitlines() if line.startswith("DAMAGED")]
+    assert re.search(r"-[0-9a-f]{20}$", line)
+
+
+def test_a_reader_that_leaves_early_is_no_answer_and_no_traceback(run: Path) -> None:
+    """`checkpoint ls | head -1` under `set -o pipefail`."""
+    for more in ([], ["--json"]):
+        with subprocess.Popen(
+            [sys.executable, "-m", "checkpoint", "ls", str(run), *more],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.close()
+            assert process.stderr is not None
+            assert process.stderr.read() == b""
+            assert process.wait(timeout=WITHIN_S) == 141
+
+
+def test_long_work_shows_a_bar_on_a_terminal(run: Path) -> None:
+    program = (
+        "import sys, checkpoint.screen as s; s._BAR_AFTER_S = -1; from checkpoint.cli import main; sys.exit(main())"
+    )
+    seen = on_a_terminal([sys.executable, "-c", program, "verify", str(run)])
+    assert "verifying" in seen
+    assert "bytes" in seen
+
+
+def on_a_terminal(arguments: Sequence[str]) -> str:
+    """What a command writes to standard error where that is a terminal."""
+    ours, theirs = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "CI")} | {"TERM": "xterm"}
+    process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    seen, deadline = b"", time.monotonic() + WITHIN_S
+    try:
+        while select.select([ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            try:
+                seen += os.read(ours, 65536)
+            except OSError:  # the other side is closed
+                break
+        assert process.wait(timeout=max(1.0, deadline - time.monotonic())) == 0
+    finally:
+        process.kill()
+        process.wait(timeout=WITHIN_S)
+        os.close(ours)
+    return seen.decode()
+
+
+def test_a_sweep_says_what_would_go_and_removes_just_that(run: Path, checkpointer: Make, capsys: Capture) -> None:
+    before = files(run)
+    assert main(["sweep", str(run), "--keep", "2", "--dry-run"]) == 0
+    assert re.search(
+        r"^10 +\d+ B +older than those to keep +c00000001\.s000000010-", capsys.readouterr().out, re.MULTILINE
+    )
+    assert files(run) == before
+
+    assert main(["sweep", str(run), "--keep", "2"]) == 0
+    assert "removed 1 save" in capsys.readouterr().out
+    assert main(["sweep", str(run), "--keep", "2"]) == 0
+    assert "nothing to remove" in capsys.readouterr().out
+    assert not [name for name in files(run) if "s000000010" in name]
+    assert main(["verify", str(run)]) == 0
+    with checkpointer(run, grace_s=0) as later:  # nobody holds the URL: the sweep's claim stands in nobody's way
+        later.save(40, STATE)
+        assert [one.step for one in later.list()][:3] == [40, 30, 20]
+
+
+def test_without_keep_only_what_the_run_never_needs_again_goes(late: Path, capsys: Capture) -> None:
+    orphan = late / "data" / "c00000001" / "s000000040-0123456789abcdef0123"
+    orphan.mkdir()
+    (orphan / "00000.safetensors").write_bytes(b"half of a save")
+    assert main(["sweep", str(late), "--dry-run"]) == 0
+    assert "nothing to remove" not in capsys.readouterr().out  # the orphan's clock says that it is old
+    assert main(["sweep", str(late), "--json", "--grace-s", "0"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {(one["step"], one["why"]) for one in document["planned"]} == {
+        (30, "outside the lineage"),
+        (40, "never committed"),
+    }
+    assert document["left"] == []
+    assert not orphan.exists()
+    with Checkpointer(late) as runs:
+        assert [one.step for one in runs.list()] == [25, 20, 10]
+
+
+def test_a_live_job_is_not_swept_from_under(run: Path, checkpointer: Make, capsys: Capture) -> None:
+    with checkpointer(run, keep=9) as live:
+        live.save(40, STATE)
+        before = files(run)
+        assert main(["sweep", str(run), "--keep", "2", "--take-over"]) == 2
+        err = capsys.readouterr().err
+        assert "ClaimHeld" in err
+        assert "it answers" in err
+        assert files(run) == before
+        live.save(50, STATE)
+
+
+@pytest.fixture
+def stopped(run: Path) -> Iterator[int]:
+    """The id of a process that holds the run's claim, and was stopped: it may go on at any time."""
+    program = (
+        "import sys, checkpoint; c = checkpoint.Checkpointer(sys.argv[1]); c.claim(); print(1, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(run)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], WITHIN_S)[0]
+            process.send_signal(signal.SIGSTOP)
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_a_silent_job_is_swept_only_if_the_person_insists(
+    run: Path, stopped: int, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(housekeeping, "_ANSWER_S", 0.5)
+    before = files(run)
+    assert main(["sweep", str(run), "--keep", "2"]) == 2
+    err = capsys.readouterr().err
+    assert f"process {stopped}" in err
+    assert "--take-over" in err
+    assert files(run) == before
+    assert main(["sweep", str(run), "--keep", "2", "--take-over"]) == 0
+    assert "removed 1 save" in capsys.readouterr().out
+
+
+def test_a_job_that_starts_during_a_sweep_ends_it_and_loses_nothing(run: Path, checkpointer: Make) -> None:
+    class StartsAtTheFirstRemoval:
+        """The storage, beneath which another job starts just before anything is removed."""
+
+        def __init__(self) -> None:
+            self._inner = open_storage(run)
+            self.newcomer: Checkpointer | None = None
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def delete(self, key: str) -> None:
+            if self.newcomer is None:
+                self.newcomer = checkpointer(run, grace_s=0, keep=9)
+                self.newcomer.save(40, STATE)
+            self._inner.delete(key)
+
+    with checkpointer(run, keep=9) as more:
+        more.save(35, STATE)
+    storage: Any = StartsAtTheFirstRemoval()
+    planned, removed = housekeeping.sweep_as_claimant(
+        storage, lambda line: None, keep=2, orphan_grace_s=3600, insist=False, deadline_s=10
+    )
+    assert [one.step for one in planned] == [10, 20]
+    assert removed == [planned[0].name]
+    assert [one.step for one in storage.newcomer.list()] == [40, 35, 30, 20]
+    assert all(one.ok for one in storage.newcomer.verify())
+
+
+def test_a_defect_is_no_answer(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Python would exit with 1, which is what `diff` says of two that differ."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("s3://user:hush@host/x")
+
+    monkeypatch.setattr("checkpoint.cli.compare", broken)
+    assert main(["diff", str(run), "10", "20"]) == 2
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError" in err
+    assert "hush" not in err
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_214_000_000, "1.21 GB")])
 def test_sizes_are_written_for_people(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("age_s", "text"),
+    [(-1, "0 s"), (59.9, "59 s"), (60, "1 min"), (7200, "2 h"), (172800, "2 d"), (-1e300, "?"), (float("nan"), "?")],
+)
+def test_ages_are_written_for_people(age_s: float, text: str) -> None:
+    assert human_age(age_s) == text
+
+
+def test_what_storage_holds_cannot_steer_the_terminal() -> None:
+    """A tensor's name may be anything that somebody wrote into a manifest."""
+    assert printable("a\x1b[2Jb\r\ud800é\n") == "a\\x1b[2Jb\\r\\ud800é\n"
+    assert one_line("a\nb") == "a\\nb"

@@ -1,0 +1,290 @@
+"""`checkpoint export` writes what other tools really load, bit for bit, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch.distributed import checkpoint as dcp
+
+from checkpoint import Checkpointer, digest
+from checkpoint.cli import main
+from checkpoint.export import split
+from tests.kit.s3 import S3Server
+
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 120.0
+BIG = 60_000_000  # bytes that take a while to write
+
+Capture = pytest.CaptureFixture[str]
+Make = Callable[..., Checkpointer]
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+class Tied(torch.nn.Module):
+    """An embedding and a head that are one tensor, as in most language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(11, 6)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.a_head = torch.nn.Linear(6, 11)
+        self.a_head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.a_head(self.norm(self.embed(tokens)))
+        return logits
+
+
+def trained(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randint(11, (8,))).square().sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer, "epoch": seed, "history": [1, 2.5], "array": np.arange(3)}
+
+
+def export(url: object, out: Path, *arguments: object) -> int:
+    return main(["export", str(url), str(out), *map(str, arguments)])
+
+
+@pytest.fixture
+def run(tmp_path: Path, checkpointer: Make) -> Path:
+    with checkpointer(tmp_path / "run") as runs:
+        runs.save(10, trained(1))
+        runs.save(20, trained(2))
+    return tmp_path / "run"
+
+
+def test_safetensors_hold_the_state_dict_and_tie_again_on_load(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "deep" / "out"
+    assert export(run, out, "--to", "safetensors") == 0
+    assert "tied: a_head.weight is embed.weight" in capsys.readouterr().out
+    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+    expected = trained(2)["model"]
+    loaded = safetensors.torch.load_file(out / "model.safetensors")
+    assert set(loaded) == set(expected.state_dict()) - {"a_head.weight"}
+    assert digest(loaded) == digest({name: expected.state_dict()[name] for name in loaded})
+    with safe_open(out / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "a_head.weight": "embed.weight"}
+
+    fresh = trained(3)["model"]
+    safetensors.torch.load_model(fresh, out / "model.safetensors")
+    assert digest(fresh) == digest(expected)
+    assert fresh.a_head.weight is fresh.embed.weight
+    assert stat.S_IMODE((out / "model.safetensors").stat().st_mode) == stat.S_IMODE(out.stat().st_mode) & 0o666
+
+
+def test_large_models_are_cut_into_files_with_an_index(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    assert export(run, out, "--to", "safetensors", "--step", 10, "--max-shard-size", "50B") == 0
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    names = sorted(path.name for path in out.iterdir() if path.suffix == ".safetensors")
+    count = len(names)
+    assert names == [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    assert sorted(set(index["weight_map"].values())) == names
+
+    merged: dict[str, torch.Tensor] = {}
+    for name in names:
+        part = safetensors.torch.load_file(out / name)
+        assert sum(tensor.nbytes for tensor in part.values()) <= 50 or len(part) == 1
+        assert {index["weight_map"][key] for key in part} == {name}
+        merged |= part
+    expected = trained(1)["model"].state_dict()
+    assert index["metadata"] == {
+        "total_size": sum(tensor.nbytes for tensor in merged.values()),
+        "a_head.weight": "embed.weight",
+    }
+    assert set(merged) == set(index["weight_map"]) == set(expected) - {"a_head.weight"}
+    assert digest(merged) == digest({name: expected[name] for name in merged})
+
+
+def test_dcp_loads_it_into_a_live_model_and_optimizer(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert (
+        export(run, out, "--to", "dcp", "--part", "model", "--part", "optimizer", "--part", "epoch", "--step", 20) == 0
+    )
+    expected, fresh = trained(2), trained(3)
+    state = {"model": fresh["model"].state_dict(), "optimizer": fresh["optimizer"].state_dict(), "epoch": 0}
+    dcp.load(state, checkpoint_id=out, no_dist=True)
+    fresh["model"].load_state_dict(state["model"])
+    fresh["optimizer"].load_state_dict(state["optimizer"])
+    assert digest(fresh["model"]) == digest(expected["model"])
+    assert digest(fresh["optimizer"]) == digest(expected["optimizer"])
+    assert state["epoch"] == 2
+
+
+ODD = {
+    "bf16": torch.randn(3, 5).bfloat16(),
+    "f8": torch.randn(4).to(torch.float8_e4m3fn),
+    "bool": torch.tensor([True, False]),
+    "scalar": torch.tensor(7),
+    "empty": torch.empty(0, 3),
+    "channels_last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "nan": torch.tensor([float("nan"), -0.0]),
+}
+
+
+@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+def test_every_shape_and_dtype_arrives_bit_by_bit(
+    form: str, tmp_path: Path, checkpointer: Make, capsys: Capture
+) -> None:
+    with checkpointer(tmp_path / "run") as runs:
+        runs.save(1, {"model": {**ODD, "array": np.arange(4, dtype=">f8"), "note": "text", "none": {}}})
+    assert export(tmp_path / "run", tmp_path / "out", "--to", form, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    if form == "safetensors":
+        found = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+        assert torch.equal(found.pop("array"), torch.arange(4, dtype=torch.float64))
+        assert document["left_out"] == ["note", "none"]
+    else:
+        target = {"model": {name: torch.zeros_like(tensor) for name, tensor in ODD.items()}}
+        dcp.load(target, checkpoint_id=tmp_path / "out", no_dist=True)
+        found = target["model"]
+        assert document["left_out"] == ["model.none"]
+    assert digest(found) == digest(ODD)
+    assert document["files"] == {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
+
+
+def test_what_safetensors_lacks_is_named_before_anything_is_written(
+    tmp_path: Path, checkpointer: Make, capsys: Capture
+) -> None:
+    with checkpointer(tmp_path / "run") as runs:
+        runs.save(1, {"model": {"w": torch.ones(2, dtype=torch.complex128)}, "values": {"a": 1}})
+        runs.save(2, {"model": {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}}})
+    for step, part, says in (
+        (1, "model", "w (complex128)"),
+        (1, "values", "no tensor in values"),
+        (1, "optimizer", "model (1 tensor), values (no tensors)"),
+        (2, "model", "two tensors are called 'a.b'"),
+    ):
+        assert export(tmp_path / "run", tmp_path / "out", "--to", "safetensors", "--step", step, "--part", part) == 2
+        assert says in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_is_there_is_never_overwritten(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    folder, file = tmp_path / "folder", tmp_path / "file"
+    folder.mkdir()
+    (folder / "mine").write_text("kept")
+    file.write_text("kept")
+    for out in (folder, file):
+        assert export(run, out, "--to", "dcp") == 2
+        assert "give another OUT" in capsys.readouterr().err
+    assert (folder / "mine").read_text() == file.read_text() == "kept"
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "folder", "file"}
+
+
+def test_damage_leaves_no_folder_and_is_1(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    for shard in (run / "data").glob("*/s000000020-*/*"):
+        shard.write_bytes(shard.read_bytes()[:-1])
+    assert export(run, tmp_path / "out", "--to", "safetensors", "--step", 20) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    capsys.readouterr()
+    assert export(run, tmp_path / "out", "--to", "safetensors", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 10
+
+
+LIMITED = """
+import resource, sys
+from checkpoint.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def big(tmp_path: Path, checkpointer: Make) -> Path:
+    with checkpointer(tmp_path / "run") as runs:
+        runs.save(1, {"model": {f"w{i}": torch.full((BIG // 16,), i, dtype=torch.int32) for i in range(4)}})
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+def test_a_disk_that_fails_leaves_nothing_behind(form: str, big: Path, tmp_path: Path) -> None:
+    """The kernel refuses to let any file grow beyond 1 MB, as it refuses where a disk is full."""
+    said = subprocess.run(
+        [sys.executable, "-c", LIMITED, "1000000", "export", big, tmp_path / "out", "--to", form],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert said.returncode == 2
+    assert "could not be written" in said.stderr
+    assert "Traceback" not in said.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("ends_with", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_export_leaves_no_half_of_it_under_the_name(
+    ends_with: signal.Signals, big: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    arguments = [sys.executable, "-m", "checkpoint", "export", str(big), str(out), "--to", "safetensors"]
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + WITHIN_S
+        while not list(tmp_path.glob(".out.*.tmp/*")) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        process.send_signal(ends_with)
+        _, error = process.communicate(timeout=WITHIN_S)
+    if out.exists():  # it was done before we got there
+        assert len(safetensors.torch.load_file(out / "model.safetensors")) == 4
+    if ends_with is signal.SIGINT:
+        assert b"Traceback" not in error
+        assert not list(tmp_path.glob(".out.*"))
+
+
+def test_from_s3(s3: S3Server, tmp_path: Path, checkpointer: Make) -> None:
+    with checkpointer("s3://runs/export", storage_options=s3.options) as runs:
+        runs.save(1, trained(1))
+    options = [f"--storage-option={key}={value}" for key, value in s3.options.items()]
+    assert export("s3://runs/export", tmp_path / "out", "--to", "safetensors", *options) == 0
+    loaded = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(loaded["embed.weight"], trained(1)["model"].embed.weight)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [
+        ([], [[]]),
+        ([4, 6], [[0, 1]]),
+        ([4, 7], [[0], [1]]),
+        ([1, 99, 1, 1], [[0], [1], [2, 3]]),
+        ([0, 99, 0], [[0], [1], [2]]),
+    ],
+)
+def test_tensors_are_grouped_in_their_order(sizes: list[int], groups: list[list[int]]) -> None:
+    named = {str(number): size for number, size in enumerate(sizes)}
+    assert split(named, 10) == [[str(number) for number in group] for group in groups]
+
+
+def test_who_may_read_the_files_is_for_the_umask_to_say(run: Path, tmp_path: Path) -> None:
+    """safetensors makes its files readable by nobody but their owner."""
+    before = os.umask(0o027)
+    try:
+        assert export(run, tmp_path / "out", "--to", "safetensors") == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o750
+    assert stat.S_IMODE((tmp_path / "out" / "model.safetensors").stat().st_mode) == 0o640
