@@ -104,6 +104,13 @@ class Background:
         self._last_words = ""
         self._refused: set[int] = set()
 
+    @property
+    def ready(self) -> bool:
+        """Whether a save need not wait for a process or for memory to be had."""
+        process, warming = self._process, self._warming
+        begun = warming is not None and warming.is_alive()
+        return not begun and self._arena is not None and process is not None and process.alive
+
     def warm(self, save: Save) -> None:
         """Starts the process and makes the arena for saves like this one, in a thread. Returns at once."""
         self._join_warming()

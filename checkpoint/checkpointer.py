@@ -170,6 +170,11 @@ class Checkpointer:
         """
         self._in_background().warm(self._planned(0, state, {}))
 
+    @property
+    def warmed(self) -> bool:
+        """Whether a save with blocking=False takes no longer now than it ever will: what `warm` began is done."""
+        return self._background is not None and self._background_pid == os.getpid() and self._background.ready
+
     @overload
     def save(
         self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: Literal[True] = True
@@ -268,15 +273,21 @@ class Checkpointer:
             self._in_background().wait()
         self._join_sweeps()
 
-    def close(self) -> None:
+    def close(self, *, finish: bool = True) -> None:
         """Finishes the saves that are under way; gives up the claim's endpoint and the storage's connections.
 
         Idempotent; nothing can be saved afterwards. What fails is logged; `wait` before this raises it.
+        finish  False leaves the saves under way to the writer process, which ends by itself: for a process that others
+                wait for
         """
         self._closed = True
         if self._background is not None and self._background_pid == os.getpid():
-            self._background.close()
-        self._join_sweeps()
+            if finish:
+                self._background.close()
+            else:
+                self._background.let_go()
+        if finish:
+            self._join_sweeps()
         self._stop_listening()
         self._storage.close()
 

@@ -156,9 +156,10 @@ class Origin:
         else:
             self._claimed = saver.claim()
 
-    def close(self) -> None:
+    def close(self, *, abruptly: bool = False) -> None:
+        """See Saver.close."""
         if self.saver is not None:
-            self.saver.close()
+            self.saver.close(abruptly=abruptly)
 
     def _hand(self) -> Saver:
         if self.saver is None:

@@ -231,7 +231,7 @@ class Recovery:
         saver = self._session.origin.saver
         if saver is not None and course.at_boundary and saver.took_s < _QUICK_SAVE_S:
             with suppress(Exception):  # what is committed stays; the restart goes on from there
-                self.commit(must=False)
+                self.commit(must=True)
         raise SystemExit(EXIT_RESTART) from lost
 
     def _tell_lost(self, lost: PeerLost, missing: Sequence[int] = ()) -> None:

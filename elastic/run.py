@@ -379,6 +379,8 @@ class Run:
         course, recovery = self._course, self._recovering
         assert course.agreed is not None
         course.at_boundary = True
+        if session.origin.saver is not None:
+            session.origin.saver.look()
         wishes = 0
         for wish in course.agreed.wishes:
             wishes |= wish

@@ -105,7 +105,7 @@ class Session:
         )
         self.origin.identity = identity
         self.keep(lambda: self.place.close(abruptly=self._abruptly))
-        self.keep(self.origin.close)
+        self.keep(lambda: self.origin.close(abruptly=self._abruptly))
         if self.live is None:
             self.place.join()
             self.origin.from_storage()

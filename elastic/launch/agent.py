@@ -116,6 +116,7 @@ class Agent:
         self._over: Message | None = None
         self._hub_gone = False
         self._deadline_s: float | None = None  # for the workers' end
+        self._written_by_s: float | None = None
         self._disorder = False
         self._interrupted_s: float | None = None
         self._killed = False
@@ -152,7 +153,18 @@ class Agent:
             return False
         if self._leaving and self._hub.others():
             self._hub.left()
-        return self._over is not None or self._hub_gone or (self._leaving and not self._hub.others())
+        over = self._over is not None or self._hub_gone or (self._leaving and not self._hub.others())
+        return over and self._all_is_written()
+
+    def _all_is_written(self) -> bool:
+        """Whether no save of a worker that died is being finished any more; or too long."""
+        if not children.finishing():
+            return True
+        now_s = time.monotonic()
+        if self._written_by_s is None:
+            self._written_by_s = now_s + self._rules.leave_s
+            self._say(f"waiting for a save to be committed, {self._rules.leave_s:.0f} s at most")
+        return now_s > self._written_by_s
 
     def _status(self) -> int:
         if self._killed:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_S = 0.01
+_WRITER = b"checkpoint.resident"
 _BURIAL_S = 10.0  # the kernel needs far less to end what it was told to kill
 
 
@@ -60,6 +61,16 @@ def kill_group(leader: int) -> None:
     for kill in (os.killpg, os.kill):  # a process that was just forked does not lead a group yet
         with contextlib.suppress(ProcessLookupError):
             kill(leader, signal.SIGKILL)
+
+
+def finishing() -> list[int]:
+    """Writer processes of checkpoints, left to us by workers that died: each ends once what was staged is committed."""
+    found = []
+    for pid, state in _ours():
+        with contextlib.suppress(OSError):
+            if state != "Z" and _WRITER in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
 
 
 def end_all(*, within_s: float) -> None:

@@ -21,9 +21,9 @@ The moments of a run, in order; those from `data` to `applied` come round again 
     update      exact gradients are in .grad and the dirty mark is set; the optimizer has not stepped
     applied     the step is applied on this worker
     save        the coordinator is about to write a checkpoint
-    saved       the checkpoint is committed
+    saved       the checkpoint is committed, or copied for the writer process, which commits it whatever comes
     evaluate    an evaluation is about to begin
-    finish      the last step is applied and saved; the run is about to end
+    finish      the last step is applied; the last save is about to begin, if it is due
 
 Moments inside a backward pass or inside an optimizer's step need no call: an observer hooks the parameters and the
 optimizers of `run` from outside.

@@ -1,13 +1,15 @@
 """The coordinator's hand on the run's storage: claims it, reads the state to go on from, saves on a cadence.
 
-A periodic save that fails is reported and training goes on; the final one must succeed. A newer claim
-means that the run goes on elsewhere: Evicted, and nothing more is written.
+Training stops for a periodic save only until the state is copied: the rest is done by a writer process, even if this
+one is killed (checkpoint/background.py). One that fails is reported and training goes on, a few times in a row; the
+final one must succeed. A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +21,9 @@ from elastic.observe.console import Console
 from elastic.observe.events import EventLog
 from elastic.state import identity as identities
 from elastic.state.survives import Survives, Tree
+
+_WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
+_FAILURES_MAX = 3  # in a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +46,7 @@ class Position:
 class Saver:
     """Only the coordinator has one.
 
-    last_s   when the last save was, for the cadence
+    last_s   when the last save was begun, for the cadence
     answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
     """
 
@@ -63,8 +68,11 @@ class Saver:
         self._events = events
         self._console = console
         self._clock = clock
-        self.last_s = clock()
+        self._opened_s = self.last_s = clock()
         self.took_s = 0.0
+        self._warming = False
+        self._failures = 0
+        self._underway: list[tuple[checkpoint.Saving, Position, float]] = []
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
         self._checkpoints = checkpoint.Checkpointer(
@@ -118,40 +126,85 @@ class Saver:
         return self._checkpoints.url  # credentials removed
 
     def holds(self, step: int, stopped: str | None) -> bool:
-        """Whether the newest save or the state that was read is just this one."""
+        """Whether the newest save or the state that was read is just this one. Waits for one that is under way.
+
+        Raises Evicted.
+        """
+        for saving, position, _ in self._underway:
+            if (position.step, position.stopped) == (step, stopped):
+                with suppress(checkpoint.CheckpointError):  # `look` says what failed
+                    saving.wait()
+        self.look()
         return self._saved == (step, stopped)
 
     def time_is_up(self) -> bool:
         every_s = self._config.save_every_s
         return every_s is not None and self._clock() - self.last_s >= every_s
 
+    def look(self) -> None:
+        """At each boundary: what has become of saves under way; and makes ready for them, once the run is going.
+
+        Raises Evicted.
+        """
+        if not self._warming and self._clock() - self._opened_s > _WARM_AFTER_S:
+            self._warming = True
+            self._checkpoints.warm(self._survives.objects())
+        while self._underway and self._underway[0][0].done:
+            saving, position, begun_s = self._underway.pop(0)
+            try:
+                self._committed(position, saving.wait(), begun_s)
+            except checkpoint.ClaimLost as lost:
+                raise _evicted(lost) from lost
+            except checkpoint.CheckpointError as failure:
+                self._events.emit("save_failed", step=position.step, error=str(failure))
+
     def save(self, position: Position, *, must: bool) -> None:
-        """Commits the live state. `must`: a failure ends the run; otherwise it is reported. Raises Evicted."""
+        """Saves the live state. `must`: it is committed on return, and a failure ends the run.
+
+        Raises Evicted; CheckpointError where it must, or too many saves in a row have failed.
+        """
+        self.look()
         begun_s = self._clock()
+        meta = {"position": asdict(position), "identity": self._identity, "world_size": self.world_size}
+        objects = self._survives.objects()
         try:
-            commit = self._checkpoints.save(
-                position.step,
-                self._survives.objects(),
-                meta={
-                    "position": asdict(position),
-                    "identity": self._identity,
-                    "world_size": self.world_size,
-                },
-            )
+            if not must and self._checkpoints.warmed:
+                saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False)
+                self._underway.append((saving, position, begun_s))
+                self.last_s = self._clock()
+                self._events.emit("staged", step=position.step, seconds=self.last_s - begun_s)
+                return
+            commit = self._checkpoints.save(position.step, objects, meta=meta)
         except checkpoint.ClaimLost as lost:
-            raise Evicted(f"{lost}\n  next   nothing: another worker has taken this run over; this one ends") from lost
+            raise _evicted(lost) from lost
         except checkpoint.StorageError as failure:
             self._events.emit("save_failed", step=position.step, error=str(failure))
-            if must:
+            self._failures += 1
+            if must or self._failures >= _FAILURES_MAX:
                 raise
             self._console.say(f"step {position.step} could not be saved; training goes on. {failure}")
             self.last_s = self._clock()
             return
+        self.look()  # those that were under way are older
         self.last_s = self._clock()
-        self.took_s = self.last_s - begun_s
+        self._committed(position, commit, begun_s)
+
+    def close(self, *, abruptly: bool = False) -> None:
+        """abruptly  what is under way is left to the writer process: others wait for this one's end"""
+        if not abruptly:
+            with suppress(checkpoint.CheckpointError):  # logged
+                self._checkpoints.wait()
+            with suppress(Evicted):
+                self.look()
+        self._checkpoints.close(finish=not abruptly)
+
+    def _committed(self, position: Position, commit: checkpoint.Commit, begun_s: float) -> None:
+        self.took_s = self._clock() - begun_s
+        self._failures = 0
         self._saved = position.step, position.stopped
         self._events.emit("saved", step=position.step, bytes=commit.bytes, seconds=self.took_s, name=commit.name)
         self._events.flush()
 
-    def close(self) -> None:
-        self._checkpoints.close()
+
+def _evicted(lost: checkpoint.ClaimLost) -> Evicted:
+    return Evicted(f"{lost}\n  next   nothing: another worker has taken this run over; this one ends")

@@ -1,0 +1,54 @@
+"""A save on the cadence stops training only for a copy, and what was copied is committed whatever happens to the worker."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import checkpoint
+from elastic.drill.cluster import Cluster
+from elastic.drill.end import End
+from elastic.drill.faults import At, Kill, Plan
+
+MakeCluster = Callable[..., Cluster]
+Undisturbed = Callable[..., End]
+
+LAST = 79  # the writer process is ready two seconds after a coordinator has begun
+SLOW: dict[str, Any] = {"steps": 90, "save_every": 20, "unhurried": 99}
+KILLED = Plan((Kill(0, At(LAST, "saved")),))
+
+
+def committed(run: Cluster) -> list[int]:
+    with checkpoint.Checkpointer(run.url) as checkpoints:
+        assert all(verified.ok for verified in checkpoints.verify())
+        return [commit.step for commit in checkpoints.list()]
+
+
+def staged(end: End) -> list[int]:
+    return [event["step"] for event in end.events if event["event"] == "staged"]
+
+
+def test_what_was_copied_is_committed_though_the_process_is_killed(
+    cluster: MakeCluster, undisturbed: Undisturbed
+) -> None:
+    run = cluster(plan=KILLED, seed=7, **SLOW)
+    cut = run.finish(within_s=60)
+    assert (cut.exit_code, cut.left_behind) == (-signal.SIGKILL, ()), cut.output
+    assert LAST + 1 in staged(cut)
+    assert committed(run)[0] == LAST + 1
+
+    end = run.start().finish(within_s=60, reference=undisturbed(steps=90, seed=7).events)
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert end.steps_redone == 0
+
+
+def test_what_a_lost_coordinator_had_copied_is_committed_while_the_others_go_on(
+    cluster: MakeCluster, undisturbed: Undisturbed
+) -> None:
+    run = cluster(workers=3, launcher="elastic", plan=KILLED, seed=7, **SLOW)
+    end = run.finish(within_s=60, reference=undisturbed(steps=90, seed=7).events)
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
+    assert LAST + 1 in staged(end)
+    assert committed(run)[:2] == [90, LAST + 1]
