@@ -1,4 +1,4 @@
-"""A save on the cadence stops training only for a copy, and what was copied is committed whatever happens to the worker."""
+"""A save on the cadence stops training for a copy, and what was copied is committed whatever becomes of the worker."""
 
 from __future__ import annotations
 
