@@ -69,8 +69,8 @@ def _table(url: str, found: Report) -> Table:
         "steps": f"{found.steps:,} applied, {found.redone:,} redone, epoch {found.epoch}",
         "world sizes": " → ".join(map(str, found.world_sizes)),
         "starts": f"{found.claims}, after {found.peers_lost} lost exchanges and {len(found.notices)} notices",
-        "saves": f"{found.saves:,} of {found.saved_bytes / 1e6:,.1f} MB in {found.save_seconds:.1f} s, "
-        f"{found.save_failures} failed",
+        "saves": f"{found.saves:,} of {found.saved_bytes / 1e6:,.1f} MB, for which training stood still "
+        f"{found.save_stall_seconds:.1f} s; {found.save_failures} failed",
         "time": f"{found.seconds:,.0f} s from the first event to the last",
     }
     if found.accepted:

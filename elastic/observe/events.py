@@ -17,7 +17,9 @@ until they are known), then the event's own:
     step_applied    step: index from 0; epoch, attempt, shares [lo, hi), count, redone,
                     indices: digest_of_indices() of what this rank read, in order,
                     sums: digest_of_sums() of the global sums and count
-    saved           step: steps applied; bytes, seconds, name
+    staged          step: steps applied; seconds. The state is copied, and will be committed even if this worker dies
+    saved           step: steps applied; bytes, seconds from the save's begin to its commit, stall: seconds of them that
+                    training stood still, name. Where the worker died meanwhile there is none
     save_failed     step, error
     transfer        step: steps applied in the state that was received from peers; bytes, seconds
     peer_lost       step, phase, error, missing [ranks that this machine knows to be dead or stopped]

@@ -24,6 +24,7 @@ class Report:
     world_sizes   of the views, in order
     claims        how often the run was started or restarted
     peers_lost    workers that were lost from one view to the next; where a loss restarts all, such restarts
+    save_stall_seconds  that training stood still for saves
     accepted      identity fields that were allowed to differ: the bits of the result may, too
     """
 
@@ -37,7 +38,7 @@ class Report:
     notices: tuple[str, ...]
     saves: int
     saved_bytes: int
-    save_seconds: float
+    save_stall_seconds: float
     save_failures: int
     accepted: tuple[str, ...]
     seconds: float
@@ -73,7 +74,7 @@ def report(events: Sequence[Event]) -> Report:
         notices=tuple(event["signal"] for event in events if event["event"] == "notice" and event["signal"]),
         saves=len(saved),
         saved_bytes=sum(event["bytes"] for event in saved),
-        save_seconds=sum(event["seconds"] for event in saved),
+        save_stall_seconds=sum(event.get("stall", event["seconds"]) for event in saved),
         save_failures=sum(event["event"] == "save_failed" for event in events),
         accepted=tuple(sorted({name for event in loaded for name in event.get("accepted", ())})),
         seconds=events[-1]["t"] - events[0]["t"],

@@ -72,7 +72,7 @@ class Saver:
         self.took_s = 0.0
         self._warming = False
         self._failures = 0
-        self._underway: list[tuple[checkpoint.Saving, Position, float]] = []
+        self._underway: list[tuple[checkpoint.Saving, Position, float, float]] = []
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
         self._checkpoints = checkpoint.Checkpointer(
@@ -130,7 +130,7 @@ class Saver:
 
         Raises Evicted.
         """
-        for saving, position, _ in self._underway:
+        for saving, position, *_ in self._underway:
             if (position.step, position.stopped) == (step, stopped):
                 with suppress(checkpoint.CheckpointError):  # `look` says what failed
                     saving.wait()
@@ -150,9 +150,9 @@ class Saver:
             self._warming = True
             self._checkpoints.warm(self._survives.objects())
         while self._underway and self._underway[0][0].done:
-            saving, position, begun_s = self._underway.pop(0)
+            saving, position, begun_s, stall_s = self._underway.pop(0)
             try:
-                self._committed(position, saving.wait(), begun_s)
+                self._committed(position, saving.wait(), begun_s, stall_s)
             except checkpoint.ClaimLost as lost:
                 raise _evicted(lost) from lost
             except checkpoint.CheckpointError as failure:
@@ -170,9 +170,10 @@ class Saver:
         try:
             if not must and self._checkpoints.warmed:
                 saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False)
-                self._underway.append((saving, position, begun_s))
                 self.last_s = self._clock()
-                self._events.emit("staged", step=position.step, seconds=self.last_s - begun_s)
+                stall_s = self.last_s - begun_s
+                self._underway.append((saving, position, begun_s, stall_s))
+                self._events.emit("staged", step=position.step, seconds=stall_s)
                 return
             commit = self._checkpoints.save(position.step, objects, meta=meta)
         except checkpoint.ClaimLost as lost:
@@ -187,7 +188,7 @@ class Saver:
             return
         self.look()  # those that were under way are older
         self.last_s = self._clock()
-        self._committed(position, commit, begun_s)
+        self._committed(position, commit, begun_s, self.last_s - begun_s)
 
     def close(self, *, abruptly: bool = False) -> None:
         """abruptly  what is under way is left to the writer process: others wait for this one's end"""
@@ -198,11 +199,13 @@ class Saver:
                 self.look()
         self._checkpoints.close(finish=not abruptly)
 
-    def _committed(self, position: Position, commit: checkpoint.Commit, begun_s: float) -> None:
+    def _committed(self, position: Position, commit: checkpoint.Commit, begun_s: float, stall_s: float) -> None:
         self.took_s = self._clock() - begun_s
         self._failures = 0
         self._saved = position.step, position.stopped
-        self._events.emit("saved", step=position.step, bytes=commit.bytes, seconds=self.took_s, name=commit.name)
+        self._events.emit(
+            "saved", step=position.step, bytes=commit.bytes, seconds=self.took_s, stall=stall_s, name=commit.name
+        )
         self._events.flush()
 
 
