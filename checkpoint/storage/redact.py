@@ -8,7 +8,7 @@ from typing import Any
 
 _USER = re.compile(r"(?<=://)[^/@\s]*@")
 _QUERY = re.compile(r"(?<=[^\s?])\?[^\s\"']*")
-_PUBLIC_OPTIONS = {"endpoint_url", "region_name", "region", "protocol"}
+_PUBLIC_OPTIONS = {"endpoint_url", "region_name", "region", "protocol", "target_protocol", "faults"}
 _SHORTEST = 4  # shorter values would only blot out innocent letters
 
 
@@ -32,12 +32,14 @@ class Scrubber:
 
 
 def _leaves(value: object, name: str = "") -> Iterator[str]:
-    """Every string in the options, except those that are public by their name."""
+    """Every string in the options, except in those that are public by their name."""
+    if name in _PUBLIC_OPTIONS:
+        return
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _leaves(item, str(key))
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _leaves(item, name)
-    elif isinstance(value, str) and name not in _PUBLIC_OPTIONS:
+    elif isinstance(value, str):
         yield value
