@@ -292,9 +292,7 @@ class Background:
 
     def _in_foreground(self, save: Save, saving: Saving, committed: Callable[[Save], None], why: str) -> None:
         if why not in self._told:
-            self._log(
-                f"saves stop training until they are committed, since there is no saving in the background: {why}"
-            )
+            self._log(f"there is no saving in the background, so training waits for each commit: {why}")
         self._told.add(why)
         with self._changed:
             self._newest = saving

@@ -185,6 +185,11 @@ class Checkpointer:
         self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: Literal[False]
     ) -> Saving: ...
 
+    @overload
+    def save(
+        self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: bool
+    ) -> Commit | Saving: ...
+
     def save(
         self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: bool = True
     ) -> Commit | Saving:

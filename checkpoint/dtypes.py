@@ -27,13 +27,18 @@ SAFETENSORS = {
 def flat_bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes, flat: a view where it is contiguous on the CPU, else a copy."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy().data
+    return _flat(plain).view(torch.uint8).numpy().data
 
 
 def writable_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     """A flat uint8 view into a contiguous CPU tensor that shares its memory."""
     assert tensor.is_contiguous(), "a copy would be written to instead of the tensor"
-    return tensor.view(-1).view(torch.uint8).numpy()
+    return _flat(tensor).view(torch.uint8).numpy()
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat view. A single element counts as contiguous whatever its stride, which view() would keep."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -85,6 +85,14 @@ def cut(shape: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Box]:
             yield (row, *offsets), (1, *sizes)
 
 
+def run_start(piece: Piece, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Where the bytes of a piece made by `cut` begin in its tensor, if that lies in row-major order."""
+    first = 0
+    for offset, size in zip(piece.offsets, shape, strict=True):
+        first = first * size + offset
+    return first * dtype.itemsize
+
+
 def pack(shard: Shard, tensors: dict[str, torch.Tensor], buffer: bytearray) -> memoryview:
     """The shard's file, made at the start of `buffer`, which holds at least `shard.size` bytes.
 

@@ -1,0 +1,133 @@
+"""An arena holds byte for byte what the foreground would have written; too little memory is an error."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint import arena as arenas
+from checkpoint.arena import HALVES, PAGE, Arena, Attached, NoRoom, places
+from checkpoint.claims import Claim
+from checkpoint.dtypes import DTYPES, writable_bytes
+from checkpoint.plan import Planner, Save
+from checkpoint.shards import pack
+from checkpoint.staging import Stage
+
+CLAIM = Claim(1, "nonce", None, None, None, None, 0.0)
+
+
+def every_kind_of_tensor() -> dict[str, torch.Tensor]:
+    """All dtypes with random bits (truth values aside), and every way in which a tensor can lie in memory."""
+    found = {}
+    for name, dtype in DTYPES.items():
+        flat = torch.empty(24, dtype=dtype)
+        values = 2 if dtype is torch.bool else 256
+        writable_bytes(flat)[:] = torch.randint(0, values, (flat.nbytes,), dtype=torch.uint8).numpy()
+        found[name] = flat.reshape(2, 3, 4)
+        found[f"{name} transposed"] = found[name].transpose(0, 2)
+    complex_one = torch.randn(40, dtype=torch.complex64)
+    return found | {
+        "conjugate": complex_one.conj(),
+        "negative": complex_one.conj().imag,
+        "every other": torch.arange(100)[::2],
+        "expanded": torch.arange(3.0).expand(5, 3),
+        "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "middle of another": torch.arange(1000.0)[77:300],
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(3.5),
+        "wide": torch.randn(40, 30),
+        "wide and strided": torch.randn(30, 40).t(),
+    }
+
+
+def planned(planner: Planner, state: dict[str, Any]) -> Save:
+    return planner.save(claim=CLAIM, step=1, state=state, meta={}, now_s=1.0)
+
+
+@pytest.mark.parametrize("shard_bytes", [16, 500, 10**6])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_half_holds_exactly_the_files_of_the_foreground(
+    shard_bytes: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every dtype, layout and cut, and every bit: NaNs have payloads."""
+    monkeypatch.setattr("checkpoint.staging._WORTH_THREADS_BYTES", 1)
+    state = every_kind_of_tensor()
+    save = planned(Planner(shard_bytes), state)
+    expected = [bytes(pack(shard, save.tensors, bytearray(shard.size))) for shard in save.plan.shards]
+    arena = Arena(places(save.plan.sizes)[-1] + 4 * PAGE)
+    arena.touch()
+    stage = Stage(save.plan, arena, pinned=False, threads=threads)
+    texts = [b"first", b"second" * 900]
+    for half in range(HALVES):
+        stage.copy(half, save.tensors, texts)
+    for tensor in state.values():
+        torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(0)  # the state may change now
+
+    attached = Attached(arena.fd, arena.half_bytes)
+    for half in range(HALVES):
+        found = attached.read(half, [*save.plan.sizes, *map(len, texts)])
+        assert [bytes(file) for file in found] == [*expected, *texts]
+    arena.close()
+
+
+def test_a_plan_is_kept_until_a_name_shape_or_dtype_changes() -> None:
+    planner = Planner(1000)
+    first = planned(planner, {"w": torch.zeros(3), "n": 1}).plan
+    assert planned(planner, {"w": torch.ones(3), "n": 2, "more": "text"}).plan is first
+    for other in ({"v": torch.zeros(3)}, {"w": torch.zeros(4)}, {"w": torch.zeros(3).double()}):
+        changed = planned(planner, other).plan
+        assert changed is not first
+        assert (
+            sum(changed.sizes) == sum(len(shard.header) for shard in changed.shards) + next(iter(other.values())).nbytes
+        )
+
+
+def test_what_does_not_lie_in_a_half_is_not_read() -> None:
+    arena = Arena(3 * PAGE)
+    attached = Attached(arena.fd, arena.half_bytes)
+    assert [len(run) for run in attached.read(1, [5, 2 * PAGE])] == [5, 2 * PAGE]
+    for half, sizes in ((0, [2 * PAGE, 2 * PAGE]), (2, [1]), (-1, [1])):
+        with pytest.raises(ValueError, match="do not lie in half"):
+            attached.read(half, sizes)
+    arena.close()
+
+
+def test_closing_returns_memory_and_descriptor() -> None:
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("checkpoint-arena")
+
+    before = held()
+    arena = Arena(10 * PAGE)
+    arena.touch()
+    assert held() == (before[0] + 2, before[1] + 1)  # mmap has a copy of the descriptor
+    arena.close()
+    arena.close()
+    del arena
+    assert held() == before
+
+
+def test_more_than_is_free_is_refused_with_the_bytes_that_it_takes() -> None:
+    """It would otherwise be the kernel's OOM killer that says so."""
+    with pytest.raises(NoRoom, match=f"{2 * 2**50:,} bytes of memory are needed"):
+        Arena(2**50)
+    assert 0 < arenas.free_bytes() < 2**50
+
+
+def test_memory_that_the_kernel_refuses_is_an_error_and_no_signal() -> None:
+    """The limit on file sizes stands in for a full /dev/shm: posix_fallocate fails before a page is touched."""
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n"
+        "from checkpoint.arena import Arena, NoRoom\n"
+        "try: Arena(2**21)\n"
+        "except NoRoom as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(f"{2**22:,} bytes of shared memory are needed: [Errno 27]")
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
