@@ -31,7 +31,7 @@ from checkpoint.reader import check_sizes, read_object
 from checkpoint.storage import Missing, Storage
 from checkpoint.tree import DEPTH_MAX, TAG, Document, child, has_fixed_meaning
 
-CACHED_CHUNKS = 8
+CACHED_CHUNKS = 4
 
 _BLOCK = 2**22  # elements that are compared at a time
 _SHOWN = 60  # characters of a plain value
@@ -254,13 +254,20 @@ def count(a: Bytes, b: Bytes, dtype: Dtype) -> Counted:
     for start in range(0, len(a), step):
         mine, theirs = a[start : start + step], b[start : start + step]
         if not np.array_equal(mine, theirs):
-            rows, others = mine.reshape(-1, dtype.itemsize), theirs.reshape(-1, dtype.itemsize)
-            differs = (rows != others).any(axis=1)
-            total += _measure(rows[differs], others[differs], dtype)
+            x, y = _words(mine, dtype.itemsize), _words(theirs, dtype.itemsize)
+            differs = (x != y).any(axis=1) if x.shape[1] > 1 else (x != y)[:, 0]
+            total += _measure(x[differs], y[differs], dtype)
     return total
 
 
-def _measure(a: Bytes, b: Bytes, dtype: Dtype) -> Counted:
+def _words(data: Bytes, itemsize: int) -> NDArray[Any]:
+    """One row of machine words for each element: they are compared several times faster than its bytes."""
+    size = next(size for size in (8, 4, 2, 1) if itemsize % size == 0)
+    words: NDArray[Any] = data.view(f"u{size}").reshape(-1, itemsize // size)
+    return words
+
+
+def _measure(a: NDArray[Any], b: NDArray[Any], dtype: Dtype) -> Counted:
     x, y = _numbers(a, dtype), _numbers(b, dtype)
     if x is None or y is None:
         return Counted(len(a))
@@ -274,23 +281,27 @@ def _measure(a: Bytes, b: Bytes, dtype: Dtype) -> Counted:
     return Counted(len(a), largest, int(np.count_nonzero(~finite)))
 
 
-def _numbers(rows: Bytes, dtype: Dtype) -> NDArray[Any] | None:
+def _numbers(words: NDArray[Any], dtype: Dtype) -> NDArray[Any] | None:
     """The elements as int64, uint64, float64 or complex128, or None where they are no numbers."""
-    flat = rows.reshape(-1)
-    if isinstance(dtype, np.dtype):
-        values: NDArray[Any] = flat.view(dtype)
-    else:
-        tensor = torch.from_numpy(flat).view(dtype)
-        try:
-            if dtype.is_complex:
-                tensor = tensor.to(torch.complex128)
-            elif dtype.is_floating_point:
-                tensor = tensor.to(torch.float64)
-        except (RuntimeError, TypeError):  # packed dtypes of 4 bits convert to nothing
-            return None
-        values = tensor.numpy()
+    flat = words.reshape(-1).view(np.uint8)
+    values: NDArray[Any] | None
+    values = flat.view(dtype) if isinstance(dtype, np.dtype) else _as_numpy(torch.from_numpy(flat).view(dtype))
+    if values is None:
+        return None
     wide = {"b": np.int64, "i": np.int64, "u": np.uint64, "f": np.float64, "c": np.complex128}.get(values.dtype.kind)
     return None if wide is None else values.astype(wide)
+
+
+def _as_numpy(tensor: torch.Tensor) -> NDArray[Any] | None:
+    """The elements in a dtype that NumPy has, without loss, or None where there is none."""
+    try:
+        if tensor.dtype is torch.complex32:
+            return tensor.to(torch.complex64).numpy()
+        if tensor.dtype is torch.bfloat16 or (tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1):
+            return tensor.to(torch.float32).numpy()
+        return tensor.numpy()
+    except (RuntimeError, TypeError):  # packed dtypes of 4 bits convert to nothing
+        return None
 
 
 def _leaves(document: Document, path: str, depth: int) -> Iterator[tuple[str, Document]]:

@@ -487,7 +487,7 @@ def test_a_defect_is_no_answer(run: Path, monkeypatch: pytest.MonkeyPatch, capsy
     def broken(*_: object) -> None:
         raise ZeroDivisionError("s3://user:hush@host/x")
 
-    monkeypatch.setattr("checkpoint.cli.compare", broken)
+    monkeypatch.setattr("checkpoint.commands.compare", broken)
     assert main(["diff", str(run), "10", "20"]) == 2
     err = capsys.readouterr().err
     assert "ZeroDivisionError" in err

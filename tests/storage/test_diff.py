@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from checkpoint import Checkpointer
 from checkpoint.cli import main
 from checkpoint.diff import count
+from checkpoint.dtypes import DTYPES
 
 Capture = pytest.CaptureFixture[str]
 Make = Callable[..., Checkpointer]
@@ -115,6 +116,17 @@ def test_differences_are_counted_in_every_form(
     [one] = document["differences"]
     assert status == 1
     assert (one["differing"], one["largest"], one["nonfinite"]) == (differing, largest, nonfinite)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_elements_of_every_dtype_that_can_be_saved_are_counted(name: str) -> None:
+    dtype = DTYPES[name]
+    a = np.zeros(3 * dtype.itemsize, np.uint8)
+    b = a.copy()
+    b[0], b[-1] = 1, 2
+    found = count(a, b, dtype)
+    assert (found.differing, found.nonfinite) == (2, 0)
+    assert (found.largest is None) == (name == "float4_e2m1fn_x2")  # two numbers in a byte, which nothing converts
 
 
 def test_tensors_without_elements_are_equal(differ: Diff) -> None:
