@@ -74,7 +74,7 @@ def report(events: Sequence[Event]) -> Report:
         notices=tuple(event["signal"] for event in events if event["event"] == "notice" and event["signal"]),
         saves=len(saved),
         saved_bytes=sum(event["bytes"] for event in saved),
-        save_stall_seconds=sum(float(event.get("stall", event["seconds"])) for event in saved),
+        save_stall_seconds=sum(event["stall"] if "stall" in event else event["seconds"] for event in saved),
         save_failures=sum(event["event"] == "save_failed" for event in events),
         accepted=tuple(sorted({name for event in loaded for name in event.get("accepted", ())})),
         seconds=events[-1]["t"] - events[0]["t"],

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import checkpoint
+from checkpoint.testing import Delay, Error, Faults
+from checkpoint.testing import Plan as Rules
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, Plan
@@ -19,8 +23,8 @@ SLOW: dict[str, Any] = {"steps": 90, "save_every": 20, "unhurried": 99}
 KILLED = Plan((Kill(0, At(LAST, "saved")),))
 
 
-def committed(run: Cluster) -> list[int]:
-    with checkpoint.Checkpointer(run.url) as checkpoints:
+def committed(run: Cluster, options: dict[str, Any] | None = None) -> list[int]:
+    with checkpoint.Checkpointer(run.url, storage_options=options) as checkpoints:
         assert all(verified.ok for verified in checkpoints.verify())
         return [commit.step for commit in checkpoints.list()]
 
@@ -52,3 +56,24 @@ def test_what_a_lost_coordinator_had_copied_is_committed_while_the_others_go_on(
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     assert LAST + 1 in staged(end)
     assert committed(run)[:2] == [90, LAST + 1]
+
+
+def test_saves_commit_while_uploads_are_slow_and_workers_are_lost(
+    cluster: MakeCluster, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """Uploads take seconds, writes fail now and then, and no save is torn by the losses of those who began it."""
+    slow = Faults(Rules(Delay(1.5, on="write", path="*/data/*"), Error("reset", on="write", chance=0.1), seed=3))
+    url, _ = slow.around(str(tmp_path / "slow"))
+    options = {"target_protocol": "file", "faults": slow.plan.document()}
+    losses = [Kill(worker, At(None, "in_update", world_size=3)) for worker in (1, 0, 2, 0)]
+    run = cluster(
+        url=url, workers=3, launcher="elastic", plan=Plan(tuple(losses)), seed=7, storage=json.dumps(options),
+        storage_options=options, steps=160, save_every=25, unhurried=99,
+    )  # fmt: skip
+    end = run.finish(within_s=120, reference=undisturbed(steps=160, seed=7).events)
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
+    assert staged(end)
+    assert set(staged(end)) <= {event["step"] for event in end.events if event["event"] == "saved"} | set(
+        committed(run, options)
+    )
