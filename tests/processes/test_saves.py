@@ -63,8 +63,8 @@ def test_saves_commit_while_uploads_are_slow_and_workers_are_lost(
 ) -> None:
     """Uploads take seconds, writes fail now and then, and no save is torn by the losses of those who began it."""
     slow = Faults(Rules(Delay(1.5, on="write", path="*/data/*"), Error("reset", on="write", chance=0.1), seed=3))
-    url, _ = slow.around(str(tmp_path / "slow"))
-    options = {"target_protocol": "file", "faults": slow.plan.document()}
+    url, options = slow.around(str(tmp_path / "slow"), {"auto_mkdir": True})
+    options["faults"] = slow.plan.document()  # each process counts for itself
     losses = [Kill(worker, At(None, "in_update", world_size=3)) for worker in (1, 0, 2, 0)]
     run = cluster(
         url=url, workers=3, launcher="elastic", plan=Plan(tuple(losses)), seed=7, storage=json.dumps(options),
