@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ CACHED_CHUNKS = 4
 
 _BLOCK = 2**22  # elements that are compared at a time
 _SHOWN = 60  # characters of a plain value
+_DTYPE = re.compile(r"[<>|=]?[A-Za-z]\d*(\[\w+\])?")  # as dtype.str gives it
 _PAIRS, _ITEMS = ("dict", "OrderedDict", "Counter"), ("tuple", "torch.Size")
 
 Dtype = torch.dtype | np.dtype[Any]
@@ -223,8 +225,8 @@ class Side:
             return Array(document["name"], stored.dtype, stored.shape)
         if kind == "ndarray":
             stored = self._manifest.tensors[document["name"]]
-            dtype, shape = np.dtype(document["dtype"]), tuple(int(size) for size in document["shape"])
-            if not has_fixed_meaning(dtype) or stored.dtype is not torch.uint8:
+            dtype, shape = _numpy_dtype(document["dtype"]), tuple(int(size) for size in document["shape"])
+            if not has_fixed_meaning(dtype) or not dtype.itemsize or stored.dtype is not torch.uint8:
                 raise ValueError(f"no array has dtype {dtype}")
             if math.prod(stored.shape) != math.prod(shape) * dtype.itemsize:
                 raise ValueError(f"{math.prod(stored.shape)} stored bytes are no array {dtype} {shape}")
@@ -302,6 +304,13 @@ def _as_numpy(tensor: torch.Tensor) -> NDArray[Any] | None:
         return tensor.numpy()
     except (RuntimeError, TypeError):  # packed dtypes of 4 bits convert to nothing
         return None
+
+
+def _numpy_dtype(text: object) -> np.dtype[Any]:
+    """NumPy would take much else for a dtype, and evaluates some of it."""
+    if type(text) is not str or len(text) > 40 or not _DTYPE.fullmatch(text):
+        raise ValueError("no dtype")
+    return np.dtype(text)
 
 
 def _leaves(document: Document, path: str, depth: int) -> Iterator[tuple[str, Document]]:

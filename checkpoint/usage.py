@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from checkpoint.storage import redact
 
@@ -37,8 +38,8 @@ _ABOUT = {
     "kind, shape or dtype (other), and whose values differ (how many elements, and the largest absolute difference of "
     "two finite ones). How a state was sharded or held in containers does not count. Without a step, the newest is "
     "compared.",
-    "export": "Write a checkpoint for other tools, verified first. OUT is a new local folder, which appears whole or "
-    "not at all.",
+    "export": "Write a checkpoint for other tools. It is read into memory and verified first. OUT is a new local "
+    "folder, which appears whole or not at all.",
     "sweep": "Remove what nothing needs any more: the remains of saves that never finished, checkpoints outside the "
     "lineage and, with --keep, older ones. A run does this by itself after each save; this is for runs that ended. "
     "It takes the run's next claim, so it refuses while a job holds the URL.",
@@ -115,8 +116,8 @@ def _command(
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for fsspec's filesystem, such as endpoint_url=http://...; may be given several times. Credentials belong "
-        "in the environment: others see the arguments of a command",
+        help="for fsspec's filesystem, such as endpoint_url=http://... or anon=true; may be given several times. "
+        "Credentials belong in the environment: others see the arguments of a command",
     )
     command.add_argument(
         "--retry-s", type=float, default=30.0, metavar="S", help="how long a failing storage is tried again (30)"
@@ -167,7 +168,9 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--keep", type=_keep, metavar="N", help="of the run's checkpoints keep only the N newest whole"
     )
-    command.add_argument("--dry-run", action="store_true", help="list what would go, and change nothing")
+    command.add_argument(
+        "--dry-run", action="store_true", help="list what would go (but for unfinished uploads), and change nothing"
+    )
     command.add_argument(
         "--grace-s",
         type=float,
@@ -182,11 +185,17 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _option(text: str) -> tuple[str, str]:
+def _option(text: str) -> tuple[str, Any]:
+    """The value is text, but for true, false and a JSON object."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError("expected KEY=VALUE")  # what was found may be a secret
-    return key, value
+    if value not in ("true", "false") and not value.startswith("{"):
+        return key, value
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"the value of {key} is no JSON object") from None
 
 
 def _size(text: str) -> int:

@@ -22,6 +22,7 @@ from checkpoint import Checkpointer, digest, housekeeping
 from checkpoint.cli import main
 from checkpoint.screen import human_age, human_bytes, one_line, printable
 from checkpoint.storage import open_storage
+from checkpoint.usage import parse
 from tests.kit.s3 import S3Server
 
 STATE = {"model": {"w": torch.arange(6.0)}, "epoch": 3}
@@ -286,6 +287,22 @@ def test_a_usage_error_is_2_and_repeats_no_secret(capsys: Capture) -> None:
         assert caught.value.code == 2
     assert "hush" not in capsys.readouterr().err
     assert main(["diff", "a", "b", "3"]) == 2
+
+
+def test_options_are_text_but_for_truth_and_objects(capsys: Capture) -> None:
+    values = ["a=1", "b=true", "c=false", 'd={"region_name": "eu"}', "e=x=y", "f=True"]
+    asked = parse(["ls", "x", *(f"--storage-option={value}" for value in values)])
+    assert dict(asked.storage_option) == {
+        "a": "1",
+        "b": True,
+        "c": False,
+        "d": {"region_name": "eu"},
+        "e": "x=y",
+        "f": "True",
+    }
+    with pytest.raises(SystemExit):
+        parse(["ls", "x", '--storage-option=client_kwargs={"token": "hush"'])
+    assert "hush" not in capsys.readouterr().err
 
 
 def test_a_folder_that_may_not_be_read_is_not_an_empty_one(run: Path) -> None:

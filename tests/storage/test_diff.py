@@ -19,6 +19,7 @@ from checkpoint import Checkpointer
 from checkpoint.cli import main
 from checkpoint.diff import count
 from checkpoint.dtypes import DTYPES
+from checkpoint.envelope import seal, unseal
 
 Capture = pytest.CaptureFixture[str]
 Make = Callable[..., Checkpointer]
@@ -206,3 +207,30 @@ def test_trouble_is_2_never_1(run: Path, tmp_path: Path, capsys: Capture) -> Non
     [manifest] = (run / "commits").glob("*s000000002*")
     manifest.write_bytes(b"{}")
     assert main(["diff", str(run), "1", "2"]) == 2
+
+
+HOSTILE = [
+    {"!": "ndarray", "name": "x", "dtype": "i4,(", "shape": [1]},
+    {"!": "ndarray", "name": "x", "dtype": "|S0", "shape": [8]},
+    {"!": "ndarray", "name": "x", "dtype": "|O", "shape": [1]},
+    {"!": "ndarray", "name": "x", "dtype": "<f8", "shape": [2]},
+    {"!": "ndarray", "name": "y", "dtype": "<f8", "shape": [1]},
+    {"!": "tensor", "name": ["x"]},
+    {"!": "dict", "items": [1]},
+    {"!": "tuple", "items": None},
+    {"!": "tuple"},
+]
+
+
+@pytest.mark.parametrize("document", HOSTILE)
+def test_a_tree_from_an_enemy_is_damage_not_a_defect(
+    document: dict[str, Any], tmp_path: Path, checkpointer: Make, capsys: Capture
+) -> None:
+    with checkpointer(tmp_path) as runs:
+        runs.save(1, {"x": np.zeros(1)})
+    [path] = (tmp_path / "commits").iterdir()
+    body = unseal(path.read_bytes(), "it")
+    body["tree"]["x"] = document
+    path.write_bytes(seal(body))
+    assert main(["diff", str(tmp_path), str(tmp_path)]) == 2
+    assert "CorruptCheckpoint: manifest commits/" in capsys.readouterr().err
