@@ -80,3 +80,18 @@ class Storage(Protocol):
     def close(self) -> None:
         """Lets go of connections. Idempotent; the storage must not be used afterwards."""
         ...
+
+
+def get_into(storage: Storage, key: str, target: memoryview) -> int:
+    """Reads the object into `target` and returns the object's size. If that differs, what `target` holds is undefined.
+
+    Without a copy in between where the storage has a `get_into(key, target)` of its own. Raises `Missing`.
+    """
+    direct = getattr(storage, "get_into", None)
+    if direct is not None:
+        size: int = direct(key, target)
+        return size
+    data = storage.get(key)
+    if len(data) == len(target):
+        target[:] = data
+    return len(data)

@@ -11,6 +11,7 @@ others, some servers ignore the condition, some filesystems do not have it. So i
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import threading
@@ -26,6 +27,7 @@ from checkpoint.storage.retry import error_code
 _CONFLICT = ("PreconditionFailed", "412")
 _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is a single PUT
 
+_log = logging.getLogger("checkpoint")
 _checking = threading.Lock()  # "look, then write" within one process; memory:// is never shared by more
 
 
@@ -118,6 +120,8 @@ class FsspecStorage:
                 self._exclusive = self._honours_create(key)
             finally:
                 self.delete(key)
+            if self._exclusive:  # what is lacking, and what follows from it, whoever claims says
+                _log.info("%s creates an object only if it is absent: tried with %s", self.url, key)
         return self._exclusive
 
     def close(self) -> None:

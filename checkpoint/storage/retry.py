@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
 from checkpoint.errors import StorageError
-from checkpoint.storage.base import AlreadyThere, Buffer, Missing, Storage
+from checkpoint.storage.base import AlreadyThere, Buffer, Missing, Storage, get_into
 from checkpoint.storage.redact import Scrubber
 
 T = TypeVar("T")
@@ -98,6 +98,9 @@ class RetryingStorage:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return self._call("read", key, lambda: self._inner.get(key, start, length))
+
+    def get_into(self, key: str, target: memoryview) -> int:
+        return self._call("read", key, lambda: get_into(self._inner, key, target))
 
     def list(self, prefix: str) -> dict[str, int]:
         return self._call("list", prefix, lambda: self._inner.list(prefix))

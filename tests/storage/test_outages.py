@@ -1,0 +1,200 @@
+"""Servers and disks that really fail: what passes is outlasted, what stays is said at once, with what to do.
+
+The servers are moto and Ceph's gateway behind a front that resets, hangs, and answers 5xx; the disks are mounted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint import Checkpointer, StorageError
+from checkpoint.storage import AlreadyThere, Storage, open_storage
+from tests.kit.flaky import Front, flaky
+from tests.kit.s3 import S3Server
+
+Make = Callable[..., Checkpointer]
+STATE = {"w": torch.arange(6.0)}
+PATIENCE_S = 60.0
+
+ACTS: dict[str, Callable[[Storage], Any]] = {
+    "create": lambda storage: storage.put_new("a/new", b"created"),
+    "write": lambda storage: storage.put("a/one", b"written"),
+    "read": lambda storage: storage.get("a/one"),
+    "read a part": lambda storage: storage.get("a/one", 2, 4),
+    "list": lambda storage: storage.list("a"),
+    "look up": lambda storage: storage.size("a/one"),
+    "delete": lambda storage: storage.delete("a/one"),
+}
+
+
+@pytest.fixture
+def front(any_s3: S3Server) -> Iterator[Front]:
+    with flaky(any_s3) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "trouble", ["SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "reset", "lost", "cut"]
+)
+def test_what_passes_is_outlasted_by_every_operation(front: Front, trouble: str) -> None:
+    """The answers are those of an undisturbed storage."""
+    storage = open_storage("s3://runs/passing", front.options, retry_s=PATIENCE_S)
+    assert storage.exclusive()
+    for name, act in ACTS.items():
+        if trouble == "RequestTimeout" and name not in ("create", "write"):
+            continue  # S3 says so of uploads that stall; a HEAD cannot even say it, since it has no body
+        storage.delete("a/new")
+        storage.put("a/one", b"0123456789")
+        expected = act(storage)
+        storage.delete("a/new")
+        storage.put("a/one", b"0123456789")
+        front.troubles.append(trouble)
+        assert act(storage) == expected, name
+        assert not front.troubles, name
+    storage.close()
+
+
+def test_a_hung_server_is_given_up_on_and_asked_again(front: Front) -> None:
+    options = {**front.options, "config_kwargs": {"read_timeout": 1}}
+    storage = open_storage("s3://runs/hung", options, retry_s=PATIENCE_S)
+    assert storage.exclusive()
+    front.troubles.extend(["hang", "hang"])
+    storage.put_new("a", b"1")
+    front.troubles.append("hang")
+    assert storage.get("a") == b"1"
+    assert not front.troubles
+    storage.close()
+
+
+def test_the_loser_of_a_race_learns_it_through_all_trouble(front: Front) -> None:
+    """Its repeated requests must not read another's object as their own."""
+    storage = open_storage("s3://runs/race", front.options, retry_s=PATIENCE_S)
+    assert storage.exclusive()
+    storage.put_new("claims/1", b"winner")
+    front.troubles.extend(["reset", "lost", "SlowDown", "lost"])
+    with pytest.raises(AlreadyThere):
+        storage.put_new("claims/1", b"loser!")
+    assert storage.get("claims/1") == b"winner"
+    storage.close()
+
+
+@pytest.mark.parametrize("trouble", ["SlowDown", "reset"])
+def test_what_does_not_pass_ends_at_the_deadline(front: Front, trouble: str) -> None:
+    """No library may retry below ours, or the deadline would be many times as long. (But aiohttp sends a request once
+    more, at once, where a connection that it had kept turns out to be gone.)"""
+    storage = open_storage("s3://runs/staying", front.options, retry_s=1)
+    storage.put("a", b"1")
+    front.always, before = trouble, front.requests
+    with pytest.raises(StorageError, match="the next save starts anew") as caught:
+        storage.put("a", b"2")
+    attempts = caught.value.attempts
+    assert 1 < attempts <= front.requests - before <= attempts * (2 if trouble == "reset" else 1)
+    assert ("SlowDown" in str(caught.value)) == (trouble == "SlowDown")
+    assert front.options["secret"] not in str(caught.value)
+    front.always = None
+    assert storage.get("a") == b"1"
+    storage.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "next_step"),
+    [
+        ("AccessDenied", "the right to"),
+        ("ExpiredToken", "the session token has expired"),
+        ("RequestTimeTooSkewed", "clock"),
+        ("QuotaExceeded", "keep fewer checkpoints"),
+        ("AuthorizationHeaderMalformed", "the region"),
+    ],
+)
+def test_what_the_server_will_never_do_is_said_after_one_request(front: Front, code: str, next_step: str) -> None:
+    storage = open_storage("s3://runs/never", front.options, retry_s=PATIENCE_S)
+    storage.put("a", b"1")
+    front.always, before = code, front.requests
+    with pytest.raises(StorageError, match=next_step) as caught:
+        storage.put("a", b"2")
+    assert caught.value.attempts == front.requests - before == 1
+    assert code in str(caught.value)
+    storage.close()
+
+
+def test_the_probe_of_the_conditional_create_is_logged_once(
+    any_s3: S3Server, checkpointer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="checkpoint")
+    runs = checkpointer("s3://runs/probe", storage_options=any_s3.options, retry_s=PATIENCE_S)
+    for step in (1, 2, 3):
+        runs.save(step, STATE)
+    told = [record.getMessage() for record in caplog.records if "only if it is absent" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("s3://runs/probe creates an object only if it is absent")
+    assert any_s3.secret not in caplog.text
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 1 MiB that is mounted for the test."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, timeout=60, check=False).returncode != 0:
+        pytest.skip("needs a machine where this user may mount a tmpfs: root, with CAP_SYS_ADMIN")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=60)
+
+
+def test_a_full_disk_fails_the_save_at_once_and_spares_what_is_there(disk: Path, checkpointer: Make) -> None:
+    runs = checkpointer(disk / "run", retry_s=PATIENCE_S)
+    runs.save(1, {"w": torch.arange(50_000.0)})
+    with pytest.raises(StorageError, match="free some space") as caught:
+        runs.save(2, {"w": torch.arange(500_000.0)})
+    assert caught.value.attempts == 1
+    assert list(disk.rglob(".*")) == []  # the half-written file is gone, or the disk would stay full
+    assert runs.read().step == 1
+    runs.save(3, {"w": torch.arange(60_000.0)})
+    assert runs.read().step == 3
+
+
+def test_a_read_only_filesystem_is_said_at_once_and_still_loads(disk: Path, checkpointer: Make) -> None:
+    runs = checkpointer(disk / "run", retry_s=PATIENCE_S)
+    runs.save(1, STATE)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=60)
+    with pytest.raises(StorageError, match="mounted read-only") as caught:
+        runs.save(2, STATE)
+    assert caught.value.attempts == 1
+    assert runs.read().step == 1
+
+
+def test_a_folder_without_rights_is_said_at_once() -> None:
+    """Root may write anywhere, so that a child without its rights tries."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "run")
+        folder.mkdir()
+        Path(name).chmod(0o755)
+        folder.chmod(stat.S_IRUSR | stat.S_IXUSR | stat.S_IROTH | stat.S_IXOTH)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                if os.geteuid() == 0:
+                    os.setuid(65534)
+                open_storage(folder, retry_s=PATIENCE_S).put_new("claims/1", b"")
+            except StorageError as error:
+                os.write(writing, f"{error.attempts} {error}".encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as said:
+            text = said.read().decode()
+        os.waitpid(child, 0)
+    assert text.startswith("1 ")
+    assert "give this user or key the right to" in text
