@@ -3,7 +3,7 @@
 "SlowDown" and other codes of S3's    that error, with its status
 "reset"                               the connection is reset before the request is passed on
 "lost"                                the request is passed on; the connection is reset instead of an answer
-"cut"                                 half of the answer's body, then a reset
+"cut"                                 half of the answer's body, if it has one, then a reset
 "hang"                                no answer, until the front closes
 """
 
