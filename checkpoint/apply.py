@@ -7,7 +7,8 @@ refuses, the error says which entries already hold the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ _ELEMENTWISE = {
 _SHOWN = 20  # entries of each kind in the message; the error's fields hold all
 
 
+Action = tuple[str, Callable[[], object]]  # the path of what it fills, for the error
+
+
 def apply(state: Tree, saved: Tree, *, strict: bool = True) -> None:
     """Makes the objects in `state` hold what `saved`, a tree of `read`, has at the same places.
 
@@ -37,8 +41,13 @@ def apply(state: Tree, saved: Tree, *, strict: bool = True) -> None:
     match = _Match(strict)
     match.visit(state, saved, "", None)
     match.refuse_if_different()
+    with _one_thread():
+        _act(match.actions)
+
+
+def _act(actions: list[Action]) -> None:
     done: list[str] = []
-    for path, act in match.actions:
+    for path, act in actions:
         try:
             act()
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -53,6 +62,18 @@ def apply(state: Tree, saved: Tree, *, strict: bool = True) -> None:
         done.append(path)
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch's copies join a team of threads for each tensor. Where others use the machine, too, loading 1,200 took
+    20 to 60 times as long as in one thread, which copies about as fast as memory takes it (2026-11, 2 cores)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class _Match:
     """Collects what differs, and what is to be done if nothing does."""
 
@@ -61,7 +82,7 @@ class _Match:
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.misshaped: dict[str, str] = {}
-        self.actions: list[tuple[str, Callable[[], object]]] = []
+        self.actions: list[Action] = []
 
     def visit(self, target: Any, saved: Any, path: str, assign: Callable[[Any], None] | None) -> None:
         """assign  puts a plain value into the container that holds `target`, or None where that cannot be done."""
@@ -88,7 +109,7 @@ class _Match:
                 place = _assigner(target, index) if isinstance(target, list) else None
                 self.visit(mine, theirs, child(path, index), place)
         elif is_stateful(target):
-            self.actions.append((path, lambda: target.load_state_dict(saved)))
+            self.actions.append((path, lambda: target.load_state_dict(_own(saved, {}))))
         elif isinstance(target, dict | list | tuple):
             self.misshaped[path] = f"saved a {type(saved).__name__}, here a {type(target).__name__}"
         elif type(target) is not type(saved) or target != saved:
@@ -176,6 +197,7 @@ class _Match:
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    saved = _own(saved, {})
     optimizer.load_state_dict(saved)
     for key, param in _parameters(optimizer, saved):
         if key in saved["state"]:
@@ -200,6 +222,29 @@ def _exact(saved: Any, loaded: Any) -> Any:
     elif isinstance(saved, list) and isinstance(loaded, list):
         loaded[:] = [_exact(mine, theirs) for mine, theirs in zip(saved, loaded, strict=True)]
     return loaded
+
+
+def _own(saved: Any, owned: dict[int, Any]) -> Any:
+    """`saved`, with its own memory for every tensor and array: the object that gets them may keep them.
+
+    owned  id -> what it became, so that what is one stays one. Changes dicts and lists in place.
+    """
+    if id(saved) in owned:
+        return owned[id(saved)]
+    if isinstance(saved, torch.Tensor) and saved.untyped_storage().nbytes() != saved.nbytes:
+        owned[id(saved)] = saved.clone()
+        return owned[id(saved)]
+    if isinstance(saved, np.ndarray) and saved.base is not None:
+        owned[id(saved)] = saved.copy()
+        return owned[id(saved)]
+    if isinstance(saved, dict):
+        for key, value in saved.items():
+            saved[key] = _own(value, owned)
+    elif isinstance(saved, list):
+        saved[:] = [_own(value, owned) for value in saved]
+    elif type(saved) is tuple:
+        return tuple(_own(value, owned) for value in saved)
+    return saved
 
 
 def _is_plain(target: Any) -> bool:

@@ -218,23 +218,7 @@ class Checkpointer:
         A damaged one is passed over, with its reason logged, for the next older one. Raises `NoCheckpoint`; with
         `step`, `CorruptCheckpoint` where that step's checkpoint is damaged.
         """
-        rejected: dict[str, str] = {}
-        error: CorruptCheckpoint | None = None
-        while True:
-            ids = [id for id in read_history(self._storage, self._log).lineage if step is None or id.step == step]
-            new = [id for id in ids if str(id) not in rejected]
-            if not new:
-                break  # a sweep may have removed what we were reading, so the list is read until it brings nothing new
-            for id in new:
-                try:
-                    return read_commit(self._storage, id)
-                except CorruptCheckpoint as damage:
-                    self._log(f"{id} passed over: {damage}")
-                    rejected[str(id)] = str(damage)
-                    error = damage
-        if step is not None and error is not None:
-            raise error
-        raise self._none(step, rejected)
+        return self._read(step, shared=False)
 
     def load(self, state: Tree, *, step: int | None = None, strict: bool = True) -> int:
         """Reads a checkpoint as `read` does, applies it to the objects and tensors in `state`, and returns its step.
@@ -242,7 +226,7 @@ class Checkpointer:
         strict  False accepts entries that only one side has
         Raises `StateMismatch`, which lists all differences, before anything is touched; and what `read` raises.
         """
-        checkpoint = self.read(step=step)
+        checkpoint = self._read(step, shared=True)
         apply(state, checkpoint.tree, strict=strict)
         return checkpoint.step
 
@@ -303,6 +287,26 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _read(self, step: int | None, *, shared: bool) -> Checkpoint:
+        """shared  see `read_commit`"""
+        rejected: dict[str, str] = {}
+        error: CorruptCheckpoint | None = None
+        while True:
+            ids = [id for id in read_history(self._storage, self._log).lineage if step is None or id.step == step]
+            new = [id for id in ids if str(id) not in rejected]
+            if not new:
+                break  # a sweep may have removed what we were reading, so the list is read until it brings nothing new
+            for id in new:
+                try:
+                    return read_commit(self._storage, id, shared=shared)
+                except CorruptCheckpoint as damage:
+                    self._log(f"{id} passed over: {damage}")
+                    rejected[str(id)] = str(damage)
+                    error = damage
+        if step is not None and error is not None:
+            raise error
+        raise self._none(step, rejected)
 
     def _planned(self, step: int, state: Tree, meta: dict[str, Any]) -> Save:
         return self._planner.save(claim=self.claim(), step=step, state=state, meta=meta, now_s=self._save_time_s())

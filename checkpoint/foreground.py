@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
+from checkpoint.draft import StoredObject
 from checkpoint.manifest import Commit
-from checkpoint.plan import Save
+from checkpoint.names import CommitId
+from checkpoint.plan import Plan, Save
 from checkpoint.shards import pack
 from checkpoint.storage import Storage
 from checkpoint.writer import commit, write_object
@@ -15,10 +19,19 @@ def save_now(storage: Storage, save: Save) -> Commit:
     memory  one shard beside the state; nothing else is copied, on whatever device it lies
     raises  ClaimLost, StorageError with nothing committed
     """
-    buffer = bytearray(max(save.plan.sizes, default=0))
-    objects = [
-        write_object(storage, save.draft, index, pack(shard, save.tensors, buffer))
-        for index, shard in enumerate(save.plan.shards)
-    ]
-    commit(storage, save.draft, objects)
+    commit(storage, save.draft, write_all(storage, save.draft.id, save.plan, save.tensors))
     return save.commit
+
+
+def write_all(
+    storage: Storage, id: CommitId, plan: Plan, tensors: dict[str, torch.Tensor], *, first: int = 0
+) -> list[StoredObject]:
+    """Writes the plan's objects, and commits nothing. Raises StorageError.
+
+    first  the number of the plan's first object in the save
+    """
+    buffer = bytearray(max(plan.sizes, default=0))
+    return [
+        write_object(storage, id, first + index, pack(shard, tensors, buffer))
+        for index, shard in enumerate(plan.shards)
+    ]

@@ -19,7 +19,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.manifest import Commit
 from checkpoint.names import STEP_MAX, CommitId, new_nonce
 from checkpoint.shards import Shard, plan_shards
-from checkpoint.tree import Tree, encode
+from checkpoint.tree import Document, Tree, encode
 
 Kind = tuple[torch.Size, torch.dtype]
 
@@ -58,6 +58,24 @@ class Save:
     commit: Commit
 
 
+def documents(
+    step: int, state: Tree, meta: dict[str, Any], *, sharded: bool = False
+) -> tuple[Document, dict[str, torch.Tensor], Document]:
+    """The state's document and tensors, and the document of `meta`, as `tree.encode` makes them.
+
+    Raises `UnsupportedValue`, and `CheckpointError` for a bad step or meta.
+    """
+    if type(step) is not int or not 0 <= step < STEP_MAX:
+        raise CheckpointError(f"step {step!r} is not an int from 0 to {STEP_MAX:,}; nothing was saved")
+    document, tensors = encode(state, sharded=sharded)
+    meta_document, meta_tensors = encode(meta)
+    if type(meta) is not dict or meta_tensors:
+        raise CheckpointError(
+            f"meta must be a dict of plain values, found tensors: {', '.join(meta_tensors) or meta!r}"
+        )
+    return document, tensors, meta_document
+
+
 class Planner:
     """Keeps the last plan."""
 
@@ -67,14 +85,7 @@ class Planner:
 
     def save(self, *, claim: Claim, step: int, state: Tree, meta: dict[str, Any], now_s: float) -> Save:
         """What saving `state` under `claim` takes. Raises `UnsupportedValue`, and `CheckpointError` for a bad step."""
-        if type(step) is not int or not 0 <= step < STEP_MAX:
-            raise CheckpointError(f"step {step!r} is not an int from 0 to {STEP_MAX:,}; nothing was saved")
-        document, tensors = encode(state)
-        meta_document, meta_tensors = encode(meta)
-        if type(meta) is not dict or meta_tensors:
-            raise CheckpointError(
-                f"meta must be a dict of plain values, found tensors: {', '.join(meta_tensors) or meta!r}"
-            )
+        document, tensors, meta_document = documents(step, state, meta)
         plan = self._planned(tensors)
         id = CommitId(claim.number, step, new_nonce(now_s))
         draft = manifest.draft(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from checkpoint.decoding import decode
 from checkpoint.dtypes import writable_bytes
@@ -15,9 +17,11 @@ from checkpoint.hashing import chunk_hashes, xxh3
 from checkpoint.history import read_manifest
 from checkpoint.manifest import Commit, Manifest, StoredTensor
 from checkpoint.names import CommitId
-from checkpoint.shards import Piece
-from checkpoint.storage import Missing, Storage
+from checkpoint.shards import Piece, run_start
+from checkpoint.storage import Buffer, Missing, Storage, get_into
 from checkpoint.tree import Tree
+
+_AT_ONCE = 4  # objects that are read and verified at the same time
 
 
 @dataclass(frozen=True)
@@ -34,23 +38,41 @@ class Checkpoint:
     commit: Commit
 
 
-def read_commit(storage: Storage, id: CommitId) -> Checkpoint:
+def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Checkpoint:
     """The checkpoint `id`, every byte verified. Raises `CorruptCheckpoint` naming object and tensors.
 
-    memory  the state, and one object beside it. Nothing large is allocated before the storage has confirmed every
+    shared  True is faster, but tensors that lie in one object are parts of one piece of memory, which stays as long as
+            any of them: for those who copy them elsewhere
+    memory  the state, and a few objects beside it. Nothing large is allocated before the storage has confirmed every
             object's size.
     """
     manifest = read_manifest(storage, id)
     check_sizes(storage, manifest)
-    tensors = {name: torch.empty(stored.shape, dtype=stored.dtype) for name, stored in manifest.tensors.items()}
+    tensors: dict[str, torch.Tensor] = {}
     pieces: dict[int, list[Piece]] = {index: [] for index in range(len(manifest.objects))}
-    for stored in manifest.tensors.values():
+    for name, stored in manifest.tensors.items():
+        if not (shared and _is_viewable(stored)):
+            tensors[name] = torch.empty(stored.shape, dtype=stored.dtype)
         for index, piece in stored.pieces:
             pieces[index].append(piece)
-    for index in range(len(manifest.objects)):
-        data = read_object(storage, manifest, index)
+
+    def read(index: int) -> None:
+        data = torch.from_numpy(_read_verified(storage, manifest, index))
         for piece in pieces[index]:
-            _place(piece, data, tensors[piece.tensor], manifest.tensors[piece.tensor])
+            stored = manifest.tensors[piece.tensor]
+            source = data[piece.start : piece.start + piece.bytes]
+            if shared and _is_viewable(stored):
+                tensors[piece.tensor] = source.view(stored.dtype).view(stored.shape)
+            else:
+                _place(piece, source, tensors[piece.tensor], stored)
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="checkpoint-read") as pool:
+        jobs = [pool.submit(read, index) for index in range(len(manifest.objects))]
+        try:
+            for job in jobs:
+                job.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
     try:
         tree = decode(manifest.tree, tensors)
     except CorruptCheckpoint as error:
@@ -101,34 +123,52 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
 
 def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
     """Object `index`, verified. Raises `CorruptCheckpoint` naming it, the damaged chunks and its tensors."""
-    stored = manifest.objects[index]
     try:
         data = storage.get(manifest.id.shard_key(index))
     except Missing:
         raise _corrupt(manifest, index, "is absent") from None
-    if len(data) != stored.size:
-        raise _corrupt(manifest, index, f"has {len(data):,} bytes, the manifest says {stored.size:,}")
+    _check(manifest, index, data, len(data))
+    return data
+
+
+def _read_verified(storage: Storage, manifest: Manifest, index: int) -> NDArray[np.uint8]:
+    """As `read_object`, into memory of its own that may be written to. NumPy asks for huge pages, which torch does not:
+    most of the time of reading into fresh memory is the kernel's, for giving out pages."""
+    data = np.empty(manifest.objects[index].size, np.uint8)
+    try:
+        size = get_into(storage, manifest.id.shard_key(index), data.data)
+    except Missing:
+        raise _corrupt(manifest, index, "is absent") from None
+    _check(manifest, index, data.data, size)
+    return data
+
+
+def _check(manifest: Manifest, index: int, data: Buffer, size: int) -> None:
+    """That these are the object's bytes. Raises `CorruptCheckpoint`."""
+    stored = manifest.objects[index]
+    if size != stored.size:
+        raise _corrupt(manifest, index, f"has {size:,} bytes, the manifest says {stored.size:,}")
     found = xxh3(data)
     if found != stored.xxh3:
         chunks = chunk_hashes(data, stored.chunk_bytes)
         bad = [number for number, pair in enumerate(zip(chunks, stored.chunks, strict=True)) if pair[0] != pair[1]]
         where = f" (chunks {bad} of {len(chunks)}, counting from 0)" if bad else ""
         raise _corrupt(manifest, index, f"has xxh3_128 {found}, the manifest says {stored.xxh3}{where}")
-    return data
 
 
-def _place(piece: Piece, data: bytes, tensor: torch.Tensor, stored: StoredTensor) -> None:
+def _is_viewable(stored: StoredTensor) -> bool:
+    """Whether all of it lies in one object, aligned."""
+    return len(stored.pieces) == 1 and stored.pieces[0][1].start % stored.dtype.itemsize == 0
+
+
+def _place(piece: Piece, source: torch.Tensor, tensor: torch.Tensor, stored: StoredTensor) -> None:
     """Copies a piece's bytes into its box of the tensor."""
-    source = np.frombuffer(data, dtype=np.uint8, count=piece.bytes, offset=piece.start)
     if _contiguous(piece, stored.shape):
-        first = 0
-        for offset, size in zip(piece.offsets, stored.shape, strict=True):
-            first = first * size + offset
-        start = first * stored.dtype.itemsize
-        writable_bytes(tensor)[start : start + piece.bytes] = source
+        start = run_start(piece, stored.shape, stored.dtype)
+        writable_bytes(tensor)[start : start + piece.bytes] = source.numpy()
         return
     box = torch.empty(piece.sizes, dtype=stored.dtype)
-    writable_bytes(box)[:] = source
+    writable_bytes(box)[:] = source.numpy()
     for axis, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
         tensor = tensor.narrow(axis, offset, size)
     tensor.copy_(box)

@@ -162,7 +162,9 @@ class Resident:
             raise CheckpointError("the writer process has no storage; nothing was saved")
         at_once = max(1, min(THREADS_MAX, self._budget_bytes // max(draft.sizes, default=1), len(staged.files)))
         with ThreadPoolExecutor(at_once, thread_name_prefix="checkpoint-object") as pool:
-            jobs = [pool.submit(write_object, storage, draft, index, file) for index, file in enumerate(staged.files)]
+            jobs = [
+                pool.submit(write_object, storage, draft.id, index, file) for index, file in enumerate(staged.files)
+            ]
             wait(jobs, return_when=FIRST_EXCEPTION)
             pool.shutdown(wait=True, cancel_futures=True)
         failed = next((job.exception() for job in jobs if not job.cancelled() and job.exception()), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,18 +52,28 @@ def plan_shards(tensors: dict[str, torch.Tensor], shard_bytes: int = SHARD_BYTES
 
     Tensors without elements take no bytes and lie in no shard: the manifest's table holds their shape.
     """
+    return into_shards(
+        (
+            Piece(name, offsets, sizes, math.prod(sizes) * tensor.dtype.itemsize)
+            for name, tensor in tensors.items()
+            for offsets, sizes in cut(tuple(tensor.shape), tensor.dtype.itemsize, shard_bytes)
+        ),
+        tensors,
+        shard_bytes,
+    )
+
+
+def into_shards(pieces: Iterable[Piece], tensors: dict[str, torch.Tensor], shard_bytes: int) -> list[Shard]:
+    """Shards of these pieces, in their order. Of `tensors` only the dtypes are looked at."""
     shards: list[Shard] = []
     batch: list[Piece] = []
     total = 0
-    for name, tensor in tensors.items():
-        itemsize = tensor.dtype.itemsize
-        for offsets, sizes in cut(tuple(tensor.shape), itemsize, shard_bytes):
-            piece = Piece(name, offsets, sizes, math.prod(sizes) * itemsize)
-            if batch and total + piece.bytes > shard_bytes:
-                shards.append(_lay_out(batch, tensors))
-                batch, total = [], 0
-            batch.append(piece)
-            total += piece.bytes
+    for piece in pieces:
+        if batch and total + piece.bytes > shard_bytes:
+            shards.append(_lay_out(batch, tensors))
+            batch, total = [], 0
+        batch.append(piece)
+        total += piece.bytes
     return [*shards, _lay_out(batch, tensors)] if batch else shards
 
 

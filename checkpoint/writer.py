@@ -18,13 +18,14 @@ from checkpoint.draft import Draft, StoredObject
 from checkpoint.errors import CheckpointError, ClaimLost, StorageError
 from checkpoint.fence import look_again
 from checkpoint.hashing import CHUNK_BYTES, chunk_hashes, xxh3
+from checkpoint.names import CommitId
 from checkpoint.storage import AlreadyThere, Buffer, Storage
 
 
-def write_object(storage: Storage, draft: Draft, index: int, file: Buffer) -> StoredObject:
+def write_object(storage: Storage, id: CommitId, index: int, file: Buffer) -> StoredObject:
     """Hashes and stores object `index` of the save. Raises `StorageError`."""
     stored = StoredObject(len(file), xxh3(file), CHUNK_BYTES, tuple(chunk_hashes(file)))
-    storage.put(draft.id.shard_key(index), file)
+    storage.put(id.shard_key(index), file)
     return stored
 
 

@@ -59,10 +59,11 @@ class LocalStorage:
         try:
             with open(self._path(key), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                while size == len(target) and len(target) and (read := file.readinto(target)):
-                    target = target[read:]
-                    size -= read
-                return os.fstat(file.fileno()).st_size
+                if size != len(target):
+                    return size
+                while len(target) and (count := file.readinto(target)):
+                    target = target[count:]
+                return size - len(target)  # less if the file was cut short meanwhile
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise Missing(key) from None
 
