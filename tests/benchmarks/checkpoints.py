@@ -1,6 +1,6 @@
 """What does a save cost training, and a load? Ratios from one run, beside torch.save and torch.distributed.checkpoint.
 
-    python -m tests.benchmarks.checkpoint [--mb 1024] [--tensors 1200] [--rounds 5] [--folder /tmp] [--json FILE]
+    python -m tests.benchmarks.checkpoints [--mb 1024] [--tensors 1200] [--rounds 5] [--folder /tmp] [--json FILE]
 
 stall     time in the call, plus the training time that is lost until the save is durable: what a loop of matrix
           products takes meanwhile beyond what it takes alone. "call" is the first part only.
