@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
+import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from enum import Enum
@@ -34,14 +35,22 @@ Tree = Any  # dicts, lists, tuples, sets, tensors, arrays and plain values, nest
 Document = Any  # what json.dumps takes
 
 
-def encode(tree: Tree) -> tuple[Document, dict[str, torch.Tensor]]:
+def encode(tree: Tree, *, sharded: bool = False) -> tuple[Document, dict[str, torch.Tensor]]:
     """The JSON document of `tree` and its tensors by name, in the order in which they are met.
 
     The tensors are detached but not copied: they share memory with the state. Arrays become tensors too.
+
+    sharded  DTensors stand for the whole tensors that they are shards of; else they are refused
     Raises `UnsupportedValue` naming the path and the way out.
     """
-    encoder = _Encoder()
+    encoder = _Encoder(sharded)
     return encoder.value(tree, "", 0), encoder.tensors
+
+
+def is_sharded(value: object) -> bool:
+    """Whether this is a DTensor. Does not import what defines them: without it there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def is_stateful(value: object) -> bool:
@@ -73,8 +82,9 @@ def walk_tensors(tree: Tree, path: str = "") -> Iterator[tuple[str, torch.Tensor
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, sharded: bool) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self._sharded = sharded
         self._names: dict[object, str] = {}  # memory -> the name it is kept under, and so kept from being reused
 
     def value(self, value: Any, path: str, depth: int) -> Document:
@@ -142,7 +152,8 @@ class _Encoder:
         ]
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Document:
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        shard = self._sharded and is_sharded(tensor)
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not shard:
             raise _unsupported(
                 path, tensor, "is a tensor subclass; save its plain parts (`.to_local()`, `.full_tensor()`)"
             )
@@ -157,9 +168,11 @@ class _Encoder:
             )
         if tensor.dtype not in NAMES:
             raise _unsupported(path, tensor, f"has dtype {tensor.dtype}; view it as one of {', '.join(NAMES.values())}")
+        if shard and any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
+            raise _unsupported(path, tensor, "is a DTensor of partial sums; reduce it first (`.redistribute()`)")
         plain = tensor.detach()
         document: dict[str, Any] = {TAG: "tensor", "name": self._keep(plain, path)}
-        if not plain.is_contiguous() and is_dense(tuple(plain.shape), plain.stride()):
+        if not shard and not plain.is_contiguous() and is_dense(tuple(plain.shape), plain.stride()):
             document["stride"] = list(plain.stride())
         return document
 
@@ -175,19 +188,7 @@ class _Encoder:
         return {TAG: "scalar", "dtype": scalar.dtype.str, "hex": scalar.tobytes().hex()}
 
     def _keep(self, tensor: torch.Tensor, path: str) -> str:
-        memory = (
-            (
-                tensor.data_ptr(),
-                tensor.device,
-                tensor.dtype,
-                tensor.shape,
-                tensor.stride(),
-                tensor.is_conj(),
-                tensor.is_neg(),
-            )
-            if tensor.numel()
-            else object()  # empty tensors all have address 0 and are not tied
-        )
+        memory = _memory(tensor)
         if memory in self._names:
             return self._names[memory]
         base = path.encode("utf-8", "replace").decode("utf-8") or "value"
@@ -198,6 +199,17 @@ class _Encoder:
         self._names[memory] = name
         self.tensors[name] = tensor
         return name
+
+
+def _memory(tensor: torch.Tensor) -> object:
+    """What two tensors have in common only if they are tied. Of a shard also where this rank's part of it is empty."""
+    if is_sharded(tensor):
+        local, spec = tensor.to_local(), (tensor.placements, tensor.device_mesh)  # type: ignore[attr-defined]
+        return local.untyped_storage()._cdata, local.storage_offset(), local.stride(), tensor.dtype, tensor.shape, spec
+    if not tensor.numel():
+        return object()  # empty tensors all have address 0 and are not tied
+    view = tensor.is_conj(), tensor.is_neg()
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride(), view
 
 
 def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
