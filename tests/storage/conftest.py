@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from checkpoint import Checkpointer
+from checkpoint.testing import Faults, Plan
 from tests.kit import rgw as ceph
 from tests.kit.s3 import S3Server, s3_server
 
@@ -44,7 +45,7 @@ def any_s3(request: pytest.FixtureRequest) -> S3Server:
     return server
 
 
-@pytest.fixture(params=["local", "memory", "s3", "rgw"])
+@pytest.fixture(params=["local", "memory", "faulty", "s3", "rgw"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
     """An empty (URL, storage options), once for each kind of storage."""
     number = next(_count)
@@ -52,6 +53,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
         return str(tmp_path / "runs" / "x"), {}
     if request.param == "memory":
         return f"memory://run-{number}", {}
+    if request.param == "faulty":  # without faults it must be like any other
+        return Faults(Plan()).around(f"memory://run-{number}")
     server: S3Server = request.getfixturevalue(request.param)
     return f"s3://runs/folder/run-{number}", server.options
 

@@ -204,6 +204,31 @@ def test_a_storage_that_ignores_the_condition_is_found_out_and_said(checkpointer
         first.save(2, STATE)
 
 
+class Blind(NoCondition):
+    """Its next look fails; and its `exists` is fsspec's own, which says "absent" then."""
+
+    protocol = "blind"
+    looks_failing = 0
+    exists = fsspec.AbstractFileSystem.exists
+
+    def info(self, path: str, **kwargs: Any) -> Any:
+        if Blind.looks_failing:
+            Blind.looks_failing -= 1
+            raise OSError(errno.EIO, "flaky")
+        return super().info(path, **kwargs)
+
+
+def test_a_look_that_fails_is_not_taken_for_absence() -> None:
+    """Or a claim would be written over another's."""
+    fsspec.register_implementation("blind", Blind, clobber=True)
+    storage = open_storage("blind://run")
+    storage.put_new("claims/x", b"1")
+    Blind.looks_failing = 1
+    with pytest.raises(AlreadyThere):
+        storage.put_new("claims/x", b"2")
+    assert storage.get("claims/x") == b"1"
+
+
 def test_unfinished_uploads_are_swept_after_the_grace(s3: S3Server) -> None:
     storage = open_storage("s3://runs/uploads", s3.options)
     storage.put("data/x", b"1")

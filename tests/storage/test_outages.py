@@ -95,6 +95,16 @@ def test_who_won_a_race_is_known_through_all_trouble(front_of_ceph: Front) -> No
     storage.close()
 
 
+def test_a_probe_whose_answer_was_lost_still_finds_out(front_of_ceph: Front) -> None:
+    """The client library repeats the request by itself, and is told that the object exists: it is the probe's own."""
+    storage = open_storage("s3://runs/lost-probe", front_of_ceph.options, retry_s=PATIENCE_S)
+    storage.put("a", b"a connection that is kept")
+    front_of_ceph.troubles.append("lost")
+    assert storage.exclusive()
+    assert storage.list("claims") == {}
+    storage.close()
+
+
 @pytest.mark.parametrize("trouble", ["SlowDown", "reset"])
 def test_what_does_not_pass_ends_at_the_deadline(front: Front, trouble: str) -> None:
     """No library may retry below ours, or the deadline would be many times as long. (But aiohttp sends a request once
