@@ -335,9 +335,12 @@ def test_help_of_every_command_says_what_the_exit_statuses_mean_in_80_columns(
         assert max(map(len, text.splitlines())) <= 80
 
 
+BAR_AT_ONCE = "import sys, checkpoint.cli as c, checkpoint.screen as s; s._BAR_AFTER_S = -1; sys.exit(c.main())"
+
+
 def test_in_a_pipe_there_are_no_colours_no_bars_and_no_cut_lines(run: Path) -> None:
     damage(run, 20)
-    said = command("verify", run, env={**os.environ, "COLUMNS": "40"})
+    said = command("verify", run, program=["-c", BAR_AT_ONCE], env={**os.environ, "COLUMNS": "40"})
     assert said.returncode == 1
     assert "\x1b" not in said.stdout + said.stderr
     assert said.stderr == ""
@@ -362,10 +365,7 @@ def test_a_reader_that_leaves_early_is_no_answer_and_no_traceback(run: Path) -> 
 
 
 def test_long_work_shows_a_bar_on_a_terminal(run: Path) -> None:
-    program = (
-        "import sys, checkpoint.screen as s; s._BAR_AFTER_S = -1; from checkpoint.cli import main; sys.exit(main())"
-    )
-    seen = on_a_terminal([sys.executable, "-c", program, "verify", str(run)])
+    seen = on_a_terminal([sys.executable, "-c", BAR_AT_ONCE, "verify", str(run)])
     assert "verifying" in seen
     assert "bytes" in seen
 
