@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from checkpoint.errors import StateMismatch
-from checkpoint.tree import Tree, child, is_stateful
+from checkpoint.tree import Tree, child, is_sharded, is_stateful
 
 # Optimizer state of a parameter's own shape. Others (step counts, factored moments) have shapes of their own.
 _ELEMENTWISE = {
@@ -38,11 +38,9 @@ def apply(state: Tree, saved: Tree, *, strict: bool = True) -> None:
     strict  False accepts names that only one side has; another shape or dtype is refused all the same
     raises  StateMismatch, listing everything that differs; nothing was touched then
     """
-    match = _Match(strict)
-    match.visit(state, saved, "", None)
-    match.refuse_if_different()
+    matched = match(state, saved, strict=strict)
     with _one_thread():
-        _act(match.actions)
+        _act(matched.actions)
 
 
 def _act(actions: list[Action]) -> None:
@@ -74,11 +72,24 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class _Match:
-    """Collects what differs, and what is to be done if nothing does."""
+def match(state: Tree, saved: Tree, *, strict: bool = True) -> Match:
+    """What `apply` would do, without doing it: `saved` may hold tensors without data. Raises StateMismatch."""
+    found = Match(strict)
+    found.visit(state, saved, "", None)
+    found.refuse_if_different()
+    return found
+
+
+class Match:
+    """Collects what differs, and what is to be done if nothing does.
+
+    sharded  each saved tensor of which no more is needed than this rank's part of a DTensor, and that DTensor; as often
+             as it is met
+    """
 
     def __init__(self, strict: bool) -> None:
         self.strict = strict
+        self.sharded: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.misshaped: dict[str, str] = {}
@@ -88,6 +99,7 @@ class _Match:
         """assign  puts a plain value into the container that holds `target`, or None where that cannot be done."""
         if isinstance(target, torch.Tensor):
             if self._same_tensor(target, saved, path):
+                self._note(saved, target)
                 self.actions.append((path, lambda: _copy_tensor(target, saved)))
         elif isinstance(target, np.ndarray):
             if self._same_array(target, saved, path):
@@ -114,6 +126,10 @@ class _Match:
             self.misshaped[path] = f"saved a {type(saved).__name__}, here a {type(target).__name__}"
         elif type(target) is not type(saved) or target != saved:
             self.misshaped[path] = f"saved {saved!r:.60}, here {target!r:.60}, and a tuple cannot be changed"
+
+    def _note(self, saved: torch.Tensor, target: torch.Tensor) -> None:
+        if is_sharded(target):
+            self.sharded.append((saved, target))
 
     def refuse_if_different(self) -> None:
         missing, unexpected = (self.missing, self.unexpected) if self.strict else ([], [])
@@ -165,9 +181,11 @@ class _Match:
         here = module.state_dict()
         self._names(set(here), set(saved), path)
         for name, value in here.items():
-            if name in saved and isinstance(value, torch.Tensor):
-                self._same_tensor(value, saved[name], child(path, name))
-        self.actions.append((path, lambda: module.load_state_dict(saved, strict=self.strict)))
+            if name not in saved or not isinstance(value, torch.Tensor):
+                continue
+            if self._same_tensor(value, saved[name], child(path, name)):
+                self._note(saved[name], value)
+        self.actions.append((path, lambda: module.load_state_dict(_as_here(saved, here), strict=self.strict)))
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, saved: Any, path: str) -> None:
         if not isinstance(saved, dict) or not {"state", "param_groups"} <= set(saved):
@@ -193,11 +211,13 @@ class _Match:
                 ):
                     place = child(child(child(path, "state"), key), name)
                     self.misshaped[place] = f"saved {_describe(value)}, here the parameter is {_describe(param)}"
+                elif _is_of(value, param):
+                    self._note(value, param)
         self.actions.append((path, lambda: _load_optimizer(optimizer, saved)))
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    saved = _own(saved, {})
+    saved = _own(_as_parameters(optimizer, saved), {})
     optimizer.load_state_dict(saved)
     for key, param in _parameters(optimizer, saved):
         if key in saved["state"]:
@@ -231,7 +251,7 @@ def _own(saved: Any, owned: dict[int, Any]) -> Any:
     """
     if id(saved) in owned:
         return owned[id(saved)]
-    if isinstance(saved, torch.Tensor) and saved.untyped_storage().nbytes() != saved.nbytes:
+    if isinstance(saved, torch.Tensor) and not is_sharded(saved) and saved.untyped_storage().nbytes() != saved.nbytes:
         owned[id(saved)] = saved.clone()
         return owned[id(saved)]
     if isinstance(saved, np.ndarray) and saved.base is not None:
@@ -258,7 +278,44 @@ def _is_plain(target: Any) -> bool:
 
 def _copy_tensor(target: torch.Tensor, saved: torch.Tensor) -> None:
     with torch.no_grad():
-        target.copy_(saved)
+        target.copy_(_sharded_as(saved, target))
+
+
+def _as_here(saved: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+    """A module's saved state with this rank's part of a tensor wherever the module holds a DTensor."""
+    if not any(is_sharded(value) for value in here.values()):
+        return saved
+    entries = saved.copy()  # with an OrderedDict's attributes: layers' versions
+    entries.update({name: _sharded_as(value, here[name]) for name, value in saved.items() if name in here})
+    return entries
+
+
+def _as_parameters(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's saved state with this rank's part of a tensor wherever the parameter is a DTensor."""
+    state = dict(saved["state"])
+    for key, param in _parameters(optimizer, saved):
+        if is_sharded(param) and key in state:
+            entries = state[key].items()
+            state[key] = {n: _sharded_as(value, param) if _is_of(value, param) else value for n, value in entries}
+    return {**saved, "state": state}
+
+
+def _is_of(value: Any, param: torch.Tensor) -> bool:
+    """Whether an entry of an optimizer's state has one element for each of the parameter's."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == param.shape
+
+
+def _sharded_as(saved: Any, target: Any) -> Any:
+    """The whole tensor `saved` as a DTensor like `target`, which takes no communication; anything else as it is."""
+    if not is_sharded(target) or not isinstance(saved, torch.Tensor) or is_sharded(saved):
+        return saved
+    from checkpoint.distributed_tensor import like, local_box
+
+    box = saved
+    offsets, sizes = local_box(target)
+    for axis, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        box = box.narrow(axis, offset, size)
+    return like(target, box.contiguous())
 
 
 def _assigner(container: Any, key: Any) -> Callable[[Any], None]:

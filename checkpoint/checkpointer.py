@@ -21,6 +21,7 @@ from checkpoint.apply import apply
 from checkpoint.background import Background, Rules, WhenBusy
 from checkpoint.beacon import Beacon
 from checkpoint.claims import Claim, new_claim_nonce, take
+from checkpoint.distributed import Group, Together
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.foreground import save_now
 from checkpoint.history import read_history, read_manifest
@@ -50,6 +51,7 @@ class Checkpointer:
         self,
         url: str | os.PathLike[str] | Storage,
         *,
+        group: Group | None = None,
         keep: int = 3,
         storage_options: dict[str, Any] | None = None,
         job: str | None = None,
@@ -67,6 +69,9 @@ class Checkpointer:
     ) -> None:
         """
         url              a folder or any fsspec URL, or a storage of one's own; nothing is contacted yet
+        group            the ranks that hold the state together: all of them call `save` and `load`, at the same steps.
+                         "auto": all of torch.distributed, where it is initialised. None: this process saves and loads
+                         alone. Rank 0's plain values are saved, and it holds the claim
         keep             how many of the newest checkpoints stay; never fewer than two do
         storage_options  for fsspec's filesystem
         job              a name that restarts of one job share: the restart waits for its dying predecessor
@@ -98,6 +103,9 @@ class Checkpointer:
         self._log = log or logging.getLogger("checkpoint").warning
         self._planner = Planner(shard_bytes)
         self._sweeper = Sweeper(self._storage, keep=keep, orphan_grace_s=orphan_grace_s, log=self._log)
+        self._together = (
+            Together(group, self._storage, shard_bytes=shard_bytes, wait_s=finish_s, log=self._log) if group else None
+        )
         self._sweep_lock = threading.Lock()
         self._sweeps: list[threading.Thread] = []
         self._background: Background | None = None
@@ -120,6 +128,8 @@ class Checkpointer:
 
         Raises `ClaimHeld` where a live job holds the URL.
         """
+        if self._together is not None and self._together.active and self._together.rank:
+            raise CheckpointError("rank 0 holds the claim of all ranks; call claim() there only")
         if self._closed:
             raise CheckpointError(f"this Checkpointer of {self._storage.url} is closed; make a new one")
         if self._claim is not None and self._claim_pid == os.getpid():
@@ -200,9 +210,12 @@ class Checkpointer:
         blocking  True returns the commit, durable; saves that were under way end before. False copies the state and
                   returns a handle at once: the state may change, and a process of its own does the rest, which it
                   ends even if this one is killed. What fails then is logged and raised by the handle.
+        With a group, all ranks call this; see distributed_save.py.
         raises    UnsupportedValue before anything is written; ClaimLost, StorageError with nothing committed. With
                   blocking=False only what was known before: the claim was lost, or failures_max saves have failed.
         """
+        if self._together is not None and self._together.active:
+            return self._save_together(self._together, step, state, meta or {}, blocking)
         save = self._planned(step, state, meta or {})
         if not blocking:
             return self._in_background().begin(save, self._sweep_soon)
@@ -226,6 +239,8 @@ class Checkpointer:
         strict  False accepts entries that only one side has
         Raises `StateMismatch`, which lists all differences, before anything is touched; and what `read` raises.
         """
+        if self._together is not None and self._together.active:
+            return self._together.load(state, step=step, strict=strict, none=self._none)
         checkpoint = self._read(step, shared=True)
         apply(state, checkpoint.tree, strict=strict)
         return checkpoint.step
@@ -278,6 +293,8 @@ class Checkpointer:
         if finish:
             self._join_sweeps()
         self._stop_listening()
+        if self._together is not None:
+            self._together.close()
         self._storage.close()
 
     def __enter__(self) -> Checkpointer:
@@ -307,6 +324,17 @@ class Checkpointer:
         if step is not None and error is not None:
             raise error
         raise self._none(step, rejected)
+
+    def _save_together(
+        self, together: Together, step: int, state: Tree, meta: dict[str, Any], blocking: bool
+    ) -> Commit:
+        if not blocking:
+            raise CheckpointError(
+                "a state that several ranks hold together is saved with blocking=True only; nothing was saved"
+            )
+        commit = together.save(step, state, meta, claim=self.claim, now_s=self._save_time_s)
+        self._sweep_quietly(step)  # where the claim is: on rank 0
+        return commit
 
     def _planned(self, step: int, state: Tree, meta: dict[str, Any]) -> Save:
         return self._planner.save(claim=self.claim(), step=step, state=state, meta=meta, now_s=self._save_time_s())
@@ -338,7 +366,7 @@ class Checkpointer:
 
     def _join_sweeps(self) -> None:
         for thread in self._sweeps:
-            thread.join()
+            thread.join(self._rules.finish_s)
 
     def _save_time_s(self) -> float:
         """Now, but later than at the last save, so that of two saves of one step the second is the newer."""

@@ -13,11 +13,12 @@ import torch
 
 from checkpoint.dtypes import writable_bytes
 from checkpoint.errors import CorruptCheckpoint
-from checkpoint.tree import DEPTH_MAX, TAG, Document, Tree, has_fixed_meaning, is_dense
+from checkpoint.tree import DEPTH_MAX, TAG, Document, Tree, has_fixed_meaning, is_dense, is_sharded
 
 
 def decode(document: Document, tensors: dict[str, torch.Tensor]) -> Tree:
     """The tree that `encode` was given, over these tensors (contiguous ones are not copied; CPU is not required).
+    Tensors without data (of the meta device) give a tree of the same form, whose tensors and arrays have none.
 
     Raises `CorruptCheckpoint` on anything that `encode` cannot have written.
     """
@@ -109,7 +110,7 @@ class _Decoder:
 
     def _tensor(self, document: dict[str, Any]) -> torch.Tensor:
         stored = self._stored(document["name"])
-        if "stride" not in document:
+        if "stride" not in document or is_sharded(stored):
             return stored
         stride = _sizes(document["stride"])
         if len(stride) != stored.dim() or not is_dense(tuple(stored.shape), stride):
@@ -127,6 +128,8 @@ class _Decoder:
             raise ValueError("an array of elements without bytes")
         if stored.dtype is not torch.uint8 or stored.dim() != 1 or stored.numel() != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{stored.numel()} stored bytes are no array {dtype} {shape}")
+        if stored.is_meta:
+            return np.broadcast_to(np.zeros((), dtype), shape)
         return writable_bytes(stored.cpu()).view(dtype).reshape(shape)
 
 
@@ -147,7 +150,10 @@ def _dtype(name: object) -> torch.dtype:
 def _numpy_dtype(text: object) -> np.dtype[Any]:
     if type(text) is not str or len(text) > 40:
         raise ValueError("no dtype")
-    dtype = np.dtype(text)
+    try:
+        dtype = np.dtype(text)
+    except (TypeError, SyntaxError) as error:  # numpy parses texts with brackets as Python
+        raise ValueError(f"{text!r} is no dtype") from error
     if not has_fixed_meaning(dtype):
         raise ValueError(f"dtype {text!r} is not one that is saved")
     return dtype

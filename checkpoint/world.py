@@ -90,7 +90,7 @@ class World:
                 answer = self._ask(call, what, decide, last) if self.rank == 0 else self._hear(call, what)
             except RuntimeError as error:  # what torch's stores raise; rank 0's own cannot be gone
                 raise _gone(what, error) from error
-        if isinstance(mine, BaseException):
+        if isinstance(mine, BaseException) and "missing" not in answer:
             raise mine
         if "error" in answer:
             raise error_from(answer["error"])
@@ -176,7 +176,8 @@ class World:
             answers = self._decided([json.loads(self._store.get(key)) for key in said], decide)
         else:
             missing = [rank for rank, key in enumerate(said) if not self._store.check([key])]
-            answers = [{"error": error_document(_missing(what, missing, self.size, self.wait_s))}] * self.size
+            silent = error_document(_missing(what, missing, self.size, self.wait_s))
+            answers = [{"error": silent, "missing": missing}] * self.size
         for rank in range(1, self.size):
             self._store.set(f"{call}/answer/{rank}", json.dumps(answers[rank]))
         if last or any("error" in answer for answer in answers):

@@ -1,0 +1,218 @@
+"""Which rank writes which boxes of which tensors, when several ranks hold a state together.
+
+    every rank: what it holds  ->  rank 0: who writes what  ->  every rank: its objects
+
+torch's planner says which box of a DTensor a rank holds, and deals what several ranks hold to the one with the fewest
+bytes so far: so every byte is written once. Before that, boxes are cut small enough for the shares of replicated
+tensors to be even, however large one tensor is. A tensor that is no DTensor counts as the same on all ranks.
+
+Plans travel as JSON. The objects of a save are numbered through all ranks, in their order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner, SavePlan
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from checkpoint import manifest
+from checkpoint.dtypes import DTYPES, NAMES
+from checkpoint.errors import CheckpointError
+from checkpoint.hashing import xxh3
+from checkpoint.plan import Plan
+from checkpoint.shards import Box, Piece, cut, into_shards
+from checkpoint.tree import is_sharded
+
+SHARES = 16  # pieces that a rank's share of the replicated tensors has, at least: the shares differ by less than one
+_PIECE_BYTES_MIN = 2**16
+
+Held = dict[str, Any]  # name -> [dtype, shape, whether it is replicated, [[offsets, sizes], ...]], as JSON
+Boxes = list[list[Any]]  # [name, offsets, sizes], as JSON
+
+
+def signature(tensors: dict[str, torch.Tensor]) -> str:
+    """The same for as long as a plan made from these tensors holds."""
+    kinds = [
+        (name, tuple(tensor.shape), str(tensor.dtype), _spread(tensor) if is_sharded(tensor) else None)
+        for name, tensor in tensors.items()
+    ]
+    return xxh3(repr(kinds).encode("utf-8", "surrogatepass"))
+
+
+class Holding:
+    """What this rank holds of the tensors, by torch's planner."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Raises CheckpointError where the planner cannot tell."""
+        self._tensors = tensors
+        self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._planner.set_up_planner(tensors)
+        try:
+            items = self._planner.create_local_plan().items
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            raise CheckpointError(
+                f"torch's planner cannot tell which part of the state this rank holds: {error}\n"
+                "  state  nothing was saved\n  next   save the whole tensors (`.full_tensor()`)"
+            ) from error
+        self._items = {item.index.fqn: item for item in items}
+
+    def described(self, ranks: int, shard_bytes: int) -> Held:
+        """For rank 0. Without tensors that have no elements, here or at all."""
+        replicated = {name for name, tensor in self._tensors.items() if not is_sharded(tensor)}
+        share = sum(self._tensors[name].nbytes for name in replicated) // (ranks * SHARES)
+        limit = min(shard_bytes, max(share, _PIECE_BYTES_MIN))
+        held: Held = {}
+        for name, item in self._items.items():
+            tensor = self._tensors[name]
+            offsets, sizes = _box(item)
+            most = limit if name in replicated else shard_bytes
+            boxes = [(_add(offsets, inner), part) for inner, part in cut(sizes, tensor.dtype.itemsize, most)]
+            held[name] = [NAMES[tensor.dtype], list(tensor.shape), name in replicated, boxes]
+        return held
+
+    def local(self, boxes: Boxes) -> tuple[dict[str, torch.Tensor], dict[str, tuple[int, ...]]]:
+        """This rank's parts of the tensors in `boxes`, and where in the whole ones they begin."""
+        names = dict.fromkeys(name for name, _, _ in boxes)
+        found: dict[str, torch.Tensor] = {}
+        for name in names:
+            data = self._planner.resolve_data(self._items[name])
+            assert isinstance(data, torch.Tensor)
+            found[name] = data.detach()
+        return found, {name: _box(self._items[name])[0] for name in names}
+
+
+def dealt(held: Sequence[Held]) -> list[Boxes]:
+    """What each rank writes, every box of every tensor once. On rank 0.
+
+    Raises CheckpointError where the ranks hold different tensors, or together not the whole of one.
+    """
+    _check_same(held)
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner({}, is_coordinator=True)
+    try:
+        plans, _ = planner.create_global_plan([SavePlan(_write_items(one)) for one in held])
+    except ValueError as error:
+        raise CheckpointError(
+            f"the ranks do not hold the whole state together: {error}\n"
+            "  state  nothing was saved\n"
+            "  next   save on every rank that holds a part; DTensors on a part of the ranks are not carried"
+        ) from error
+    order = {name: place for place, name in enumerate(held[0])}
+    parts: list[Boxes] = []
+    for plan in plans:
+        boxes: Boxes = [[item.index.fqn, *_box(item)] for item in plan.items]
+        parts.append(sorted(boxes, key=lambda box: (order[box[0]], box[1])))
+    return parts
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How one rank's share lies in objects.
+
+    boxes  what it writes
+    plan   its objects; its pieces' offsets count from the beginning of this rank's part of the tensor
+    first  the number of its first object in the save
+    """
+
+    boxes: Boxes
+    plan: Plan
+    first: int
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """All objects of the save, for its manifest. On rank 0.
+
+    counts  objects per rank
+    """
+
+    sizes: tuple[int, ...]
+    counts: tuple[int, ...]
+    table: bytes
+
+
+def whole(parts: Sequence[Boxes], tensors: dict[str, torch.Tensor], shard_bytes: int) -> Whole:
+    """The objects of all ranks. Of `tensors` dtypes and shapes are looked at."""
+    shards = [into_shards(_pieces(boxes, tensors), tensors, shard_bytes) for boxes in parts]
+    objects = [shard for mine in shards for shard in mine]
+    return Whole(tuple(s.size for s in objects), tuple(map(len, shards)), manifest.table(tensors, objects))
+
+
+def layout(boxes: Boxes, first: int, holding: Holding, tensors: dict[str, torch.Tensor], shard_bytes: int) -> Layout:
+    """This rank's objects, the same as `whole` plans for it."""
+    local, begins = holding.local(boxes)
+    shards = tuple(
+        replace(
+            shard,
+            pieces=tuple(
+                replace(piece, offsets=_add(piece.offsets, begins[piece.tensor], -1)) for piece in shard.pieces
+            ),
+        )
+        for shard in into_shards(_pieces(boxes, tensors), tensors, shard_bytes)
+    )
+    kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in local.items()}
+    return Layout(boxes, Plan(kinds, shards, b""), first)
+
+
+@dataclass(frozen=True)
+class _Item(WriteItem):
+    """Counts the bytes of its box; torch's counts those of the whole tensor."""
+
+    def tensor_storage_size(self) -> int | None:
+        assert self.tensor_data is not None
+        return math.prod(self.tensor_data.chunk.sizes) * self.tensor_data.properties.dtype.itemsize
+
+
+def _write_items(held: Held) -> list[WriteItem]:
+    """Replicated boxes first, the largest before the others: the planner deals them in this order."""
+    items: list[WriteItem] = []
+    for name, (dtype, shape, _, boxes) in held.items():
+        for offsets, sizes in boxes:
+            chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+            data = TensorWriteData(chunk, TensorProperties(dtype=DTYPES[dtype]), torch.Size(shape))
+            items.append(_Item(MetadataIndex(name, torch.Size(offsets)), WriteItemType.SHARD, tensor_data=data))
+    return sorted(items, key=lambda item: (not held[item.index.fqn][2], -(item.tensor_storage_size() or 0)))
+
+
+def _check_same(held: Sequence[Held]) -> None:
+    """That all ranks know the same tensors, as different as their parts are."""
+    kinds = [{name: entry[:3] for name, entry in one.items()} for one in held]
+    for rank, kind in enumerate(kinds):
+        differing = sorted(n for n in {*kind, *kinds[0]} if kind.get(n) != kinds[0].get(n))
+        if differing:
+            name = differing[0]
+            raise CheckpointError(
+                f"the ranks hold different tensors: {len(differing)} differ between 0 and {rank}, such as {name}\n"
+                f"  found  {kinds[0].get(name, 'nothing')} on rank 0, {kind.get(name, 'nothing')} on rank {rank} "
+                "(dtype, shape, whether it is replicated)\n"
+                "  state  nothing was saved\n"
+                "  next   give all ranks the same state; what is of one rank only, gather first"
+            )
+
+
+def _pieces(boxes: Boxes, tensors: dict[str, torch.Tensor]) -> list[Piece]:
+    return [
+        Piece(name, tuple(offsets), tuple(sizes), math.prod(sizes) * tensors[name].dtype.itemsize)
+        for name, offsets, sizes in boxes
+    ]
+
+
+def _box(item: WriteItem) -> Box:
+    assert item.tensor_data is not None
+    chunk = item.tensor_data.chunk
+    return tuple(chunk.offsets), tuple(chunk.sizes)
+
+
+def _add(one: Sequence[int], other: Sequence[int], sign: int = 1) -> tuple[int, ...]:
+    return tuple(a + sign * b for a, b in zip(one, other, strict=True))
+
+
+def _spread(tensor: Any) -> str:
+    mesh = tensor.device_mesh
+    return f"{tensor.placements} {mesh.mesh.tolist()} {mesh.get_coordinate()}"
