@@ -166,13 +166,14 @@ def _checked(body: dict[str, Any], id: CommitId) -> Manifest:
     found = CommitId(_number(body["claim"]), _number(body["step"]), body["nonce"])
     _expect(found == id, f"it says that it is {found}")
     resumed_from = id_from(body["resumed_from"])
-    _expect(type(body["saved_at"]) in (int, float), "saved_at is no time")
+    saved_at = body["saved_at"]
+    _expect(type(saved_at) in (int, float) and 0 <= saved_at < 2**53, "saved_at is no time")
     meta = decode(body["meta"], {})
     _expect(type(meta) is dict, "meta is no object")
     objects = tuple(_object(entry) for entry in _list(body["objects"]))
     tensors = {name: _tensor(name, entry, objects) for name, entry in body["tensors"].items()}
     _check_apart(tensors)
-    return Manifest(id, float(body["saved_at"]), resumed_from, meta, objects, tensors, body["tree"])
+    return Manifest(id, float(saved_at), resumed_from, meta, objects, tensors, body["tree"])
 
 
 def _object(entry: dict[str, Any]) -> StoredObject:

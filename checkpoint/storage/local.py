@@ -69,7 +69,7 @@ class LocalStorage:
 
     def list(self, prefix: str) -> dict[str, int]:
         found: dict[str, int] = {}
-        for folder, _, names in os.walk(self._path(prefix) if prefix else self.root):
+        for folder, _, names in os.walk(self._path(prefix) if prefix else self.root, onerror=_unless_absent):
             for name in names:
                 if name.startswith(".") and name.endswith(TEMPORARY):
                     continue
@@ -180,3 +180,9 @@ def _fsync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(file)
+
+
+def _unless_absent(error: OSError) -> None:
+    """A folder that may not be read is not an empty one."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

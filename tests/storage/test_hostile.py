@@ -65,6 +65,8 @@ CHANGES: dict[str, Change] = {
     "another claim": lambda b: b.update(claim=True),
     "resumed from nonsense": lambda b: b.update(resumed_from="c1"),
     "time that is none": lambda b: b.update(saved_at="now"),
+    "time beyond floats": lambda b: b.update(saved_at=10**400),
+    "time before all": lambda b: b.update(saved_at=-1),
     "meta that is a list": lambda b: b.update(meta=[]),
     "meta with a tensor": lambda b: b.update(meta={"x": {"!": "tensor", "name": "w"}}),
     "lacking a field": lambda b: b.pop("tensors"),
@@ -81,6 +83,9 @@ CHANGES: dict[str, Change] = {
     ),
     "empty tensor of a shape that overflows": lambda b: b["tensors"].update(
         e={"dtype": "uint8", "shape": [0, BIG, BIG], "pieces": []}
+    ),
+    "tree with a dtype that is no Python": lambda b: b.update(
+        tree={"!": "ndarray", "name": "w", "dtype": "i4,(", "shape": [3]}
     ),
     "tree with an array of objects": lambda b: b.update(tree={"!": "ndarray", "name": "w", "dtype": "O", "shape": [3]}),
     "tree with an unhashable key": lambda b: b.update(tree={"!": "dict", "items": [[[], 1]]}),

@@ -1,0 +1,33 @@
+"""What only a folder can do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from checkpoint import Checkpointer, NoCheckpoint, StorageError
+from tests.kit.ranks import Raised, run_ranks
+
+NOBODY = 65534
+
+
+def reads_as_nobody(rank: int, world_size: int, url: str) -> None:
+    os.seteuid(NOBODY)
+    Checkpointer(url).read()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_a_folder_that_may_not_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    """Beginning anew there would bury what is in it."""
+    run = tmp_path / "run"
+    with Checkpointer(run) as checkpoints:
+        checkpoints.save(1, {"x": 1})
+    for folder in (tmp_path, *tmp_path.parents[:-1]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    (run / "commits").chmod(0o700)
+    (refused,) = run_ranks(reads_as_nobody, 1, str(run))
+    assert isinstance(refused, Raised)
+    assert refused.kind == StorageError.__name__, refused.traceback
+    assert refused.kind != NoCheckpoint.__name__
