@@ -251,6 +251,7 @@ class Background:
                 with contextlib.suppress(OSError):  # it died; the one after it is told
                     self._process.send({"kind": "arena", "half_bytes": self._arena.half_bytes}, [self._arena.fd])
         if self._stage is None or self._stage.plan is not plan:
+            self._stage = None  # memory cannot be pinned twice
             self._stage = Stage(plan, self._arena, pinned=pinned)
         return self._stage
 

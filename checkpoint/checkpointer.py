@@ -15,13 +15,12 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from checkpoint.apply import apply
 from checkpoint.background import Background, Rules, WhenBusy
 from checkpoint.beacon import Beacon
 from checkpoint.claims import Claim, new_claim_nonce, take
-from checkpoint.distributed import Group, Together
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.foreground import save_now
 from checkpoint.history import read_history, read_manifest
@@ -36,6 +35,9 @@ from checkpoint.saving import Saving
 from checkpoint.shards import SHARD_BYTES
 from checkpoint.storage import Storage, open_storage
 from checkpoint.tree import Tree
+
+if TYPE_CHECKING:
+    from checkpoint.distributed import Group, Together
 
 BUDGET_BYTES = 512 * 2**20
 
@@ -88,7 +90,7 @@ class Checkpointer:
         when_busy        what a third does: "wait" for one of them; "skip" itself; "replace" the younger, if its
                          writing has not begun, else wait
         failures_max     after so many failures in a row the next save raises
-        finish_s         how long one may take; also how long the writer process goes on after this process ended
+        finish_s         how long one may take (and how long ranks of a group wait for each other); also how long the writer process goes on after this process ended
         budget_bytes     how much of them is on its way to the storage at once
         """
         self._rules = Rules(when_busy, failures_max, finish_s, budget_bytes)
@@ -103,9 +105,11 @@ class Checkpointer:
         self._log = log or logging.getLogger("checkpoint").warning
         self._planner = Planner(shard_bytes)
         self._sweeper = Sweeper(self._storage, keep=keep, orphan_grace_s=orphan_grace_s, log=self._log)
-        self._together = (
-            Together(group, self._storage, shard_bytes=shard_bytes, wait_s=finish_s, log=self._log) if group else None
-        )
+        self._together: Together | None = None
+        if group is not None:
+            from checkpoint.distributed import Together  # torch's planner takes a while to import
+
+            self._together = Together(group, self._storage, shard_bytes=shard_bytes, wait_s=finish_s, log=self._log)
         self._sweep_lock = threading.Lock()
         self._sweeps: list[threading.Thread] = []
         self._background: Background | None = None

@@ -106,6 +106,20 @@ class WriterProcess:
         self._close_files()
 
     def _listen(self, heard: Heard, ended: Ended, watch: Callable[[WriterProcess], None]) -> None:
+        try:
+            self._listen_to_the_end(heard, watch)
+        finally:
+            self.alive = False
+            if not self._closing:
+                self._process.kill()  # it closed its end, or died: in either case it serves nobody any more
+            status = self._process.wait()
+            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+            parts = [f"the writer process ended with {how}", self._why_killed, self._said()]
+            _live.discard(self)
+            self._close_files()
+            ended(self, "; ".join(filter(None, parts)))
+
+    def _listen_to_the_end(self, heard: Heard, watch: Callable[[WriterProcess], None]) -> None:
         waiting = select.poll()
         waiting.register(self._link, select.POLLIN)
         while True:
@@ -114,16 +128,7 @@ class WriterProcess:
             elif (got := messages.receive(self._link)) is not None:
                 heard(self, got[0])
             else:
-                break
-        self.alive = False
-        if not self._closing:
-            self._process.kill()  # it closed its end, or died: in either case it serves nobody any more
-        status = self._process.wait()
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        parts = [f"the writer process ended with {how}", self._why_killed, self._said()]
-        _live.discard(self)
-        self._close_files()
-        ended(self, "; ".join(filter(None, parts)))
+                return
 
     def _said(self) -> str:
         size = os.fstat(self._errors).st_size
