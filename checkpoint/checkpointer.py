@@ -90,7 +90,8 @@ class Checkpointer:
         when_busy        what a third does: "wait" for one of them; "skip" itself; "replace" the younger, if its
                          writing has not begun, else wait
         failures_max     after so many failures in a row the next save raises
-        finish_s         how long one may take (and how long ranks of a group wait for each other); also how long the writer process goes on after this process ended
+        finish_s         how long one may take; also how long the writer process goes on after this process ended, and
+                         how long the ranks of a group wait for each other
         budget_bytes     how much of them is on its way to the storage at once
         """
         self._rules = Rules(when_busy, failures_max, finish_s, budget_bytes)
