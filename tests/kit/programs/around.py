@@ -20,7 +20,7 @@ from torch import nn
 
 import elastic
 
-SLOW_S = 0.1
+SLOW_S = 0.6
 
 
 class History:
@@ -50,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
 
     elastic.seed(5)
-    dataset = Noisy(24 * options.steps, 5)
+    dataset, checked = Noisy(24 * options.steps, 5), Noisy(48, 6)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 2))
     history = History()
 
@@ -71,11 +71,11 @@ def main() -> None:
         extra={"history": history},
     ) as run:
         if not history.losses:
-            history.losses.append(run.evaluate(dataset, loss_of)["loss"])
+            history.losses.append(run.evaluate(checked, loss_of)["loss"])
         for step in run:
             for points, labels in step:
                 step.backward(loss_of(points, labels)["loss"], count=len(labels))
-            history.losses.append(run.evaluate(dataset, loss_of)["loss"])
+            history.losses.append(run.evaluate(checked, loss_of)["loss"])
             if step.index == options.wait_at and run.rank == 1:
                 with run.long_section():
                     wait_for(options.wait)
