@@ -172,6 +172,7 @@ class World:
         """On rank 0."""
         assert self._store is not None
         said = [f"{call}/said/{rank}" for rank in range(self.size)]
+        missing: list[int] = []
         if self._poll(said, self.wait_s):
             answers = self._decided([json.loads(self._store.get(key)) for key in said], decide)
         else:
@@ -181,7 +182,8 @@ class World:
         for rank in range(1, self.size):
             self._store.set(f"{call}/answer/{rank}", json.dumps(answers[rank]))
         if last or any("error" in answer for answer in answers):
-            self._poll([f"{call}/read/{rank}" for rank in range(1, self.size)], _READ_S)
+            here = [rank for rank in range(1, self.size) if rank not in missing]
+            self._poll([f"{call}/read/{rank}" for rank in here], _READ_S)
         for key in said:
             self._store.delete_key(key)
         return answers[0]
@@ -217,7 +219,7 @@ class World:
         """Whether all keys are there in time."""
         assert self._store is not None
         deadline, pause_s = time.monotonic() + within_s, _POLL_FIRST_S
-        while not self._store.check(keys):
+        while keys and not self._store.check(keys):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return False

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "tests.kit.ranks", "elastic.run"])
+_SLOW_IMPORTS = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.tensor.parallel"]
+_CONTEXT.set_forkserver_preload(["torch", "tests.kit.ranks", "elastic.run", *_SLOW_IMPORTS])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,253 @@
+"""Several ranks save and load one state together: every byte once, at any layout, and all of them or none."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    NoCheckpoint,
+    StateMismatch,
+    StorageError,
+    UnsupportedValue,
+    digest,
+    distributed_save,
+)
+from tests.kit.ranks import Died, Raised, returned, run_ranks
+from tests.storage.together import ODD_CHUNK_BYTES, build, fingerprint, ranks_of, train
+
+LAYOUTS = [("plain", 0), ("plain", 2), ("fsdp", 1), ("fsdp", 3), ("fsdp", 4)]
+
+
+def save(rank: int, size: int, folder: str, layout: str, alone: bool, chunk_bytes: int | None) -> tuple[str, int]:
+    """Saves one step; returns what was saved, and how many bytes of it this rank wrote."""
+    with ranks_of(folder, rank, 0 if alone else size, chunk_bytes=chunk_bytes, name="save") as (runs, storage):
+        state = build(layout, seed=1)
+        train(state)
+        runs.save(7, state, meta={"by": rank})
+        return fingerprint(state), storage.put_bytes
+
+
+def load(rank: int, size: int, folder: str, layout: str, alone: bool) -> tuple[Any, ...]:
+    """Loads into another state, trained or not; returns what it then is, and what was read of data objects."""
+    with ranks_of(folder, rank, 0 if alone else size, name=f"load-{layout}-{size}-{alone}") as (runs, storage):
+        state = build(layout, seed=2)
+        if layout != "fsdp":
+            train(state, 1)  # an optimizer with state; elsewhere it has none yet
+        step = runs.load(state)
+        return step, state["epoch"], fingerprint(state), storage.got
+
+
+@pytest.mark.parametrize(("layout", "size"), LAYOUTS)
+def test_saved_at_any_layout_it_loads_at_any_other(layout: str, size: int, tmp_path: Path) -> None:
+    """Hash chunks end in the middle of pieces and elements here, as they do in large objects."""
+    saved = returned(run_ranks(save, max(size, 1), str(tmp_path), layout, not size, ODD_CHUNK_BYTES))
+    expected = saved[0][0]
+    for other, ranks in LAYOUTS:
+        for step, epoch, found, _ in returned(run_ranks(load, max(ranks, 1), str(tmp_path), other, not ranks)):
+            assert (step, epoch, found) == (7, 1, expected), f"loaded as {other} on {ranks} ranks"
+
+    with Checkpointer(tmp_path / "run") as runs:
+        assert all(one.ok for one in runs.verify())
+        assert runs.read().meta == {"by": 0}
+        assert digest(runs.read().tree["model"]) == _saved_alone(tmp_path, layout)
+
+
+def _saved_alone(folder: Path, layout: str) -> str:
+    """The digest of the same model saved by one process; trained by it, where that takes the same sums."""
+    with Checkpointer(folder / "run") as runs:
+        tree = runs.read().tree
+    with Checkpointer(folder / "alone") as runs:
+        state = build("plain", seed=3)
+        state["model"].load_state_dict(tree["model"])
+        runs.save(1, state)
+        return digest(runs.read().tree["model"])
+
+
+def test_two_dimensional_meshes_are_carried(tmp_path: Path) -> None:
+    saved = returned(run_ranks(save, 4, str(tmp_path), "fsdp+tp", False, None))
+    for layout, size in (("fsdp+tp", 4), ("pair", 2), ("pair", 1)):
+        for step, _, found, _ in returned(run_ranks(load, size, str(tmp_path), layout, False)):
+            assert (step, found) == (7, saved[0][0]), f"loaded as {layout} on {size} ranks"
+
+
+def spread(rank: int, size: int, folder: str) -> tuple[int, int]:
+    """Bytes that this rank wrote, of a state with one tensor that is larger than all others together."""
+    with ranks_of(folder, rank, size, name="spread") as (runs, storage):
+        state = {"large": torch.rand(600_000), "small": [torch.rand(1000) for _ in range(50)], "one": torch.zeros(())}
+        runs.save(1, state)
+        return storage.put_bytes, 4 * 650_000
+
+
+def test_replicated_tensors_are_written_once_half_by_each_of_two_ranks(tmp_path: Path) -> None:
+    (one, whole), (other, _) = returned(run_ranks(spread, 2, str(tmp_path)))
+    assert whole <= one + other < 1.1 * whole, "each byte once, and the objects' headers"
+    assert abs(one - other) < 0.05 * whole
+
+
+def test_each_rank_reads_only_what_it_needs(tmp_path: Path) -> None:
+    returned(run_ranks(save, 4, str(tmp_path), "fsdp", False, None))
+    whole = sum(path.stat().st_size for path in (tmp_path / "run" / "data").rglob("*.safetensors"))
+    same = [got for *_, got in returned(run_ranks(load, 4, str(tmp_path), "fsdp", False))]
+    assert sum(size for got in same for _, _, size in got) == whole, "each byte is read by one rank"
+    replicated = [got for *_, got in returned(run_ranks(load, 2, str(tmp_path), "plain", False))]
+    assert sum(size for got in replicated for _, _, size in got) == whole
+    shares = [sum(size for _, _, size in got) for got in replicated]
+    assert max(shares) < 0.7 * whole, "and the reading is spread"
+
+
+def repeat(rank: int, size: int, folder: str) -> list[int]:
+    """How often a plan was made, after each save; on rank 0."""
+    made: list[int] = []
+    plan = distributed_save.dealt
+    distributed_save.dealt = lambda held: made.append(1) or plan(held)  # type: ignore[func-returns-value]
+    with ranks_of(folder, rank, size, name="repeat") as (runs, _):
+        state = {"w": torch.rand(10), "n": 0}
+        counts = []
+        for step in range(3):
+            state["n"] = step
+            runs.save(step, state)
+            counts.append(len(made))
+        runs.save(3, {"w": torch.rand(11)})
+        fresh = {"w": torch.zeros(11)}
+        assert runs.load(fresh) == 3
+        return [*counts, len(made)]
+
+
+def test_the_plan_is_made_once_until_shapes_change(tmp_path: Path) -> None:
+    assert returned(run_ranks(repeat, 2, str(tmp_path))) == [[1, 1, 1, 2], [0, 0, 0, 0]]
+
+
+def fall_back(rank: int, size: int, folder: str) -> tuple[int, str, str]:
+    with ranks_of(folder, rank, size, name="fall") as (runs, _):
+        state = build("fsdp", seed=1)
+        train(state, 1)
+        runs.save(1, state)
+        first = fingerprint(state)
+        train(state, 1)
+        commit = runs.save(2, state)
+        if rank == 0:  # the last object holds what the last rank alone wants
+            victim = Path(folder, "run", commit.id.shard_key(commit.objects - 1))
+            data = bytearray(victim.read_bytes())
+            data[-1] ^= 1
+            victim.chmod(0o600)
+            victim.write_bytes(data)
+        torch.distributed.barrier()
+        with pytest.raises(CheckpointError, match="xxh3_128"):
+            runs.load(state, step=2)
+        return runs.load(state), fingerprint(state), first
+
+
+def test_damage_that_one_rank_finds_makes_all_fall_back(tmp_path: Path) -> None:
+    for step, found, first in returned(run_ranks(fall_back, 3, str(tmp_path))):
+        assert (step, found) == (1, first)
+
+
+def mismatch(rank: int, size: int, folder: str) -> None:
+    with ranks_of(folder, rank, size, name="mismatch") as (runs, _):
+        with pytest.raises(NoCheckpoint):
+            runs.load({"w": torch.zeros(3)})
+        runs.save(1, {"w": torch.ones(3)})
+        w = torch.zeros(3)
+        here = {"w": w, "more": 1} if rank == 1 else {"w": w}
+        with pytest.raises(StateMismatch) as caught:
+            runs.load(here)
+        assert caught.value.missing == ["more"]
+        assert not w.any(), "nothing is touched on any rank"
+        assert runs.load({"w": torch.zeros(3)}) == 1
+
+
+def test_a_state_that_fits_on_some_ranks_only_is_loaded_on_none(tmp_path: Path) -> None:
+    returned(run_ranks(mismatch, 2, str(tmp_path)))
+
+
+def refused(rank: int, size: int, folder: str) -> None:
+    with ranks_of(folder, rank, size, name="refused") as (runs, _):
+        runs.save(1, {"w": torch.ones(3)})
+        with pytest.raises(UnsupportedValue, match="f "):
+            runs.save(2, {"w": torch.ones(3), "f": print if rank == 1 else 1})
+        with pytest.raises(CheckpointError, match="different steps"):
+            runs.save(2 + rank, {"w": torch.ones(3)})
+        with pytest.raises(CheckpointError, match="different tensors"):
+            runs.save(2, {"w": torch.ones(3 + rank)})
+        with pytest.raises(CheckpointError, match="blocking=True"):
+            runs.save(2, {"w": torch.ones(3)}, blocking=False)
+        assert [commit.step for commit in runs.list()] == [1]
+        assert runs.save(2, {"w": torch.ones(4)}).step == 2
+
+
+def test_what_one_rank_cannot_save_all_ranks_refuse_and_the_next_save_works(tmp_path: Path) -> None:
+    returned(run_ranks(refused, 2, str(tmp_path)))
+
+
+def failing(rank: int, size: int, folder: str) -> None:
+    def before_put(key: str) -> None:
+        if rank == 1 and "s000000002" in key:
+            raise StorageError("rank 1's disk is full", operation="put", key=key, attempts=1)
+
+    with ranks_of(folder, rank, size, before_put=before_put, name="failing") as (runs, _):
+        runs.save(1, {"w": torch.ones(30_000)})
+        with pytest.raises(StorageError, match="disk is full") as caught:
+            runs.save(2, {"w": torch.zeros(30_000)})
+        assert caught.value.operation == "put"
+        assert [commit.step for commit in runs.list()] == [1]
+
+
+def test_a_rank_whose_storage_fails_makes_the_save_fail_on_all(tmp_path: Path) -> None:
+    returned(run_ranks(failing, 2, str(tmp_path)))
+
+
+def dying(rank: int, size: int, folder: str, victim: int) -> str:
+    def before_put(key: str) -> None:
+        if rank == victim and "s000000002" in key:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with ranks_of(folder, rank, size, before_put=before_put, finish_s=3.0, name="dying") as (runs, _):
+        runs.save(1, {"w": torch.ones(30_000)})
+        with pytest.raises(CheckpointError) as caught:
+            runs.save(2, {"w": torch.zeros(30_000)})
+        os.write(1, b"")
+        return str(caught.value)
+
+
+@pytest.mark.parametrize(("victim", "told"), [(1, "rank 1 of 3"), (0, "rank 0 is gone")])
+def test_a_rank_that_dies_in_a_save_means_no_commit_and_the_others_say_who(
+    victim: int, told: str, tmp_path: Path
+) -> None:
+    answers = run_ranks(dying, 3, str(tmp_path), victim)
+    for rank, answer in enumerate(answers):
+        if rank == victim:
+            assert answer == Died(-signal.SIGKILL)
+        else:
+            assert not isinstance(answer, Died | Raised), answer
+            assert told in answer
+    with Checkpointer(tmp_path / "run") as runs:
+        assert [commit.step for commit in runs.list()] == [1]
+        assert runs.read().tree["w"].eq(1).all()
+
+
+def dying_in_load(rank: int, size: int, folder: str) -> str:
+    with ranks_of(folder, rank, size, finish_s=3.0, name="dying") as (runs, storage):
+        runs.save(1, {"w": torch.ones(30_000)})
+        if rank == 1:
+            storage.before_get = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        here = {"w": torch.zeros(30_000)}
+        with pytest.raises(CheckpointError) as caught:
+            runs.load(here)
+        assert not here["w"].any()
+        return str(caught.value)
+
+
+def test_a_rank_that_dies_in_a_load_leaves_the_others_untouched_and_named(tmp_path: Path) -> None:
+    answers = run_ranks(dying_in_load, 3, str(tmp_path))
+    assert answers[1] == Died(-signal.SIGKILL)
+    for answer in (answers[0], answers[2]):
+        assert not isinstance(answer, Died | Raised), answer
+        assert "rank 1 of 3" in answer
