@@ -183,6 +183,8 @@ class Checkpointer:
         once the state has its full size: for most optimizers, after their first step.
         Raises what `claim` does, and `UnsupportedValue`.
         """
+        if self._together is not None and self._together.active:
+            raise _only_blocking()
         self._in_background().warm(self._planned(0, state, {}))
 
     @property
@@ -215,7 +217,7 @@ class Checkpointer:
         blocking  True returns the commit, durable; saves that were under way end before. False copies the state and
                   returns a handle at once: the state may change, and a process of its own does the rest, which it
                   ends even if this one is killed. What fails then is logged and raised by the handle.
-        With a group, all ranks call this; see distributed_save.py.
+        With a group, all ranks call this, with blocking=True; see distributed_save.py.
         raises    UnsupportedValue before anything is written; ClaimLost, StorageError with nothing committed. With
                   blocking=False only what was known before: the claim was lost, or failures_max saves have failed.
         """
@@ -334,9 +336,7 @@ class Checkpointer:
         self, together: Together, step: int, state: Tree, meta: dict[str, Any], blocking: bool
     ) -> Commit:
         if not blocking:
-            raise CheckpointError(
-                "a state that several ranks hold together is saved with blocking=True only; nothing was saved"
-            )
+            raise _only_blocking()
         commit = together.save(step, state, meta, claim=self.claim, now_s=self._save_time_s)
         self._sweep_quietly(step)  # where the claim is: on rank 0
         return commit
@@ -413,6 +413,13 @@ class Checkpointer:
             return NoCheckpoint(f"{what} in {self._storage.url}\n  next  check the URL, or start from the beginning")
         reasons = "\n".join(f"  {name}: {why.splitlines()[0]}" for name, why in rejected.items())
         return NoCheckpoint(f"{what} in {self._storage.url} is whole\n{reasons}", rejected)
+
+
+def _only_blocking() -> CheckpointError:
+    return CheckpointError(
+        "a state that several ranks hold together is saved while all of them wait\n"
+        "  state  nothing was saved or made ready\n  next   save with blocking=True, and leave out warm()"
+    )
 
 
 def _opening(

@@ -54,11 +54,11 @@ class Together:
         claim: Callable[[], Claim],
         now_s: Callable[[], float],
     ) -> Commit:
-        """See `Saver.save`."""
+        """See `Saver.save`. `meta` gets the number of ranks as "world_size", which `checkpoint ls` shows."""
         world = self._joined()
         if self._saver is None:
             self._saver = Saver(world, self._storage, self._shard_bytes)
-        return self._saver.save(step, state, meta, claim=claim, now_s=now_s)
+        return self._saver.save(step, state, {"world_size": world.size, **meta}, claim=claim, now_s=now_s)
 
     def load(self, state: Tree, *, step: int | None, strict: bool, none: NoneLeft) -> int:
         """See `load_together`."""

@@ -51,6 +51,7 @@ class World:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.wait_s = wait_s
         self._calls = 0
+        self._defect: Exception | None = None
         self._gloo: dist.ProcessGroup | None = None
         self._store: dist.Store | None = None
         if self.size > 1:
@@ -90,6 +91,8 @@ class World:
                 answer = self._ask(call, what, decide, last) if self.rank == 0 else self._hear(call, what)
             except RuntimeError as error:  # what torch's stores raise; rank 0's own cannot be gone
                 raise _gone(what, error) from error
+        if self._defect is not None:
+            raise self._defect
         if isinstance(mine, BaseException) and "missing" not in answer:
             raise mine
         if "error" in answer:
@@ -199,9 +202,7 @@ class World:
             except CheckpointError as error:
                 failed = error_document(error)
             except Exception as error:  # a defect of ours: the others must hear of it too
-                failed = error_document(error)
-                if self.size == 1:
-                    raise
+                failed, self._defect = error_document(error), error
         return [{"error": failed}] * self.size
 
     def _hear(self, call: str, what: str) -> Message:

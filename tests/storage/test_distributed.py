@@ -56,7 +56,7 @@ def test_saved_at_any_layout_it_loads_at_any_other(layout: str, size: int, tmp_p
 
     with Checkpointer(tmp_path / "run") as runs:
         assert all(one.ok for one in runs.verify())
-        assert runs.read().meta == {"by": 0}
+        assert runs.read().meta == ({"by": 0, "world_size": size} if size else {"by": 0})
         assert digest(runs.read().tree["model"]) == _saved_alone(tmp_path, layout)
 
 
@@ -71,9 +71,10 @@ def _saved_alone(folder: Path, layout: str) -> str:
         return digest(runs.read().tree["model"])
 
 
-def test_two_dimensional_meshes_are_carried(tmp_path: Path) -> None:
-    saved = returned(run_ranks(save, 4, str(tmp_path), "fsdp+tp", False, None))
-    for layout, size in (("fsdp+tp", 4), ("pair", 2), ("pair", 1)):
+@pytest.mark.parametrize("mesh", ["fsdp+tp", "hsdp"])
+def test_two_dimensional_meshes_are_carried(mesh: str, tmp_path: Path) -> None:
+    saved = returned(run_ranks(save, 4, str(tmp_path), mesh, False, None))
+    for layout, size in ((mesh, 4), ("pair", 2), ("pair", 1)):
         for step, _, found, _ in returned(run_ranks(load, size, str(tmp_path), layout, False)):
             assert (step, found) == (7, saved[0][0]), f"loaded as {layout} on {size} ranks"
 

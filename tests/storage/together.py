@@ -24,7 +24,10 @@ State = dict[str, Any]
 
 
 def build(layout: str, seed: int) -> State:
-    """layout: "plain", as DDP has it and a process alone; "fsdp"; "fsdp+tp" on four ranks."""
+    """A state in a layout: "plain", as DDP has it and a process alone; "fsdp".
+
+    Of another model, "pair" is the plain layout, and "fsdp+tp" and "hsdp" are those on two-dimensional meshes.
+    """
     torch.manual_seed(seed)
     model = torch.nn.Sequential(
         torch.nn.Linear(24, 13), torch.nn.BatchNorm1d(13), torch.nn.Linear(13, 32), torch.nn.Linear(32, 2)
@@ -37,6 +40,9 @@ def build(layout: str, seed: int) -> State:
         parallelize_module(pair, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         fully_shard(pair, mesh=mesh["data"])
         model = pair
+    elif layout == "hsdp":
+        model = torch.nn.Sequential(torch.nn.Linear(24, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
     elif layout == "pair":
         model = torch.nn.Sequential(torch.nn.Linear(24, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
