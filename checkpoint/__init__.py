@@ -12,7 +12,12 @@ of its own does the rest, even if this one is killed a moment later.
         ...                                                # train on; the state may change
         saving.wait()                                      # the commit, or what failed
 
-Works without torch.distributed. Nothing is pickled or unpickled.
+Works without torch.distributed. With group="auto" all of its ranks save and load together, replicated (DDP) state and
+DTensors (FSDP2) alike, and what was saved at one number of ranks loads at any other:
+
+        checkpoints = Checkpointer("s3://bucket/runs/lm7", group="auto")    # on every rank
+
+Nothing is pickled or unpickled.
 """
 
 from __future__ import annotations

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from checkpoint import (
     Checkpointer,
@@ -51,8 +55,14 @@ def test_saved_at_any_layout_it_loads_at_any_other(layout: str, size: int, tmp_p
     saved = returned(run_ranks(save, max(size, 1), str(tmp_path), layout, not size, ODD_CHUNK_BYTES))
     expected = saved[0][0]
     for other, ranks in LAYOUTS:
-        for step, epoch, found, _ in returned(run_ranks(load, max(ranks, 1), str(tmp_path), other, not ranks)):
+        loaded = returned(run_ranks(load, max(ranks, 1), str(tmp_path), other, not ranks))
+        for step, epoch, found, _ in loaded:
             assert (step, epoch, found) == (7, 1, expected), f"loaded as {other} on {ranks} ranks"
+        if ranks and size:
+            reads = Counter((key, start) for *_, got in loaded for key, start, _ in got)
+            assert reads
+            assert max(reads.values()) == 1, "a chunk is read by one rank"
+            assert all(start % ODD_CHUNK_BYTES == 0 for _, start in reads)
 
     with Checkpointer(tmp_path / "run") as runs:
         assert all(one.ok for one in runs.verify())
@@ -77,6 +87,34 @@ def test_two_dimensional_meshes_are_carried(mesh: str, tmp_path: Path) -> None:
     for layout, size in ((mesh, 4), ("pair", 2), ("pair", 1)):
         for step, _, found, _ in returned(run_ranks(load, size, str(tmp_path), layout, False)):
             assert (step, found) == (7, saved[0][0]), f"loaded as {layout} on {size} ranks"
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = torch.nn.Linear(2, 2, bias=False)
+        self.other = torch.nn.Linear(2, 2, bias=False)
+        self.other.weight = self.one.weight
+
+
+def tied(rank: int, size: int, folder: str) -> None:
+    with ranks_of(folder, rank, size, name="tied") as (runs, _):
+        model = Tied()
+        fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+        runs.save(1, {"model": model})
+        saved = runs.read().tree["model"]
+        assert saved["one.weight"] is saved["other.weight"]
+        with torch.no_grad():
+            model.one.weight.zero_()
+        runs.load({"model": model})
+        found = model.one.weight
+        assert isinstance(found, DTensor)
+        assert torch.equal(found.full_tensor(), saved["one.weight"])
+
+
+def test_tied_weights_are_one_tensor_also_where_a_rank_has_no_part_of_them(tmp_path: Path) -> None:
+    """Their names must be the same on all ranks, and an empty part has no address to compare."""
+    returned(run_ranks(tied, 3, str(tmp_path)))
 
 
 def spread(rank: int, size: int, folder: str) -> tuple[int, int]:
