@@ -39,7 +39,8 @@ class Saver:
         self._shard_bytes = shard_bytes
         self._layout: Layout | None = None
         self._signatures: list[str] | None = None  # of all ranks, and
-        self._whole: Whole | None = None  # the plan they led to; both on rank 0
+        self._whole: Whole | None = None  # the plan that they led to; both on rank 0
+        self._proposed: list[str] | None = None
 
     def save(
         self,
@@ -102,14 +103,12 @@ class Saver:
                 f"the ranks save different steps: {sorted(steps)}\n"
                 "  state  nothing was saved\n  next   call save with one step on all ranks"
             )
-        new = self._signatures != [message["signature"] for message in said]
-        self._signatures = None if new else self._signatures
+        proposed = [message["signature"] for message in said]
+        new = self._signatures != proposed
+        if new:  # until the plan is made, none holds
+            self._signatures, self._proposed = None, proposed
         drafting.begin()
-        answer = {"id": id_document(drafting.id), "new": new}
-        if new:
-            drafting.signatures = [message["signature"] for message in said]
-            self._drafting = drafting
-        return [answer] * self._world.size
+        return [{"id": id_document(drafting.id), "new": new}] * self._world.size
 
     def _plan(self, what: str, tensors: dict[str, torch.Tensor]) -> None:
         self._layout = None
@@ -124,7 +123,7 @@ class Saver:
             parts = dealt(said)
             self._whole = whole(parts, tensors, self._shard_bytes)
             firsts = [sum(self._whole.counts[:rank]) for rank in range(self._world.size)]
-            self._signatures = self._drafting.signatures
+            self._signatures = self._proposed
             return [{"boxes": boxes, "first": first} for boxes, first in zip(parts, firsts, strict=True)]
 
         part = self._world.agree(what, mine, deal)
@@ -141,7 +140,6 @@ class _Drafting:
 
     def __init__(self, step: int, claim: Callable[[], Claim], now_s: Callable[[], float]) -> None:
         self._step, self._claim, self._now_s = step, claim, now_s
-        self.signatures: list[str] = []
 
     def begin(self) -> None:
         self._under, self.saved_at = self._claim(), self._now_s()

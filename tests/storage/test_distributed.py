@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -117,6 +118,21 @@ def test_tied_weights_are_one_tensor_also_where_a_rank_has_no_part_of_them(tmp_p
     returned(run_ranks(tied, 3, str(tmp_path)))
 
 
+def part(rank: int, size: int, folder: str) -> tuple[int, list[int]] | None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/part", rank=rank, world_size=size)
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        return None
+    with Checkpointer(f"{folder}/run", group=group) as runs:
+        runs.save(1, {"w": torch.arange(40_000)})
+        here = {"w": torch.zeros(40_000, dtype=torch.int64)}
+        return runs.load(here), here["w"][-2:].tolist()
+
+
+def test_a_group_may_be_a_part_of_the_ranks(tmp_path: Path) -> None:
+    assert returned(run_ranks(part, 3, str(tmp_path))) == [None, *[(1, [39_998, 39_999])] * 2]
+
+
 def spread(rank: int, size: int, folder: str) -> tuple[int, int]:
     """Bytes that this rank wrote, of a state with one tensor that is larger than all others together."""
     with ranks_of(folder, rank, size, name="spread") as (runs, storage):
@@ -178,7 +194,7 @@ def fall_back(rank: int, size: int, folder: str) -> tuple[int, str, str]:
             data[-1] ^= 1
             victim.chmod(0o600)
             victim.write_bytes(data)
-        torch.distributed.barrier()
+        dist.barrier()
         with pytest.raises(CheckpointError, match="xxh3_128"):
             runs.load(state, step=2)
         return runs.load(state), fingerprint(state), first
