@@ -34,6 +34,7 @@ Decide = Callable[[list[Message]], list[Message]]
 _ADDRESS_BYTES = 4096
 _POLL_FIRST_S, _POLL_LONGEST_S = 0.0005, 0.05
 _CONNECT_S = 5.0
+_JOIN_S = 30.0  # a busy machine connects slowly, whatever saves are given
 _STORE_S = 12.0  # TCPStore asks for its peer's name in reverse DNS, which may take the resolver 10 s
 _READ_S = 10.0  # how long rank 0 stays until all have read an answer after which it may go
 _SLACK_S = 15.0  # how much longer than rank 0 the others wait: it has to find out first, and say who is missing
@@ -59,7 +60,7 @@ class World:
                 self._gloo = dist.new_group(
                     dist.get_process_group_ranks(group),
                     backend="gloo",
-                    timeout=timedelta(seconds=wait_s),
+                    timeout=timedelta(seconds=max(_JOIN_S, wait_s)),
                     use_local_synchronization=True,
                 )
                 self._store = self._host() if self.rank == 0 else self._join()

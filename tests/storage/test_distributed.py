@@ -288,6 +288,26 @@ def test_a_rank_that_dies_in_a_save_means_no_commit_and_the_others_say_who(
         assert runs.read().tree["w"].eq(1).all()
 
 
+def late(rank: int, size: int, folder: str) -> str:
+    with ranks_of(folder, rank, size, finish_s=2.0, name="late") as (runs, _):
+        runs.save(0, {"w": torch.ones(30_000)})
+        if rank == 1:
+            dist.barrier()  # the others have given up by then
+        with pytest.raises(CheckpointError) as caught:
+            runs.save(1, {"w": torch.ones(30_000)})
+        if rank != 1:
+            dist.barrier()
+        dist.barrier()
+        assert runs.save(2, {"w": torch.ones(30_000)}).step == 2
+        assert [commit.step for commit in runs.list()] == [2, 0]
+        return str(caught.value)
+
+
+def test_a_rank_that_comes_too_late_costs_one_save_and_learns_why(tmp_path: Path) -> None:
+    answers = returned(run_ranks(late, 3, str(tmp_path)))
+    assert all("rank 1 of 3 gave no sign" in answer for answer in answers)
+
+
 def dying_in_load(rank: int, size: int, folder: str) -> str:
     with ranks_of(folder, rank, size, finish_s=3.0, name="dying") as (runs, storage):
         runs.save(1, {"w": torch.ones(30_000)})
