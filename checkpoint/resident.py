@@ -32,6 +32,7 @@ from checkpoint.draft import Draft
 from checkpoint.errors import CheckpointError
 from checkpoint.messages import Message
 from checkpoint.names import CommitId
+from checkpoint.orphans import announce
 from checkpoint.storage import Scrubber, Storage, open_storage
 from checkpoint.writer import commit, write_object
 
@@ -58,6 +59,7 @@ class Resident:
         self._budget_bytes = 0
         self._finish_s = 0.0
         self._arena: Attached | None = None
+        self._name: socket.socket | None = None
         self._staged: deque[Staged] = deque()
         self._changed = threading.Condition()
         self._ended = False
@@ -118,6 +120,7 @@ class Resident:
         url, options = message["url"], message["options"]
         self._scrub = Scrubber(url, options)
         self._budget_bytes, self._finish_s = message["budget_bytes"], message["finish_s"]
+        self._name = announce(url, self._parent)
         try:
             fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
             self._storage = open_storage(url, options, retry_s=message["retry_s"])

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from checkpoint.errors import CheckpointError
 from checkpoint.manifest import Commit
 
 
 class Saving:
-    """A save that is under way, or was."""
+    """A save that is under way, or was.
+
+    ended_s  when it was committed, failed or was dropped, on the clock time.monotonic()
+    """
 
     def __init__(self, step: int) -> None:
         self.step = step
         self._ended = threading.Event()
         self._commit: Commit | None = None
         self._error: CheckpointError | None = None
+        self.ended_s: float | None = None
 
     @property
     def done(self) -> bool:
@@ -42,8 +47,10 @@ class Saving:
 
     def succeed(self, commit: Commit) -> None:
         self._commit = commit
+        self.ended_s = time.monotonic()
         self._ended.set()
 
     def fail(self, error: CheckpointError) -> None:
         self._error = error
+        self.ended_s = time.monotonic()
         self._ended.set()

@@ -52,6 +52,11 @@ class Course:
     def position(self) -> Position:
         return Position(epoch=self.epoch, step=self.step, stopping=self.stop_wish, stopped=self.stopped)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it may be saved: not within an update, nor where the script's own code after one has run half."""
+        return self.at_boundary and not self.updating
+
     def goes_on_from(self, position: Position) -> None:
         self.step, self.epoch = position.step, position.epoch
         self.stopped, self.stop_wish = position.stopped, position.stopping

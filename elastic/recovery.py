@@ -187,7 +187,8 @@ class Recovery:
         while True:
             standing = course.standing(rewinds=session.survives.applied.known())
             try:
-                word = session.regroup(standing, course.word(session.origin.claim_document()), at=at, lost=lost)
+                told, saves = course.word(session.origin.claim_document()), course.is_whole
+                word = session.regroup(standing, told, at=at, lost=lost, saves=saves)
                 break
             except PeerLost as again:
                 lost = True
@@ -207,7 +208,7 @@ class Recovery:
         Raises SystemExit."""
         origin, course = self._session.origin, self._course
         may = origin.saver is not None if ended.save is None else ended.save
-        if may and course.at_boundary and not course.updating:  # between the two the script's own code has run half
+        if may and course.is_whole:
             with suppress(checkpoint.CheckpointError):
                 origin.take_the_pen()
                 self.commit(must=True)
@@ -231,7 +232,7 @@ class Recovery:
         saver = self._session.origin.saver
         if saver is not None and course.at_boundary and saver.took_s < _QUICK_SAVE_S:
             with suppress(Exception):  # what is committed stays; the restart goes on from there
-                self.commit(must=True)
+                self.commit(must=False)
         raise SystemExit(EXIT_RESTART) from lost
 
     def _tell_lost(self, lost: PeerLost, missing: Sequence[int] = ()) -> None:

@@ -26,7 +26,7 @@ from elastic.group.form import Group
 from elastic.launch.environment import Launch
 from elastic.launch.parent import leave_with_parent
 from elastic.membership.live import OtherIdentity, live
-from elastic.membership.progress import STARTING, Progress
+from elastic.membership.progress import OVER, STARTING, Progress
 from elastic.membership.rules import BOUNDARY
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog
@@ -105,7 +105,7 @@ class Session:
         )
         self.origin.identity = identity
         self.keep(lambda: self.place.close(abruptly=self._abruptly))
-        self.keep(lambda: self.origin.close(abruptly=self._abruptly))
+        self.keep(self._close_origin)
         if self.live is None:
             self.place.join()
             self.origin.from_storage()
@@ -121,21 +121,23 @@ class Session:
     def close(self, *, abruptly: bool = False) -> None:
         """abruptly  do not wait for collectives in flight: peers that wait for this worker learn of its end at once"""
         self._abruptly = abruptly
+        self.progress.at(OVER, generation=self._run.generation, step=self._run.step_index)
         self._closing.close()
 
-    def regroup(self, standing: Standing, word: Tree, *, at: str, lost: bool) -> Tree | None:
+    def regroup(self, standing: Standing, word: Tree, *, at: str, lost: bool, saves: bool) -> Tree | None:
         """Leaves the view, and enters the next one. Returns the word of those who stand ahead of this worker.
 
         word  what this rank has to tell those behind, beside the state
         at    where this worker stands; a newcomer is let in only if all survivors say BOUNDARY
         lost  a collective failed: the group is severed now, so that all others learn of it
+        saves whether what this worker holds may be saved as it is
         Raises PeerLost (try again), membership.live.RunEnded, StartFailed.
         """
         assert self.live is not None
         assert standing.step is not None
         if lost:
             self.place.sever()
-        self.live.over(step=standing.step, at=at, lost=lost)
+        self.live.over(step=standing.step, at=at, lost=lost, saves=saves)
         self.place.enter(step=standing.step)
         told = self.origin.from_peers_or_storage(standing, word)
         self.exchange.close()
@@ -180,6 +182,11 @@ class Session:
         if config.scaler is not None:
             config.scaler.scale(torch.zeros((), device=config.device))  # an idle rank needs its scale, too
         self.read_from(self.origin.position.step)
+
+    def _close_origin(self) -> None:
+        """Where others wait for this process's end, a save that is under way is left to the writer process."""
+        alone = self.live is None and (not self._abruptly or self._run.world_size == 1)
+        self.origin.close(abruptly=not alone)
 
     def _close_exchange(self) -> None:
         self.exchange.close()  # that of the last view

@@ -106,8 +106,8 @@ class HubHere:
                 self._carry_out(self._hub.told(time.monotonic(), node[0], message))
                 return
             del self._unknown[connection]
-            name, run = message.get("node"), str(message.get("run"))
-            known = hmac.compare_digest(run.encode(), self._nonce.encode())
+            name, run = message.get("node"), message.get("run")
+            known = isinstance(run, str) and hmac.compare_digest(_bytes(run), _bytes(self._nonce))
             if message["say"] != "hello" or not known or not isinstance(name, str):
                 connection.say({"say": "over", "failed": True, "why": "this hub belongs to another run"})
                 connection.close()
@@ -177,6 +177,11 @@ class HubElsewhere:
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
+
+
+def _bytes(text: str) -> bytes:
+    """Of any text that JSON may carry, lone surrogates too."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def keep_alive(sock: socket.socket) -> None:

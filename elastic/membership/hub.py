@@ -62,6 +62,7 @@ class _Worker:
     accepted: bool = False
     step: int = -1
     at: str | None = None
+    saves: bool = True
     was_member: bool = False
     failed: Message | None = None
     told: str | None = None
@@ -195,6 +196,7 @@ class Hub:
         worker = self._workers[message["worker"]]
         if worker.status == MEMBER and message["generation"] == self.generation:
             worker.status, worker.at, worker.step = OVER, message["at"], message["step"]
+            worker.saves = bool(message.get("saves", True))
             if worker.step > self._farthest:
                 self._farthest = worker.step
                 self._again.clear()
@@ -317,14 +319,16 @@ class Hub:
         waited_s = now_s - min(worker.since_s for worker in there)
         if self.generation == 0 and nodes < self._nodes_first and waited_s < self._start_s:
             return
+        if not survivors:
+            self._farthest = -1  # the run goes back to what is saved
         chosen = next_view([worker.candidate() for worker in survivors], [worker.candidate() for worker in newcomers])
         self._publish([self._workers[candidate.worker] for candidate in chosen])
         self._decide(now_s)
 
     def _name_keeper(self, survivors: list[_Worker]) -> None:
         """Who saves if all are told to leave while they wait: the one that is farthest; the coordinator may be lost."""
-        if survivors and self._keeper not in [worker.id for worker in survivors]:
-            best = max(survivors, key=lambda worker: worker.step)
+        best = _farthest(survivors)
+        if best is not None and self._keeper not in [worker.id for worker in survivors]:
             self._keeper = best.id
             self._say(best, {"say": "keep", "generation": self.generation})
 
@@ -400,7 +404,7 @@ class Hub:
         """Tells everyone. Of the survivors the one that is farthest saves what it holds."""
         self._over = True
         self._release()
-        best = max(survivors, key=lambda worker: worker.step, default=None)
+        best = _farthest(survivors)
         for worker in self._workers.values():
             if worker.status not in (FINISHED, LEAVING):
                 self._say(worker, {"say": "end", "why": why, "save": worker is best})
@@ -413,3 +417,8 @@ class Hub:
 
     def _say(self, worker: _Worker, message: Message) -> None:
         self._orders.append(Order(worker.node, worker.id, message))
+
+
+def _farthest(survivors: Iterable[_Worker]) -> _Worker | None:
+    """Of those who stand where they may save."""
+    return max((worker for worker in survivors if worker.saves), key=lambda worker: worker.step, default=None)

@@ -86,9 +86,12 @@ class Live:
     def ready(self, *, shares: int, identity: Any, accepted: bool = False) -> None:
         self._say("ready", shares=shares, identity=identity, accepted=accepted)
 
-    def over(self, *, step: int, at: str, lost: bool) -> None:
-        """Done with the present view. lost: because a collective failed, so the others cannot go on either."""
-        self._say("over", generation=self._generation, step=step, at=at, lost=lost)
+    def over(self, *, step: int, at: str, lost: bool, saves: bool = True) -> None:
+        """Done with the present view. lost: because a collective failed, so the others cannot go on either.
+
+        saves  whether what this worker holds may be saved as it is
+        """
+        self._say("over", generation=self._generation, step=step, at=at, lost=lost, saves=saves)
 
     def leaving(self, *, step: int, lost: bool = False) -> None:
         """In order, at a boundary that all agreed on; or, lost, all of a sudden, so that the others cannot go on."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BOUNDARY = "boundary"
+EVICTED = "elastic.errors.Evicted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,8 @@ def repeated(failures: Sequence[Failure], newest: Failure, *, restarts_max: int,
     restarts_max  how often one failure may repeat, at whatever steps, within `window_s`
     A step is repeated whenever the run goes back to it; a failure before the first step has only time to go by.
     """
+    if newest.kind == EVICTED:
+        return "another job has taken this run over"
     recent = [failure for failure in failures if newest.at_s - failure.at_s <= window_s]
     before = recent if newest.step is None else failures
     if any(failure.kind == newest.kind and failure.step == newest.step for failure in before):

@@ -1,8 +1,8 @@
 """The coordinator's hand on the run's storage: claims it, reads the state to go on from, saves on a cadence.
 
 Training stops for a periodic save only until the state is copied: the rest is done by a writer process, even if this
-one is killed (checkpoint/background.py). One that fails is reported and training goes on, a few times in a row; the
-final one must succeed. A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written.
+one is killed (checkpoint/background.py). One that fails is reported and training goes on; the final one must
+succeed. A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from elastic.state import identity as identities
 from elastic.state.survives import Survives, Tree
 
 _WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
-_FAILURES_MAX = 3  # in a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +69,7 @@ class Saver:
         self._clock = clock
         self._opened_s = self.last_s = clock()
         self.took_s = 0.0
-        self._warming = False
-        self._failures = 0
+        self._warmed = False
         self._underway: list[tuple[checkpoint.Saving, Position, float, float]] = []
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
@@ -83,6 +81,7 @@ class Saver:
             take_over=config.take_over,
             log=console.say,
             answers=answers,
+            when_busy="replace",
         )
 
     def claim(self) -> checkpoint.Claim:
@@ -146,13 +145,16 @@ class Saver:
 
         Raises Evicted.
         """
-        if not self._warming and self._clock() - self._opened_s > _WARM_AFTER_S:
-            self._warming = True
+        if not self._warmed and self._clock() - self._opened_s > _WARM_AFTER_S:
+            self._warmed = True
             self._checkpoints.warm(self._survives.objects())
         while self._underway and self._underway[0][0].done:
             saving, position, begun_s, stall_s = self._underway.pop(0)
             try:
-                self._committed(position, saving.wait(), begun_s, stall_s)
+                commit = saving.wait()
+                self._committed(position, commit, (saving.ended_s or begun_s) - begun_s, stall_s)
+            except checkpoint.SaveDropped:
+                continue  # a newer one took its place
             except checkpoint.ClaimLost as lost:
                 raise _evicted(lost) from lost
             except checkpoint.CheckpointError as failure:
@@ -161,34 +163,45 @@ class Saver:
     def save(self, position: Position, *, must: bool) -> None:
         """Saves the live state. `must`: it is committed on return, and a failure ends the run.
 
-        Raises Evicted; CheckpointError where it must, or too many saves in a row have failed.
+        Raises Evicted; CheckpointError where it must.
         """
         self.look()
         begun_s = self._clock()
         meta = {"position": asdict(position), "identity": self._identity, "world_size": self.world_size}
         objects = self._survives.objects()
         try:
-            if not must and self._checkpoints.warmed:
+            if self._warmed:
                 saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False)
                 self.last_s = self._clock()
-                stall_s = self.last_s - begun_s
-                self._underway.append((saving, position, begun_s, stall_s))
-                self._events.emit("staged", step=position.step, seconds=stall_s)
-                return
-            commit = self._checkpoints.save(position.step, objects, meta=meta)
+                self._underway.append((saving, position, begun_s, self.last_s - begun_s))
+                self._events.emit("staged", step=position.step, seconds=self.last_s - begun_s)
+                commit = None
+            else:
+                commit = self._checkpoints.save(position.step, objects, meta=meta)
+                self.last_s = self._clock()
         except checkpoint.ClaimLost as lost:
             raise _evicted(lost) from lost
-        except checkpoint.StorageError as failure:
+        except checkpoint.UnsupportedValue:
+            raise
+        except checkpoint.CheckpointError as failure:
             self._events.emit("save_failed", step=position.step, error=str(failure))
-            self._failures += 1
-            if must or self._failures >= _FAILURES_MAX:
+            if must:
                 raise
             self._console.say(f"step {position.step} could not be saved; training goes on. {failure}")
             self.last_s = self._clock()
             return
-        self.look()  # those that were under way are older
-        self.last_s = self._clock()
-        self._committed(position, commit, begun_s, self.last_s - begun_s)
+        if commit is not None:
+            self._committed(position, commit, self.last_s - begun_s, self.last_s - begun_s)
+        elif must:
+            self._await(saving)
+
+    def _await(self, saving: checkpoint.Saving) -> None:
+        """If this process is killed meanwhile, the writer process commits it all the same."""
+        with suppress(checkpoint.CheckpointError):
+            saving.wait()
+        self.look()
+        if saving.error is not None:
+            raise saving.error
 
     def close(self, *, abruptly: bool = False) -> None:
         """abruptly  what is under way is left to the writer process: others wait for this one's end"""
@@ -199,9 +212,8 @@ class Saver:
                 self.look()
         self._checkpoints.close(finish=not abruptly)
 
-    def _committed(self, position: Position, commit: checkpoint.Commit, begun_s: float, stall_s: float) -> None:
-        self.took_s = self._clock() - begun_s
-        self._failures = 0
+    def _committed(self, position: Position, commit: checkpoint.Commit, took_s: float, stall_s: float) -> None:
+        self.took_s = took_s
         self._saved = position.step, position.stopped
         self._events.emit(
             "saved", step=position.step, bytes=commit.bytes, seconds=self.took_s, stall=stall_s, name=commit.name

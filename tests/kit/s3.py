@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import selectors
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import s3fs
 
@@ -47,29 +47,24 @@ class S3Server:
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3Server]:
     """Runs the server for as long as the block lasts."""
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", _PROGRAM],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-    )
-    try:
-        yield S3Server(_announced_url(process))
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
+    with tempfile.TemporaryFile() as said:  # not a pipe, which is full after some 700 requests, and stops the server
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", _PROGRAM], stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        try:
+            yield S3Server(_announced_url(process, said))
+        finally:
+            process.kill()
+            process.wait(timeout=30)
 
 
-def _announced_url(process: subprocess.Popen[bytes]) -> str:
+def _announced_url(process: subprocess.Popen[bytes], said: IO[bytes]) -> str:
     """Waits until the server says where it listens. Raises with its output if it does not."""
-    assert process.stdout is not None
-    deadline, said = time.monotonic() + _START_WITHIN_S, b""
-    with selectors.DefaultSelector() as ready:
-        ready.register(process.stdout, selectors.EVENT_READ)
-        while not (found := re.search(rb"Running on (http://127\.0\.0\.1:\d+)", said)):
-            if not ready.select(max(0.0, deadline - time.monotonic())) or not (
-                more := os.read(process.stdout.fileno(), 65536)
-            ):
-                raise TimeoutError(f"moto did not start within {_START_WITHIN_S:g} s; it said: {said.decode()!r}")
-            said += more
-    return found[1].decode()
+    deadline = time.monotonic() + _START_WITHIN_S
+    while True:
+        text = os.pread(said.fileno(), 65536, 0)
+        if found := re.search(rb"Running on (http://127\.0\.0\.1:\d+)", text):
+            return found[1].decode()
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise TimeoutError(f"moto did not start within {_START_WITHIN_S:g} s; it said: {text.decode()!r}")
+        time.sleep(0.05)

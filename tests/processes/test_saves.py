@@ -11,9 +11,10 @@ from typing import Any
 import checkpoint
 from checkpoint.testing import Delay, Error, Faults
 from checkpoint.testing import Plan as Rules
+from checkpoint.testing.plan import Rule
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
-from elastic.drill.faults import At, Kill, Plan
+from elastic.drill.faults import At, Kill, KillTogether, Plan
 
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
@@ -27,6 +28,13 @@ def committed(run: Cluster, options: dict[str, Any] | None = None) -> list[int]:
     with checkpoint.Checkpointer(run.url, storage_options=options) as checkpoints:
         assert all(verified.ok for verified in checkpoints.verify())
         return [commit.step for commit in checkpoints.list()]
+
+
+def slow(folder: Path, *rules: Rule) -> tuple[str, dict[str, Any]]:
+    """A storage with these faults; each process counts for itself."""
+    faults = Faults(Rules(*rules, seed=3))
+    url, options = faults.around(str(folder / "slow"), {"auto_mkdir": True})
+    return url, {**options, "faults": faults.plan.document()}
 
 
 def staged(end: End) -> list[int]:
@@ -58,13 +66,28 @@ def test_what_a_lost_coordinator_had_copied_is_committed_while_the_others_go_on(
     assert committed(run)[:2] == [90, LAST + 1]
 
 
+def test_a_save_is_finished_before_those_who_come_after_all_were_lost_go_on(
+    cluster: MakeCluster, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """A claim that did not wait for it would leave it outside the lineage."""
+    url, options = slow(tmp_path, Delay(3.0, on="write", path="*/data/*", after=4))
+    plan = Plan((KillTogether((0, 1), At(LAST, "saved")),))
+    run = cluster(
+        url=url, workers=2, launcher="elastic", plan=plan, seed=7, storage=json.dumps(options),
+        storage_options=options, **SLOW,
+    )  # fmt: skip
+    end = run.finish(within_s=90, reference=undisturbed(steps=90, seed=7).events)
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
+    assert LAST + 1 in [event["step"] for event in end.events if event["event"] == "loaded"]
+    assert end.steps_redone == 0
+
+
 def test_saves_commit_while_uploads_are_slow_and_workers_are_lost(
     cluster: MakeCluster, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """Uploads take seconds, writes fail now and then, and no save is torn by the losses of those who began it."""
-    slow = Faults(Rules(Delay(1.5, on="write", path="*/data/*"), Error("reset", on="write", chance=0.1), seed=3))
-    url, options = slow.around(str(tmp_path / "slow"), {"auto_mkdir": True})
-    options["faults"] = slow.plan.document()  # each process counts for itself
+    url, options = slow(tmp_path, Delay(1.5, on="write", path="*/data/*"), Error("reset", on="write", chance=0.1))
     losses = [Kill(worker, At(None, "in_update", world_size=3)) for worker in (1, 0, 2)]
     run = cluster(
         url=url, workers=3, launcher="elastic", plan=Plan(tuple(losses)), seed=7, storage=json.dumps(options),
