@@ -80,7 +80,7 @@ def test_a_save_is_finished_before_those_who_come_after_all_were_lost_go_on(
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     assert LAST + 1 in [event["step"] for event in end.events if event["event"] == "loaded"]
-    assert end.steps_redone == 0
+    assert end.steps_redone <= 1  # what was in flight
 
 
 def test_saves_commit_while_uploads_are_slow_and_workers_are_lost(
