@@ -6,6 +6,7 @@ from itertools import groupby, product
 
 import pytest
 
+from elastic.errors import Evicted
 from elastic.membership.rules import BOUNDARY, Candidate, Failure, next_view, repeated
 
 STEP = "in the exchange of step 3"
@@ -106,3 +107,9 @@ def test_failures_before_the_first_step_count_within_the_window() -> None:
 
 def test_max_restarts_0_allows_no_failure_at_all() -> None:
     assert again(failure(), restarts_max=0) is not None
+
+
+def test_a_run_that_another_job_has_taken_over_ends_at_once() -> None:
+    """Its next coordinator would meet the same at its next save, and train in vain until then."""
+    evicted = failure(f"{Evicted.__module__}.{Evicted.__qualname__}: claim 1 is no longer ours")
+    assert repeated([], evicted, restarts_max=3, window_s=100) == "another job has taken this run over"
