@@ -28,7 +28,7 @@ from checkpoint.holder import wait_until_free
 from checkpoint.manifest import Commit
 from checkpoint.messages import Message
 from checkpoint.names import CommitId
-from checkpoint.orphans import wait_for_orphans
+from checkpoint.orphans import ORPHANS_S, wait_for_orphans
 from checkpoint.plan import Planner, Save
 from checkpoint.reader import Checkpoint, Verified, read_commit, verify
 from checkpoint.retention import Sweeper
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from checkpoint.distributed import Group, Together
 
 BUDGET_BYTES = 512 * 2**20
-_ORPHANS_S = 120.0  # a claim waits so long for saves of processes of this machine that are gone
 
 
 class Checkpointer:
@@ -147,8 +146,7 @@ class Checkpointer:
                 f"{self._storage.url} cannot create an object only if it is absent; of two jobs that start at the same "
                 "instant both may begin, and one stops at its first save"
             )
-        if not isinstance(self._opening, str):
-            wait_for_orphans(self._opening["url"], within_s=min(_ORPHANS_S, self._rules.finish_s), log=self._log)
+        self._wait_for_orphans()  # where there is no claim yet, or nobody is asked
         nonce = self._answers[0] if self._answers is not None else new_claim_nonce()
         endpoint = self._answers[1] if self._answers is not None else self._listen(nonce)
         try:
@@ -383,6 +381,14 @@ class Checkpointer:
         return self._saved_s
 
     def _free(self, holder: Claim) -> None:
+        self._ask(holder)
+        self._wait_for_orphans()  # it may have died just now
+
+    def _wait_for_orphans(self) -> None:
+        within_s = min(ORPHANS_S, self._rules.finish_s)
+        wait_for_orphans(self._storage.url, within_s=within_s, log=self._log)
+
+    def _ask(self, holder: Claim) -> None:
         if self._answers is not None and holder.nonce == self._answers[0]:
             return  # a process of this very job took it; the job has moved on from that process
         if self._take_over:

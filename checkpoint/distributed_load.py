@@ -89,21 +89,22 @@ class _Candidates:
 
 def _try(world: World, storage: Storage, state: Tree, id: CommitId, strict: bool) -> str | None:
     """Loads this checkpoint on all ranks, or says to all of them what is damaged."""
-    mine: Message | CheckpointError
+    mine: Message | Exception
+    manifest: Manifest | None = None
     try:
         manifest = read_manifest(storage, id)
-        if world.rank == 0:
-            check_sizes(storage, manifest)
+        check_sizes(storage, manifest)  # before anything is allocated for it
         sharded = _sharded(state, manifest, strict)
         wanted = Wanted(manifest, sharded)
         mine = {"damage": None, "chunks": wanted.chunks}
     except CorruptCheckpoint as error:
         mine = {"damage": str(error)}
-    except CheckpointError as error:
+    except Exception as error:  # whatever it is, the others must not wait for this rank
         mine = error
     dealt = world.agree(f"what is wanted of {id}", mine, lambda said: _deal(said, manifest))
     if dealt["damage"] is not None:
         return str(dealt["damage"])
+    assert manifest is not None
 
     turns = [[(rank, (o, c), shared) for o, c, shared in one] for rank, one in enumerate(dealt["turns"])]
     try:
@@ -111,17 +112,19 @@ def _try(world: World, storage: Storage, state: Tree, id: CommitId, strict: bool
         mine = {"damage": None}
     except CorruptCheckpoint as error:
         mine = {"damage": str(error)}
-    except CheckpointError as error:
+    except Exception as error:
         mine = error
     verified = world.agree(f"whether {id} is whole", mine, _first_damage)
     if verified["damage"] is not None:
         return str(verified["damage"])
 
-    tensors = {name: like(sharded[name], part) if name in sharded else part for name, part in wanted.tensors.items()}
     try:
+        tensors = {
+            name: like(sharded[name], part) if name in sharded else part for name, part in wanted.tensors.items()
+        }
         apply(state, decode(manifest.tree, tensors), strict=strict)
         mine = {}
-    except CheckpointError as error:
+    except Exception as error:
         mine = error
     world.agree(f"that {id} is loaded", mine, lambda said: said, last=True)
     return None
@@ -171,11 +174,12 @@ def _first_damage(said: list[Message]) -> list[Message]:
     return [{"damage": found[0] if found else None}] * len(said)
 
 
-def _deal(said: list[Message], manifest: Manifest) -> list[Message]:
+def _deal(said: list[Message], manifest: Manifest | None) -> list[Message]:
     """Who reads what: each chunk one of those who want it, whoever has the fewest bytes to read so far. On rank 0."""
     damaged = _first_damage(said)
     if damaged[0]["damage"] is not None:
         return damaged
+    assert manifest is not None
     wanting: dict[Chunk, list[int]] = {}
     for rank, message in enumerate(said):
         for index, number in message["chunks"]:

@@ -31,6 +31,7 @@ from checkpoint.tree import is_sharded
 
 SHARES = 16  # pieces that a rank's share of the replicated tensors has, at least: the shares differ by less than one
 _PIECE_BYTES_MIN = 2**16
+_RANK_0_BYTES = 2**14
 
 Held = dict[str, Any]  # name -> [dtype, shape, whether it is replicated, [[offsets, sizes], ...]], as JSON
 Boxes = list[list[Any]]  # [name, offsets, sizes], as JSON
@@ -93,6 +94,7 @@ def dealt(held: Sequence[Held]) -> list[Boxes]:
     Raises CheckpointError where the ranks hold different tensors, or together not the whole of one.
     """
     _check_same(held)
+    held = [held[0], *({name: one[name] for name in one if not _of_rank_0(one[name])} for one in held[1:])]
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner({}, is_coordinator=True)
     try:
@@ -109,6 +111,13 @@ def dealt(held: Sequence[Held]) -> list[Boxes]:
         boxes: Boxes = [[item.index.fqn, *_box(item)] for item in plan.items]
         parts.append(sorted(boxes, key=lambda box: (order[box[0]], box[1])))
     return parts
+
+
+def _of_rank_0(described: list[Any]) -> bool:
+    """Small replicated tensors are rank 0's: buffers such as BatchNorm's differ from rank to rank under DDP, and a
+    checkpoint must not mix those of several."""
+    dtype, shape, replicated, _ = described
+    return bool(replicated) and math.prod(shape) * DTYPES[dtype].itemsize <= _RANK_0_BYTES
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,23 +61,23 @@ class Saver:
         drafting = _Drafting(step, claim, now_s)
         document: Document = None
         tensors: dict[str, torch.Tensor] = {}
-        mine: Message | CheckpointError
+        mine: Message | Exception
         try:
             document, tensors, meta_document = documents(step, state, meta, sharded=True)
-            mine = {"step": step, "signature": signature(tensors)}
-        except CheckpointError as error:
+            mine = {"step": step, "signature": signature(tensors), "planned": self._layout is not None}
+        except Exception as error:  # whatever it is, the others must not wait for this rank
             mine = error
         begun = self._world.agree(f"{doing}: its state", mine, lambda said: self._begin(said, drafting))
-        if begun["new"]:
-            self._plan(f"{doing}: its plan", tensors)
+        part = self._plan(f"{doing}: its plan", tensors) if begun["new"] else None
 
         id = id_from(begun["id"])
         assert id is not None
-        assert self._layout is not None
         try:
+            if part is not None:
+                self._layout = part()
             objects = self._write(id, tensors)
             mine = {"objects": [vars(stored) for stored in objects]}
-        except CheckpointError as error:
+        except Exception as error:
             mine = error
 
         def finish(said: list[Message]) -> list[Message]:
@@ -104,19 +104,20 @@ class Saver:
                 "  state  nothing was saved\n  next   call save with one step on all ranks"
             )
         proposed = [message["signature"] for message in said]
-        new = self._signatures != proposed
+        new = self._signatures != proposed or not all(message["planned"] for message in said)
         if new:  # until the plan is made, none holds
             self._signatures, self._proposed = None, proposed
         drafting.begin()
         return [{"id": id_document(drafting.id), "new": new}] * self._world.size
 
-    def _plan(self, what: str, tensors: dict[str, torch.Tensor]) -> None:
+    def _plan(self, what: str, tensors: dict[str, torch.Tensor]) -> Callable[[], Layout]:
+        """What makes this rank's layout; that may fail, and then the others have to hear of it."""
         self._layout = None
-        mine: Message | CheckpointError
+        mine: Message | Exception
         try:
             holding = Holding(tensors)
             mine = holding.described(self._world.size, self._shard_bytes)
-        except CheckpointError as error:
+        except Exception as error:
             mine = error
 
         def deal(said: list[Message]) -> list[Message]:
@@ -127,7 +128,7 @@ class Saver:
             return [{"boxes": boxes, "first": first} for boxes, first in zip(parts, firsts, strict=True)]
 
         part = self._world.agree(what, mine, deal)
-        self._layout = layout(part["boxes"], part["first"], holding, tensors, self._shard_bytes)
+        return lambda: layout(part["boxes"], part["first"], holding, tensors, self._shard_bytes)
 
     def _write(self, id: CommitId, tensors: dict[str, torch.Tensor]) -> list[StoredObject]:
         assert self._layout is not None

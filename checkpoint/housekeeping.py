@@ -21,6 +21,7 @@ from checkpoint.claims import Claim, new_claim_nonce, take
 from checkpoint.errors import ClaimHeld, CorruptCheckpoint
 from checkpoint.history import History, Log, read_history, read_manifest
 from checkpoint.names import DATA, CommitId, data_owner
+from checkpoint.orphans import ORPHANS_S, wait_for_orphans
 from checkpoint.retention import Sweeper, removable
 from checkpoint.screen import utc
 from checkpoint.storage import Storage
@@ -68,6 +69,11 @@ def sweep_as_claimant(
     insist  claims the URL from a holder that is silent; never from one that answers
     raises  ClaimHeld, with nothing changed; StorageError
     """
+
+    def free(holder: Claim) -> None:
+        _refuse_unless_gone(holder, storage.url, insist)
+        wait_for_orphans(storage.url, within_s=ORPHANS_S, log=log)
+
     nonce = new_claim_nonce()
     claim = take(
         storage,
@@ -75,7 +81,7 @@ def sweep_as_claimant(
         nonce=nonce,
         job=JOB,
         world=None,
-        free=lambda holder: _refuse_unless_gone(holder, storage.url, insist),
+        free=free,
         log=log,
         deadline_s=deadline_s,
     )

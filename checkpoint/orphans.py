@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+ORPHANS_S = 120.0  # a claim waits no longer
 _POLL_S = 0.05
 _SAID_AFTER_S = 1.0
 
@@ -30,7 +31,7 @@ def announce(url: str, parent: int) -> socket.socket | None:
 
 
 def wait_for_orphans(url: str, *, within_s: float, log: Callable[[str], None]) -> None:
-    """Returns when none writes to `url` any more, or after `within_s`; says so if that takes a while."""
+    """Returns when none writes to `url` (without credentials) any more, or after `within_s`; says so if that takes a while."""
     began_s = time.monotonic()
     said = False
     while found := orphans(url):

@@ -120,10 +120,10 @@ class Resident:
         url, options = message["url"], message["options"]
         self._scrub = Scrubber(url, options)
         self._budget_bytes, self._finish_s = message["budget_bytes"], message["finish_s"]
-        self._name = announce(url, self._parent)
         try:
             fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
             self._storage = open_storage(url, options, retry_s=message["retry_s"])
+            self._name = announce(self._storage.url, self._parent)
         except (ImportError, ValueError) as error:
             self._say({"kind": "unusable", "why": self._scrub(str(error))})
         else:

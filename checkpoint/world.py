@@ -92,8 +92,9 @@ class World:
                 answer = self._ask(call, what, decide, last) if self.rank == 0 else self._hear(call, what)
             except RuntimeError as error:  # what torch's stores raise; rank 0's own cannot be gone
                 raise _gone(what, error) from error
-        if self._defect is not None:
-            raise self._defect
+        defect, self._defect = self._defect, None
+        if defect is not None:
+            raise defect
         if isinstance(mine, BaseException) and "missing" not in answer:
             raise mine
         if "error" in answer:
