@@ -94,7 +94,10 @@ def dealt(held: Sequence[Held]) -> list[Boxes]:
     Raises CheckpointError where the ranks hold different tensors, or together not the whole of one.
     """
     _check_same(held)
-    held = [held[0], *({name: one[name] for name in one if not _of_rank_0(one[name])} for one in held[1:])]
+    order = {name: place for place, name in enumerate(held[0])}
+    # Rank 0's own come first: the rest, which is dealt after them, makes up for it.
+    first = dict(sorted(held[0].items(), key=lambda entry: not _of_rank_0(entry[1])))
+    held = [first, *({name: one[name] for name in one if not _of_rank_0(one[name])} for one in held[1:])]
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner({}, is_coordinator=True)
     try:
@@ -105,7 +108,6 @@ def dealt(held: Sequence[Held]) -> list[Boxes]:
             "  state  nothing was saved\n"
             "  next   save on every rank that holds a part; DTensors on a part of the ranks are not carried"
         ) from error
-    order = {name: place for place, name in enumerate(held[0])}
     parts: list[Boxes] = []
     for plan in plans:
         boxes: Boxes = [[item.index.fqn, *_box(item)] for item in plan.items]

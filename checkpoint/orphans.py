@@ -31,7 +31,7 @@ def announce(url: str, parent: int) -> socket.socket | None:
 
 
 def wait_for_orphans(url: str, *, within_s: float, log: Callable[[str], None]) -> None:
-    """Returns when none writes to `url` (without credentials) any more, or after `within_s`; says so if that takes a while."""
+    """Returns when none writes to `url` (without credentials) any more, or after `within_s`; says so if it waits."""
     began_s = time.monotonic()
     said = False
     while found := orphans(url):

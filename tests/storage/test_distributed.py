@@ -326,3 +326,67 @@ def test_a_rank_that_dies_in_a_load_leaves_the_others_untouched_and_named(tmp_pa
     for answer in (answers[0], answers[2]):
         assert not isinstance(answer, Died | Raised), answer
         assert "rank 1 of 3" in answer
+
+
+class Fragile:
+    """Raises as a script's own code does, while `fails`."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    def state_dict(self) -> dict[str, int]:
+        if self.fails:
+            raise RuntimeError("of the script's own")
+        return {"x": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert state == {"x": 1}
+
+
+def fails_in_its_own_way(rank: int, size: int, folder: str) -> int:
+    with ranks_of(folder, rank, size, name="own") as (runs, _):
+        fragile = Fragile(rank == 1)
+        state = {"w": torch.zeros(8), "fragile": fragile}
+        with pytest.raises((RuntimeError, CheckpointError), match="of the script's own"):
+            runs.save(1, state)
+        fragile.fails = False
+        runs.save(2, state)
+        return runs.load(state)
+
+
+def test_what_one_rank_s_own_code_raises_reaches_all_and_hinders_no_later_save(tmp_path: Path) -> None:
+    assert returned(run_ranks(fails_in_its_own_way, 2, str(tmp_path))) == [2, 2]
+
+
+def damaged_manifest(rank: int, size: int, folder: str) -> tuple[int, float]:
+    with ranks_of(folder, rank, size, name="manifest") as (runs, _):
+        w = torch.ones(8)
+        runs.save(1, {"w": w})
+        commit = runs.save(2, {"w": 2 * w})
+        if rank == 0:
+            victim = Path(folder, "run", commit.id.manifest_key)
+            data = victim.read_bytes()
+            victim.chmod(0o600)
+            victim.write_bytes(data.replace(b"w", b"v", 1))
+        if size > 1:
+            dist.barrier()
+        loaded = torch.zeros(8)
+        return runs.load({"w": loaded}), float(loaded.sum())
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_damaged_manifest_makes_all_fall_back(tmp_path: Path, size: int) -> None:
+    assert returned(run_ranks(damaged_manifest, size, str(tmp_path))) == [(1, 8.0)] * size
+
+
+def buffers_differ(rank: int, size: int, folder: str) -> list[float]:
+    """As BatchNorm's do under DDP after a forward."""
+    with ranks_of(folder, rank, size, name="buffers") as (runs, _):
+        state = {f"mean{i}": torch.full((64,), float(rank)) for i in range(8)}
+        runs.save(1, state)
+        runs.load(state)
+        return [float(mean.sum()) for mean in state.values()]
+
+
+def test_small_tensors_that_differ_from_rank_to_rank_are_rank_0s_and_no_mixture(tmp_path: Path) -> None:
+    assert returned(run_ranks(buffers_differ, 2, str(tmp_path))) == [[0.0] * 8] * 2
