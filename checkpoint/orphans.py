@@ -61,7 +61,16 @@ def orphans(url: str) -> list[int]:
 
 
 def _prefix(url: str) -> str:
-    return f"checkpoint-writer-{hashlib.sha256(url.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}-"
+    """Names are shared by all of a network namespace, process numbers by a pid namespace: it is part of the name."""
+    digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    return f"checkpoint-writer-{_pid_namespace()}-{digest}-"
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def _lives(pid: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 _USER = re.compile(r"(?<=://)[^/@\s]*@")
 _QUERY = re.compile(r"(?<=[^\s?])\?[^\s\"']*")
@@ -23,6 +24,7 @@ class Scrubber:
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         confidential = {*_leaves(options), *(user[:-1] for user in _USER.findall(url)), *_QUERY.findall(url)}
         confidential |= {part for user in _USER.findall(url) for part in user[:-1].split(":")}
+        confidential |= {unquote(text) for text in confidential}  # as a client shows it that has decoded it
         self._confidential = sorted((text for text in confidential if len(text) >= _SHORTEST), key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
