@@ -347,7 +347,7 @@ def fails_in_its_own_way(rank: int, size: int, folder: str) -> int:
     with ranks_of(folder, rank, size, name="own") as (runs, _):
         fragile = Fragile(rank == 1)
         state = {"w": torch.zeros(8), "fragile": fragile}
-        with pytest.raises((RuntimeError, CheckpointError), match="of the script's own|RuntimeError"):
+        with pytest.raises((RuntimeError, CheckpointError), match=r"of the script's own|RuntimeError"):
             runs.save(1, state)
         fragile.fails = False
         runs.save(2, state)
