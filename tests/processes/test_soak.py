@@ -37,7 +37,7 @@ SEED = int(os.environ.get("SEED") or secrets.randbelow(1_000_000))
 FAULTS = int(os.environ.get("FAULTS") or 12)
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "soak.py"
 WORKERS = 4
-# gloo keeps a collective whose message was torn, and the threads and descriptors of its group, until its own deadline.
+# gloo keeps a collective whose message was torn, and the threads, descriptors and sockets of its group, until its own deadline.
 GIVEN_UP = ("did not end after a peer hung up", "a peer was lost while the group was formed")
 OF_A_GROUP = 5
 # A coordinator starts the writer process of its saves once it has trained for a while.
@@ -113,7 +113,7 @@ def beyond(before: dict[str, int], after: dict[str, int], given_up: int = 0) -> 
     found = []
     for what in before:
         kind, _, who = what.partition(" of the ")
-        groups = given_up * OF_A_GROUP if kind in ("threads", "descriptors") else 0
+        groups = given_up * OF_A_GROUP if kind in ("threads", "descriptors", "sockets") else 0
         writer = OF_A_WRITER.get(kind, 0) if who != "agent" and after["writers"] > before["writers"] else 0
         if after[what] > before[what] + groups + writer:
             found.append(what)
