@@ -37,7 +37,8 @@ SEED = int(os.environ.get("SEED") or secrets.randbelow(1_000_000))
 FAULTS = int(os.environ.get("FAULTS") or 12)
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "soak.py"
 WORKERS = 4
-# gloo keeps a collective whose message was torn, and the threads, descriptors and sockets of its group, until its own deadline.
+# gloo keeps a collective whose message was torn, and the threads, descriptors and sockets of its group, until its own
+# deadline.
 GIVEN_UP = ("did not end after a peer hung up", "a peer was lost while the group was formed")
 OF_A_GROUP = 5
 # A coordinator starts the writer process of its saves once it has trained for a while.
