@@ -217,8 +217,11 @@ def _cephx_key() -> str:
 def _guard() -> None:
     """Runs a cluster until standard input ends or SIGTERM comes; see the file's promise."""
 
+    cleaning = False
+
     def leave(*_: Any) -> None:
-        raise SystemExit
+        if not cleaning:
+            raise SystemExit
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -227,20 +230,23 @@ def _guard() -> None:
     for _ in range(_TRIES):
         folder = Path(tempfile.mkdtemp(prefix="rgw-"))
         cluster = _Cluster(folder)
+        cleaning = False
         try:
             try:
-                told = cluster.start()
-            except (RuntimeError, OSError, subprocess.TimeoutExpired) as failed:
-                error = f"{failed}\n{cluster.said()}"
-                continue
-            print(json.dumps(told), flush=True)
-            sys.stdin.read()
-            return
+                try:
+                    told = cluster.start()
+                except (RuntimeError, OSError, subprocess.TimeoutExpired) as failed:
+                    error = f"{failed}\n{cluster.said()}"
+                    continue
+                print(json.dumps(told), flush=True)
+                sys.stdin.read()
+                return
+            finally:
+                cleaning = True  # the signal may come right here, with the end of standard input
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            cleaning = True
             cluster.stop()
             shutil.rmtree(folder, ignore_errors=True)
-            signal.signal(signal.SIGTERM, leave)
     print(json.dumps({"error": error}), flush=True)
 
 
