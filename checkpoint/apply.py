@@ -39,8 +39,11 @@ def apply(state: Tree, saved: Tree, *, strict: bool = True) -> None:
     raises  StateMismatch, listing everything that differs; nothing was touched then
     """
     matched = match(state, saved, strict=strict)
-    with _one_thread():
-        _act(matched.actions)
+    try:
+        with _one_thread():
+            _act(matched.actions)
+    finally:
+        matched.actions.clear()  # they refer to each other: all that was read would stay until the collector comes
 
 
 def _act(actions: list[Action]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import torch
 
 from checkpoint.draft import StoredObject
@@ -30,7 +32,7 @@ def write_all(
 
     first  the number of the plan's first object in the save
     """
-    buffer = bytearray(max(plan.sizes, default=0))
+    buffer = mmap.mmap(-1, max(plan.sizes, default=1))  # begins at a page, so local files need no second copy
     return [
         write_object(storage, id, first + index, pack(shard, tensors, buffer))
         for index, shard in enumerate(plan.shards)

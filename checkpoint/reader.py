@@ -18,7 +18,7 @@ from checkpoint.history import read_manifest
 from checkpoint.manifest import Commit, Manifest, StoredTensor
 from checkpoint.names import CommitId
 from checkpoint.shards import Piece, run_start
-from checkpoint.storage import Buffer, Missing, Storage, get_into
+from checkpoint.storage import Buffer, Missing, Storage, get_into, map_object
 from checkpoint.tree import Tree
 
 _AT_ONCE = 4  # objects that are read and verified at the same time
@@ -43,8 +43,8 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Chec
 
     shared  True is faster, but tensors that lie in one object are parts of one piece of memory, which stays as long as
             any of them: for those who copy them elsewhere
-    memory  the state, and a few objects beside it. Nothing large is allocated before the storage has confirmed every
-            object's size.
+    memory  the state, and a few objects beside it; from a local folder with `shared`, next to nothing, as its files are
+            mapped. Nothing large is allocated before the storage has confirmed every object's size.
     """
     manifest = read_manifest(storage, id)
     check_sizes(storage, manifest)
@@ -133,10 +133,15 @@ def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
 
 def _read_verified(storage: Storage, manifest: Manifest, index: int) -> NDArray[np.uint8]:
     """As `read_object`, into memory of its own that may be written to. NumPy asks for huge pages, which torch does not:
-    most of the time of reading into fresh memory is the kernel's, for giving out pages."""
-    data = np.empty(manifest.objects[index].size, np.uint8)
+    most of the time of reading into fresh memory is the kernel's, for giving out pages. A file is mapped instead."""
+    key = manifest.id.shard_key(index)
     try:
-        size = get_into(storage, manifest.id.shard_key(index), data.data)
+        mapped = map_object(storage, key)
+        if mapped is not None:
+            _check(manifest, index, mapped, len(mapped))
+            return np.frombuffer(mapped, np.uint8)
+        data = np.empty(manifest.objects[index].size, np.uint8)
+        size = get_into(storage, key, data.data)
     except Missing:
         raise _corrupt(manifest, index, "is absent") from None
     _check(manifest, index, data.data, size)

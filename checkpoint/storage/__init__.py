@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from checkpoint.storage.base import AlreadyThere, Buffer, Missing, Storage, get_into
+from checkpoint.storage.base import AlreadyThere, Buffer, Missing, Storage, get_into, map_object
 from checkpoint.storage.fsspec import FsspecStorage
 from checkpoint.storage.local import LocalStorage
 from checkpoint.storage.redact import Scrubber, redact
 from checkpoint.storage.retry import RetryingStorage
 
-__all__ = ["AlreadyThere", "Buffer", "Missing", "Storage", "get_into", "open_storage", "redact"]
+__all__ = ["AlreadyThere", "Buffer", "Missing", "Storage", "get_into", "map_object", "open_storage", "redact"]
 
 
 def open_storage(

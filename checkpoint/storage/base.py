@@ -95,3 +95,16 @@ def get_into(storage: Storage, key: str, target: memoryview) -> int:
     if len(data) == len(target):
         target[:] = data
     return len(data)
+
+
+def map_object(storage: Storage, key: str) -> memoryview | None:
+    """All of the object's bytes, in memory that costs next to nothing, where the storage has a `map(key)` of its own.
+
+    Else None. What is written to this memory is seen by nobody else. Raises `Missing`.
+
+    All of it was there when this returned. It stays as the kernel's copy of the file: a disk that breaks, or a file
+    that is cut short, between now and its use is a SIGBUS if the kernel let go of the page meanwhile.
+    """
+    mapping = getattr(storage, "map", None)
+    found: memoryview | None = mapping(key) if mapping is not None else None
+    return found

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
 from checkpoint.errors import StorageError
-from checkpoint.storage.base import AlreadyThere, Buffer, Missing, Storage, get_into
+from checkpoint.storage.base import AlreadyThere, Buffer, Missing, Storage, get_into, map_object
 from checkpoint.storage.redact import Scrubber
 
 T = TypeVar("T")
@@ -101,6 +101,9 @@ class RetryingStorage:
 
     def get_into(self, key: str, target: memoryview) -> int:
         return self._call("read", key, lambda: get_into(self._inner, key, target))
+
+    def map(self, key: str) -> memoryview | None:
+        return self._call("read", key, lambda: map_object(self._inner, key))
 
     def list(self, prefix: str) -> dict[str, int]:
         return self._call("list", prefix, lambda: self._inner.list(prefix))
