@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from checkpoint.apply import apply
-from checkpoint.background import Background, Rules, WhenBusy
+from checkpoint.background import Background
 from checkpoint.beacon import Beacon
 from checkpoint.claims import Claim, new_claim_nonce, take
+from checkpoint.draft import Draft
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.foreground import save_now
 from checkpoint.history import read_history, read_manifest
@@ -36,6 +37,7 @@ from checkpoint.saving import Saving
 from checkpoint.shards import SHARD_BYTES
 from checkpoint.storage import Storage, open_storage
 from checkpoint.tree import Tree
+from checkpoint.underway import Rules, WhenBusy
 
 if TYPE_CHECKING:
     from checkpoint.distributed import Group, Together
@@ -56,6 +58,7 @@ class Checkpointer:
         *,
         group: Group | None = None,
         keep: int = 3,
+        keep_every: int | None = None,
         storage_options: dict[str, Any] | None = None,
         job: str | None = None,
         take_over: bool = False,
@@ -76,6 +79,9 @@ class Checkpointer:
                          "auto": all of torch.distributed, where it is initialised. None: this process saves and loads
                          alone. Rank 0's plain values are saved, and it holds the claim
         keep             how many of the newest checkpoints stay; never fewer than two do
+        keep_every       beside them, of every so many steps (0 to N-1, N to 2N-1, ...) the first checkpoint stays for
+                         good: step N where it was saved, else the next one after it. What a later Checkpointer without
+                         it finds, that one's sweeps remove
         storage_options  for fsspec's filesystem
         job              a name that restarts of one job share: the restart waits for its dying predecessor
         take_over        claim the URL although a live job answers for it
@@ -83,7 +89,8 @@ class Checkpointer:
         retry_s          how long a failing storage operation is tried again
         log              gets one line per remarkable thing; the default is the logger named "checkpoint"
         shard_bytes      the most tensor bytes in one object
-        orphan_grace_s   how old the remains of unfinished saves become before they are swept
+        orphan_grace_s   how old the remains of unfinished saves become before they are swept; those of our own claim,
+                         which may be under way, at least three times finish_s
         answers          (nonce, endpoint) of a `Beacon` that answers for this job instead of one of our own: one
                          that outlives the processes of the job, which hand a claim on to each other with `adopt`
 
@@ -106,7 +113,14 @@ class Checkpointer:
         self._retry_s = retry_s
         self._log = log or logging.getLogger("checkpoint").warning
         self._planner = Planner(shard_bytes)
-        self._sweeper = Sweeper(self._storage, keep=keep, orphan_grace_s=orphan_grace_s, log=self._log)
+        self._sweeper = Sweeper(
+            self._storage,
+            keep=keep,
+            keep_every=keep_every,
+            orphan_grace_s=orphan_grace_s,
+            finish_s=finish_s,
+            log=self._log,
+        )
         self._together: Together | None = None
         if group is not None:
             from checkpoint.distributed import Together  # torch's planner takes a while to import
@@ -230,7 +244,8 @@ class Checkpointer:
             return self._in_background().begin(save, self._sweep_soon)
         if self._background is not None:
             self._in_background().settle()
-        commit = save_now(self._storage, save)
+        with self._sweeper.sparing(save.draft.id):
+            commit = save_now(self._storage, save)
         self._sweep_quietly(step)
         return commit
 
@@ -355,12 +370,12 @@ class Checkpointer:
             self._let_go = weakref.finalize(self, self._background.let_go)
         return self._background
 
-    def _sweep_soon(self, save: Save) -> None:
+    def _sweep_soon(self, draft: Draft) -> None:
         """Sweeps in a thread: neither training nor the next save's commit waits for it."""
-        self._sweeper.learn(save.draft.id, save.draft.planned())
+        self._sweeper.learn(draft.id, draft.planned())
         self._sweeps = [thread for thread in self._sweeps if thread.is_alive()]
         thread = threading.Thread(
-            target=self._sweep_quietly, args=(save.draft.id.step,), name="checkpoint-sweep", daemon=True
+            target=self._sweep_quietly, args=(draft.id.step,), name="checkpoint-sweep", daemon=True
         )
         thread.start()
         self._sweeps.append(thread)

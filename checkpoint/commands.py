@@ -135,12 +135,15 @@ def sweep(asked: argparse.Namespace, screen: Screen) -> int:
         if not place.commits and not place.storage.list(CLAIMS):
             raise place.nothing_here()
         if asked.dry_run:
-            planned = plan(place.storage, screen.warn, keep=keep, orphan_grace_s=asked.grace_s)
+            planned = plan(
+                place.storage, screen.warn, keep=keep, keep_every=asked.keep_every, orphan_grace_s=asked.grace_s
+            )
         else:
             planned, removed = sweep_as_claimant(
                 place.storage,
                 screen.warn,
                 keep=keep,
+                keep_every=asked.keep_every,
                 orphan_grace_s=asked.grace_s,
                 insist=asked.take_over,
                 deadline_s=asked.retry_s,

@@ -42,7 +42,9 @@ class Removal:
     bytes: int
 
 
-def plan(storage: Storage, log: Log, *, keep: int, orphan_grace_s: float) -> list[Removal]:
+def plan(
+    storage: Storage, log: Log, *, keep: int, keep_every: int | None = None, orphan_grace_s: float
+) -> list[Removal]:
     """What a sweep would remove now, in order. Reads only. Unfinished uploads, which no listing shows, are left out."""
     history = read_history(storage, log)
     objects: dict[CommitId, dict[str, int]] = {}
@@ -57,12 +59,27 @@ def plan(storage: Storage, log: Log, *, keep: int, orphan_grace_s: float) -> lis
             return False
         return {id.shard_key(i): one.size for i, one in enumerate(stored)}.items() <= objects.get(id, {}).items()
 
-    chosen = removable(history, whole=whole, owners=objects, keep=keep, grace_s=orphan_grace_s, now_s=time.time())
+    chosen = removable(
+        history,
+        whole=whole,
+        owners=objects,
+        keep=keep,
+        keep_every=keep_every,
+        grace_s=orphan_grace_s,
+        now_s=time.time(),
+    )
     return [Removal(str(id), id.step, _why(id, history), sum(objects.get(id, {}).values())) for id in chosen]
 
 
 def sweep_as_claimant(
-    storage: Storage, log: Log, *, keep: int, orphan_grace_s: float, insist: bool, deadline_s: float
+    storage: Storage,
+    log: Log,
+    *,
+    keep: int,
+    keep_every: int | None = None,
+    orphan_grace_s: float,
+    insist: bool,
+    deadline_s: float,
 ) -> tuple[list[Removal], list[str]]:
     """Takes the next claim and sweeps. Returns what was planned, and the names of what is gone.
 
@@ -85,8 +102,8 @@ def sweep_as_claimant(
         log=log,
         deadline_s=deadline_s,
     )
-    planned = plan(storage, log, keep=keep, orphan_grace_s=orphan_grace_s)
-    sweeper = Sweeper(storage, keep=keep, orphan_grace_s=orphan_grace_s, log=log)
+    planned = plan(storage, log, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s)
+    sweeper = Sweeper(storage, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s, log=log)
     return planned, sweeper.sweep(claim=claim.number, nonce=claim.nonce, now_s=time.time())
 
 

@@ -60,7 +60,9 @@ _MORE = {
     "               below the parts' names. It holds pickles, unlike our own.\n\n"
     "examples:\n  checkpoint export runs/a --to safetensors weights\n"
     "  checkpoint export runs/a --to dcp --part model --part optimizer exported\n\n",
-    "sweep": "Never below two whole checkpoints. Interrupted, it may be run again.\n\n",
+    "sweep": "Never below two whole checkpoints. What the run itself was told to keep is not\n"
+    "known here: repeat its keep and keep_every. Interrupted, it may be run again.\n\n"
+    "example:\n  checkpoint sweep runs/a --keep 3 --keep-every 1000 --dry-run\n\n",
 }
 
 
@@ -86,7 +88,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     _add_diff(_command(commands, "diff", "what differs between two checkpoints", url=False))
     _add_export(_command(commands, "export", "write safetensors, or torch's own format"))
     _add_sweep(_command(commands, "sweep", "remove what nothing needs any more"))
-    return parser.parse_args(arguments)
+    asked = parser.parse_args(arguments)
+    if asked.command == "sweep" and asked.keep_every is not None and asked.keep is None:
+        parser.error("--keep-every says what stays beside the newest: give --keep, too")
+    return asked
 
 
 class _Parser(argparse.ArgumentParser):
@@ -169,6 +174,13 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         "--keep", type=_keep, metavar="N", help="of the run's checkpoints keep only the N newest whole"
     )
     command.add_argument(
+        "--keep-every",
+        type=_keep_every,
+        metavar="N",
+        help="beside those, of every N steps (0 to N-1, N to 2N-1, ...) the first checkpoint stays; only with --keep, "
+        "without which all stay",
+    )
+    command.add_argument(
         "--dry-run", action="store_true", help="list what would go (but for unfinished uploads), and change nothing"
     )
     command.add_argument(
@@ -214,3 +226,13 @@ def _keep(text: str) -> int:
     if keep < 2:
         raise argparse.ArgumentTypeError(f"{text!r}: at least 2 checkpoints are kept")
     return keep
+
+
+def _keep_every(text: str) -> int:
+    try:
+        every = int(text)
+    except ValueError:
+        every = 0
+    if every < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps")
+    return every

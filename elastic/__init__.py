@@ -20,6 +20,7 @@ from elastic.errors import (
     IdentityMismatch,
     PeerLost,
     RendezvousTimeout,
+    SavesFailed,
     StartFailed,
     StepError,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "PeerLost",
     "RendezvousTimeout",
     "Run",
+    "SavesFailed",
     "StartFailed",
     "Step",
     "StepError",

@@ -63,6 +63,8 @@ class Config:
     buffers: dict[str, str]
     accept: tuple[str, ...]
     keep: int
+    keep_every: int | None
+    save_failures_max: int | None
     take_over: bool
     timeout_s: float
     storage_options: dict[str, Any] = field(default_factory=dict)
@@ -217,6 +219,13 @@ def _check_types(**given: Any) -> None:
     keep = given.get("keep", 3)
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise ConfigError(f"keep={keep!r}; expected how many checkpoints stay, 1 or more")
+    for name, meaning in (
+        ("keep_every", "a number of steps, of which the first checkpoint stays for good"),
+        ("save_failures_max", "after how many failed saves in a row the run stops"),
+    ):
+        number = given.get(name)
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ConfigError(f"{name}={number!r}; expected {meaning}, 1 or more, or None")
     for name in ("timeout_s", "bucket_bytes"):
         number = given.get(name, 1)
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:

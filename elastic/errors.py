@@ -12,6 +12,7 @@
       PeerLost            an exchange failed; the loop forms a new view and redoes the step
       Stranded            the others stand where this worker cannot be brought; it exits and is replaced
       Evicted             the view moved on without us; exit, do not retry
+      SavesFailed         too many saves in a row failed; exit, repair the storage, start again
 
 Only the loop in run.py turns `PeerLost` into a new view, or into a restart where the launcher can do no better.
 """
@@ -76,3 +77,16 @@ class Stranded(ElasticError):
 
 class Evicted(ElasticError):
     """The run goes on in a view (or under a claim) that this worker is not part of."""
+
+
+class SavesFailed(ElasticError):
+    """So many saves in a row failed that the run stops rather than compute what may be lost.
+
+    saved  steps applied in the newest checkpoint of this coordinator, or None where it has made none
+    step   steps applied when the run stopped
+    """
+
+    def __init__(self, message: str, *, saved: int | None, step: int) -> None:
+        super().__init__(message)
+        self.saved = saved
+        self.step = step

@@ -72,14 +72,20 @@ class Run:
     overlap           send gradients during the last backward pass; off for reentrant checkpointing
     bucket_bytes      how much of the gradients travels together
     accept            names of identity fields that may differ from the saved run's
-    keep              how many checkpoints stay
+    keep              how many of the newest checkpoints stay
+    keep_every        beside them, of every so many steps the first checkpoint stays for good: step N itself where it
+                      was saved, else the next one after it
+    save_failures_max after so many failed saves in a row the run stops, with SavesFailed, before more work is at risk;
+                      None trains on whatever happens. At the default cadence, and with what each save is tried again,
+                      10 are 10 to 20 minutes
     take_over         claim the URL even if another live job holds it
     timeout_s         the deadline of every exchange
     storage_options   for fsspec's filesystem: endpoint, credentials
 
     Attributes: rank, local_rank, world_size, generation, device, is_coordinator, step_index (steps applied), epoch,
     finished, stopped (the reason given to `stop`, if any).
-    Raises ConfigError at once; in `with`, also IdentityMismatch, RendezvousTimeout and checkpoint.ClaimHeld.
+    Raises ConfigError at once; in `with`, also IdentityMismatch, RendezvousTimeout and checkpoint.ClaimHeld; in the
+    loop also SavesFailed.
     """
 
     def __init__(
@@ -113,6 +119,8 @@ class Run:
         bucket_bytes: int = 8 << 20,
         accept: Collection[str] = (),
         keep: int = 3,
+        keep_every: int | None = None,
+        save_failures_max: int | None = 10,
         take_over: bool = False,
         timeout_s: float = 600.0,
         storage_options: Mapping[str, Any] | None = None,
@@ -397,7 +405,9 @@ class Run:
         all_leave = leaving and (session.live is None or len(leaving) == len(course.agreed.wishes))
         if all_leave:
             recovery.leave()
-        elif wishes & _SAVE or (every is not None and course.step % every == 0):
+        if session.origin.saver is not None:
+            session.origin.saver.check(step=course.step)
+        if wishes & _SAVE or (every is not None and course.step % every == 0):
             recovery.save(must=False)
         if leaving or wishes & _REGROUP:
             recovery.regroup(leaves=bool(self._wished & _LEAVE))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 BOUNDARY = "boundary"
 EVICTED = "elastic.errors.Evicted"
+SAVES_FAILED = "elastic.errors.SavesFailed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,8 @@ def repeated(failures: Sequence[Failure], newest: Failure, *, restarts_max: int,
     """
     if newest.kind == EVICTED:
         return "another job has taken this run over"
+    if newest.kind == SAVES_FAILED:
+        return "nothing can be saved any more"
     recent = [failure for failure in failures if newest.at_s - failure.at_s <= window_s]
     before = recent if newest.step is None else failures
     if any(failure.kind == newest.kind and failure.step == newest.step for failure in before):

@@ -20,7 +20,8 @@ until they are known), then the event's own:
     staged          step: steps applied; seconds. The state is copied, and will be committed even if this worker dies
     saved           step: steps applied; bytes, seconds from the save's begin to its commit, stall: seconds of them that
                     training stood still, name. Where the worker died meanwhile there is none
-    save_failed     step, error
+    save_failed     step, error, in_a_row: failures since the last commit, saved_step: steps applied in that, or null.
+                    A run that stops because of them ends with the event error, SavesFailed
     transfer        step: steps applied in the state that was received from peers; bytes, seconds
     peer_lost       step, phase, error, missing [ranks that this machine knows to be dead or stopped]
     notice          signal

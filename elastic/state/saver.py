@@ -1,12 +1,14 @@
 """The coordinator's hand on the run's storage: claims it, reads the state to go on from, saves on a cadence.
 
 Training stops for a periodic save only until the state is copied: the rest is done by a writer process, even if this
-one is killed (checkpoint/background.py). One that fails is reported and training goes on; the final one must
-succeed. A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written.
+one is killed (checkpoint/background.py). One that fails is reported and training goes on, until so many in a row have
+failed that the run stops (SavesFailed) before more work is at risk; the final one must succeed. A newer claim means
+that the run goes on elsewhere: Evicted, and nothing more is written.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +17,7 @@ from typing import Any
 
 import checkpoint
 from elastic.config import Config
-from elastic.errors import Evicted
+from elastic.errors import Evicted, SavesFailed
 from elastic.launch.environment import Launch
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog
@@ -73,15 +75,20 @@ class Saver:
         self._underway: list[tuple[checkpoint.Saving, Position, float, float]] = []
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
+        self._saved_s = self._opened_s
+        self._failures = 0
+        self._last_failure: checkpoint.CheckpointError | None = None
         self._checkpoints = checkpoint.Checkpointer(
             config.url,
             keep=config.keep,
+            keep_every=config.keep_every,
             storage_options=config.storage_options or None,
             job=launch.job,
             take_over=config.take_over,
             log=console.say,
             answers=answers,
             when_busy="replace",
+            failures_max=sys.maxsize,  # they are counted here, whichever way the saves are made
         )
 
     def claim(self) -> checkpoint.Claim:
@@ -158,7 +165,16 @@ class Saver:
             except checkpoint.ClaimLost as lost:
                 raise _evicted(lost) from lost
             except checkpoint.CheckpointError as failure:
-                self._events.emit("save_failed", step=position.step, error=str(failure))
+                self._failed(position, failure)
+
+    def check(self, *, step: int) -> None:
+        """Before more is computed. Raises SavesFailed, where too many saves have failed since the last commit.
+
+        step  how many are applied
+        """
+        most = self._config.save_failures_max
+        if most is not None and self._failures >= most:
+            raise self._saves_failed(step) from self._last_failure
 
     def save(self, position: Position, *, must: bool) -> None:
         """Saves the live state. `must`: it is committed on return, and a failure ends the run.
@@ -184,7 +200,7 @@ class Saver:
         except checkpoint.UnsupportedValue:
             raise
         except checkpoint.CheckpointError as failure:
-            self._events.emit("save_failed", step=position.step, error=str(failure))
+            self._failed(position, failure)
             if must:
                 raise
             self._console.say(f"step {position.step} could not be saved; training goes on. {failure}")
@@ -215,10 +231,45 @@ class Saver:
     def _committed(self, position: Position, commit: checkpoint.Commit, took_s: float, stall_s: float) -> None:
         self.took_s = took_s
         self._saved = position.step, position.stopped
+        self._saved_s = self._clock()
+        self._failures = 0
         self._events.emit(
             "saved", step=position.step, bytes=commit.bytes, seconds=self.took_s, stall=stall_s, name=commit.name
         )
         self._events.flush()
+
+    def _failed(self, position: Position, failure: checkpoint.CheckpointError) -> None:
+        self._failures += 1
+        self._last_failure = failure
+        self._events.emit(
+            "save_failed",
+            step=position.step,
+            error=str(failure),
+            in_a_row=self._failures,
+            saved_step=self._saved[0] if self._saved is not None else None,
+        )
+
+    def _saves_failed(self, step: int) -> SavesFailed:
+        saved = self._saved[0] if self._saved is not None else None
+        since = "everything since the newest checkpoint there" if saved is None else f"steps {saved} to {step}"
+        goes_on = "its newest checkpoint" if saved is None else f"step {saved}"
+        trained_s = self._clock() - self._saved_s
+        reason = str(self._last_failure).replace("\n", "\n    ")
+        return SavesFailed(
+            f"{self._failures} saves in a row failed, and the run stops before more work is at risk\n"
+            f"  at risk  {since}, {_human(trained_s)} of training, which is nowhere but in memory\n"
+            f"  reason   {reason}\n"
+            "  state    what was committed before is whole\n"
+            f"  next     repair the storage, then start the same command again: the run goes on from {goes_on}.\n"
+            f"           save_failures_max ({self._config.save_failures_max} now) says how many failures are borne; "
+            "None: any number",
+            saved=saved,
+            step=step,
+        )
+
+
+def _human(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _evicted(lost: checkpoint.ClaimLost) -> Evicted:

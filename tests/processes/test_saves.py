@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import checkpoint
 from checkpoint.testing import Delay, Error, Faults
@@ -39,6 +43,51 @@ def slow(folder: Path, *rules: Rule) -> tuple[str, dict[str, Any]]:
 
 def staged(end: End) -> list[int]:
     return [event["step"] for event in end.events if event["event"] == "staged"]
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Each gets the other's name, in one instant."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    here, at_once = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    assert libc.renameat2(here, bytes(one), here, bytes(other), at_once) == 0, os.strerror(ctypes.get_errno())
+
+
+@pytest.mark.parametrize(
+    ("launcher", "workers", "breaks_after"),
+    [("elastic", 2, 2), ("torchrun", 2, 2), ("torchrun", None, 2), ("elastic", 2, LAST)],
+)
+def test_a_run_that_cannot_save_stops_says_what_is_at_risk_and_goes_on_once_the_storage_is_repaired(
+    launcher: str, workers: int | None, breaks_after: int,
+    cluster: MakeCluster, undisturbed: Undisturbed, tmp_path: Path,
+) -> None:  # fmt: skip
+    """A failure of the storage is no bug of a worker: nobody is restarted to find it out again. The folder of the data
+    becomes a file, when saves stop training for the commit, or (the last case) when a process of its own makes them."""
+    slowly: dict[str, Any] = {"steps": 140, "seed": 7, "save_every": 2, "unhurried": 99}
+    torchrun = launcher == "torchrun" and workers is not None
+    run = cluster(workers=workers, launcher=launcher, restarts=0 if torchrun else 3, save_failures_max=3, **slowly)
+    broken, data = tmp_path / "broken", Path(run.url) / "data"
+    broken.write_text("a file")
+    run.wait_for(lambda event: event["event"] == "saved" and event["step"] >= breaks_after, within_s=60)
+    exchange(broken, data)
+    end = run.finish(within_s=60)
+    assert (end.exit_code != 0, end.left_behind) == (True, ()), end.output
+    assert "SavesFailed: 3 saves in a row failed" in end.output
+    assert "a file lies where a folder is needed" in end.output
+    saved = max(event["step"] for event in end.events if event["event"] == "saved")
+    assert f"at risk  steps {saved} to " in end.output
+    assert f"goes on from step {saved}" in end.output
+    failed = [event for event in end.events if event["event"] == "save_failed"]
+    assert [event["in_a_row"] for event in failed] in ([1, 2, 3], [1, 2, 3, 1])  # a survivor tries once more
+    assert {event["saved_step"] for event in failed[:3]} == {saved}
+    assert sum(event["event"] == "run_started" for event in end.events) == (workers or 1)
+    assert bool(staged(end)) == (breaks_after == LAST)
+
+    exchange(broken, data)
+    assert committed(run)[0] == saved
+    repaired = cluster(url=run.url, workers=workers, launcher=launcher, **{**slowly, "unhurried": 0})
+    resumed = repaired.finish(within_s=60, reference=undisturbed(steps=140, seed=7).events)
+    assert resumed.verdict.ok, f"{resumed.verdict}\n{resumed.output}"
+    assert f"goes on from step {saved} " in resumed.output
 
 
 def test_what_was_copied_is_committed_though_the_process_is_killed(

@@ -6,7 +6,7 @@ from itertools import groupby, product
 
 import pytest
 
-from elastic.errors import Evicted
+from elastic.errors import Evicted, SavesFailed
 from elastic.membership.rules import BOUNDARY, Candidate, Failure, next_view, repeated
 
 STEP = "in the exchange of step 3"
@@ -107,6 +107,12 @@ def test_failures_before_the_first_step_count_within_the_window() -> None:
 
 def test_max_restarts_0_allows_no_failure_at_all() -> None:
     assert again(failure(), restarts_max=0) is not None
+
+
+def test_a_run_that_can_save_nothing_any_more_ends_at_once() -> None:
+    """A new coordinator would count its failures from none, and train on."""
+    failed = failure(f"{SavesFailed.__module__}.{SavesFailed.__qualname__}: 10 saves in a row failed")
+    assert repeated([], failed, restarts_max=3, window_s=100) == "nothing can be saved any more"
 
 
 def test_a_run_that_another_job_has_taken_over_ends_at_once() -> None:

@@ -410,6 +410,17 @@ def test_a_sweep_says_what_would_go_and_removes_just_that(run: Path, checkpointe
         assert [one.step for one in later.list()][:3] == [40, 30, 20]
 
 
+def test_sweep_leaves_one_of_every_so_many_steps(run: Path, checkpointer: Make, capsys: Capture) -> None:
+    with checkpointer(run, keep=9) as more:
+        for step in (40, 50, 60):
+            more.save(step, STATE)
+    assert main(["sweep", str(run), "--keep", "2", "--keep-every", "25", "--dry-run", "--json"]) == 0
+    assert [one["step"] for one in json.loads(capsys.readouterr().out)["planned"]] == [20, 40]
+    assert main(["sweep", str(run), "--keep", "2", "--keep-every", "25"]) == 0
+    with Checkpointer(run) as runs:
+        assert [one.step for one in runs.list()] == [60, 50, 30, 10]  # 10 and 30 are the first of 0-24 and 25-49
+
+
 def test_without_keep_only_what_the_run_never_needs_again_goes(late: Path, capsys: Capture) -> None:
     orphan = late / "data" / "c00000001" / "s000000040-0123456789abcdef0123"
     orphan.mkdir()

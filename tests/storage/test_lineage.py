@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from checkpoint.history import History
 from checkpoint.lineage import lineage
@@ -88,6 +90,73 @@ def test_retention_keeps_the_newest_whole_ones_and_waits_before_it_touches_the_u
     assert remove(3, {9, 7}, 5) == []  # damaged ones do not count
     assert remove(2, {9, 7}, 5) == [5]
     assert remove(9, set(), 10) == [99, 3]
+
+
+def kept(steps: list[int], *, every: int, keep: int = 2, broken: tuple[int, ...] = ()) -> tuple[list[int], list[int]]:
+    """The steps that stay, and those of which it was asked whether they are whole."""
+    lineage = tuple(commit(1, step) for step in sorted(steps, reverse=True))
+    asked: list[int] = []
+
+    def whole(id: CommitId) -> bool:
+        asked.append(id.step)
+        return id.step not in broken
+
+    history = History(1, 1, lineage, ())
+    gone = removable(history, whole=whole, owners=lineage, keep=keep, keep_every=every, grace_s=0, now_s=0)
+    return [id.step for id in lineage[::-1] if id not in gone], asked
+
+
+def test_every_so_many_steps_one_stays_for_good() -> None:
+    assert kept(list(range(0, 1200, 50)), every=300)[0] == [0, 300, 600, 900, 1100, 1150]
+    assert kept([350, 720, 1080, 1400, 1750, 2100, 2450], every=1000)[0] == [350, 1080, 2100, 2450]  # by the clock
+    assert kept([5, 2999, 3001, 9000, 9001, 9002], every=3000)[0] == [5, 3001, 9000, 9001, 9002]  # none is invented
+    assert kept([7], every=1)[0] == [7]
+
+
+@given(st.lists(st.integers(0, 60), unique=True, max_size=25), st.integers(1, 20), st.integers(2, 4), st.data())
+def test_what_stays_for_good_does_not_depend_on_how_often_is_swept(
+    steps: list[int], every: int, keep: int, data: st.DataObject
+) -> None:
+    """After each save, as a run sweeps, or once at the end, as a person does."""
+    broken = tuple(data.draw(st.lists(st.sampled_from(steps), unique=True))) if steps else ()
+    present: list[int] = []
+    for step in sorted(steps):
+        present, _ = kept([*present, step], every=every, keep=keep, broken=broken)
+    assert present == kept(steps, every=every, keep=keep, broken=broken)[0]
+    for stretch in {step // every for step in steps}:
+        whole = sorted(step for step in steps if step // every == stretch and step not in broken)
+        assert not whole or whole[0] in present
+
+
+def test_a_damaged_milestone_does_not_count_and_only_a_choice_is_looked_at() -> None:
+    stay, asked = kept([0, 100, 150, 200, 250, 300, 310], every=100, broken=(100,))
+    assert stay == [0, 100, 150, 200, 300, 310]
+    assert sorted(asked) == [100, 150, 200, 300, 300, 310]  # not step 0: nothing could take its place
+
+
+def test_of_two_saves_of_one_step_the_newer_one_stays() -> None:
+    """It is the one that read(step=...) gives."""
+    older, newer = CommitId(1, 100, "0" * 20), CommitId(1, 100, "1" * 20)
+    rest = [commit(1, step) for step in (300, 250, 200)]
+    gone = removable(
+        History(1, 1, (*rest, newer, older), ()),
+        whole=lambda id: True, owners=[], keep=2, keep_every=100, grace_s=0, now_s=0,
+    )  # fmt: skip
+    assert gone == [older]
+
+
+def test_a_save_of_our_own_that_may_be_under_way_is_spared_longer_than_a_strangers() -> None:
+    own, strange = CommitId(2, 9, f"{1000:012x}{'0' * 8}"), CommitId(1, 9, f"{1000:012x}{'0' * 8}")
+
+    def remove(now_s: float) -> list[CommitId]:
+        history = History(2, 2, (), ())
+        return removable(
+            history, whole=lambda id: True, owners=[own, strange], keep=2, grace_s=0, own_grace_s=30, now_s=now_s
+        )
+
+    assert remove(1.0) == [strange]
+    assert remove(30.9) == [strange]
+    assert remove(31.0) == [strange, own]
 
 
 def test_names_are_keys_and_back() -> None:

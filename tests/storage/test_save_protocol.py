@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,7 @@ def test_an_interrupted_save_leaves_no_temporary_file_for_ever(tmp_path: Path, c
     saved.save(1, state(1))
     left = tmp_path / "data" / ".00000.safetensors.abc.tmp"
     left.write_bytes(b"half")
+    os.utime(left, (0, 0))  # long ago: what is younger may belong to a save under way
     (tmp_path / "data" / "c00000001" / "s000000009-01a1fd3aea076c4d9fdc").mkdir()
     orphan = tmp_path / "data" / "c00000001" / "s000000009-01a1fd3aea076c4d9fdc" / "00000.safetensors"
     orphan.write_bytes(b"no manifest names it")

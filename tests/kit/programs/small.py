@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--micro-batch-size", type=int)
     parser.add_argument("--storage", type=json.loads, help="storage_options, as JSON")
     parser.add_argument("--evaluate-every", type=int, help="steps; it evaluates at the end in any case")
+    parser.add_argument("--save-failures-max", type=int, default=10)
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     options = parser.parse_args()
 
@@ -73,6 +74,7 @@ def main() -> None:
         num_workers=options.num_workers,
         micro_batch_size=options.micro_batch_size,
         storage_options=options.storage,
+        save_failures_max=options.save_failures_max,
     ) as run:
         for step in run:
             for points, labels in step:
