@@ -3,13 +3,15 @@
     python -m tests.benchmarks.checkpoints [--mb 1024] [--tensors 1200] [--rounds 5] [--folder /tmp] [--json FILE]
 
 stall     time in the call, plus the training time that is lost until the save is durable: what a loop of matrix
-          products takes meanwhile beyond what it takes alone. "call" is the first part only.
+          products takes meanwhile beyond what it takes alone. The loop uses half of the processors, as training does
+          that has GPUs or leaves the machine something; "crowded" is the same with a loop that uses all of them.
+          "call" is the first part only.
 commit    from the beginning of the call until the checkpoint is durable
 memcpy    one copy of as many bytes between two arrays that were both touched before; of one thread
 raw write the same bytes into files of a shard's size, each fsynced; raw read: of those files, into warm memory
 
-The ways take turns, and each ratio is of medians; files come from the page cache when they are read. A machine that
-others use shows it: the load before and after stands below the table.
+The ways take turns, and each ratio is of medians. Files are read from the page cache, and ("cold", by root only) from
+the disk. A machine that others use shows it: the load before and after stands below the table.
 """
 
 from __future__ import annotations
@@ -57,28 +59,44 @@ def build(mb: int, tensors: int) -> dict[str, Any]:
 class Training:
     """A loop that would rather go on: what it loses while something else runs is part of what that costs."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
         self._a, self._b = torch.randn(256, 256), torch.randn(256, 256)
         self._step_s = 0.0
 
     def alone(self) -> None:
         """Measures a step with nothing beside it."""
-        begun_s, steps = time.perf_counter(), 0
-        while time.perf_counter() - begun_s < 0.3:
-            self._step()
-            steps += 1
-        self._step_s = (time.perf_counter() - begun_s) / steps
+        until_s = time.perf_counter() + 0.3
+        steps, took_s = self._train(lambda: time.perf_counter() > until_s)
+        self._step_s = took_s / steps
 
     def lost_s(self, done: Callable[[], bool]) -> float:
         """Trains until it is done; returns how much longer the steps took than alone."""
-        begun_s, steps = time.perf_counter(), 0
-        while not done():
-            self._step()
-            steps += 1
-        return max(0.0, time.perf_counter() - begun_s - steps * self._step_s)
+        steps, took_s = self._train(done)
+        return max(0.0, took_s - steps * self._step_s)
 
-    def _step(self) -> None:
-        torch.mm(self._a, self._b)
+    def _train(self, done: Callable[[], bool]) -> tuple[int, float]:
+        """Steps and seconds."""
+        others = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            begun_s, steps = time.perf_counter(), 0
+            while not done():
+                torch.mm(self._a, self._b)
+                steps += 1
+            return steps, time.perf_counter() - begun_s
+        finally:
+            torch.set_num_threads(others)
+
+
+def drop_caches() -> bool:
+    """Whether the page cache is empty now, which needs root."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -95,7 +113,8 @@ class Bench:
         self.state = state
         self.folder = folder
         self.bytes = sum(tensor.nbytes for tensor in state["model"].values())
-        self.training = Training()
+        processors = len(os.sched_getaffinity(0))
+        self.trainings = {"": Training(max(1, processors // 2)), " crowded": Training(processors)}
         self.seconds: Figures = defaultdict(list)
         self.absent: dict[str, str] = {}
         self._source = np.ones(self.bytes, np.uint8)
@@ -121,12 +140,14 @@ class Bench:
                     with open(folder / str(start), "rb", buffering=0) as file:
                         file.readinto(self._target.data[start : start + SHARD_BYTES])
 
-    def ours(self, runs: Checkpointer, step: int) -> None:
-        self.training.alone()
+    def ours(self, runs: Checkpointer, step: int, how: str) -> None:
+        training = self.trainings[how]
+        training.alone()
         begun_s = time.perf_counter()
         saving = runs.save(step, self.state, blocking=False)
         call_s = time.perf_counter() - begun_s
-        self._beside("checkpoint", begun_s, call_s, lambda: saving.done)
+        lost_s = training.lost_s(lambda: saving.done)
+        self._note("checkpoint", how, call_s, lost_s, time.perf_counter() - begun_s)
         saving.wait(PATIENCE_S)
         runs.wait()
 
@@ -136,15 +157,15 @@ class Bench:
             begun_s = time.perf_counter()
             save(path)
             took_s = time.perf_counter() - begun_s
-            self.seconds[f"{name} call"].append(took_s)
-            self.seconds[f"{name} stall"].append(took_s)
-            self.seconds[f"{name} commit"].append(took_s)
+            for how in self.trainings:
+                self._note(name, how, took_s, 0.0, took_s)
 
-    def dcp_beside(self, name: str, kind: AsyncCheckpointerType) -> None:
+    def dcp_beside(self, name: str, kind: AsyncCheckpointerType, how: str) -> None:
         if name in self.absent:
             return
+        training = self.trainings[how]
         with self._emptied(name.replace(" ", "-")) as path:
-            self.training.alone()
+            training.alone()
             if kind is AsyncCheckpointerType.PROCESS and self._stager is None:
                 options = StagingOptions(
                     use_pinned_memory=False,
@@ -161,38 +182,42 @@ class Bench:
                 )
                 saving = getattr(saving, "upload_completion", saving)
                 call_s = time.perf_counter() - begun_s
-                lost_s = self.training.lost_s(saving.done)
+                lost_s = training.lost_s(saving.done)
                 saving.result(timeout=PATIENCE_S)
             except (RuntimeError, ValueError, OSError, AttributeError, TypeError) as error:
                 self.absent[name] = f"{type(error).__name__}: {error}".splitlines()[0]
                 return
-            self._note(name, call_s, lost_s, time.perf_counter() - begun_s)
+            self._note(name, how, call_s, lost_s, time.perf_counter() - begun_s)
 
     def load(self, runs: Checkpointer) -> None:
+        """Each from the disk, and again from what the page cache has then."""
         expected = digest(self.state)
+
+        def loaded(name: str, load: Callable[[], object]) -> None:
+            if drop_caches():
+                with self._blank(), timed(self.seconds[f"{name} cold"]):
+                    load()
+            load()
+            with self._blank(), timed(self.seconds[name]):
+                load()
+            assert digest(self.state) == expected
+
         with self._emptied("dcp-load") as path:
             dcp.save(self.state, checkpoint_id=path)
-            self._blank()
-            with timed(self.seconds["dcp.load"]):
-                dcp.load(self.state, checkpoint_id=path)
-            assert digest(self.state) == expected
-        self._blank()
-        with timed(self.seconds["checkpoint load"]):
-            runs.load(self.state)
-        assert digest(self.state) == expected
+            loaded("dcp.load", lambda: dcp.load(self.state, checkpoint_id=path))
+        loaded("checkpoint load", lambda: runs.load(self.state))
 
-    def _blank(self) -> None:
+    @contextlib.contextmanager
+    def _blank(self) -> Iterator[None]:
         for tensor in self.state["model"].values():
             tensor.zero_()
+        yield
 
-    def _beside(self, name: str, begun_s: float, call_s: float, done: Callable[[], bool]) -> None:
-        lost_s = self.training.lost_s(done)
-        self._note(name, call_s, lost_s, time.perf_counter() - begun_s)
-
-    def _note(self, name: str, call_s: float, lost_s: float, commit_s: float) -> None:
-        self.seconds[f"{name} call"].append(call_s)
-        self.seconds[f"{name} stall"].append(call_s + lost_s)
-        self.seconds[f"{name} commit"].append(commit_s)
+    def _note(self, name: str, how: str, call_s: float, lost_s: float, commit_s: float) -> None:
+        self.seconds[f"{name} stall{how}"].append(call_s + lost_s)
+        if not how:
+            self.seconds[f"{name} call"].append(call_s)
+            self.seconds[f"{name} commit"].append(commit_s)
 
     @contextlib.contextmanager
     def _emptied(self, name: str) -> Iterator[Path]:
@@ -217,12 +242,14 @@ def run(mb: int, tensors: int, rounds: int, folder: Path) -> Bench:
             for step in range(1, rounds + 1):
                 bench.memcpy()
                 bench.raw_write()
-                os.sync()
-                bench.ours(runs, step)
+                for number, how in enumerate(bench.trainings):
+                    os.sync()
+                    bench.ours(runs, 2 * step + number, how)
                 bench.waiting("torch.save", lambda path: torch.save(bench.state, path))
                 bench.waiting("dcp.save", lambda path: dcp.save(bench.state, checkpoint_id=path))
-                bench.dcp_beside("dcp.async_save thread", AsyncCheckpointerType.THREAD)
-                bench.dcp_beside("dcp.async_save process", AsyncCheckpointerType.PROCESS)
+                for how in bench.trainings:
+                    bench.dcp_beside("dcp.async_save thread", AsyncCheckpointerType.THREAD, how)
+                    bench.dcp_beside("dcp.async_save process", AsyncCheckpointerType.PROCESS, how)
                 bench.load(runs)
     finally:
         if bench._stager is not None:
@@ -234,17 +261,22 @@ def run(mb: int, tensors: int, rounds: int, folder: Path) -> Bench:
 def summary(seconds: Figures) -> dict[str, float]:
     """The ratios that are aimed for, by name."""
     median = {name: statistics.median(values) for name, values in seconds.items()}
-    others = {name: value for name, value in median.items() if name.startswith("dcp") and name.endswith(" stall")}
+
+    def best_of_dcp(what: str) -> float:
+        return min(value for name, value in median.items() if name.startswith("dcp") and name.endswith(f" {what}"))
+
     first, *later = seconds["checkpoint call"]
     return {
         "stall / memcpy": median["checkpoint stall"] / median["memcpy"],
         "call / memcpy": median["checkpoint call"] / median["memcpy"],
-        "stall / best of DCP": median["checkpoint stall"] / min(others.values()),
-        "call / best call of DCP": median["checkpoint call"]
-        / min(value for name, value in median.items() if name.startswith("dcp") and name.endswith(" call")),
+        "stall / best of DCP": median["checkpoint stall"] / best_of_dcp("stall"),
+        "call / best call of DCP": median["checkpoint call"] / best_of_dcp("call"),
+        "crowded stall / memcpy": median["checkpoint stall crowded"] / median["memcpy"],
+        "crowded stall / best of DCP": median["checkpoint stall crowded"] / best_of_dcp("stall crowded"),
         "commit / raw write": median["checkpoint commit"] / median["raw write"],
         "verified load / raw read": median["checkpoint load"] / median["raw read"],
         "verified load / dcp.load": median["checkpoint load"] / median["dcp.load"],
+        "the same from the disk": median.get("checkpoint load cold", 0.0) / median.get("dcp.load cold", 1.0),
         "first call / later calls": first / statistics.median(later or [first]),
     }
 
@@ -253,35 +285,35 @@ AIMS = {
     "stall / memcpy": 1.3,
     "call / memcpy": 1.3,
     "stall / best of DCP": 0.2,
-    "call / best call of DCP": 0.2,
     "commit / raw write": 1.4,
     "verified load / dcp.load": 0.5,
 }
+WAYS = ("checkpoint", "torch.save", "dcp.save", "dcp.async_save thread", "dcp.async_save process")
 
 
 def show(bench: Bench, console: Console) -> None:
     median = {name: statistics.median(values) for name, values in bench.seconds.items()}
     copy_s, write_s = median["memcpy"], median["raw write"]
     table = Table(title=f"{bench.bytes / 2**30:.2f} GiB in {len(bench.state['model']):,} tensors, medians")
-    for column in ("way", "call", "stall", "commit", "call / memcpy", "stall / memcpy", "commit / raw write"):
-        table.add_column(column, justify="left" if column == "way" else "right")
-    ways = ("checkpoint", "torch.save", "dcp.save", "dcp.async_save thread", "dcp.async_save process")
-    for way in ways:
+    table.add_column("way")
+    for column in ("call", "stall", "crowded", "commit", "stall / memcpy", "crowded / memcpy", "commit / raw write"):
+        table.add_column(column, justify="right")
+    for way in WAYS:
         if way in bench.absent:
-            table.add_row(way, "-", "-", "-", "-", "-", bench.absent[way][:40])
+            table.add_row(way, bench.absent[way][:40])
             continue
-        call_s, stall_s, commit_s = (median[f"{way} {what}"] for what in ("call", "stall", "commit"))
+        call_s, stall_s, crowded_s, commit_s = (
+            median[f"{way} {what}"] for what in ("call", "stall", "stall crowded", "commit")
+        )
         table.add_row(
             way,
-            *(f"{value * 1000:,.0f} ms" for value in (call_s, stall_s, commit_s)),
-            f"{call_s / copy_s:.2f}",
-            f"{stall_s / copy_s:.2f}",
-            f"{commit_s / write_s:.2f}",
+            *(f"{value * 1000:,.0f} ms" for value in (call_s, stall_s, crowded_s, commit_s)),
+            *(f"{value:.2f}" for value in (stall_s / copy_s, crowded_s / copy_s, commit_s / write_s)),
         )
     console.print(table)
     plain = ", ".join(f"{name} {median[name] * 1000:,.0f} ms" for name in ("memcpy", "raw write", "raw read"))
-    loads = ", ".join(f"{name} {median[name] * 1000:,.0f} ms" for name in ("checkpoint load", "dcp.load"))
-    console.print(f"{plain}, {loads}")
+    loads = ", ".join(f"{name} {value * 1000:,.0f} ms" for name, value in median.items() if "load" in name)
+    console.print(f"{plain}\n{loads}")
     for name, value in summary(bench.seconds).items():
         aim = AIMS.get(name)
         verdict = "" if aim is None else f"   aim {aim:g}: {'[green]met' if value <= aim else '[red]missed'}"
