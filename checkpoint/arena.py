@@ -6,20 +6,35 @@ dies while it copies leaves nothing that anyone would read.
 
 All memory is allocated at once, by posix_fallocate: too little of it is an error here and not a SIGBUS in the middle of
 a copy. A page that is touched for the first time costs as much as copying eight, hence `touch`.
+
+A forked child (a data loader's worker) has none of it: the mapping is not inherited, and the descriptor is closed at
+once, so that memory which was given back here is not kept there.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 PAGE = mmap.PAGESIZE
 HALVES = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_FAILED = ctypes.c_void_p(-1).value
+
+_live: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
 class NoRoom(Exception):
@@ -27,7 +42,10 @@ class NoRoom(Exception):
 
 
 class Arena:
-    """The memory, seen from the process that fills it."""
+    """The memory, seen from the process that fills it.
+
+    memory  all of it, as a ctypes array; it is unmapped when nothing refers to it any more
+    """
 
     def __init__(self, half_bytes: int) -> None:
         """Raises `NoRoom`."""
@@ -37,9 +55,10 @@ class Arena:
             raise NoRoom(f"{total:,} bytes of memory are needed, and {free:,} are available")
         self.fd = os.memfd_create("checkpoint-arena", os.MFD_CLOEXEC)
         self._close = weakref.finalize(self, os.close, self.fd)
+        _live.add(self)
         try:
             os.posix_fallocate(self.fd, 0, total)
-            self.memory = mmap.mmap(self.fd, total)
+            self.memory = _mapped(self.fd, total)
         except OSError as error:
             self.close()
             raise NoRoom(f"{total:,} bytes of shared memory are needed: {error}") from error
@@ -67,6 +86,23 @@ class Attached:
         if half not in range(HALVES) or starts[-1] > self._half_bytes:
             raise ValueError(f"{sum(sizes):,} bytes do not lie in half {half} of {self._half_bytes:,} bytes")
         return [self._memory[base + at : base + at + size] for at, size in zip(starts, sizes, strict=False)]
+
+
+def _mapped(fd: int, total: int) -> Any:
+    """Memory that forked children do not have. Python's mmap would unmap there what is not theirs, and keeps a copy of
+    the descriptor of its own."""
+    address = _mmap(None, total, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address == _FAILED or _madvise(address, total, mmap.MADV_DONTFORK):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    memory = (ctypes.c_ubyte * total).from_address(address)
+    weakref.finalize(memory, _unmap, address, total, os.getpid()).atexit = False
+    return memory
+
+
+def _unmap(address: int, total: int, pid: int) -> None:
+    if os.getpid() == pid:
+        _munmap(address, total)
 
 
 def places(sizes: Sequence[int]) -> list[int]:
@@ -106,3 +142,12 @@ def _control_groups() -> list[Path]:
 
 def _up(size: int) -> int:
     return -(-size // PAGE) * PAGE
+
+
+def _close_all_in_child() -> None:
+    for arena in list(_live):
+        arena.close()
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_close_all_in_child)

@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from checkpoint.apply import apply
-from checkpoint.background import Background, Rules, WhenBusy
+from checkpoint.background import Background
 from checkpoint.beacon import Beacon
 from checkpoint.claims import Claim, new_claim_nonce, take
+from checkpoint.draft import Draft
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.foreground import save_now
 from checkpoint.history import read_history, read_manifest
@@ -36,6 +37,7 @@ from checkpoint.saving import Saving
 from checkpoint.shards import SHARD_BYTES
 from checkpoint.storage import Storage, open_storage
 from checkpoint.tree import Tree
+from checkpoint.underway import Rules, WhenBusy
 
 if TYPE_CHECKING:
     from checkpoint.distributed import Group, Together
@@ -368,12 +370,12 @@ class Checkpointer:
             self._let_go = weakref.finalize(self, self._background.let_go)
         return self._background
 
-    def _sweep_soon(self, save: Save) -> None:
+    def _sweep_soon(self, draft: Draft) -> None:
         """Sweeps in a thread: neither training nor the next save's commit waits for it."""
-        self._sweeper.learn(save.draft.id, save.draft.planned())
+        self._sweeper.learn(draft.id, draft.planned())
         self._sweeps = [thread for thread in self._sweeps if thread.is_alive()]
         thread = threading.Thread(
-            target=self._sweep_quietly, args=(save.draft.id.step,), name="checkpoint-sweep", daemon=True
+            target=self._sweep_quietly, args=(draft.id.step,), name="checkpoint-sweep", daemon=True
         )
         thread.start()
         self._sweeps.append(thread)

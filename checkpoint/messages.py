@@ -1,11 +1,14 @@
 """What a training process and its writer process tell each other: JSON objects over a socket that keeps their borders.
 
-    to the writer    open {url, options, retry_s, ...}   arena {half_bytes} + descriptor   staged {number, half, ...}
-                     take_back {number}
-    from the writer  ready   unusable {why}   done {number}   failed {number, error}   taken_back {number, taken}
+    to the writer    open {url, options, retry_s, ...}   arena {half_bytes} + descriptor   drop_arena
+                     staged {number, half, ...}   take_back {number}   give_up {id, error}
+                     centre {size}   meet {rank, size, endpoint}
+    from the writer  ready   unusable {why}   dropped_arena   done {number}   failed {number, error}
+                     taken_back {number, taken}   met {endpoint}   not_met {why}   parted
 
-A message is there whole or not at all (SOCK_SEQPACKET), so `staged` is what makes a half readable. The end of either
-process is the end of the stream.
+A message is there whole or not at all, so `staged` is what makes a half readable. It travels in packets that keep their
+borders (SOCK_SEQPACKET), of which all but the last say that more follow. The end of either process is the end of the
+stream.
 """
 
 from __future__ import annotations
@@ -13,42 +16,68 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from typing import Any
 
-from checkpoint.errors import CheckpointError, ClaimLost, StorageError
+from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, StorageError
 
-MESSAGE_BYTES_MAX = 128 * 1024  # the kernel refuses more than about 200 KB
+PACKET_BYTES = 128 * 1024  # the kernel refuses more than about 200 KB
+_MORE, _LAST = b"+", b"."
+_SEND_S = 60.0  # the other process reads in a thread of its own
 _TEXT_MAX = 20_000
 
 Message = dict[str, Any]
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+class Link:
+    """One end. Any thread may send; one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.settimeout(_SEND_S)
+        self.socket = end
+        self._sending = threading.Lock()
+        self._unfinished = bytearray()
+
+    def send(self, message: Message, fds: list[int] | None = None) -> None:
+        """Raises OSError where the other end is gone or takes nothing, TypeError for what is no JSON."""
+        data = json.dumps(message).encode("ascii")
+        size = PACKET_BYTES - 1
+        with self._sending:
+            for start in range(0, len(data), size):
+                last = start + size >= len(data)
+                packet = (_LAST if last else _MORE) + data[start : start + size]
+                socket.send_fds(self.socket, [packet], fds or [] if last else [])
+
+    def receive(self) -> tuple[Message, list[int]] | None:
+        """The next message with its descriptors, or None at the end of the stream.
+
+        Raises TimeoutError, BlockingIOError by the socket's own settings.
+        """
+        while True:
+            try:
+                packet, fds, _, _ = socket.recv_fds(self.socket, PACKET_BYTES, 1)
+            except ConnectionResetError:
+                return None
+            if not packet:
+                return None
+            for fd in fds:
+                os.set_inheritable(fd, False)
+            self._unfinished += packet[1:]
+            if packet[:1] == _LAST:
+                message = json.loads(bytes(self._unfinished))
+                self._unfinished.clear()
+                assert type(message) is dict, "both ends are ours"
+                return message, fds
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.socket.close()
 
 
-def send(end: socket.socket, message: Message, fds: list[int] | None = None) -> None:
-    """Raises OSError where the other end is gone, ValueError for a message that cannot be sent."""
-    data = json.dumps(message).encode("ascii")
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise ValueError(f"a message of {len(data):,} bytes; {MESSAGE_BYTES_MAX:,} can be sent")
-    socket.send_fds(end, [data], fds or [])
-
-
-def receive(end: socket.socket) -> tuple[Message, list[int]] | None:
-    """The next message with its descriptors, or None at the end of the stream."""
-    try:
-        data, fds, _, _ = socket.recv_fds(end, MESSAGE_BYTES_MAX, 1)
-    except ConnectionResetError:
-        return None
-    if not data:
-        return None
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    message = json.loads(data)
-    assert type(message) is dict, "both ends are ours"
-    return message, fds
+def pair() -> tuple[Link, socket.socket]:
+    """Two connected ends; the second is for another process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Link(ours), theirs
 
 
 def error_document(error: BaseException, text: str) -> Message:
@@ -58,6 +87,8 @@ def error_document(error: BaseException, text: str) -> Message:
         fields = {"operation": error.operation, "key": error.key, "attempts": error.attempts}
     elif isinstance(error, ClaimLost):
         fields = {"ours": error.ours, "newest": error.newest}
+    elif isinstance(error, SaveDropped):
+        fields = {"step": error.step}
     elif not isinstance(error, CheckpointError):
         text = f"{type(error).__name__}: {text}"
     return {"type": type(error).__name__, "text": text[:_TEXT_MAX], "fields": fields}
@@ -71,4 +102,6 @@ def error_from(document: Message) -> CheckpointError:
             return StorageError(text, **fields)
         case "ClaimLost":
             return ClaimLost(text, **fields)
+        case "SaveDropped":
+            return SaveDropped(text, **fields)
     return CheckpointError(text)

@@ -14,15 +14,16 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from checkpoint import messages
-from checkpoint.messages import Message
+from checkpoint.messages import Message, pair
 
 _QUOTED_BYTES = 2000
 _WATCH_S = 2.0
+_KILLED_S = 10.0
 
 Heard = Callable[["WriterProcess", Message], None]
 Ended = Callable[["WriterProcess", str], None]
@@ -44,7 +45,7 @@ class WriterProcess:
         watch  every few seconds
         Raises OSError where no process can be started.
         """
-        self._link, theirs = messages.pair()
+        self._link, theirs = pair()
         self._errors = os.memfd_create("checkpoint-writer-errors", os.MFD_CLOEXEC)
         package = str(Path(__file__).parents[1])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
@@ -66,6 +67,7 @@ class WriterProcess:
         self.alive = True
         self._closing = False
         self._why_killed = ""
+        self._killed_s: float | None = None
         self._thread = threading.Thread(
             target=self._listen, args=(heard, ended, watch), name="checkpoint-writer-link", daemon=True
         )
@@ -78,17 +80,18 @@ class WriterProcess:
 
     def send(self, message: Message, fds: list[int] | None = None) -> None:
         """Raises OSError where the process is gone."""
-        messages.send(self._link, message, fds)
+        self._link.send(message, fds)
 
     def kill(self, why: str) -> None:
         self._why_killed = self._why_killed or why
+        self._killed_s = self._killed_s or time.monotonic()
         self._process.kill()
 
     def let_go(self) -> None:
         """Tells it that nothing more comes: it finishes what is staged and ends. Returns at once. Idempotent."""
         self._closing = True
         with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_WR)
+            self._link.socket.shutdown(socket.SHUT_WR)
 
     def end(self, within_s: float) -> bool:
         """As `let_go`, and waits for the end; then it is killed. Returns whether it ended of itself."""
@@ -97,7 +100,7 @@ class WriterProcess:
         in_time = not self._thread.is_alive()
         if not in_time:
             self.kill(f"it was told to end and did not within {within_s:g} s")
-            self._thread.join()
+            self._thread.join(2 * _KILLED_S)
         return in_time
 
     def close_in_child(self) -> None:
@@ -112,20 +115,28 @@ class WriterProcess:
             self.alive = False
             if not self._closing:
                 self._process.kill()  # it closed its end, or died: in either case it serves nobody any more
-            status = self._process.wait()
-            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-            parts = [f"the writer process ended with {how}", self._why_killed, self._said()]
+            parts = [f"the writer process {self._ended()}", self._why_killed, self._said()]
             _live.discard(self)
             self._close_files()
             ended(self, "; ".join(filter(None, parts)))
 
+    def _ended(self) -> str:
+        """How it ended. Waits for no process that even SIGKILL does not end, because its kernel waits for a disk."""
+        for _ in range(2):
+            try:
+                status = self._process.wait(_KILLED_S)
+                return f"ended with {f'signal {signal.Signals(-status).name}' if status < 0 else f'status {status}'}"
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        return f"was killed and is still there {_KILLED_S:g} s later"
+
     def _listen_to_the_end(self, heard: Heard, watch: Callable[[WriterProcess], None]) -> None:
         waiting = select.poll()
-        waiting.register(self._link, select.POLLIN)
-        while True:
+        waiting.register(self._link.socket, select.POLLIN)
+        while self._killed_s is None or time.monotonic() < self._killed_s + _KILLED_S:
             if not waiting.poll(_WATCH_S * 1000):
                 watch(self)
-            elif (got := messages.receive(self._link)) is not None:
+            elif (got := self._link.receive()) is not None:
                 heard(self, got[0])
             else:
                 return

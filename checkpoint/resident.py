@@ -3,7 +3,8 @@
     python -m checkpoint.resident <descriptor of the socket> <process id of the parent>
 
 Started ahead of the first save; waits without using the processor. One save after another, several objects of each at
-once. It never loads torch. Signals that end a job do not end it: only its parent's end does, seen as the socket's
+once; of a save by several ranks the objects of its own rank, in company with the others' writers (parts.py). It never
+loads torch. Signals that end a job do not end it: only its parent's end does, seen as the socket's
 end, or in the kernel's own record where a fork still holds the socket. Then what is staged is finished within a
 deadline; with nothing staged it goes at once. It answers no beacon: if a newer claim is taken meanwhile, that one's
 holder resumed from an older commit, and what is staged is dropped.
@@ -12,6 +13,7 @@ holder resumed from an older commit, and what is staged is dropped.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -19,39 +21,48 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 import fsspec
 
-from checkpoint import messages
 from checkpoint.arena import Attached
-from checkpoint.draft import Draft
-from checkpoint.errors import CheckpointError
-from checkpoint.messages import Message
+from checkpoint.draft import Draft, StoredObject
+from checkpoint.errors import CheckpointError, SaveDropped
+from checkpoint.messages import Link, Message, error_document
 from checkpoint.names import CommitId
 from checkpoint.orphans import announce
+from checkpoint.parts import Alone, First, Other, Party, dropped
 from checkpoint.storage import Scrubber, Storage, open_storage
-from checkpoint.writer import commit, write_object
+from checkpoint.writer import write_object
 
 THREADS_MAX = 8
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A save that lies whole in one half of the arena."""
+    """A save, or this rank's part of one, that lies whole in one half of the arena.
+
+    first  the number of its first file in the save
+    """
 
     number: int
     draft: Draft
     files: Sequence[memoryview]
+    first: int
+    party: Party
+
+    @property
+    def name(self) -> str:
+        return str(self.draft.id)
 
 
 class Resident:
     """Hears what is staged in one thread, and writes it in another."""
 
-    def __init__(self, link: socket.socket, parent: int) -> None:
+    def __init__(self, link: Link, parent: int) -> None:
         self._link = link
         self._parent = parent
         self._storage: Storage | None = None
@@ -59,6 +70,7 @@ class Resident:
         self._budget_bytes = 0
         self._finish_s = 0.0
         self._arena: Attached | None = None
+        self._party: Party = Alone()
         self._name: socket.socket | None = None
         self._staged: deque[Staged] = deque()
         self._changed = threading.Condition()
@@ -75,6 +87,7 @@ class Resident:
         writing.join(self._finish_s)
         if writing.is_alive():
             return 1  # a storage that does not answer; nothing half-written counts
+        self._party.close()
         if self._storage is not None:
             self._storage.close()
         return 0
@@ -82,10 +95,10 @@ class Resident:
     def _listen(self) -> None:
         """Returns when the parent has ended and everything that it said was heard."""
         waiting = select.poll()
-        waiting.register(self._link, select.POLLIN)
+        waiting.register(self._link.socket, select.POLLIN)
         alive = _watch(self._parent)
         if alive is None:
-            self._link.setblocking(False)
+            self._link.socket.setblocking(False)
         else:
             waiting.register(alive, select.POLLIN)
         while True:
@@ -93,9 +106,9 @@ class Resident:
                 waiting.unregister(alive)
                 os.close(alive)
                 alive = None
-                self._link.setblocking(False)  # what it said before it died is there already
+                self._link.socket.setblocking(False)  # what it said before it died is there already
             try:
-                heard = messages.receive(self._link)
+                heard = self._link.receive()
             except BlockingIOError:
                 return
             if heard is None:
@@ -109,12 +122,22 @@ class Resident:
             case "arena":
                 self._arena = Attached(fds[0], message["half_bytes"])
                 os.close(fds[0])
+            case "drop_arena":
+                self._arena = None
+                gc.collect()  # errors hold on to the frames that they went through, and those to views
+                self._say({"kind": "dropped_arena"})
+            case "centre" | "meet":
+                self._meet(message)
             case "staged":
+                staged = self._found(message)
                 with self._changed:
-                    self._staged.append(self._found(message))
+                    self._staged.append(staged)
                     self._changed.notify_all()
+                self._over(staged.name)  # it may have failed elsewhere by now
             case "take_back":
                 self._take_back(message["number"])
+            case "give_up":
+                self._party.give_up(message["id"], message["error"])
 
     def _open(self, message: Message) -> None:
         url, options = message["url"], message["options"]
@@ -129,20 +152,57 @@ class Resident:
         else:
             self._say({"kind": "ready"})
 
+    def _meet(self, message: Message) -> None:
+        """Joins the writers of a group."""
+        self._party.close()
+        self._party = Alone()
+        try:
+            if message["kind"] == "centre":
+                self._party = first = First(message["size"], self._finish_s)
+                endpoint = first.endpoint
+            else:
+                endpoint = message["endpoint"]
+                self._party = Other(
+                    endpoint,
+                    message["rank"],
+                    message["size"],
+                    self._finish_s,
+                    over=self._over,
+                    parted=lambda: self._say({"kind": "parted"}),
+                )
+        except OSError as error:
+            self._say({"kind": "not_met", "why": str(error)})
+        else:
+            self._say({"kind": "met", "endpoint": endpoint})
+
     def _found(self, message: Message) -> Staged:
         assert self._arena is not None, "the arena is sent before anything is staged in it"
         sizes: list[int] = message["sizes"]
         *files, head, tail = self._arena.read(message["half"], sizes)
-        id = CommitId(**message["id"])
-        draft = Draft(id, message["claim_nonce"], tuple(sizes[:-2]), bytes(head), bytes(tail))
-        return Staged(message["number"], draft, files)
+        draft = Draft(
+            CommitId(**message["id"]), message["claim_nonce"], tuple(message["all_sizes"]), bytes(head), bytes(tail)
+        )
+        return Staged(message["number"], draft, files, message["first"], self._party)
 
     def _take_back(self, number: int) -> None:
+        staged = self._unbegun(lambda staged: staged.number == number)
+        if staged is not None:
+            why = "a newer save took its place before it was begun"
+            staged.party.give_up(staged.name, dropped(staged.draft.id.step, why))
+        self._say({"kind": "taken_back", "number": number, "taken": staged is not None})
+
+    def _over(self, name: str) -> None:
+        """A save that has ended elsewhere, before it was begun here, need not wait for its turn."""
+        staged = self._unbegun(lambda staged: staged.name == name and staged.party.ended(name) is not None)
+        if staged is not None:
+            self._say(self._write(staged))
+
+    def _unbegun(self, wanted: Callable[[Staged], bool]) -> Staged | None:
         with self._changed:
-            found = next((staged for staged in self._staged if staged.number == number), None)
+            found = next(filter(wanted, self._staged), None)
             if found is not None:
                 self._staged.remove(found)
-        self._say({"kind": "taken_back", "number": number, "taken": found is not None})
+        return found
 
     def _write_all(self) -> None:
         while True:
@@ -151,33 +211,46 @@ class Resident:
                 if not self._staged:
                     return
                 staged = self._staged.popleft()
-            try:
-                self._write(staged)
-            except Exception as error:  # whatever it is, training has to hear of it
-                document = messages.error_document(error, self._scrub(str(error)))
-                self._say({"kind": "failed", "number": staged.number, "error": document})
-            else:
-                self._say({"kind": "done", "number": staged.number})
+            said = self._write(staged)
+            del staged  # and with it the views into the arena, which may be dropped next
+            self._say(said)
 
-    def _write(self, staged: Staged) -> None:
+    def _write(self, staged: Staged) -> Message:
+        """What is to be said of it."""
+        try:
+            self._commit(staged)
+        except SaveDropped:
+            return {"kind": "taken_back", "number": staged.number, "taken": True}
+        except Exception as error:  # whatever it is, training has to hear of it
+            document = error_document(error, self._scrub(str(error)))
+            staged.party.give_up(staged.name, document)
+            return {"kind": "failed", "number": staged.number, "error": document}
+        return {"kind": "done", "number": staged.number}
+
+    def _commit(self, staged: Staged) -> None:
         storage, draft = self._storage, staged.draft
         if storage is None:
             raise CheckpointError("the writer process has no storage; nothing was saved")
-        at_once = max(1, min(THREADS_MAX, self._budget_bytes // max(draft.sizes, default=1), len(staged.files)))
+        largest = max(map(len, staged.files), default=1)
+        at_once = max(1, min(THREADS_MAX, self._budget_bytes // max(1, largest), len(staged.files)))
         with ThreadPoolExecutor(at_once, thread_name_prefix="checkpoint-object") as pool:
-            jobs = [
-                pool.submit(write_object, storage, draft.id, index, file) for index, file in enumerate(staged.files)
-            ]
+            jobs = [pool.submit(_write_one, storage, staged, index) for index in range(len(staged.files))]
             wait(jobs, return_when=FIRST_EXCEPTION)
             pool.shutdown(wait=True, cancel_futures=True)
         failed = next((job.exception() for job in jobs if not job.cancelled() and job.exception()), None)
         if failed is not None:
             raise failed
-        commit(storage, draft, [job.result() for job in jobs])
+        staged.party.finish(storage, draft, [job.result() for job in jobs])
 
     def _say(self, message: Message) -> None:
         with contextlib.suppress(OSError):  # nobody is left to hear it
-            messages.send(self._link, message)
+            self._link.send(message)
+
+
+def _write_one(storage: Storage, staged: Staged, index: int) -> StoredObject:
+    if (ended := staged.party.ended(staged.name)) is not None:
+        raise ended
+    return write_object(storage, staged.draft.id, staged.first + index, staged.files[index])
 
 
 def _watch(process: int) -> int | None:
@@ -195,9 +268,9 @@ def _watch(process: int) -> int | None:
 def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    link: Any = socket.socket(fileno=int(arguments[0]))
-    link.set_inheritable(False)
-    status = Resident(link, int(arguments[1])).run()
+    end: Any = socket.socket(fileno=int(arguments[0]))
+    end.set_inheritable(False)
+    status = Resident(Link(end), int(arguments[1])).run()
     sys.stderr.flush()
     os._exit(status)  # a thread that still waits for the storage must not hold the process
 

@@ -38,6 +38,10 @@ _memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 Move = tuple[int, int, int]  # to, from, bytes
 
 
+class CannotPin(Exception):
+    """Memory cannot be locked for a GPU to copy into; the text says why."""
+
+
 class Stage:
     """Where the tensors of one plan go in one arena."""
 
@@ -45,6 +49,7 @@ class Stage:
         """
         pinned   whether tensors of a GPU will be copied: then the memory is locked, which takes a while
         threads  that copy at the same time; by default up to 4, and no more than half of the processors
+        Raises `CannotPin`.
         """
         self.plan = plan
         self._threads = threads or max(1, min(_THREADS_MAX, len(os.sched_getaffinity(0)) // 2))
@@ -123,7 +128,10 @@ def _laid_out(memory: torch.Tensor, tensor: torch.Tensor, piece: Piece) -> tuple
 
 
 def _pin(owner: Stage, memory: torch.Tensor) -> None:
-    """Locks the memory for as long as `owner` lives, so that a GPU copies into it by itself."""
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    """Locks the memory for as long as `owner` lives, so that a GPU copies into it by itself. Raises `CannotPin`."""
+    try:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        raise CannotPin(f"{memory.nbytes:,} bytes cannot be locked for the GPU to copy into: {error}") from error
     weakref.finalize(owner, runtime.cudaHostUnregister, memory.data_ptr())

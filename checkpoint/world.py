@@ -1,10 +1,11 @@
 """The ranks that save and load together: how they agree, by deadlines, and how bytes travel between them.
 
-    every rank posts its message  ->  rank 0 decides, from all of them  ->  every rank reads its answer
+    every rank says its message  ->  rank 0 decides, from all of them  ->  every rank hears its answer
 
-`agree` is the only way to decide anything. Its messages are JSON in a store that rank 0 hosts, so nothing hangs on a
-rank that died: at the deadline rank 0 answers everybody with an error that names who is missing. All ranks call it in
-the same order, and an answer stands: a rank that comes late reads what was decided without it.
+`agree` is the only way to decide anything. Its messages go through connections to rank 0 (star.py), so nothing hangs
+on a rank that died: rank 0 learns of it at once, and answers everybody with an error that names it. A rank that is
+alive and silent is named at a deadline, which is long, for it may be slow. All ranks call it in the same order, and an
+answer stands: a rank that comes late hears what was decided without it.
 
 Bytes travel by gloo, in a group of our own, so that nothing of training's is in their way.
 """
@@ -14,29 +15,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
-import socket
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from checkpoint import errors
 from checkpoint.errors import CheckpointError
-from checkpoint.machine import boot_id, network_namespace, own_addresses
+from checkpoint.star import Centre, Message, Spoke
 
-Message = dict[str, Any]
 Decide = Callable[[list[Message]], list[Message]]
 
-_ADDRESS_BYTES = 4096
-_POLL_FIRST_S, _POLL_LONGEST_S = 0.0005, 0.05
-_CONNECT_S = 5.0
+UNTOUCHED = "nothing was committed and nothing was loaded; the previous checkpoint stays the newest"
+
+_ENDPOINT_BYTES = 4096
 _JOIN_S = 30.0  # a busy machine connects slowly, whatever saves are given
-_STORE_S = 12.0  # TCPStore asks for its peer's name in reverse DNS, which may take the resolver 10 s
-_READ_S = 10.0  # how long rank 0 stays until all have read an answer after which it may go
+_READ_S = 10.0  # how long rank 0 stays until all have heard an answer after which it may go
 _SLACK_S = 15.0  # how much longer than rank 0 the others wait: it has to find out first, and say who is missing
 
 
@@ -54,7 +50,13 @@ class World:
         self._calls = 0
         self._defect: Exception | None = None
         self._gloo: dist.ProcessGroup | None = None
-        self._store: dist.Store | None = None
+        self._end: Centre | Spoke | None = None
+        self._changed = threading.Condition()  # guards everything below
+        self._said: dict[int, Message] = {}  # of this call, by rank; on rank 0
+        self._early: dict[int, dict[int, Message]] = {}  # of calls to come
+        self._heard: dict[int, set[int]] = {}  # which ranks have heard an answer, by call
+        self._answers: dict[int, Message] = {}  # by call; on the others
+        self._lost: dict[int, str] = {}  # ranks that rank 0 has lost; on the others, rank 0
         if self.size > 1:
             try:
                 self._gloo = dist.new_group(
@@ -63,7 +65,7 @@ class World:
                     timeout=timedelta(seconds=max(_JOIN_S, wait_s)),
                     use_local_synchronization=True,
                 )
-                self._store = self._host() if self.rank == 0 else self._join()
+                self._end = self._host() if self.rank == 0 else self._join()
             except (RuntimeError, OSError) as error:
                 raise CheckpointError(
                     f"rank {self.rank} of {self.size} cannot reach the others, to save or load with them: {error}\n"
@@ -71,27 +73,35 @@ class World:
                     "  next   look for a rank that ended, and whether ports are open between these machines"
                 ) from error
 
-    def agree(self, what: str, mine: Message | BaseException, decide: Decide, *, last: bool = False) -> Message:
+    def agree(
+        self,
+        what: str,
+        mine: Message | BaseException,
+        decide: Decide,
+        *,
+        last: bool = False,
+        state: str = UNTOUCHED,
+    ) -> Message:
         """This rank's answer.
 
         what    is agreed on; for errors
         mine    this rank's message, or what failed here: then nothing is decided and all ranks raise
         decide  runs on rank 0: the ranks' messages in, their answers out. What it raises, all ranks raise
-        last    rank 0 may end after this, so it waits until the others have read
+        last    rank 0 may end after this, so it waits until the others have heard
+        state   what holds where no answer comes, for errors
         raises  CheckpointError of the kind that failed first, by rank; for ranks that are silent or gone, one that
                 names them
         """
-        self._calls += 1
-        call = f"call/{self._calls}"
         message = {"error": error_document(mine)} if isinstance(mine, BaseException) else {"said": mine}
-        if self._store is None:
-            answer = self._decided([message], decide)[0]
+        with self._changed:
+            self._calls += 1
+            self._said = {**self._early.pop(self._calls, {}), 0: message}
+        if isinstance(self._end, Centre):
+            answer = self._ask(self._end, what, decide, last, state)
+        elif isinstance(self._end, Spoke):
+            answer = self._hear(self._end, what, message, state)
         else:
-            try:
-                self._store.set(f"{call}/said/{self.rank}", json.dumps(message))
-                answer = self._ask(call, what, decide, last) if self.rank == 0 else self._hear(call, what)
-            except RuntimeError as error:  # what torch's stores raise; rank 0's own cannot be gone
-                raise _gone(what, error) from error
+            answer = self._decided([message], decide)[0]
         defect, self._defect = self._defect, None
         if defect is not None:
             raise defect
@@ -118,79 +128,47 @@ class World:
                 dist.broadcast(data, group=self._gloo, group_src=source)
 
     def close(self) -> None:
-        """Lets go of the store. Idempotent; the group goes with torch.distributed's own."""
-        self._store = None
+        """Hangs up. Idempotent; the group goes with torch.distributed's own."""
+        if self._end is not None:
+            self._end.close()
 
-    # The store
+    # Connecting
 
-    def _host(self) -> dist.Store:
-        listener = socket.create_server(("0.0.0.0", 0), backlog=2048)
-        port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=max(_STORE_S, self.wait_s)),
-            master_listen_fd=listener.detach(),  # the store owns it from here
-        )
-        nonce = secrets.token_hex(8)
-        store.set("nonce", nonce)
-        here = {
-            "addresses": own_addresses(),
-            "port": port,
-            "nonce": nonce,
-            "machine": [boot_id(), network_namespace()],
-        }
-        text = json.dumps(here).encode("ascii")
-        assert len(text) <= _ADDRESS_BYTES, "a machine has a few addresses"
-        self.broadcast(torch.tensor(list(text.ljust(_ADDRESS_BYTES)), dtype=torch.uint8), source=0)
-        return store
+    def _host(self) -> Centre:
+        centre = Centre(self._hear_rank, self._lose)
+        text = json.dumps(centre.endpoint).encode("ascii")
+        assert len(text) <= _ENDPOINT_BYTES, "a machine has a few addresses"
+        self.broadcast(torch.tensor(list(text.ljust(_ENDPOINT_BYTES)), dtype=torch.uint8), source=0)
+        return centre
 
-    def _join(self) -> dist.Store:
-        data = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
+    def _join(self) -> Spoke:
+        data = torch.zeros(_ENDPOINT_BYTES, dtype=torch.uint8)
         self.broadcast(data, source=0)
-        there = json.loads(bytes(data.tolist()))
-        loopback = ["127.0.0.1"] if there["machine"] == [boot_id(), network_namespace()] else []
-        failed = []
-        for address in [*loopback, *there["addresses"]]:
-            try:
-                socket.create_connection((address, there["port"]), timeout=_CONNECT_S).close()
-                store = dist.TCPStore(
-                    address,
-                    there["port"],
-                    is_master=False,
-                    wait_for_workers=False,
-                    timeout=timedelta(seconds=max(_STORE_S, self.wait_s)),
-                )
-            except (OSError, dist.DistError) as error:
-                failed.append(f"{address}: {error}")
-                continue
-            if store.check(["nonce"]) and store.get("nonce").decode() == there["nonce"]:
-                return store
-            failed.append(f"{address}: somebody else's store")
-        raise OSError(f"rank 0 listens on port {there['port']}; tried {failed or 'no address'}")
+        return Spoke(json.loads(bytes(data.tolist())), self.rank, self._hear_answer, lambda why: self._lose(0, why))
 
     # Agreeing
 
-    def _ask(self, call: str, what: str, decide: Decide, last: bool) -> Message:
+    def _ask(self, end: Centre, what: str, decide: Decide, last: bool, state: str) -> Message:
         """On rank 0."""
-        assert self._store is not None
-        said = [f"{call}/said/{rank}" for rank in range(self.size)]
-        missing: list[int] = []
-        if self._poll(said, self.wait_s):
-            answers = self._decided([json.loads(self._store.get(key)) for key in said], decide)
-        else:
-            missing = [rank for rank, key in enumerate(said) if not self._store.check([key])]
-            silent = error_document(_missing(what, missing, self.size, self.wait_s))
+        with self._changed:
+            call, said = self._calls, self._said
+            self._changed.wait_for(lambda: len(said) == self.size or self._lost.keys() - said, self.wait_s)
+            missing = sorted(set(range(self.size)) - said.keys())
+            lost = {rank: self._lost[rank] for rank in missing if rank in self._lost}
+        if missing:
+            silent = error_document(_missing(what, lost or missing, self.size, self.wait_s, state))
             answers = [{"error": silent, "missing": missing}] * self.size
+        else:
+            answers = self._decided([said[rank] for rank in range(self.size)], decide)
+        with self._changed:
+            self._heard[call] = set()
         for rank in range(1, self.size):
-            self._store.set(f"{call}/answer/{rank}", json.dumps(answers[rank]))
-        if last or any("error" in answer for answer in answers):
-            here = [rank for rank in range(1, self.size) if rank not in missing]
-            self._poll([f"{call}/read/{rank}" for rank in here], _READ_S)
-        for key in said:
-            self._store.delete_key(key)
+            end.send(rank, {"call": call, **answers[rank]})
+        with self._changed:
+            if last or any("error" in answer for answer in answers):
+                here = set(range(1, self.size)) - set(missing)
+                self._changed.wait_for(lambda: here <= self._heard[call] | self._lost.keys(), _READ_S)
+            del self._heard[call]
         return answers[0]
 
     def _decided(self, messages: list[Message], decide: Decide) -> list[Message]:
@@ -207,28 +185,42 @@ class World:
                 failed, self._defect = error_document(error), error
         return [{"error": failed}] * self.size
 
-    def _hear(self, call: str, what: str) -> Message:
+    def _hear(self, end: Spoke, what: str, mine: Message, state: str) -> Message:
         """On the other ranks."""
-        assert self._store is not None
-        key = f"{call}/answer/{self.rank}"
-        if not self._poll([key], 2 * self.wait_s + _SLACK_S):  # rank 0 may wait for others, and then decide as long
-            raise CheckpointError(f"rank 0 did not answer within {2 * self.wait_s + _SLACK_S:g} s: {what}{_NEXT}")
-        answer: Message = json.loads(self._store.get(key))
-        self._store.delete_key(key)
-        self._store.set(f"{call}/read/{self.rank}", "")
-        return answer
+        call = self._calls
+        end.send({"call": call, **mine})
+        within_s = 2 * self.wait_s + _SLACK_S  # rank 0 may wait for others, and then decide as long
+        with self._changed:
+            self._changed.wait_for(lambda: call in self._answers or self._lost, within_s)
+            answer = self._answers.pop(call, None)
+            lost = self._lost.get(0)
+        if answer is not None:
+            end.send({"heard": call})
+            return answer
+        how = f"is gone: {lost}" if lost is not None else f"did not answer within {within_s:g} s"
+        raise CheckpointError(f"rank 0 of {self.size} {how}: {what}{_next(state)}")
 
-    def _poll(self, keys: list[str], within_s: float) -> bool:
-        """Whether all keys are there in time."""
-        assert self._store is not None
-        deadline, pause_s = time.monotonic() + within_s, _POLL_FIRST_S
-        while keys and not self._store.check(keys):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            time.sleep(min(pause_s, max(left_s, _POLL_FIRST_S)))
-            pause_s = min(2 * pause_s, _POLL_LONGEST_S)
-        return True
+    # What arrives, in the thread of the connections
+
+    def _hear_rank(self, rank: int, message: Message) -> None:
+        with self._changed:
+            if (heard := self._heard.get(message.get("heard", 0))) is not None:
+                heard.add(rank)
+            elif message.get("call") == self._calls:
+                self._said[rank] = message
+            elif message.get("call", 0) > self._calls:
+                self._early.setdefault(message["call"], {})[rank] = message
+            self._changed.notify_all()
+
+    def _hear_answer(self, message: Message) -> None:
+        with self._changed:
+            self._answers[message["call"]] = message
+            self._changed.notify_all()
+
+    def _lose(self, rank: int, why: str) -> None:
+        with self._changed:
+            self._lost[rank] = why
+            self._changed.notify_all()
 
 
 def error_document(error: BaseException) -> Message:
@@ -246,21 +238,23 @@ def error_from(document: Message) -> CheckpointError:
     return made
 
 
-_NEXT = (
-    "\n  state  nothing was committed and nothing was loaded; the previous checkpoint stays the newest"
-    "\n  next   look at that rank's output; start the job again, on as many ranks as there are"
-)
+def names(ranks: Collection[int]) -> str:
+    """rank 1, or ranks 1, 2"""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, sorted(ranks)))}"
 
 
-def _missing(what: str, ranks: list[int], size: int, wait_s: float) -> CheckpointError:
-    who = "rank" if len(ranks) == 1 else "ranks"
-    return CheckpointError(
-        f"{who} {', '.join(map(str, ranks))} of {size} gave no sign within {wait_s:g} s: {what}{_NEXT}"
+def _missing(what: str, ranks: list[int] | dict[int, str], size: int, wait_s: float, state: str) -> CheckpointError:
+    """ranks  those that were lost, with how; or, where none was, those that were silent"""
+    how = f"gave no sign within {wait_s:g} s"
+    if isinstance(ranks, dict):
+        how = f"{'is' if len(ranks) == 1 else 'are'} gone ({next(iter(ranks.values()))})"
+    return CheckpointError(f"{names(ranks)} of {size} {how}: {what}{_next(state)}")
+
+
+def _next(state: str) -> str:
+    return (
+        f"\n  state  {state}\n  next   look at that rank's output; start the job again, on as many ranks as there are"
     )
-
-
-def _gone(what: str, error: BaseException) -> CheckpointError:
-    return CheckpointError(f"rank 0 is gone: {what} ({str(error).splitlines()[0]}){_NEXT}")
 
 
 class _lost_ranks(contextlib.AbstractContextManager[None]):
@@ -268,4 +262,6 @@ class _lost_ranks(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError):
-            raise CheckpointError(f"a rank was lost while bytes were exchanged ({str(error)[:200]}){_NEXT}") from error
+            raise CheckpointError(
+                f"a rank was lost while bytes were exchanged ({str(error)[:200]}){_next(UNTOUCHED)}"
+            ) from error

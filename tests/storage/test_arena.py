@@ -106,7 +106,7 @@ def test_closing_returns_memory_and_descriptor() -> None:
     before = held()
     arena = Arena(10 * PAGE)
     arena.touch()
-    assert held() == (before[0] + 2, before[1] + 1)  # mmap has a copy of the descriptor
+    assert held() == (before[0] + 1, before[1] + 1)
     arena.close()
     arena.close()
     del arena

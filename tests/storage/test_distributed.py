@@ -272,7 +272,7 @@ def dying(rank: int, size: int, folder: str, victim: int) -> str:
         return str(caught.value)
 
 
-@pytest.mark.parametrize(("victim", "told"), [(1, "rank 1 of 3"), (0, "rank 0 is gone")])
+@pytest.mark.parametrize(("victim", "told"), [(1, "rank 1 of 3"), (0, "rank 0 of 3 is gone")])
 def test_a_rank_that_dies_in_a_save_means_no_commit_and_the_others_say_who(
     victim: int, told: str, tmp_path: Path
 ) -> None:
