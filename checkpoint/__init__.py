@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         UnsupportedValue,
     )
     from checkpoint.hashing import digest
+    from checkpoint.loaded import Loaded
     from checkpoint.manifest import Commit
     from checkpoint.reader import Checkpoint, Verified
     from checkpoint.saving import Saving
@@ -55,6 +56,7 @@ __all__ = [
     "ClaimLost",
     "Commit",
     "CorruptCheckpoint",
+    "Loaded",
     "NoCheckpoint",
     "SaveDropped",
     "Saving",
@@ -74,6 +76,7 @@ _HOMES = {
     "Checkpointer": "checkpointer",
     "Claim": "claims",
     "Commit": "manifest",
+    "Loaded": "loaded",
     "Saving": "saving",
     "Verified": "reader",
     "decode": "decoding",

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from checkpoint.errors import StateMismatch
+from checkpoint.loaded import Skipped
 from checkpoint.tree import Tree, child, is_sharded, is_stateful
 
 # Optimizer state of a parameter's own shape. Others (step counts, factored moments) have shapes of their own.
@@ -28,15 +29,16 @@ _SHOWN = 20  # entries of each kind in the message; the error's fields hold all
 Action = tuple[str, Callable[[], object]]  # the path of what it fills, for the error
 
 
-def apply(state: Tree, saved: Tree, *, strict: bool = True) -> None:
+def apply(state: Tree, saved: Tree, *, strict: bool = True) -> Skipped:
     """Makes the objects in `state` hold what `saved`, a tree of `read`, has at the same places.
 
     Tensors and arrays are written in place. Whatever is plain here, a list of losses too, is replaced as a whole in the
     dict or list that holds it. An optimizer's state keeps the dtype that was saved; its own load_state_dict() would
     cast it to the parameter's.
 
-    strict  False accepts names that only one side has; another shape or dtype is refused all the same
-    raises  StateMismatch, listing everything that differs; nothing was touched then
+    strict   False accepts names that only one side has; another shape or dtype is refused all the same
+    returns  these names
+    raises   StateMismatch, listing everything that differs; nothing was touched then
     """
     matched = match(state, saved, strict=strict)
     try:
@@ -44,6 +46,7 @@ def apply(state: Tree, saved: Tree, *, strict: bool = True) -> None:
             _act(matched.actions)
     finally:
         matched.actions.clear()  # they refer to each other: all that was read would stay until the collector comes
+    return Skipped(tuple(matched.missing), tuple(matched.unexpected))
 
 
 def _act(actions: list[Action]) -> None:

@@ -26,6 +26,7 @@ from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.foreground import save_now
 from checkpoint.history import read_history, read_manifest
 from checkpoint.holder import wait_until_free
+from checkpoint.loaded import Loaded
 from checkpoint.manifest import Commit
 from checkpoint.messages import Message
 from checkpoint.names import CommitId
@@ -257,17 +258,20 @@ class Checkpointer:
         """
         return self._read(step, shared=False)
 
-    def load(self, state: Tree, *, step: int | None = None, strict: bool = True) -> int:
+    def load(self, state: Tree, *, step: int | None = None, strict: bool = True) -> Loaded:
         """Reads a checkpoint as `read` does, applies it to the objects and tensors in `state`, and returns its step.
 
-        strict  False accepts entries that only one side has
+        strict  False accepts entries that only one side has, and logs their names; the step that is returned has them
+                as `missing` and `unexpected`
         Raises `StateMismatch`, which lists all differences, before anything is touched; and what `read` raises.
         """
         if self._together is not None and self._together.active:
             return self._together.load(state, step=step, strict=strict, none=self._none)
         checkpoint = self._read(step, shared=True)
-        apply(state, checkpoint.tree, strict=strict)
-        return checkpoint.step
+        skipped = apply(state, checkpoint.tree, strict=strict)
+        if any(skipped):
+            self._log(skipped.line(checkpoint.step))
+        return Loaded(checkpoint.step, skipped)
 
     def latest(self) -> Commit | None:
         """The newest commit of the lineage whose manifest is whole. Its data is not read; `read` verifies."""

@@ -16,6 +16,7 @@ from checkpoint.claims import Claim
 from checkpoint.distributed_load import NoneLeft, load_together
 from checkpoint.distributed_save import Saver
 from checkpoint.history import Log
+from checkpoint.loaded import Loaded
 from checkpoint.manifest import Commit
 from checkpoint.storage import Storage
 from checkpoint.tree import Tree
@@ -60,7 +61,7 @@ class Together:
             self._saver = Saver(world, self._storage, self._shard_bytes)
         return self._saver.save(step, state, {"world_size": world.size, **meta}, claim=claim, now_s=now_s)
 
-    def load(self, state: Tree, *, step: int | None, strict: bool, none: NoneLeft) -> int:
+    def load(self, state: Tree, *, step: int | None, strict: bool, none: NoneLeft) -> Loaded:
         """See `load_together`."""
         world = self._joined()
         return load_together(world, self._storage, state, step=step, strict=strict, log=self._log, none=none)

@@ -24,6 +24,7 @@ from checkpoint.decoding import decode
 from checkpoint.distributed_tensor import like
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.history import Log, read_history, read_manifest
+from checkpoint.loaded import Loaded, Skipped
 from checkpoint.manifest import Manifest
 from checkpoint.names import CommitId, id_document, id_from
 from checkpoint.ranges import Chunk, Wanted, check_chunk, chunk_range, read_chunk
@@ -40,7 +41,7 @@ NoneLeft = Callable[[int | None, dict[str, str]], NoCheckpoint]
 
 def load_together(
     world: World, storage: Storage, state: Tree, *, step: int | None, strict: bool, log: Log, none: NoneLeft
-) -> int:
+) -> Loaded:
     """The step that was loaded. Collective.
 
     none    the error for when no checkpoint of `step` is whole; given why those that exist are not
@@ -56,11 +57,13 @@ def load_together(
         )
         id = id_from(chosen["id"])
         assert id is not None
-        damage = _try(world, storage, state, id, strict)
-        if damage is None:
-            return id.step
-        log(f"{id} passed over: {damage}")
-        candidates.reject(id, damage)
+        found = _try(world, storage, state, id, strict)
+        if isinstance(found, Skipped):
+            if any(found) and world.rank == 0:
+                log(found.line(id.step))
+            return Loaded(id.step, found)
+        log(f"{id} passed over: {found}")
+        candidates.reject(id, found)
 
 
 class _Candidates:
@@ -87,8 +90,9 @@ class _Candidates:
         self._last = id
 
 
-def _try(world: World, storage: Storage, state: Tree, id: CommitId, strict: bool) -> str | None:
-    """Loads this checkpoint on all ranks, or says to all of them what is damaged."""
+def _try(world: World, storage: Storage, state: Tree, id: CommitId, strict: bool) -> Skipped | str:
+    """Loads this checkpoint on all ranks, or says to all of them what is damaged. Returns what was left alone, or the
+    damage."""
     mine: Message | Exception
     manifest: Manifest | None = None
     try:
@@ -118,16 +122,17 @@ def _try(world: World, storage: Storage, state: Tree, id: CommitId, strict: bool
     if verified["damage"] is not None:
         return str(verified["damage"])
 
+    skipped = Skipped()
     try:
         tensors = {
             name: like(sharded[name], part) if name in sharded else part for name, part in wanted.tensors.items()
         }
-        apply(state, decode(manifest.tree, tensors), strict=strict)
+        skipped = apply(state, decode(manifest.tree, tensors), strict=strict)
         mine = {}
     except Exception as error:
         mine = error
     world.agree(f"that {id} is loaded", mine, lambda said: said, last=True)
-    return None
+    return skipped
 
 
 def _sharded(state: Tree, manifest: Manifest, strict: bool) -> dict[str, torch.Tensor]:

@@ -238,6 +238,25 @@ def refused(rank: int, size: int, folder: str) -> None:
         assert runs.save(2, {"w": torch.ones(4)}).step == 2
 
 
+def load_some(rank: int, size: int, folder: str) -> tuple[int, tuple[str, ...], tuple[str, ...], list[str]]:
+    lines: list[str] = []
+    with (
+        ranks_of(folder, rank, size, name="some") as (saved, _),
+        Checkpointer(f"{folder}/run", group="auto", log=lines.append) as runs,
+    ):
+        saved.save(3, {"w": torch.full((4,), 3.0), "old": torch.ones(2)})
+        here = {"w": torch.zeros(4), "new": torch.zeros(rank + 1)}
+        step = runs.load(here, strict=False)
+        assert here["w"].tolist() == [3.0] * 4
+        return step, step.missing, step.unexpected, [line for line in lines if "loaded but for" in line]
+
+
+def test_names_that_only_one_side_has_are_returned_on_every_rank_and_logged_on_one(tmp_path: Path) -> None:
+    found = returned(run_ranks(load_some, 2, str(tmp_path)))
+    assert [one[:3] for one in found] == [(3, ("new",), ("old",))] * 2
+    assert [len(one[3]) for one in found] == [1, 0]
+
+
 def test_what_one_rank_cannot_save_all_ranks_refuse_and_the_next_save_works(tmp_path: Path) -> None:
     returned(run_ranks(refused, 2, str(tmp_path)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,34 @@ def test_names_that_only_one_side_has_can_be_accepted_shapes_cannot(tmp_path: Pa
     assert digest(here) == digest({"model": {"weight": runs.read().tree["model"]["weight"]}})
     with pytest.raises(StateMismatch):
         runs.load({"model": torch.nn.Linear(2, 4)}, strict=False)
+
+
+def test_what_was_left_alone_is_logged_once_and_returned_with_the_step(tmp_path: Path, checkpointer: Make) -> None:
+    """As torch's load_state_dict returns missing and unexpected keys: a program may want to look."""
+    lines: list[str] = []
+    runs = checkpointer(tmp_path, log=lines.append)
+    many = {f"old{i:02d}": torch.ones(1) for i in range(30)}
+    runs.save(7, {"model": torch.nn.Linear(2, 3), "gone": {"w": torch.ones(1)}, **many})
+    here: dict[str, Any] = {"model": torch.nn.BatchNorm1d(3, affine=False), "extra": torch.zeros(2)}
+    lines.clear()
+    step = runs.load(here, strict=False)
+    assert step == 7
+    assert json.dumps({"step": step}) == '{"step": 7}'
+    assert step.missing == ("extra", "model.num_batches_tracked", "model.running_mean", "model.running_var")
+    assert step.unexpected == ("gone", *many, "model.bias", "model.weight")
+    [line] = lines
+    assert line.startswith(
+        "step 7 was loaded but for 4 missing, which stay as they were: extra, model.num_batches_tracked, "
+    )
+    assert "33 unexpected, which were not loaded: gone, old00, old01, " in line
+    assert line.endswith("and 23 more")
+    assert len(line) < 1000
+
+    whole = runs.load({"model": torch.nn.Linear(2, 3), "gone": {"w": torch.zeros(1)}, **many}, strict=False)
+    assert (whole, whole.missing, whole.unexpected) == (7, (), ())
+    assert len(lines) == 1
+    again = copy.deepcopy(step)
+    assert (again, again.missing, again.unexpected) == (7, step.missing, step.unexpected)
 
 
 def test_an_object_that_refuses_names_what_already_changed(tmp_path: Path, checkpointer: Make) -> None:
