@@ -42,6 +42,7 @@ from checkpoint.underway import Rules, WhenBusy
 
 if TYPE_CHECKING:
     from checkpoint.distributed import Group, Together
+    from checkpoint.distributed_background import Context
 
 BUDGET_BYTES = 512 * 2**20
 
@@ -126,7 +127,9 @@ class Checkpointer:
         if group is not None:
             from checkpoint.distributed import Together  # torch's planner takes a while to import
 
-            self._together = Together(group, self._storage, shard_bytes=shard_bytes, wait_s=finish_s, log=self._log)
+            self._together = Together(
+                group, self._storage, self._opening, self._rules, shard_bytes=shard_bytes, log=self._log
+            )
         self._sweep_lock = threading.Lock()
         self._sweeps: list[threading.Thread] = []
         self._background: Background | None = None
@@ -197,16 +200,20 @@ class Checkpointer:
         """Makes ready for saves of `state` with blocking=False, in the background, so that the first one is not slow.
 
         Takes the claim, starts the writer process, and allocates twice the state's bytes of shared memory. Call it
-        once the state has its full size: for most optimizers, after their first step.
+        once the state has its full size: for most optimizers, after their first step. With a group, all ranks call it,
+        and each allocates twice its own share.
         Raises what `claim` does, and `UnsupportedValue`.
         """
         if self._together is not None and self._together.active:
-            raise _only_blocking()
+            self._together.warm(state, self._context())
+            return
         self._in_background().warm(self._planned(0, state, {}))
 
     @property
     def warmed(self) -> bool:
         """Whether a save with blocking=False takes no longer now than it ever will: what `warm` began is done."""
+        if self._together is not None and self._together.active:
+            return self._together.ready
         return self._background is not None and self._background_pid == os.getpid() and self._background.ready
 
     @overload
@@ -234,12 +241,17 @@ class Checkpointer:
         blocking  True returns the commit, durable; saves that were under way end before. False copies the state and
                   returns a handle at once: the state may change, and a process of its own does the rest, which it
                   ends even if this one is killed. What fails then is logged and raised by the handle.
-        With a group, all ranks call this, with blocking=True; see distributed_save.py.
+        With a group, all ranks call this, in the same way, and each stores its share; what comes of it, the commit or
+        the error, is the same for all. See distributed_save.py and distributed_background.py.
         raises    UnsupportedValue before anything is written; ClaimLost, StorageError with nothing committed. With
                   blocking=False only what was known before: the claim was lost, or failures_max saves have failed.
         """
         if self._together is not None and self._together.active:
-            return self._save_together(self._together, step, state, meta or {}, blocking)
+            if not blocking:
+                return self._together.begin(step, state, meta or {}, self._context())
+            commit = self._together.save(step, state, meta or {}, self._context())
+            self._sweep_quietly(step)  # where the claim is: on rank 0
+            return commit
         save = self._planned(step, state, meta or {})
         if not blocking:
             return self._in_background().begin(save, self._sweep_soon)
@@ -303,6 +315,8 @@ class Checkpointer:
         """Returns when no save is under way. Raises what the newest one failed of."""
         if self._background is not None:
             self._in_background().wait()
+        if self._together is not None:
+            self._together.wait()
         self._join_sweeps()
 
     def close(self, *, finish: bool = True) -> None:
@@ -318,11 +332,11 @@ class Checkpointer:
                 self._background.close()
             else:
                 self._background.let_go()
+        if self._together is not None:
+            self._together.close(finish=finish)
         if finish:
             self._join_sweeps()
         self._stop_listening()
-        if self._together is not None:
-            self._together.close()
         self._storage.close()
 
     def __enter__(self) -> Checkpointer:
@@ -353,14 +367,10 @@ class Checkpointer:
             raise error
         raise self._none(step, rejected)
 
-    def _save_together(
-        self, together: Together, step: int, state: Tree, meta: dict[str, Any], blocking: bool
-    ) -> Commit:
-        if not blocking:
-            raise _only_blocking()
-        commit = together.save(step, state, meta, claim=self.claim, now_s=self._save_time_s)
-        self._sweep_quietly(step)  # where the claim is: on rank 0
-        return commit
+    def _context(self) -> Context:
+        from checkpoint.distributed_background import Context
+
+        return Context(self.claim, self._save_time_s, self._sweep_soon)
 
     def _planned(self, step: int, state: Tree, meta: dict[str, Any]) -> Save:
         return self._planner.save(claim=self.claim(), step=step, state=state, meta=meta, now_s=self._save_time_s())
@@ -442,13 +452,6 @@ class Checkpointer:
             return NoCheckpoint(f"{what} in {self._storage.url}\n  next  check the URL, or start from the beginning")
         reasons = "\n".join(f"  {name}: {why.splitlines()[0]}" for name, why in rejected.items())
         return NoCheckpoint(f"{what} in {self._storage.url} is whole\n{reasons}", rejected)
-
-
-def _only_blocking() -> CheckpointError:
-    return CheckpointError(
-        "a state that several ranks hold together is saved while all of them wait\n"
-        "  state  nothing was saved or made ready\n  next   save with blocking=True, and leave out warm()"
-    )
 
 
 def _opening(

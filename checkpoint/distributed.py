@@ -1,25 +1,29 @@
 """Saving and loading by all ranks of a process group at once. `Checkpointer` comes here where it was given a group.
 
-Everything here is collective: all ranks call the same things in the same order. What only reads (`read`, `list`,
-`verify`, ...) is not, and works on any rank by itself.
+What saves, makes ready and loads is collective: all ranks call the same things in the same order. What only reads
+(`read`, `list`, `verify`, ...) is not, nor is what waits for saves under way; both work on any rank by itself.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import weakref
 from typing import Any, Literal
 
 import torch.distributed as dist
 
-from checkpoint.claims import Claim
+from checkpoint.distributed_agreement import Agreed, Agreement
+from checkpoint.distributed_background import BackgroundTogether, Context
 from checkpoint.distributed_load import NoneLeft, load_together
-from checkpoint.distributed_save import Saver
+from checkpoint.distributed_save import write_together
 from checkpoint.history import Log
 from checkpoint.loaded import Loaded
 from checkpoint.manifest import Commit
+from checkpoint.messages import Message
+from checkpoint.saving import Saving
 from checkpoint.storage import Storage
 from checkpoint.tree import Tree
+from checkpoint.underway import Rules
 from checkpoint.world import World
 
 Group = dist.ProcessGroup | Literal["auto"]
@@ -28,14 +32,20 @@ Group = dist.ProcessGroup | Literal["auto"]
 class Together:
     """This rank's part in it, made anew when torch.distributed is."""
 
-    def __init__(self, group: Group, storage: Storage, *, shard_bytes: int, wait_s: float, log: Log) -> None:
+    def __init__(
+        self, group: Group, storage: Storage, opening: Message | str, rules: Rules, *, shard_bytes: int, log: Log
+    ) -> None:
+        """opening  what a writer process opens, or why there cannot be one"""
         self._group = group
         self._storage = storage
+        self._opening = opening
+        self._rules = rules
         self._shard_bytes = shard_bytes
-        self._wait_s = wait_s
         self._log = log
         self._world: World | None = None
-        self._saver: Saver | None = None
+        self._agreement: Agreement | None = None
+        self._background: BackgroundTogether | None = None
+        self._left: list[BackgroundTogether] = []  # of groups that are no more, whose saves may be under way
 
     @property
     def active(self) -> bool:
@@ -46,38 +56,91 @@ class Together:
     def rank(self) -> int:
         return dist.get_rank(self._process_group())
 
-    def save(
-        self,
-        step: int,
-        state: Tree,
-        meta: dict[str, Any],
-        *,
-        claim: Callable[[], Claim],
-        now_s: Callable[[], float],
-    ) -> Commit:
-        """See `Saver.save`. `meta` gets the number of ranks as "world_size", which `checkpoint ls` shows."""
-        world = self._joined()
-        if self._saver is None:
-            self._saver = Saver(world, self._storage, self._shard_bytes)
-        return self._saver.save(step, state, {"world_size": world.size, **meta}, claim=claim, now_s=now_s)
+    @property
+    def ready(self) -> bool:
+        """See `BackgroundTogether.ready`."""
+        return self._background is not None and self._background.ready
+
+    def save(self, step: int, state: Tree, meta: dict[str, Any], context: Context) -> Commit:
+        """The commit, durable, on every rank. See `Agreement.reach` and `write_together` for what it raises.
+
+        `meta` gets the number of ranks as "world_size", which `checkpoint ls` shows.
+        """
+        world, agreement = self._joined()
+        if self._background is not None:
+            self._background.settle()
+        agreed = agreement.reach(step, state, _with_size(meta, world), claim=context.claim, now_s=context.now_s)
+        assert isinstance(agreed, Agreed)
+        return write_together(world, self._storage, agreed)
+
+    def begin(self, step: int, state: Tree, meta: dict[str, Any], context: Context) -> Saving:
+        """See `BackgroundTogether.begin`; and `save` about `meta`."""
+        world, _ = self._joined()
+        return self._in_background().begin(step, state, _with_size(meta, world), context)
+
+    def warm(self, state: Tree, context: Context) -> None:
+        """See `BackgroundTogether.warm`."""
+        self._joined()
+        self._in_background().warm(state, context)
 
     def load(self, state: Tree, *, step: int | None, strict: bool, none: NoneLeft) -> Loaded:
         """See `load_together`."""
-        world = self._joined()
+        world, _ = self._joined()
         return load_together(world, self._storage, state, step=step, strict=strict, log=self._log, none=none)
 
-    def close(self) -> None:
-        """Lets go of what connects the ranks. Idempotent."""
+    def wait(self) -> None:
+        """Returns when no save of this group is under way on this rank. Raises what the newest one failed of."""
+        if self._background is not None:
+            self._background.wait()
+
+    def close(self, *, finish: bool) -> None:
+        """Finishes what is staged, or leaves it to the writer process; hangs up on the other ranks. Idempotent."""
+        self._forget_what_is_the_parents()
+        self._leave()
+        if finish:
+            for background in self._left:
+                background.close()
+            self._left = []
+
+    def _joined(self) -> tuple[World, Agreement]:
+        group = self._process_group()
+        self._forget_what_is_the_parents()
+        if self._world is not None and self._world.group is not group:
+            self._leave()
+        if self._world is None or self._agreement is None:
+            self._world = World(group, wait_s=self._rules.finish_s)
+            self._agreement = Agreement(self._world, self._shard_bytes)
+            weakref.finalize(self, self._world.close)
+        return self._world, self._agreement
+
+    def _forget_what_is_the_parents(self) -> None:
+        """In a forked child."""
+        if self._world is not None and self._world.pid != os.getpid():
+            self._world = self._agreement = self._background = None
+            self._left = []
+
+    def _leave(self) -> None:
+        """What is under way ends by itself, for the others of that group may be gone."""
+        if self._background is not None:
+            self._background.let_go()
+            self._left.append(self._background)
         if self._world is not None:
             self._world.close()
-        self._world = self._saver = None
+        self._world = self._agreement = self._background = None
 
-    def _joined(self) -> World:
-        group = self._process_group()
-        if self._world is None or self._world.group is not group or self._world.pid != os.getpid():
-            self.close()
-            self._world = World(group, wait_s=self._wait_s)
-        return self._world
+    def _in_background(self) -> BackgroundTogether:
+        world, agreement = self._joined()
+        if self._background is None:
+            opening, unusable = (None, self._opening) if isinstance(self._opening, str) else (self._opening, None)
+            self._background = BackgroundTogether(
+                world, agreement, self._storage, opening, self._rules, unusable=unusable, log=self._log
+            )
+            weakref.finalize(self, self._background.let_go)
+        return self._background
 
     def _process_group(self) -> dist.ProcessGroup | None:
         return dist.group.WORLD if isinstance(self._group, str) else self._group
+
+
+def _with_size(meta: dict[str, Any], world: World) -> dict[str, Any]:
+    return {"world_size": world.size, **meta}

@@ -131,7 +131,8 @@ def _try(world: World, storage: Storage, state: Tree, id: CommitId, strict: bool
         mine = {}
     except Exception as error:
         mine = error
-    world.agree(f"that {id} is loaded", mine, lambda said: said, last=True)
+    here = f"this rank holds {id}; whether all others do is not known, so load again before training goes on"
+    world.agree(f"that {id} is loaded", mine, lambda said: said, last=True, state=here)
     return skipped
 
 

@@ -18,6 +18,12 @@ def local_box(tensor: Any) -> Box:
     return tuple(min(o, w - s) for o, s, w in zip(chunk.offsets, sizes, tensor.shape, strict=True)), sizes
 
 
+def local_part(tensor: Any) -> torch.Tensor:
+    """This rank's part of a DTensor, all of any other tensor; it shares memory with it."""
+    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part
+
+
 def like(tensor: Any, local: torch.Tensor) -> torch.Tensor:
     """A DTensor with the placements and the shape of `tensor`, of which `local` is this rank's part."""
     made: torch.Tensor = DTensor.from_local(

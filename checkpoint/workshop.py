@@ -70,9 +70,9 @@ class Workshop:
     @property
     def ready(self) -> bool:
         """Whether a save need not wait for a process or for memory to be had."""
-        process, warming = self._process, self._warming
+        warming = self._warming
         begun = warming is not None and warming.is_alive()
-        return not begun and self._arena is not None and process is not None and process.alive
+        return not begun and self._arena is not None and self.process is not None
 
     def warm(self, prepare: Callable[[], object]) -> None:
         """Calls `prepare` in a thread, with the lock held. What is unavailable the first save meets again, and says."""
@@ -141,10 +141,14 @@ class Workshop:
         raise Unavailable(self._unusable or self._last_words)
 
     @property
+    def process(self) -> WriterProcess | None:
+        """The one that is there, if it lives."""
+        return self._process if self._process is not None and self._process.alive else None
+
+    @property
     def met(self) -> Message | None:
         """Where the writers of the group meet that the process is among; None where it is in none."""
-        process = self._process
-        return self._met if process is not None and process.alive else None
+        return self._met if self.process is not None else None
 
     def meet(self, question: Message) -> Message:
         """Has the process join the writers of a group: `centre` or `meet` of messages.py. Returns where they meet.

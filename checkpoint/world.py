@@ -33,7 +33,7 @@ UNTOUCHED = "nothing was committed and nothing was loaded; the previous checkpoi
 _ENDPOINT_BYTES = 4096
 _JOIN_S = 30.0  # a busy machine connects slowly, whatever saves are given
 _READ_S = 10.0  # how long rank 0 stays until all have heard an answer after which it may go
-_SLACK_S = 15.0  # how much longer than rank 0 the others wait: it has to find out first, and say who is missing
+_SLACK_S = 45.0  # how much longer than rank 0 the others wait: it has to find out first, and say who is missing
 
 
 class World:

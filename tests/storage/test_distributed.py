@@ -23,7 +23,7 @@ from checkpoint import (
     StorageError,
     UnsupportedValue,
     digest,
-    distributed_save,
+    distributed_agreement,
 )
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import ODD_CHUNK_BYTES, build, fingerprint, ranks_of, train
@@ -161,8 +161,8 @@ def test_each_rank_reads_only_what_it_needs(tmp_path: Path) -> None:
 def repeat(rank: int, size: int, folder: str) -> list[int]:
     """How often a plan was made, after each save; on rank 0."""
     made: list[int] = []
-    plan = distributed_save.dealt
-    distributed_save.dealt = lambda held: made.append(1) or plan(held)  # type: ignore[func-returns-value]
+    plan = distributed_agreement.dealt
+    distributed_agreement.dealt = lambda held: made.append(1) or plan(held)  # type: ignore[func-returns-value]
     with ranks_of(folder, rank, size, name="repeat") as (runs, _):
         state = {"w": torch.rand(10), "n": 0}
         counts = []
@@ -232,8 +232,6 @@ def refused(rank: int, size: int, folder: str) -> None:
             runs.save(2 + rank, {"w": torch.ones(3)})
         with pytest.raises(CheckpointError, match="different tensors"):
             runs.save(2, {"w": torch.ones(3 + rank)})
-        with pytest.raises(CheckpointError, match="blocking=True"):
-            runs.save(2, {"w": torch.ones(3)}, blocking=False)
         assert [commit.step for commit in runs.list()] == [1]
         assert runs.save(2, {"w": torch.ones(4)}).step == 2
 
