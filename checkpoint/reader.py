@@ -124,7 +124,7 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
 def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
     """Object `index`, verified. Raises `CorruptCheckpoint` naming it, the damaged chunks and its tensors."""
     try:
-        data = storage.get(manifest.id.shard_key(index))
+        data = storage.get(manifest.id.shard_key(index), 0, manifest.objects[index].size + 1)
     except Missing:
         raise _corrupt(manifest, index, "is absent") from None
     _check(manifest, index, data, len(data))

@@ -25,7 +25,11 @@ from checkpoint.storage.redact import redact
 from checkpoint.storage.retry import error_code
 
 _CONFLICT = ("PreconditionFailed", "412")
+_BEYOND = ("InvalidRange", "416")
 _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is a single PUT
+
+_RANGE_BYTES = 8 * 2**20
+_RANGES_AT_ONCE = 4  # of one object; several objects are read at the same time
 
 _log = logging.getLogger("checkpoint")
 _checking = threading.Lock()  # "look, then write" within one process; memory:// is never shared by more
@@ -65,10 +69,22 @@ class FsspecStorage:
         if length == 0:
             return b""
         try:
+            if length is not None and length > _RANGE_BYTES and filesystem.async_impl:
+                parts = _in_ranges(filesystem, path, start, length)
+                if parts is not None:
+                    return b"".join(parts)
             data: bytes = filesystem.cat_file(path, start=start or None, end=None if length is None else start + length)
         except FileNotFoundError as error:
             raise self._missing(key, error) from None
         return data
+
+    def get_into(self, key: str, target: memoryview) -> int:
+        """See base.get_into."""
+        data = self.get(key, 0, len(target) + 1)  # one more than there should be
+        if len(data) == len(target):
+            target[:] = data
+            return len(data)
+        return self.size(key)
 
     def list(self, prefix: str) -> dict[str, int]:
         filesystem, path = self._at(prefix) if prefix else self._root()
@@ -189,6 +205,23 @@ class FsspecStorage:
             raise ValueError(f"{key!r} is not a key: keys are relative and stay below the run's folder")
         filesystem, root = self._root()
         return filesystem, f"{root}/{key}"
+
+
+def _in_ranges(filesystem: Any, path: str, start: int, length: int) -> list[bytes] | None:
+    """The bytes in several requests at once; None where the object ends before.
+
+    s3fs asks for 50 MB at a time, and joins what comes of each. In ranges of 8 MB the same bytes took half of the
+    processor and, of the time, a half to two thirds (2026-11, s3fs 2026.9, 128 MB from a server on this machine).
+    """
+    starts = list(range(start, start + length, _RANGE_BYTES))
+    ends = [min(first + _RANGE_BYTES, start + length) for first in starts]
+    found = filesystem.cat_ranges([path] * len(starts), starts, ends, batch_size=_RANGES_AT_ONCE, on_error="return")
+    errors = [part for part in found if isinstance(part, BaseException)]
+    if any(error_code(error) in _BEYOND for error in errors):
+        return None
+    if errors:
+        raise errors[0]
+    return list(found)
 
 
 def _leave_retries_to_us(filesystem: Any) -> None:

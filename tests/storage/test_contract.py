@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from checkpoint.storage import AlreadyThere, Missing, Storage, open_storage
+from checkpoint.storage import AlreadyThere, Missing, Storage, get_into, map_object, open_storage
+
+MIB = 2**20
 
 
 @pytest.fixture
@@ -27,6 +30,35 @@ def test_what_was_put_is_read_back_whole_and_in_part(storage: Storage) -> None:
     assert storage.get("a/b/one", 8, 100) == b"89"
     assert storage.get("a/b/one", 3, 0) == b""
     assert storage.size("a/b/one") == 10
+
+
+def test_large_objects_are_read_whole_and_in_part(storage: Storage) -> None:
+    """Some storages read them in several requests."""
+    data = os.urandom(20 * MIB + 3)
+    storage.put("large", data)
+
+    assert storage.get("large") == data
+    assert storage.get("large", 0, len(data)) == data
+    assert storage.get("large", 0, len(data) + 1) == data
+    assert storage.get("large", 5, 100 * MIB) == data[5:]
+    assert storage.get("large", MIB - 1, 9 * MIB) == data[MIB - 1 : 10 * MIB - 1]
+    assert storage.get("large", len(data) - 3, 9 * MIB) == data[-3:]
+    with pytest.raises(Missing):
+        storage.get("absent", 0, 9 * MIB)
+
+
+def test_objects_are_read_into_memory_of_their_size(storage: Storage) -> None:
+    data = os.urandom(17 * MIB)
+    storage.put("large", data)
+    target = memoryview(bytearray(len(data)))
+
+    assert get_into(storage, "large", target) == len(data)
+    assert target == data
+    assert get_into(storage, "large", target[:-1]) == len(data)
+    assert get_into(storage, "large", memoryview(bytearray(len(data) + 9 * MIB))) == len(data)
+    assert map_object(storage, "large") in (None, data)
+    with pytest.raises(Missing):
+        get_into(storage, "absent", target)
 
 
 def test_the_second_to_create_a_key_is_told_so_and_changes_nothing(storage: Storage) -> None:
