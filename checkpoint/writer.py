@@ -1,10 +1,11 @@
 """Makes a drafted save a commit: data first, counted, then one small manifest. Needs no torch.
 
-    objects, each hashed  ->  count them  ->  look again at the claim  ->  manifest, create-if-absent
+    objects, each hashed  ->  count them  ->  look again at the claim  ->  manifest, create-if-absent  ->  read it back
 
 A crash at any arrow leaves data that no manifest names, for sweep to remove: the previous checkpoint stays newest. A
 newer claim that is taken between the last look and the manifest resumed from an older commit, so this one, though
-committed, is outside its lineage and never chosen.
+committed, is outside its lineage and never chosen. The last arrow is for storage that says "done" when it is not: what
+is reported as committed is there, and a sweep that counts it as whole is right to. It costs one small read.
 
 Both ways to save come through here: in the foreground, one object after another, and in the writer process, several at
 once (resident.py).
@@ -19,7 +20,7 @@ from checkpoint.errors import CheckpointError, ClaimLost, StorageError
 from checkpoint.fence import look_again
 from checkpoint.hashing import CHUNK_BYTES, chunk_hashes, xxh3
 from checkpoint.names import CommitId
-from checkpoint.storage import AlreadyThere, Buffer, Storage
+from checkpoint.storage import AlreadyThere, Buffer, Missing, Storage
 
 
 def write_object(storage: Storage, id: CommitId, index: int, file: Buffer) -> StoredObject:
@@ -32,7 +33,7 @@ def write_object(storage: Storage, id: CommitId, index: int, file: Buffer) -> St
 def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> None:
     """Commits the save, all of whose objects are written.
 
-    raises  ClaimLost, StorageError; then nothing is committed
+    raises  ClaimLost, StorageError; then nothing is committed, unless the error says that it may be
     """
     planned = draft.planned()
     found = storage.list(draft.id.data_folder) if planned else {}
@@ -56,6 +57,34 @@ def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> N
         raise CheckpointError(
             f"{draft.id.manifest_key} exists with other bytes: a nonce occurred twice; save again"
         ) from None
+    _read_back(storage, draft.id, data)
+
+
+def _read_back(storage: Storage, id: CommitId, manifest: bytes) -> None:
+    """That the storage shows the manifest that it took. Raises `StorageError`."""
+    try:
+        found = storage.get(id.manifest_key)
+    except Missing:
+        found = b""
+    except StorageError as error:
+        raise StorageError(
+            f"{id}: the storage took the manifest, and cannot show it: {error}\n"
+            "  state  this checkpoint may be committed: the next load finds out; those before it are as they were\n"
+            "  next   see whether the storage can be reached; the next save starts anew",
+            operation=error.operation,
+            key=error.key,
+            attempts=error.attempts,
+        ) from error
+    if found != manifest:
+        raise StorageError(
+            f"{id}: the storage took a manifest of {len(manifest):,} bytes, and shows {len(found):,} "
+            f"{'other ones' if len(found) == len(manifest) else 'of them'}\n"
+            "  state  nothing was committed; the previous checkpoint stays the newest\n"
+            "  next   this storage says done when it is not: see what stands between it and this job",
+            operation="read",
+            key=id.manifest_key,
+            attempts=1,
+        )
 
 
 def lost(*, ours: int, newest: int, doing: str) -> ClaimLost:

@@ -72,6 +72,15 @@ def gone(process: psutil.Process) -> bool:
     return False
 
 
+def ended(process: psutil.Process) -> None:
+    """Returns once it runs no more. Its parent, this process, is left to hear how it ended."""
+    deadline = time.monotonic() + WITHIN_S
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Every test leaves no process, no mapping of an arena and no thread of a save."""
@@ -327,6 +336,7 @@ def test_a_writer_killed_at_any_moment_costs_at_most_what_was_under_way(tmp_path
         time.sleep(random_moments.uniform(0, 1.2 * long_s))
         for writer in writers():
             writer.kill()
+            ended(writer)  # until then it may be given the next save
         with contextlib.suppress(CheckpointError):
             last = saving.wait(WITHIN_S).step
         if saving.error is not None:
