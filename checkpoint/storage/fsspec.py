@@ -80,11 +80,20 @@ class FsspecStorage:
 
     def get_into(self, key: str, target: memoryview) -> int:
         """See base.get_into."""
-        data = self.get(key, 0, len(target) + 1)  # one more than there should be
-        if len(data) == len(target):
-            target[:] = data
-            return len(data)
-        return self.size(key)
+        size = self.size(key)
+        if size != len(target):
+            return size
+        filesystem, path = self._at(key)
+        parts = None
+        try:
+            if size > _RANGE_BYTES and filesystem.async_impl:
+                parts = _in_ranges(filesystem, path, 0, size)
+        except FileNotFoundError as error:
+            raise self._missing(key, error) from None
+        for part in parts or [self.get(key, 0, size)]:
+            target[: len(part)] = part
+            target = target[len(part) :]
+        return size - len(target)
 
     def list(self, prefix: str) -> dict[str, int]:
         filesystem, path = self._at(prefix) if prefix else self._root()
