@@ -127,7 +127,7 @@ class Origin:
         begun_s = time.monotonic()
         objects = self._survives.objects()
         rewound = self._survives.applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
-        told, state, received = pass_on(group, parts, word, rewound or objects)
+        told, state, moved = pass_on(group, parts, word, rewound or objects)
         if told is not None:
             self.position = Position(**told["position"])
             self._claimed = checkpoint.Claim.from_document(told["claim"])
@@ -136,8 +136,10 @@ class Origin:
             self._survives.apply(state)
             self._survives.applied.note()
             step, epoch = self.position.step, self.position.epoch
-            self._events.emit("transfer", step=step, bytes=received, seconds=time.monotonic() - begun_s)
+            self._tell_transfer("takes", step, moved, begun_s)
             self._events.emit("loaded", step=step, epoch=epoch, from_claim=self.claim, accepted=[])
+        elif moved and standing.step is not None:
+            self._tell_transfer("gives", standing.step, moved, begun_s)
         if group.rank == 0:
             self.take_the_pen()
         if self.saver is not None:
@@ -155,6 +157,10 @@ class Origin:
             saver.adopt(self._claimed)
         else:
             self._claimed = saver.claim()
+
+    def _tell_transfer(self, role: str, step: int, moved: int, begun_s: float) -> None:
+        seconds = time.monotonic() - begun_s
+        self._events.emit("transfer", step=step, bytes=moved, seconds=seconds, role=role)
 
     def close(self, *, abruptly: bool = False) -> None:
         """See Saver.close."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistError, Store
 
@@ -59,6 +60,7 @@ class Place:
         self._store: Store | None = None
         self._grouped = False
         self._entered = False
+        self._short_s = 0.0
         self._retired: list[threading.Thread] = []
         self.beacon: tuple[str, dict[str, object]] | None = None
 
@@ -80,6 +82,7 @@ class Place:
         assert live is not None
         view, told = live.next_view(within_s=_VIEW_S if self._entered else math.inf)  # a spare has all the time
         self._entered = True
+        self._short_s = told.get("short_s", 0.0)
         self._retire()
         rank = view.rank_of(run.worker_id)
         run.placed(rank, view)
@@ -89,6 +92,8 @@ class Place:
         self.beacon = (told["beacon"]["nonce"], told["beacon"]["endpoint"]) if told["beacon"] else None
         address = self._launch.address or ("127.0.0.1" if told["one_node"] else host_address(None))
         self._form(view, rank, live.board(), address)
+        if rank == 0:
+            self._tell_faults(told.get("gone", []))
         live.on_broken = self.group.sever
         if live.is_broken():
             self.group.sever()
@@ -163,8 +168,18 @@ class Place:
         )
         self._grouped = True
         shares = deal(config, config.plan.virtual_workers, view.world_size)[rank].shares
-        self._events.emit("view_formed", workers=list(view.workers), shares=[shares.start, shares.stop])
+        idle = {"idle_s": self._short_s} if self._short_s else {}
+        self._events.emit("view_formed", workers=list(view.workers), shares=[shares.start, shares.stop], **idle)
         self._observer.at("formed", self._run)
+
+    def _tell_faults(self, gone: Sequence[Mapping[str, Any]]) -> None:
+        """What the agents know of those who are gone since the last view."""
+        for one in gone:
+            self._events.emit(
+                "fault_detected", lost=one["worker"], cause=one["cause"], died_t=one["t"], step=one["step"]
+            )
+            if one["stuck_s"] is not None:
+                self._events.emit("hang", lost=one["worker"], step=one["step"], stuck_s=one["stuck_s"])
 
     def _retire(self, *, abruptly: bool = True) -> None:
         if self._grouped:

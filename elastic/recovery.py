@@ -58,12 +58,19 @@ class Recovery:
         self._notices = notices
         self._observer = observer
         self._console = console
+        self._noticed = False
 
     @property
     def notice(self) -> str | None:
         """Why this worker should leave, once somebody has said so."""
         live = self._session.live
         return self._notices.notice or (live.leave if live is not None else None)
+
+    def tell_notice(self) -> None:
+        """Records it, once."""
+        if self.notice is not None and not self._noticed:
+            self._noticed = True
+            self._session.events.emit("notice", signal=self.notice)
 
     # between two steps
 
@@ -103,6 +110,7 @@ class Recovery:
             return
         self._run._phase(SAVING)
         self._observer.at("save", self._run)
+        self._session.events.emit("save_begun", step=course.step)
         saver.save(course.position, must=must)
         self._observer.at("saved", self._run)
 
@@ -159,8 +167,10 @@ class Recovery:
 
     def _has_left(self, how: str) -> None:
         events = self._session.events
-        events.emit("notice", signal=self.notice)
-        events.emit("left", step=self._course.step)
+        self.tell_notice()
+        if not self._noticed:
+            events.emit("notice", signal=None)
+        events.emit("left", step=self._course.step, **self._session.stopwatch.lap())
         self._console.say(f"left at step {self._course.step} on {self.notice or 'a notice to another worker'}; {how}")
         raise SystemExit(0)
 
@@ -207,6 +217,7 @@ class Recovery:
         """No view comes any more: the run ends with an error that its launcher shows, or this worker was told to leave.
         Raises SystemExit."""
         origin, course = self._session.origin, self._course
+        self._session.tell_end(ended)
         may = origin.saver is not None if ended.save is None else ended.save
         if may and course.is_whole:
             with suppress(checkpoint.CheckpointError):
@@ -237,5 +248,10 @@ class Recovery:
 
     def _tell_lost(self, lost: PeerLost, missing: Sequence[int] = ()) -> None:
         self._session.events.emit(
-            "peer_lost", step=self._course.step, phase=lost.phase, error=str(lost), missing=list(missing)
+            "peer_lost",
+            step=self._course.step,
+            phase=lost.phase,
+            error=str(lost),
+            missing=list(missing),
+            **self._session.stopwatch.lap(),
         )

@@ -30,10 +30,11 @@ from elastic.group.sums import Agreed
 from elastic.launch import environment
 from elastic.launch.portable import pin_instruction_set
 from elastic.membership.live import RunEnded, ToldToLeave
-from elastic.membership.progress import COMPUTING, EVALUATING, OVER
+from elastic.membership.progress import COMPUTING, EVALUATING, OVER, SAVING, WAITING
 from elastic.membership.view import View
 from elastic.observe.console import Console
-from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums
+from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums, plain_values
+from elastic.observe.timing import EVALUATE, SAVE, WAIT
 from elastic.preemption.signals import SignalNotices
 from elastic.recovery import EXIT_RESTART, Recovery
 from elastic.session import Session
@@ -42,6 +43,7 @@ from elastic.step import Step
 from elastic.update import default_update
 
 _LEAVE, _STOP, _SAVE, _REGROUP = 1, 2, 4, 8
+_SPENT_ON = {WAITING: WAIT, SAVING: SAVE, EVALUATING: EVALUATE}
 
 
 class Run:
@@ -201,6 +203,7 @@ class Run:
             )
             raise SystemExit(EXIT_RESTART) from lost
         except RunEnded as ended:
+            session.tell_end(ended)
             session.close(abruptly=True)
             raise SystemExit(0 if isinstance(ended, ToldToLeave) else EXIT_RESTART) from ended
         except BaseException:
@@ -335,6 +338,7 @@ class Run:
         self._console.quiet = not self.is_coordinator
 
     def _phase(self, phase: int, limit_s: float | None = None) -> None:
+        self._here.stopwatch.at(_SPENT_ON.get(phase))
         self._here.progress.at(phase, generation=self.generation, step=self.step_index, limit_s=limit_s)
 
     def _computes(self) -> None:
@@ -345,6 +349,7 @@ class Run:
         saver, live = self._here.origin.saver, self._here.live
         wishes = _STOP if self._course.stop_wish is not None else 0
         if self._recovering.notice is not None:
+            self._recovering.tell_notice()
             wishes |= _LEAVE
         if live is not None and live.wants_regroup():
             wishes |= _REGROUP
@@ -379,6 +384,8 @@ class Run:
             indices=digest_of_indices(step.indices_read),
             sums=digest_of_sums(step.sums, step.count),
             redone=step.attempt > 0,
+            **({"values": plain_values(step.sums)} if self.is_coordinator else {}),
+            **session.stopwatch.lap(),
         )
         self._observer.at("applied", self)
 
@@ -427,7 +434,8 @@ class Run:
         self._notices.close()
         if session.live is not None:
             session.live.finished(step=self.step_index)
-        self.events.emit("finished", step=self.step_index, digest=session.survives.weights_digest())
+        digest = session.survives.weights_digest()
+        self.events.emit("finished", step=self.step_index, digest=digest, **session.stopwatch.lap())
 
     def _broke_off(self) -> None:
         """The script left the outer loop by `break`. If all workers do so at one step, the run ends there."""

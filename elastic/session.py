@@ -25,12 +25,13 @@ from elastic.exchange import Exchange, deal, micro_batches
 from elastic.group.form import Group
 from elastic.launch.environment import Launch
 from elastic.launch.parent import leave_with_parent
-from elastic.membership.live import OtherIdentity, live
+from elastic.membership.live import OtherIdentity, RunEnded, ToldToLeave, live
 from elastic.membership.progress import OVER, STARTING, Progress
 from elastic.membership.rules import BOUNDARY
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog
 from elastic.observe.observer import Observer
+from elastic.observe.timing import Stopwatch, process_age_s
 from elastic.origin import Origin
 from elastic.place import Place
 from elastic.state import identity as identities
@@ -61,6 +62,7 @@ class Session:
         self.step_plan = lru_cache(maxsize=64)(config.plan.step)
         self.live = live(launch.channel)
         self.told: Tree | None = None
+        self.stopwatch = Stopwatch()
         self.progress = Progress(launch.progress, hang_s=launch.hang_s)
         self.survives = Survives(
             models=config.models,
@@ -71,6 +73,8 @@ class Session:
         )
         self.events = EventLog(config.url, worker_id=run.worker_id, storage_options=config.storage_options or None)
         self.events.context(rank=launch.rank, world_size=launch.world_size, generation=run.generation)
+        if launch.observer is not None:
+            self.events.keep_all()  # evidence
         self.place = Place(run, config, launch, self.live, observer, self.events, self.progress)
         self.origin = Origin(run, config, launch, self.place, self.survives, observer, self.events, console)
 
@@ -102,6 +106,7 @@ class Session:
             pid=os.getpid(),
             host=socket.gethostname(),
             restart=self._launch.restart,
+            age_s=process_age_s(),
         )
         self.origin.identity = identity
         self.keep(lambda: self.place.close(abruptly=self._abruptly))
@@ -113,6 +118,11 @@ class Session:
             self.live.ready(shares=config.plan.virtual_workers, identity=identity)
             self.told = self._enter_first(identity)
         self._prepare()
+
+    def tell_end(self, ended: RunEnded) -> None:
+        """Records why no view comes any more."""
+        if not isinstance(ended, ToldToLeave):
+            self.events.emit("repeated_failure" if ended.repeated else "ended", why=str(ended))
 
     def keep(self, closing: Callable[[], None]) -> None:
         """Have something closed with the session."""

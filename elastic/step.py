@@ -22,6 +22,7 @@ from elastic.group.buffers import disagreement
 from elastic.group.gradients import UNTOUCHED
 from elastic.group.sums import Agreed, ShareSums
 from elastic.membership.progress import WAITING
+from elastic.observe.timing import DATA
 from elastic.state.randomness import outside_seed, seed_streams, share_seed
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Step:
                 if self._taken_over():
                     return
                 self.attempt += 1
+                self._session.events.emit("redo", step=self.index, attempt=self.attempt)
         self._run._apply(self._session, self, agreed)
         self.applied = True
 
@@ -144,7 +146,8 @@ class Step:
             for micro in range(self._pieces):
                 run._observer.at("data", run, share)
                 self._session.group.check()
-                loaded = self._session.loader.next()
+                with self._session.stopwatch.on(DATA):
+                    loaded = self._session.loader.next()
                 self.indices_read += loaded.indices.tolist()
                 batch = run._observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
                 self._piece = micro

@@ -81,6 +81,7 @@ class _Worker:
     ready: bool = False
     expected: bool = False
     stuck: bool = False
+    stuck_s: float | None = None
     hung: bool = False
     kill_at_s: float | None = None
     patience: Patience = field(default_factory=Patience)
@@ -330,7 +331,7 @@ class Agent:
             )
             if why is None:
                 continue
-            worker.stuck = True
+            worker.stuck, worker.stuck_s = True, now_s - record.since_s if record.since_s else 0.0
             self._say(f"{worker.called} is stuck at step {record.at_step}: {why}; it is killed")
             if state == "T":
                 self._kill(worker)  # somebody stopped it: no doing of its own
@@ -373,6 +374,8 @@ class Agent:
                 "hung": worker.hung,
                 "expected": worker.expected,
                 "step": step,
+                "t": time.time(),
+                "stuck_s": worker.stuck_s,
             }
         )
 

@@ -37,6 +37,7 @@ LEAVES = ("SIGTERM", "SIGINT")  # a worker that such a signal ended before it co
 FAULTS = ("SIGKILL",)
 _SHORT_S = 1.0  # a node whose workers are being replaced is back by then
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named
+_GONE_MAX = 64  # that a view tells of
 _AGAIN_MAX = 20  # of one place, while the run gets nowhere
 AGAIN = 75  # the exit status (EX_TEMPFAIL) of a worker that asks to be started again
 
@@ -128,8 +129,10 @@ class Hub:
         self._short_since_s: float | None = None
         self._short_said = False
         self._ending: str | None = None
+        self._repeated = False  # one failure, which is why the run ends
         self._ending_since_s = 0.0
         self._over = False
+        self._gone: list[Message] = []  # since the last view, and why
         self._orders: list[Order] = []
 
     def told(self, now_s: float, node: str, message: Message) -> list[Order]:
@@ -151,6 +154,7 @@ class Hub:
                 self._loss = f"{node} was lost, and nobody is left"
             self._awaited = [place for place in self._awaited if place not in awaited]
             for worker in here:
+                self._note_gone(worker, "its node was lost", {})
                 del self._workers[worker.id]
         return self._decided(now_s)
 
@@ -228,6 +232,7 @@ class Hub:
         if message.get("expected") or worker.status == LEAVING or signal in LEAVES:
             return
         what = failed["error"] if failed else "hang" if hung else signal or f"exit status {code}"
+        self._note_gone(worker, what, message)
         if worker.status == FINISHED:
             if failed or code or hung or (signal and signal not in FAULTS):
                 self._loss = self._loss or f"{worker.id} failed after the run had finished: {what}"
@@ -253,7 +258,13 @@ class Hub:
             self._orders.append(Order(worker.node, None, {"say": "status", "text": why}))
         else:
             trace = failed.get("trace", "") if failed else ""
+            self._repeated = True
             self._end(now_s, f"{bug}: {what}\n{trace}".rstrip())
+
+    def _note_gone(self, worker: _Worker, cause: str, exited: Message) -> None:
+        facts = {"t": exited.get("t"), "step": exited.get("step"), "stuck_s": exited.get("stuck_s")}
+        if worker.status not in (LEAVING, FINISHED):
+            self._gone = [*self._gone[-_GONE_MAX + 1 :], {"worker": worker.id, "cause": cause, **facts}]
 
     def _start(self, worker: _Worker) -> None:
         if worker.node in self._nodes and not self._finished and self._ending is None:
@@ -322,7 +333,7 @@ class Hub:
         if not survivors:
             self._farthest = -1  # the run goes back to what is saved
         chosen = next_view([worker.candidate() for worker in survivors], [worker.candidate() for worker in newcomers])
-        self._publish([self._workers[candidate.worker] for candidate in chosen])
+        self._publish(now_s, [self._workers[candidate.worker] for candidate in chosen])
         self._decide(now_s)
 
     def _name_keeper(self, survivors: list[_Worker]) -> None:
@@ -355,8 +366,11 @@ class Hub:
                 "  next   start the missing nodes with the same command, or allow fewer with --nnodes=MIN:MAX",
             )
 
-    def _publish(self, chosen: list[_Worker]) -> None:
+    def _publish(self, now_s: float, chosen: list[_Worker]) -> None:
+        """With it goes who is gone since the last view, and how long the run was short of nodes."""
         self.generation += 1
+        gone, self._gone = self._gone, []
+        short_s = now_s - self._short_since_s if self._short_since_s is not None else 0.0
         self._short_since_s = self._keeper = None
         self._broken = self._asked = False
         if not self._finished:
@@ -369,6 +383,8 @@ class Hub:
             "local_ranks": [worker.local_rank for worker in chosen],
             "one_node": len({worker.node for worker in chosen}) == 1,
             "beacon": self._beacon,
+            "short_s": short_s,
+            "gone": gone,
         }
         for worker in chosen:
             worker.status, worker.was_member = MEMBER, True
@@ -407,7 +423,7 @@ class Hub:
         best = _farthest(survivors)
         for worker in self._workers.values():
             if worker.status not in (FINISHED, LEAVING):
-                self._say(worker, {"say": "end", "why": why, "save": worker is best})
+                self._say(worker, {"say": "end", "why": why, "save": worker is best, "repeated": self._repeated})
         for node in self._nodes:
             self._orders.append(Order(node, None, {"say": "over", "failed": failed, "why": why}))
 

@@ -35,12 +35,14 @@ _LEAVE_S = 5.0  # one that was told to leave waits so long for the others, who m
 class RunEnded(ElasticError):
     """The run ends with an error that some worker met, or because too few nodes are left.
 
-    save  this worker, of all, is to save what it holds; None: if it is the coordinator
+    save      this worker, of all, is to save what it holds; None: if it is the coordinator
+    repeated  because one failure came again and again
     """
 
-    def __init__(self, message: str, *, save: bool | None) -> None:
+    def __init__(self, message: str, *, save: bool | None, repeated: bool = False) -> None:
         super().__init__(message)
         self.save = save
+        self.repeated = repeated
 
 
 class ToldToLeave(RunEnded):
@@ -121,7 +123,8 @@ class Live:
         with self._changed:
             while True:
                 if self._end is not None:
-                    raise RunEnded(self._end["why"], save=self._end["save"])
+                    repeated = self._end.get("repeated", False)
+                    raise RunEnded(self._end["why"], save=self._end["save"], repeated=repeated)
                 if self.leave is not None and not self._gone and time.monotonic() - began_s > _LEAVE_S:
                     raise ToldToLeave(self.leave, save=True if self._keeps == self._generation > 0 else None)
                 if self._gone:

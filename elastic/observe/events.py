@@ -1,40 +1,12 @@
 """What happened, as records that people, tests and the judge read afterwards. Code emits; prose is drawn from records.
 
-One record per line of JSON, one file per worker: <run>/events/<worker_id>.jsonl. In a folder every record is one
-O_APPEND write, so a SIGKILL loses nothing that was emitted (a power cut may). Object storage cannot append: records
-wait in memory and become <worker_id>.<segment>.jsonl at each flush(), so a killed worker loses those since the last
-one. A log that cannot be written says so once, through `logging`, and never stops training.
+One record per line of JSON, in segments per worker under <run>/events. In a folder every record is one O_APPEND write,
+so a SIGKILL loses nothing that was emitted (a power cut may). Object storage cannot append: records wait in memory and
+are uploaded by a thread once a minute and at saves, so a killed worker loses those since. A log that cannot be written
+says so once, through `logging`, and never stops training.
 
-Every record has t (unix seconds), worker and event, then the common facts (generation, rank, world_size, claim: absent
-until they are known), then the event's own:
-
-    event           facts
-    run_started     config, identity, pid, host, restart
-    view_formed     workers [worker_id by rank], shares [lo, hi) of this rank
-    claimed         resumed_from {claim, step, nonce} or null
-    loaded          step: steps applied in that state; epoch, from_claim (null: a new run; the present one: from
-                    peers), digest (absent: from peers), accepted [identity fields that differ by permission]
-    step_applied    step: index from 0; epoch, attempt, shares [lo, hi), count, redone,
-                    indices: digest_of_indices() of what this rank read, in order,
-                    sums: digest_of_sums() of the global sums and count
-    staged          step: steps applied; seconds. The state is copied, and will be committed even if this worker dies
-    saved           step: steps applied; bytes, seconds from the save's begin to its commit, stall: seconds of them that
-                    training stood still, name. Where the worker died meanwhile there is none
-    save_failed     step, error, in_a_row: failures since the last commit, saved_step: steps applied in that, or null.
-                    A run that stops because of them ends with the event error, SavesFailed
-    transfer        step: steps applied in the state that was received from peers; bytes, seconds
-    peer_lost       step, phase, error, missing [ranks that this machine knows to be dead or stopped]
-    notice          signal
-    left            step: steps applied
-    finished        step: steps applied; digest
-    error           error
-    -- and from a drill's observer
-    reads           step, share, attempt, indices [really read, in order; one record per micro-batch]
-    weights         step: index of the step just applied; digest
-    fault           fault {kind, worker, when}, index in the plan
-
-`digest` is checkpoint.digest of the model's state: SHA-256, hexadecimal. Facts may be added; a reader ignores what it
-does not know. emit() of a step_applied costs 7 µs in a folder, 5 µs towards object storage (2 cores, 2026-11).
+A log is bounded (sinks.py): of a long run's worker the newest steps are there one by one, and what was before as sums
+(folding.py). Which events there are, and what each says, is schema.py's.
 """
 
 from __future__ import annotations
@@ -43,28 +15,30 @@ import contextlib
 import hashlib
 import heapq
 import json
-import logging
+import math
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from elastic.observe.sinks import File, Objects, Sink, current, encoded
+
 Event = dict[str, Any]
 
-PENDING_BYTES_MAX = 64 << 20  # what waits for storage that does not answer; beyond it the newest records are dropped
-
-_log = logging.getLogger("elastic.events")
+_VALUES_MAX = 16
+_READERS = 8
+_LOOKS = 5  # a run that is under way may remove a segment between a look at the folder and the reading of it
 
 
 class EventLog:
     """This worker's records. Safe to use from several threads; nothing here raises for what storage does.
 
     url              the run's folder or fsspec URL; None discards every record
-    worker_id        names the file; one per process
+    worker_id        names the files; one per process
     clock            unix seconds
     storage_options  as for the run's checkpoints
     """
@@ -80,7 +54,9 @@ class EventLog:
         self._worker_id = worker_id
         self._clock = clock
         self._common: Event = {}
-        self._sinks: list[_Sink] = []
+        self._sinks: list[Sink] = []
+        self._hearing: list[Callable[[Event], None]] = []
+        self._whole = False
         if url is not None:
             self.tee(url, storage_options=storage_options)
 
@@ -91,29 +67,46 @@ class EventLog:
 
     def emit(self, event: str, **facts: Any) -> None:
         """Records that `event` happened now. Facts are JSON values; of NumPy scalars the value, of others the str()."""
-        if not self._sinks:
+        if not self._sinks and not self._hearing:
             return
         record = {"t": self._clock(), "worker": self._worker_id, "event": event, **self._common, **facts}
-        line = _encode(record).encode() + b"\n"
-        for sink in self._sinks:
-            sink.write(line)
+        if self._sinks:
+            line = encoded(record)
+            for sink in self._sinks:
+                sink.write(record, line)
+        for hear in self._hearing:
+            hear(record)
 
     def tee(self, url: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> None:
         """From now on, records go to `url` as well: a drill keeps its evidence where a killed worker loses none."""
         folder = local_folder(url)
-        if folder is not None:
-            self._sinks.append(_File(folder / "events" / f"{self._worker_id}.jsonl"))
-        else:
-            self._sinks.append(_Segments(str(url), storage_options, self._worker_id))
+        sink: Sink = (
+            Objects(str(url), storage_options, self._worker_id)
+            if folder is None
+            else File(folder / "events", self._worker_id)
+        )
+        if self._whole:
+            sink.keep_all()
+        self._sinks.append(sink)
 
-    def flush(self) -> None:
-        """Uploads what waits. A failure is logged once and tried again at the next flush."""
+    def hear(self, hear: Callable[[Event], None]) -> None:
+        """From now on, hear(record) is called with each in the thread that emits it: it is quick and does not raise."""
+        self._hearing.append(hear)
+
+    def keep_all(self) -> None:
+        """Nothing is folded, however long the log: for evidence."""
+        self._whole = True
         for sink in self._sinks:
-            sink.flush()
+            sink.keep_all()
+
+    def flush(self, *, wait: bool = False) -> None:
+        """Has what waits uploaded; wait: it has been tried on return."""
+        for sink in self._sinks:
+            sink.flush(wait=wait)
 
     def close(self) -> None:
         """Flushes and lets go; what is emitted afterwards is discarded."""
-        sinks, self._sinks = self._sinks, []
+        sinks, self._sinks, self._hearing = self._sinks, [], []
         for sink in sinks:
             sink.close()
 
@@ -130,6 +123,16 @@ def read_events(url: str | os.PathLike[str], *, storage_options: dict[str, Any] 
             if isinstance(record, dict) and {"t", "worker", "event"} <= record.keys():
                 by_worker.setdefault(record["worker"], []).append(record)
     return list(heapq.merge(*by_worker.values(), key=lambda record: float(record["t"])))
+
+
+def plain_values(sums: Mapping[str, Any]) -> dict[str, float | str]:
+    """A step's global sums as numbers of nine digits, for people: scalars alone, and no more than a few."""
+    values: dict[str, float | str] = {}
+    for name, value in sums.items():
+        if getattr(value, "ndim", 0) == 0 and len(values) < _VALUES_MAX:
+            number = float(value)
+            values[name] = float(f"{number:.9g}") if math.isfinite(number) else repr(number)
+    return values
 
 
 def digest_of_indices(indices: Iterable[int]) -> str:
@@ -156,125 +159,36 @@ def local_folder(url: str | os.PathLike[str]) -> Path | None:
     return None if "://" in text else Path(text)
 
 
-class _Sink(Protocol):
-    def write(self, line: bytes) -> None: ...
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class _File:
-    """Appends to one file, a whole line per write. Lines of a file whose end was torn start on a line of their own."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd: int | None = None
-        self._torn = False
-        self._complained = False
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            size = os.fstat(self._fd).st_size
-            self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
-        except OSError as error:
-            self._complain(error)
-
-    def write(self, line: bytes) -> None:
-        if self._fd is None:
-            return
-        whole = b"\n" + line if self._torn else line
-        try:
-            self._torn = os.write(self._fd, whole) < len(whole)  # a full disk may take a part
-        except OSError as error:
-            self._complain(error)
-
-    def flush(self) -> None:
-        """Nothing waits: every line was written when it was emitted."""
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
-
-    def _complain(self, error: OSError) -> None:
-        if not self._complained:
-            self._complained = True
-            _log.warning("events are not being recorded in %s: %s; training goes on", self._path, error)
-
-
-class _Segments:
-    """Collects lines and uploads them as numbered objects, none of which is written twice."""
-
-    def __init__(self, url: str, storage_options: dict[str, Any] | None, worker_id: str) -> None:
-        from checkpoint.storage import open_storage
-
-        self._storage = open_storage(url, storage_options)
-        self._worker_id = worker_id
-        self._lock = threading.Lock()
-        self._uploading = threading.Lock()
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
-        self._segment = 0
-        self._complained = False
-
-    def write(self, line: bytes) -> None:
-        with self._lock:
-            if self._pending_bytes + len(line) <= PENDING_BYTES_MAX:
-                self._pending.append(line)
-                self._pending_bytes += len(line)
-
-    def flush(self) -> None:
-        with self._uploading:
-            with self._lock:
-                lines = list(self._pending)
-            if not lines:
-                return
-            try:
-                self._put(b"".join(lines))
-            except Exception as error:  # whatever storage raises, training is worth more than its log
-                if not self._complained:
-                    self._complained = True
-                    _log.warning("events of %s were not uploaded: %s; tried again at saves", self._worker_id, error)
-                return
-            with self._lock:
-                del self._pending[: len(lines)]
-                self._pending_bytes -= sum(map(len, lines))
-
-    def close(self) -> None:
-        self.flush()
-
-    def _put(self, data: bytes) -> None:
-        """Takes the next free number. (`put_new` knows bytes that its own retry has put there.)"""
-        from checkpoint.storage import AlreadyThere
-
-        while True:
-            key = f"events/{self._worker_id}.{self._segment:06d}.jsonl"
-            self._segment += 1
-            try:
-                self._storage.put_new(key, data)
-                return
-            except AlreadyThere:
-                continue
-            except Exception:
-                self._segment -= 1
-                raise
-
-
-def _lines(url: str | os.PathLike[str], storage_options: dict[str, Any] | None) -> Iterable[bytes]:
+def _lines(url: str | os.PathLike[str], storage_options: dict[str, Any] | None) -> Iterator[bytes]:
     folder = local_folder(url)
     if folder is not None:
-        for path in sorted((folder / "events").glob("*.jsonl")):
-            yield from path.read_bytes().splitlines()
+        events = folder / "events"
+        yield from _each(
+            lambda: {path.name: 0 for path in events.glob("[!.]*.jsonl")}, lambda name: (events / name).read_bytes()
+        )
         return
     from checkpoint.storage import open_storage
 
     storage = open_storage(str(url), storage_options)
-    for key in sorted(storage.list("events")):
-        yield from bytes(storage.get(key)).splitlines()
+    yield from _each(
+        lambda: {key.removeprefix("events/"): size for key, size in storage.list("events").items()},
+        lambda name: bytes(storage.get(f"events/{name}")),
+    )
 
 
-def _plain(value: Any) -> Any:
-    """What JSON cannot say: a NumPy scalar's value, anything else's str()."""
-    return value.item() if isinstance(value, np.generic) else str(value)
+def _each(look: Callable[[], Mapping[str, int]], read: Callable[[str], bytes]) -> Iterator[bytes]:
+    """Worker by worker, in order. Where a segment is gone when it is to be read, its worker is looked at again."""
+    from checkpoint.storage import Missing
 
+    def read_worker(worker: str, names: list[str]) -> list[bytes]:
+        for _ in range(_LOOKS):
+            try:
+                return [read(name) for name in names]
+            except (FileNotFoundError, Missing):
+                names = current(look()).get(worker, [])
+        return []
 
-_encode = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
+    with ThreadPoolExecutor(_READERS) as readers:
+        for segments in readers.map(lambda item: read_worker(*item), current(look()).items()):
+            for data in segments:
+                yield from data.splitlines()

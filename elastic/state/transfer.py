@@ -90,7 +90,9 @@ def exchange_standings(group: Group, standing: Standing) -> list[Standing]:
 
 
 def pass_on(group: Group, parts: Roles, word: Tree, state: Tree) -> tuple[Tree | None, Tree | None, int]:
-    """(word, state, bytes received), each for those who need it, else None. Raises PeerLost.
+    """(word, state, bytes that went to each who lacked the state); the first two for those who need them, else None.
+
+    Raises PeerLost.
 
     word   the first donor's, on every rank what it has itself: small plain values
     state  likewise: large, stateful objects allowed
@@ -117,7 +119,7 @@ def pass_on(group: Group, parts: Roles, word: Tree, state: Tree) -> tuple[Tree |
     layout, total = _layout(answer["tensors"])
     received = _stream(group, parts, tensors, layout, total)
     if received is None:
-        return new_word, None, 0
+        return new_word, None, total
     return new_word, dict(checkpoint.decode(answer["document"], received)), total
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
 import subprocess
@@ -16,7 +18,9 @@ import pytest
 import torch
 
 from checkpoint.storage.fsspec import FsspecStorage
+from elastic.observe import sinks
 from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums, read_events
+from elastic.observe.schema import problems
 
 
 def clock(*times: float) -> Callable[[], float]:
@@ -143,14 +147,15 @@ def test_a_tee_receives_what_comes_after_it(tmp_path: Path) -> None:
     assert [event["event"] for event in read_events(tmp_path / "drill")] == ["after"]
 
 
-def test_in_object_storage_each_flush_is_a_segment_and_reads_back_as_one_history() -> None:
-    """Objects cannot be appended to; two processes that share a name must not hide each other's records either."""
+def test_in_object_storage_a_segment_grows_and_two_of_one_name_do_not_hide_each_other() -> None:
+    """Objects cannot be appended to, and one per flush would be thousands to read."""
     url = "memory://events-in-segments"
     first = EventLog(url, worker_id="w0", clock=clock(1.0, 2.0, 4.0))
     first.emit("a")
-    first.flush()
-    first.flush()
+    first.flush(wait=True)
+    first.flush(wait=True)
     first.emit("b")
+    first.flush(wait=True)
     first.emit("d")
     second = EventLog(url, worker_id="w0", clock=clock(3.0))
     second.emit("c")
@@ -159,8 +164,107 @@ def test_in_object_storage_each_flush_is_a_segment_and_reads_back_as_one_history
 
     assert sorted(event["event"] for event in read_events(url)) == ["a", "b", "c", "d"]
     assert sorted(fsspec.filesystem("memory").ls("/events-in-segments/events", detail=False)) == [
-        f"/events-in-segments/events/w0.00000{number}.jsonl" for number in range(3)
+        f"/events-in-segments/events/w0.00000{number}.jsonl" for number in range(2)
     ]
+
+
+def steps(log: EventLog, count: int, *, first: int = 0, rank: int = 0) -> None:
+    """What a rank 0 records of so many steps, a save every hundred, and a loss every thousand."""
+    for step in range(first, first + count):
+        facts = {"attempt": 0, "redone": False, "shares": [0, 2], "count": 24, "indices": "i" * 64, "sums": "s" * 64}
+        values = {"values": {"loss": 0.5 * step}} if rank == 0 else {}
+        log.emit("step_applied", step=step, epoch=0, **facts, **values, wait_s=0.25)
+        if step % 100 == 99:
+            log.emit("saved", step=step + 1, bytes=10, seconds=0.5, stall=0.125, name=f"c{step}")
+        if step % 1000 == 999:
+            log.emit("peer_lost", step=step + 1, phase="exchange", error="gone", missing=[])
+
+
+def ticking() -> Callable[[], float]:
+    return itertools.count(1.0).__next__
+
+
+@pytest.mark.parametrize("kind", ["folder", "objects"])
+def test_a_long_log_is_bounded_and_its_totals_stay_right(tmp_path: Path, kind: str) -> None:
+    """A month of steps must not fill the disk of the run, nor keep a report from being read."""
+    url = str(tmp_path) if kind == "folder" else "memory://events-of-a-month"
+    log = EventLog(url, worker_id="host.name-17-ab", clock=ticking())
+    for part in range(40):
+        steps(log, 1000, first=1000 * part)
+        log.flush(wait=True)
+    log.close()
+
+    listed = fsspec.filesystem("file" if kind == "folder" else "memory").find(
+        f"{tmp_path}/events" if kind == "folder" else "/events-of-a-month/events", detail=True
+    )
+    assert sum(found["size"] for found in listed.values()) <= (sinks.SEGMENTS + 1.5) * sinks.SEGMENT_BYTES
+    events = read_events(url)
+    folded = [event for event in events if event["event"] == "folded"]
+    applied = [event["step"] for event in events if event["event"] == "step_applied"]
+    assert not [problem for event in folded for problem in problems(event)]
+    assert applied == list(range(40_000 - len(applied), 40_000))
+    assert sum(event["steps"] for event in folded) == 40_000 - len(applied) > 20_000
+    assert sum(event["event"] == "peer_lost" for event in events) == 40
+    saved = sum(event["records"].get("saved", 0) for event in folded) + sum(e["event"] == "saved" for e in events)
+    assert saved == 400
+    assert sum(event["wait_s"] for event in events if "wait_s" in event) == pytest.approx(10_000)
+    curve = [point for event in folded for point in event["curve"]]
+    assert curve
+    assert all(values == {"loss": 0.5 * step} for step, _, values in curve)
+    assert [event["t"] for event in events] == sorted(event["t"] for event in events)
+
+
+def test_where_even_losses_are_too_many_the_oldest_are_forgotten_and_it_is_said(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, worker_id="w0", clock=ticking())
+    for number in range(30_000):
+        log.emit("peer_lost", step=number, phase="exchange", error="x" * 200, missing=[], wait_s=0.5)
+    log.close()
+
+    events = read_events(tmp_path)
+    (folded,) = [event for event in events if event["event"] == "folded"]
+    assert folded["unknown"]
+    assert folded["records"]["peer_lost"] + len(events) - 1 == 30_000
+    assert sum(event["wait_s"] for event in events) == pytest.approx(15_000)
+    assert sum(path.stat().st_size for path in (tmp_path / "events").iterdir()) < 6 * sinks.SEGMENT_BYTES
+
+
+def test_evidence_is_never_folded(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, worker_id="w0")
+    log.keep_all()
+    steps(log, 15_000)
+    log.close()
+    assert [e["step"] for e in read_events(tmp_path) if e["event"] == "step_applied"] == list(range(15_000))
+
+
+@pytest.mark.parametrize("cut", range(7))
+def test_a_crash_anywhere_in_the_removal_of_a_segment_loses_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """Nothing of a killed worker may count twice in a total, or be missing from it."""
+    log = EventLog(tmp_path, worker_id="w0", clock=ticking())
+    steps(log, 14_000)  # five segments are full or filling, so the next two that are full fold the first two
+    calls = 0
+
+    def crash() -> bool:
+        nonlocal calls
+        calls += 1
+        if calls > cut:
+            raise KeyboardInterrupt
+        return True
+
+    real = {name: getattr(Path, name) for name in ("write_bytes", "replace", "unlink")}
+    for name, method in real.items():
+        monkeypatch.setattr(Path, name, lambda *a, m=method, **k: m(*a, **k) if crash() else None)
+    with contextlib.suppress(KeyboardInterrupt):
+        steps(log, 6_000, first=14_000)
+    monkeypatch.undo()
+
+    assert calls > cut
+    events = read_events(tmp_path)
+    folded = sum(event["steps"] for event in events if event["event"] == "folded")
+    applied = [event["step"] for event in events if event["event"] == "step_applied"]
+    assert applied == list(range(folded, folded + len(applied)))
+    assert folded + len(applied) > 14_000
 
 
 def test_an_upload_that_fails_is_said_once_and_made_up_for(
@@ -172,11 +276,11 @@ def test_an_upload_that_fails_is_said_once_and_made_up_for(
     log.emit("before")
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(FsspecStorage, "put_new", lambda *_: (_ for _ in ()).throw(PermissionError("403")))
-        log.flush()
+        log.flush(wait=True)
         log.emit("during")
-        log.flush()
+        log.flush(wait=True)
     log.emit("after")
-    log.flush()
+    log.flush(wait=True)
 
     assert [event["event"] for event in read_events(url)] == ["before", "during", "after"]
     assert len([record for record in caplog.records if record.name == "elastic.events"]) == 1

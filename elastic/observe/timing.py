@@ -1,0 +1,61 @@
+"""What a worker spends its time on, as seconds that ride on its events: collectives, data, saves, evaluations.
+
+One stopwatch per worker, used by its training thread alone. What none of these explains is computing and the script's
+own code; where between two events it falls does not matter to anyone, so only sums are kept. A lap costs a µs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+WAIT, DATA, SAVE, EVALUATE = "wait_s", "data_s", "save_s", "evaluate_s"
+SPENT = (WAIT, DATA, SAVE, EVALUATE)
+
+
+class Stopwatch:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._on: str | None = None
+        self._since_s = clock()
+        self._spent: dict[str, float] = {}
+
+    def at(self, on: str | None) -> None:
+        """From now on, time is spent on one of SPENT; None: on computing and the script's own code."""
+        if on == self._on:
+            return
+        now_s = self._clock()
+        if self._on is not None:
+            self._spent[self._on] = self._spent.get(self._on, 0.0) + now_s - self._since_s
+        self._on, self._since_s = on, now_s
+
+    @contextmanager
+    def on(self, on: str) -> Iterator[None]:
+        """Within something that may fail."""
+        before = self._on
+        self.at(on)
+        try:
+            yield
+        finally:
+            self.at(before)
+
+    def lap(self) -> dict[str, float]:
+        """Seconds by what they were spent on since the last lap; without those that are less than a microsecond."""
+        on = self._on
+        self.at(None)
+        self.at(on)
+        spent, self._spent = self._spent, {}
+        return {name: round(seconds, 6) for name, seconds in spent.items() if seconds >= 1e-6}
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started (or forked), to a hundredth. Linux; elsewhere since CPU time began."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+        uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return round(max(0.0, uptime_s - ticks / os.sysconf("SC_CLK_TCK")), 3)
+    except (OSError, ValueError, AttributeError):
+        return round(time.process_time(), 3)

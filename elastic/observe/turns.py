@@ -1,0 +1,156 @@
+"""The turns of a run, and what each cost: starts, restarts, losses, leaves and joins. Pure: told from its events.
+
+A turn is a view that at least one of its workers formed (views.py). What it cost is the time from its cause to the
+first step applied in it: the fault of the first worker that was lost, the end of the launch before a restart, or, where
+some only left or joined, the last step applied before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic.observe.events import Event
+from elastic.observe.ledger import Faults
+from elastic.observe.views import ViewSeen, views
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """
+    kind         "start", "restart" (a new launch), "loss", "leave" or "join"; a loss with a join is a loss
+    begun_t      unix seconds: its cause
+    formed_t     when the first worker had formed the view
+    trained_t    when the first step was applied in it; None: none was
+    detected_s   of a loss: from the fault to the last survivor's knowing of it; None: nobody says
+    transfer_s   the longest that a worker gave or took state, and how much state that was
+    transfer_bytes
+    step         steps applied when it formed; None: unknown
+    lost         worker id -> cause; "" where nobody saw it
+    redone       steps that came round again
+    """
+
+    launch: int
+    generation: int
+    kind: str
+    begun_t: float
+    formed_t: float
+    trained_t: float | None
+    world_size: int
+    step: int | None
+    lost: dict[str, str]
+    joined: int
+    left: int
+    detected_s: float | None = None
+    transfer_s: float = 0.0
+    transfer_bytes: int = 0
+    redone: int = 0
+
+    @property
+    def cost_s(self) -> float | None:
+        """From its cause to the next step; None if no step followed."""
+        return None if self.trained_t is None else max(0.0, self.trained_t - self.begun_t)
+
+
+class _Gathered:
+    """What the events say that belong to one view."""
+
+    def __init__(self, view: ViewSeen) -> None:
+        self.view = view
+        self.trained_t: float | None = None
+        self.last_step: Event | None = None
+        self.last_t = float(view.told["t"])
+        self.lost_t: list[float] = []
+        self.faults: dict[str, str] = {}
+        self.loaded_step: int | None = None
+        self.transfer_s = 0.0
+        self.transfer_bytes = 0
+        self.redone: set[int] = set()
+
+    def take(self, event: Event) -> None:
+        t = float(event["t"])
+        self.last_t = max(self.last_t, t)
+        match event["event"]:
+            case "step_applied":
+                self.trained_t = t if self.trained_t is None else self.trained_t
+                if self.last_step is None or event["step"] >= self.last_step["step"]:
+                    self.last_step = event
+            case "folded" if event["last"] is not None:
+                self.trained_t = float(event["since"]) if self.trained_t is None else self.trained_t
+                self.last_step = {**event, "step": event["last"]}
+            case "peer_lost":
+                self.lost_t.append(t)
+            case "fault_detected":
+                self.faults[event["lost"]] = event["cause"]
+            case "loaded":
+                self.loaded_step = event["step"]
+            case "transfer":
+                self.transfer_s = max(self.transfer_s, event["seconds"])
+                self.transfer_bytes = max(self.transfer_bytes, event["bytes"])
+            case "redo":
+                self.redone.add(event["step"])
+
+
+def turns(events: Sequence[Event]) -> list[Turn]:
+    """In order."""
+    seen = views(events)
+    faults = Faults(events)
+    gathered = [_Gathered(view) for view in seen]
+    at: dict[tuple[str, int], _Gathered] = {}  # (worker, generation) -> its view
+    places: dict[tuple[int, tuple[str, ...]], list[_Gathered]] = {}
+    for one in gathered:
+        places.setdefault((one.view.generation, one.view.workers), []).append(one)
+    for event in events:
+        generation = event.get("generation") or 0
+        if event["event"] == "view_formed":
+            found = [p for p in places[generation, tuple(event["workers"])] if p.view.told["t"] <= event["t"]]
+            at[event["worker"], generation] = found[-1]
+        if (view := at.get((event["worker"], generation))) is not None:
+            view.take(event)
+    return [_turn(one, gathered[index - 1] if index else None, faults) for index, one in enumerate(gathered)]
+
+
+def _turn(one: _Gathered, before: _Gathered | None, faults: Faults) -> Turn:
+    view = one.view
+    formed_t = float(view.told["t"])
+    restarted = before is not None and before.view.launch != view.launch
+    same = set(before.view.workers) if before is not None and not restarted else set()
+    joined = len([worker for worker in view.workers if worker not in same])
+    gone = same - set(view.workers)
+    lost = {worker: one.faults.get(worker, "") for worker in view.lost}
+    detected_s = None
+    if before is None:
+        kind, begun_t = "start", formed_t
+    elif restarted:
+        kind, begun_t = "restart", before.last_t
+        lost = {worker: one.faults.get(worker, "") for worker in before.view.workers if worker not in view.workers}
+    elif lost:
+        kind = "loss"
+        known = [faults.begun[worker] for worker in lost if worker in faults.begun]
+        begun_t = min([*known, *before.lost_t], default=before.last_t)
+        detected_s = max(0.0, max(before.lost_t) - begun_t) if before.lost_t else None
+    else:
+        kind = "leave" if gone else "join"
+        begun_t = float(before.last_step["t"]) if before.last_step is not None else before.last_t
+    step = one.loaded_step if one.loaded_step is not None else _step_after(before)
+    return Turn(
+        launch=view.launch,
+        generation=view.generation,
+        kind=kind,
+        begun_t=min(begun_t, formed_t),
+        formed_t=formed_t,
+        trained_t=one.trained_t,
+        world_size=len(view.workers),
+        step=step,
+        lost=lost,
+        joined=joined,
+        left=len(gone) - len(view.lost) if not restarted else 0,
+        detected_s=detected_s,
+        transfer_s=one.transfer_s,
+        transfer_bytes=one.transfer_bytes,
+        redone=len(one.redone),
+    )
+
+
+def _step_after(view: _Gathered | None) -> int | None:
+    return view.last_step["step"] + 1 if view is not None and view.last_step is not None else None
