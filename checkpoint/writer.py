@@ -67,8 +67,9 @@ def _read_back(storage: Storage, id: CommitId, manifest: bytes) -> None:
     except Missing:
         found = b""
     except StorageError as error:
+        tried = str(error).partition("\n  state")[0]
         raise StorageError(
-            f"{id}: the storage took the manifest, and cannot show it: {error}\n"
+            f"{id}: the storage took the manifest, and cannot show it: {tried}\n"
             "  state  this checkpoint may be committed: the next load finds out; those before it are as they were\n"
             "  next   see whether the storage can be reached; the next save starts anew",
             operation=error.operation,

@@ -24,6 +24,28 @@ T = TypeVar("T")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
 _SHOWN = 5  # of the attempts in the message
 
+# What an operation that failed leaves behind, and what to do once the storage works again.
+_AFTER_WRITING = (
+    "what was being saved is not known to be committed; earlier checkpoints are as they were",
+    "the next save starts anew",
+)
+_AFTER_LOOKING = (
+    "nothing was changed or loaded; a save that needed this is not committed",
+    "then try again",
+)
+_AFTER_REMOVING = (
+    "what was to go may still be there, and counts for nothing",
+    "the next sweep removes it",
+)
+_AFTER = {
+    "create": _AFTER_WRITING,
+    "write": _AFTER_WRITING,
+    "read": _AFTER_LOOKING,
+    "list": _AFTER_LOOKING,
+    "look up": _AFTER_LOOKING,
+    "delete": _AFTER_REMOVING,
+    "tidy": _AFTER_REMOVING,
+}
 _RIGHTS = "the right to list, read, write and delete here"
 _ADVICE_BY_ERRNO = {
     errno.EACCES: f"give this user or key {_RIGHTS}",
@@ -161,10 +183,11 @@ class RetryingStorage:
         first = len(attempts) - len(attempts[-_SHOWN:]) + 1
         shown = "\n".join(f"  attempt {first + i}  {text}" for i, text in enumerate(attempts[-_SHOWN:]))
         how = f"failed {len(attempts)} times within {self._retry_s:g} s" if next_step is None else "cannot succeed"
+        state, then = _AFTER[operation]
         return StorageError(
             f"{self.url}: {operation} {key or 'everything'} {how}\n{shown}\n"
-            "  state  whatever was being saved is not committed; earlier checkpoints are as they were\n"
-            f"  next   {next_step or 'see whether the storage can be reached; the next save starts anew'}",
+            f"  state  {state}\n"
+            f"  next   {next_step or f'see whether the storage can be reached; {then}'}",
             operation=operation,
             key=key,
             attempts=len(attempts),

@@ -85,6 +85,40 @@ def test_what_cannot_heal_fails_at_once_with_advice(tmp_path: Path, error: Excep
     assert waits == []
 
 
+class Broken(LocalStorage):
+    """Fails whatever it is asked."""
+
+    def _path(self, key: str) -> Path:
+        raise TimeoutError("no answer")
+
+    def tidy(self, older_than_s: float) -> tuple[str, ...]:
+        raise TimeoutError("no answer")
+
+
+@pytest.mark.parametrize(
+    ("act", "state", "then"),
+    [
+        (lambda storage: storage.put("a", b"1"), "not known to be committed", "the next save starts anew"),
+        (lambda storage: storage.put_new("a", b"1"), "not known to be committed", "the next save starts anew"),
+        (lambda storage: storage.get("a"), "nothing was changed or loaded", "then try again"),
+        (lambda storage: storage.list("a"), "nothing was changed or loaded", "then try again"),
+        (lambda storage: storage.size("a"), "nothing was changed or loaded", "then try again"),
+        (lambda storage: storage.delete("a"), "may still be there", "the next sweep removes it"),
+        (lambda storage: storage.tidy(0), "may still be there", "the next sweep removes it"),
+    ],
+)
+def test_an_error_says_what_its_own_operation_left(
+    tmp_path: Path, act: Callable[[RetryingStorage], object], state: str, then: str
+) -> None:
+    """A load that fails has saved nothing, and a sweep that fails has lost nothing."""
+    storage = RetryingStorage(Broken(tmp_path), retry_s=1e-6, scrub=Scrubber("", {}), sleep=lambda _: None)
+    with pytest.raises(StorageError) as caught:
+        act(storage)
+    lines = str(caught.value).splitlines()
+    assert state in next(line for line in lines if line.startswith("  state"))
+    assert then in next(line for line in lines if line.startswith("  next"))
+
+
 def test_somebody_elses_bug_is_not_the_storages_failure(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         retrying(tmp_path, [ZeroDivisionError()], []).put("a", b"1")

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import math
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode
 from checkpoint.envelope import seal, unseal
+from checkpoint.manifest import parse
+from checkpoint.names import CommitId
 from checkpoint.storage import open_storage
 from tests.storage.cut import CutAfter
 
@@ -189,3 +197,96 @@ def test_a_hostile_claim_does_not_stop_the_run(
     again = checkpointer(tmp_path, grace_s=0)
     assert again.save(2, {"at": 2}).claim == 3
     assert [commit.step for commit in again.list()] == [2, 1]
+
+
+def boxes(pieces: list[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]) -> dict[str, Any]:
+    """A manifest's body whose only tensor, of bytes, consists of these (offsets, sizes), one after another."""
+    starts = list(itertools.accumulate((math.prod(sizes) for _, sizes in pieces), initial=0))
+    entries = [
+        {"object": 0, "start": start, "offsets": list(offsets), "sizes": list(sizes)}
+        for start, (offsets, sizes) in zip(starts, pieces, strict=False)
+    ]
+    id, hash = CommitId(1, 2, "0" * 20), "0" * 32
+    return {
+        "format": 1, **id._asdict(), "saved_at": 0, "resumed_from": None, "meta": {}, "tree": None,
+        "objects": [{"size": starts[-1], "chunk_bytes": 2**62 - 1, "xxh3_128": hash, "chunks": [hash]}],
+        "tensors": {"w": {"dtype": "uint8", "shape": list(shape), "pieces": entries}},
+    }  # fmt: skip
+
+
+def judged(pieces: list[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]) -> bool:
+    """Whether a manifest of these boxes is taken. Their bytes add up, so that only their places can be wrong."""
+    refused = ""
+    try:
+        parse(seal(boxes(pieces, shape)), CommitId(1, 2, "0" * 20))
+    except CorruptCheckpoint as error:
+        refused = str(error)
+    assert "overlap" in refused or not refused
+    return not refused
+
+
+def hostile(count: int) -> tuple[list[tuple[tuple[int, ...], tuple[int, ...]]], tuple[int, ...]]:
+    """Columns of one row: a search along the first axis compares each with each."""
+    return [((0, column), (1, 1)) for column in range(count)], (1, count)
+
+
+def work(act: Callable[[], object]) -> int:
+    """How many lines of Python it executes."""
+    lines = 0
+
+    def count(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    sys.settrace(count)
+    try:
+        act()
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+def test_a_hundred_thousand_pieces_are_judged_in_work_that_grows_as_they_do() -> None:
+    small, large = work(lambda: judged(*hostile(500))), work(lambda: judged(*hostile(2000)))
+    assert large < 4.4 * small
+
+    pieces, shape = hostile(100_000)
+    assert judged(pieces, shape)
+    pieces[7] = pieces[70_000]
+    assert not judged(pieces, shape)
+
+
+def pinwheel() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Five rectangles in a 3 by 3 square that no straight cut parts."""
+    return [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1))]
+
+
+def test_any_tiling_is_taken_and_nothing_else() -> None:
+    assert judged(pinwheel(), (3, 3))
+    assert judged([((0,) * 64, (2, *(1,) * 63)), ((2, *(0,) * 63), (1,) * 64)], (3, *(1,) * 63))
+    assert not judged([*pinwheel()[:4], ((0, 0), (1, 1))], (3, 3))
+    assert not judged([((0, 0), (1, 2)), ((0, 0), (2, 1))], (2, 2))  # one too often, one never
+
+
+@given(st.integers(1, 4).flatmap(lambda axes: st.tuples(*[st.integers(1, 4)] * axes)), st.data())
+def test_what_is_taken_covers_every_element_once(shape: tuple[int, ...], data: st.DataObject) -> None:
+    """Against counting: boxes that were cut at random, of which some were moved."""
+    pieces = [((0,) * len(shape), shape)]
+    for _ in range(data.draw(st.integers(1, 6))):
+        number = data.draw(st.integers(0, len(pieces) - 1))
+        (offsets, sizes), axis = pieces[number], data.draw(st.integers(0, len(shape) - 1))
+        if sizes[axis] > 1:
+            cut = data.draw(st.integers(1, sizes[axis] - 1))
+            first = (*sizes[:axis], cut, *sizes[axis + 1 :])
+            second = (*sizes[:axis], sizes[axis] - cut, *sizes[axis + 1 :])
+            begin = (*offsets[:axis], offsets[axis] + cut, *offsets[axis + 1 :])
+            pieces[number : number + 1] = [(offsets, first), (begin, second)]
+    for number in data.draw(st.lists(st.integers(0, len(pieces) - 1), max_size=2)):
+        _, sizes = pieces[number]
+        moved = tuple(data.draw(st.integers(0, whole - size)) for whole, size in zip(shape, sizes, strict=True))
+        pieces[number] = moved, sizes
+    count = np.zeros(shape, int)
+    for offsets, sizes in pieces:
+        count[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))] += 1
+    assert judged(pieces, shape) == bool((count == 1).all())
