@@ -116,9 +116,7 @@ def dealt(held: Sequence[Held]) -> list[Boxes]:
     """
     _check_same(held)
     order = {name: place for place, name in enumerate(held[0])}
-    # Rank 0's own come first: the rest, which is dealt after them, makes up for it.
-    first = dict(sorted(held[0].items(), key=lambda entry: not _of_rank_0(entry[1])))
-    held = [first, *({name: one[name] for name in one if not _of_rank_0(one[name])} for one in held[1:])]
+    held = [held[0], *({name: one[name] for name in one if not _of_rank_0(one[name])} for one in held[1:])]
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner({}, is_coordinator=True)
     try:
@@ -205,14 +203,20 @@ class _Item(WriteItem):
 
 
 def _write_items(held: Held) -> list[WriteItem]:
-    """Replicated boxes first, the largest before the others: the planner deals them in this order."""
+    """In the order in which the planner deals them: rank 0's own first, for the rest makes up for them; then replicated
+    boxes, the largest before the others."""
     items: list[WriteItem] = []
     for name, (dtype, shape, _, boxes) in held.items():
         for offsets, sizes in boxes:
             chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
             data = TensorWriteData(chunk, TensorProperties(dtype=DTYPES[dtype]), torch.Size(shape))
             items.append(_Item(MetadataIndex(name, torch.Size(offsets)), WriteItemType.SHARD, tensor_data=data))
-    return sorted(items, key=lambda item: (not held[item.index.fqn][2], -(item.tensor_storage_size() or 0)))
+
+    def turn(item: WriteItem) -> tuple[bool, bool, int]:
+        described = held[item.index.fqn]
+        return not _of_rank_0(described), not described[2], -(item.tensor_storage_size() or 0)
+
+    return sorted(items, key=turn)
 
 
 def _check_same(held: Sequence[Held]) -> None:

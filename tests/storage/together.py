@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from checkpoint import Checkpointer, digest, writer
 from checkpoint.hashing import chunk_hashes
 from checkpoint.storage import Storage, open_storage
+from checkpoint.testing import Plan
 
 FINISH_S = 20.0
 ODD_CHUNK_BYTES = 1001  # no multiple of any element's width, so that chunks end in the middle of all things
@@ -134,3 +137,45 @@ def ranks_of(
         yield runs, storage
     if world_size:
         dist.destroy_process_group()
+
+
+@contextmanager
+def beside(
+    folder: str, rank: int, world_size: int, *, name: str, faults: Plan | None = None, **options: Any
+) -> Iterator[Checkpointer]:
+    """As `ranks_of`, for saves in the background: writer processes open the storage by its URL, with these faults."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=world_size)
+    url, storage_options = f"{folder}/run", {}
+    if faults is not None:
+        url = f"faulty://{url}"
+        storage_options = {
+            "target_protocol": "file",
+            "target_options": {"auto_mkdir": True},
+            "faults": faults.document(),
+        }
+    chosen = {"finish_s": FINISH_S, "grace_s": 2.0, "shard_bytes": 4000, "keep": 100, "log": lambda line: None}
+    with Checkpointer(url, group="auto", storage_options=storage_options, **{**chosen, **options}) as runs:
+        yield runs
+    dist.destroy_process_group()
+
+
+def own_writer(folder: str) -> psutil.Process:
+    """This process's writer process, which is noted for `writers_left`."""
+    [found] = [one for one in psutil.Process().children() if "checkpoint.resident" in one.cmdline()]
+    noted = Path(folder, "writers")
+    noted.mkdir(exist_ok=True)
+    (noted / str(found.pid)).touch()
+    return found
+
+
+def writers_left(folder: Path, within_s: float = 60.0) -> list[psutil.Process]:
+    """The noted writer processes that are still there after a while."""
+    found = []
+    for noted in (folder / "writers").iterdir():
+        try:
+            process = psutil.Process(int(noted.name))
+            if "checkpoint.resident" in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return psutil.wait_procs(found, within_s)[1]
