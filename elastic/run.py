@@ -129,6 +129,8 @@ class Run:
     ) -> None:
         arguments = {name: given for name, given in locals().items() if name not in ("self", "url", "__class__")}
         self._launch = environment.read()
+        self._observer = environment.observer(self._launch)
+        url, arguments["storage_options"] = self._observer.storage(os.fspath(url), storage_options)
         self._config: Config = configure(url, self._launch, **arguments)
         config = self._config
         if portable:
@@ -143,7 +145,6 @@ class Run:
         token = self._launch.token or uuid.uuid4().hex[:6]
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{token}"
         self._course = Course(config.plan.total_steps)
-        self._observer = environment.observer(self._launch)
         self._console = Console(quiet=not self.is_coordinator)
         self._notices = SignalNotices()
         self._on_apply: list[Callable[[Run, Step], None]] = []

@@ -85,7 +85,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("run", help="where the run lives: a folder or a URL")
+    parser.add_argument("run", nargs="?", default="runs/digits", help="where the run lives: a folder or a URL")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import json
 import os
 import threading
 import time
@@ -35,10 +36,14 @@ class Faults:
 
     operations  how many of each kind were begun, faulty or not
     happened    the faults that struck, in order
+    record      a file that gets a line of JSON for each of them, for whom no process holds this object
     """
 
-    def __init__(self, plan: Plan, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, plan: Plan, *, sleep: Callable[[float], None] = time.sleep, record: str | os.PathLike[str] | None = None
+    ) -> None:
         self.plan = plan
+        self._record = record
         self.operations: Counter[str] = Counter()
         self.happened: list[Happened] = []
         self._seen = [0] * len(plan.rules)
@@ -105,7 +110,15 @@ class Faults:
             self._struck[found] += 1
             self._dead = isinstance(rule, Cut)
             self.happened.append(Happened(number, operation, path, rule))
+            if self._record is not None:
+                self._put_on_record(self._record, self.happened[-1])
             return rule
+
+    def _put_on_record(self, record: str | os.PathLike[str], one: Happened) -> None:
+        what = {"t": time.time(), "pid": os.getpid(), "fault": type(one.rule).__name__, "rule": str(one.rule)}
+        line = json.dumps({**what, "number": one.number, "operation": one.operation, "path": one.path}) + "\n"
+        with open(record, "a") as file:
+            file.write(line)  # one write, appended: lines of several processes do not mix
 
     def _may_strike(self, place: int, count: int) -> bool:
         rule = self.plan.rules[place]

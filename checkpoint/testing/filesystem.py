@@ -28,6 +28,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has 
     target_protocol, target_options  the filesystem underneath
     faults  what goes wrong: a `Faults`, shared with whoever holds it; or a `Plan` or its `document()`, for a count of
             this filesystem's own
+    record  where `faults` is a plan: a file that gets a line for each fault that strikes
     """
 
     protocol: str | tuple[str, ...] = "faulty"
@@ -39,12 +40,13 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has 
         target_options: dict[str, Any] | None = None,
         *,
         faults: Faults | Plan | dict[str, Any],
+        record: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         if isinstance(faults, dict):
             faults = Plan.from_document(faults)
-        self.faults = Faults(faults) if isinstance(faults, Plan) else faults
+        self.faults = Faults(faults, record=record) if isinstance(faults, Plan) else faults
         caching = {"use_listings_cache": options["use_listings_cache"]} if "use_listings_cache" in options else {}
         self.target: Any = fsspec.filesystem(
             target_protocol, **{**(target_options or {}), **caching, "skip_instance_cache": True}

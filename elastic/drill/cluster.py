@@ -7,6 +7,7 @@ outlives `close`.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -21,7 +23,7 @@ from typing import Any, Literal
 from elastic.drill import leftovers, processes
 from elastic.drill.end import End
 from elastic.drill.faults import At, Fault, Hold, Join, Kill, KillAll, Plan, Stop, Terminate, lost_to
-from elastic.drill.injection import HAPPENED, LET_GO, PLAN_FILE
+from elastic.drill.injection import HAPPENED, LET_GO, PLAN_FILE, STORAGE_FILE
 from elastic.drill.review import review
 from elastic.errors import ConfigError, ElasticError
 from elastic.observe.events import Event, local_folder, read_events
@@ -33,6 +35,26 @@ ORPHANS_S = 10.0  # what a launch started ends this soon after its launcher, or 
 Launcher = Literal["elastic", "torchrun"]
 
 
+@dataclass(frozen=True)
+class Imposed:
+    """Where the run lives, whatever the script says: as the script would say it."""
+
+    url: str
+    storage_options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a launch that ended left.
+
+    exit_code    of the launcher; negative: the signal that ended it
+    left_behind  in words; empty where all is well
+    """
+
+    exit_code: int
+    left_behind: tuple[str, ...]
+
+
 class DrillTimeout(ElasticError, TimeoutError):
     """A drill did not get where it should by its deadline; the message shows how far each worker got."""
 
@@ -40,9 +62,10 @@ class DrillTimeout(ElasticError, TimeoutError):
 class Cluster:
     """One run under the hands of a drill.
 
-    script    a Python file
-    args      its arguments; they must make it use `url`
+    script    a Python file or, with `module`, a name as for `python -m`
+    args      its arguments; they must make it use `url`, if that is not imposed
     url       where the run lives: a folder, or an fsspec URL
+    imposed   what the script is made to use instead of what it says; the same place as `url`
     folder    the drill's own, empty or of earlier launches of this run: plan, output, temporary files
     workers   in all, under a launcher; None: a process of its own
     launcher  "torchrun": a loss restarts all workers; "elastic": `elastic run`, where survivors go on
@@ -74,11 +97,14 @@ class Cluster:
         plan: Plan | None = None,
         observed: bool = True,
         storage_options: dict[str, Any] | None = None,
+        module: bool = False,
+        imposed: Imposed | None = None,
     ) -> None:
         self.url = os.fspath(url)
         self.folder = folder.resolve()
         self.plan = plan or Plan()
-        self._script = os.fspath(script)
+        self._script = ["-m"] * module + [os.fspath(script)]
+        self._imposed = imposed
         self._args = [str(argument) for argument in args]
         self._workers = workers
         self._launcher = launcher
@@ -92,7 +118,7 @@ class Cluster:
         self._observed = observed
         self._launches = 0
         self._launchers: list[subprocess.Popen[bytes]] = []
-        self._command: list[str] = []  # of each node
+        self._meet_at = 0  # the port of torchrun's rendezvous, where there are nodes
         self._joined: set[int] = set()  # indices of faults
         self._before = leftovers.Snapshot()
 
@@ -116,22 +142,26 @@ class Cluster:
 
     # acting
 
-    def start(self, *, workers: int | None = None) -> Cluster:
-        """Launches, or launches again after the last launch ended; `workers` from now on, if given."""
+    def start(self, *, workers: int | None = None, nodes: int | None = None) -> Cluster:
+        """Launches, or launches again after the last launch ended; `workers` on `nodes` from now on, if given."""
         if self._running():
             raise ConfigError("this cluster is running; wait for its end with finish() before starting it again")
         self._workers = workers if workers is not None else self._workers
+        self._nodes = nodes if nodes is not None else self._nodes
         self._launches += 1
         for name in ("tmp", HAPPENED, "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         for index in self._happened():
             (self.folder / HAPPENED / str(index)).write_text("")  # in no view of this launch
-        if local_folder(self.url) is None:
+        if self._apart:
             (self.folder / "events").mkdir(exist_ok=True)  # evidence that a killed worker does not take with it
+        if self._imposed is not None:
+            imposed = {"url": self._imposed.url, "storage_options": self._imposed.storage_options}
+            (self.folder / STORAGE_FILE).write_text(json.dumps(imposed))
         (self.folder / PLAN_FILE).write_text(self.plan.to_json())
         self._before = leftovers.Snapshot.take(self.folder)
         self._output().write_bytes(b"")
-        self._command = self._command_of_a_node()
+        self._meet_at = _free_port() if self._nodes_max > 1 else 0
         self._launchers = []
         for _ in range(self._nodes if self._workers is not None else 1):
             self._launchers.append(self._launch())
@@ -188,23 +218,11 @@ class Cluster:
         within_s   how long it may take. DrillTimeout: it took longer, and all its processes were killed
         reference  an undisturbed run's events or final digest
         """
-        self._start_once()
-        deadline = time.monotonic() + within_s
-        seen: set[int] = set()
-        while self._running():
-            self._let_nodes_join()
-            seen.update(processes.marked(self.folder))
-            if time.monotonic() > deadline:
-                state = self._state()
-                self.close()
-                raise DrillTimeout(f"the run did not end within {within_s} s\n{state}")
-            time.sleep(POLL_S)
-        orphans = [processes.described(pid) for pid in processes.gone(self.folder, within_s=ORPHANS_S)]
-        processes.kill_marked(self.folder)
+        ended = self.wait(within_s=within_s)
         events = self.events()
         happened = self._happened()
         return End(
-            exit_code=self._exit_code(),
+            exit_code=ended.exit_code,
             output=self.output(),
             events=events,
             verdict=review(
@@ -212,12 +230,34 @@ class Cluster:
                 events,
                 steps=self._steps,
                 reference=reference,
-                lost_max=self._lost_max(happened),
+                lost_max=self.lost_max(),
                 storage_options=self._storage_options,
             ),
-            left_behind=(*orphans, *self._before.new(self.folder, seen)),
+            left_behind=ended.left_behind,
             not_reached=tuple(str(f) for index, f in enumerate(self.plan.faults) if index not in happened),
         )
+
+    def wait(self, *, within_s: float, watching: Callable[[], None] | None = None) -> Ended:
+        """Until the launch has ended, and nothing of it is left. Starts it if need be. See `finish`.
+
+        watching  called now and then meanwhile
+        """
+        self._start_once()
+        deadline = time.monotonic() + within_s
+        seen: set[int] = set()
+        while self._running():
+            self._let_nodes_join()
+            seen.update(processes.marked(self.folder))
+            if watching is not None:
+                watching()
+            if time.monotonic() > deadline:
+                state = self._state()
+                self.close()
+                raise DrillTimeout(f"the run did not end within {within_s} s\n{state}")
+            time.sleep(POLL_S)
+        orphans = [processes.described(pid) for pid in processes.gone(self.folder, within_s=ORPHANS_S)]
+        processes.kill_marked(self.folder)
+        return Ended(self._exit_code(), (*orphans, *self._before.new(self.folder, seen)))
 
     def close(self) -> None:
         """Ends whatever still runs. Harmless when repeated."""
@@ -237,11 +277,31 @@ class Cluster:
 
     def events(self) -> list[Event]:
         """Everything that has been recorded so far, of all launches."""
-        return read_events(self.url if local_folder(self.url) is not None else self.folder)
+        return read_events(self.evidence)
+
+    @property
+    def evidence(self) -> Path:
+        """The folder with the events/ that the workers write for sure."""
+        return self.folder if self._apart else local_folder(self.url) or self.folder
 
     def output(self) -> str:
         """What the last launch has printed so far."""
         return self._output().read_text(errors="replace")
+
+    def not_reached(self) -> list[int]:
+        """Indices of the faults that have not happened."""
+        return sorted(set(range(len(self.plan.faults))) - self._happened())
+
+    def lost_max(self) -> int | None:
+        """How many workers the faults took from the run against their will; None where that says nothing about
+        survivors."""
+        lost = [lost_to(self.plan.faults[index]) for index in self._happened()]
+        return None if self._launcher != "elastic" or None in lost else sum(one or 0 for one in lost)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether the evidence lies apart from the run."""
+        return self._imposed is not None or local_folder(self.url) is None
 
     def _add(self, fault: Fault) -> None:
         self.plan = Plan((*self.plan.faults, fault), self.plan.seed)
@@ -254,21 +314,18 @@ class Cluster:
         held = [index for index in self._happened() if isinstance(self.plan.faults[index], Hold)]
         return [index for index in held if not (self.folder / LET_GO / str(index)).exists()]
 
-    def _lost_max(self, happened: set[int]) -> int | None:
-        """How many workers the faults took from the run; None where that says nothing about survivors."""
-        lost = [lost_to(self.plan.faults[index]) for index in happened]
-        return None if self._launcher != "elastic" or None in lost else sum(one or 0 for one in lost)
-
     def _let_nodes_join(self) -> None:
         for index in self._happened() - self._joined:
-            if isinstance(self.plan.faults[index], Join):
+            fault = self.plan.faults[index]
+            if isinstance(fault, Join):
                 self._joined.add(index)
-                self._launchers.append(self._launch())
+                self._launchers.append(self._launch(fault.workers))
 
-    def _launch(self) -> subprocess.Popen[bytes]:
+    def _launch(self, workers: int | None = None) -> subprocess.Popen[bytes]:
+        """workers  of this node; None: as many as every other has"""
         with self._output().open("ab") as output:
             return subprocess.Popen(
-                self._command,
+                self._command_of_a_node(workers),
                 env={**self._environment(), **self._meeting()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -295,8 +352,8 @@ class Cluster:
     def _output(self) -> Path:
         return self.folder / f"output-{self._launches}.txt"
 
-    def _command_of_a_node(self) -> list[str]:
-        script = [self._script, *self._args]
+    def _command_of_a_node(self, workers: int | None = None) -> list[str]:
+        script = [*self._script, *self._args]
         if self._workers is None:
             return [sys.executable, *script]
         per_node, rest = divmod(self._workers, self._nodes)
@@ -306,10 +363,10 @@ class Cluster:
             meet = ["--standalone"]
         else:
             nodes = str(self._nodes) if self._nodes == self._nodes_max else f"1:{self._nodes_max}"
-            meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{_free_port()}"]
+            meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._meet_at}"]
             meet += [f"--rdzv-id=launch-{self._launches}"]
         module = ["elastic", "run"] if self._launcher == "elastic" else ["torch.distributed.run"]
-        flags = [*meet, f"--nproc-per-node={per_node}", f"--max-restarts={self._restarts}"]
+        flags = [*meet, f"--nproc-per-node={workers or per_node}", f"--max-restarts={self._restarts}"]
         flags += [f"--log-dir={self.folder / 'logs'}", *self._options]
         return [sys.executable, "-m", *module, *flags, *script]
 

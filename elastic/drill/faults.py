@@ -7,75 +7,60 @@ is that of the view which the worker is in at that moment: a killed worker's rep
 
 from __future__ import annotations
 
-import difflib
 import json
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
-from elastic.errors import ConfigError
-from elastic.observe.observer import MOMENTS
-
-IN_BACKWARD = "in_backward"  # inside autograd, when half of the parameters have their gradient
-IN_EXCHANGE = "in_exchange"  # a collective of the step's exchange is under way; not reached by a worker on its own
-IN_UPDATE = "in_update"  # inside an optimizer's step, when a part of the parameters has been written
-IN_TRANSFER = "in_transfer"  # this worker has begun to send a part of the state to a peer, or to receive one
-PHASES = (*MOMENTS, IN_BACKWARD, IN_EXCHANGE, IN_UPDATE, IN_TRANSFER)
-OF_A_VIEW = ("form", "formed", "transfer", IN_TRANSFER)  # they come in every view
-BEFORE_STEPS = (*MOMENTS[: MOMENTS.index("loaded")], IN_TRANSFER)  # they come at every start or view, so have no step
-OF_A_SHARE = ("data", "forward", "backward", IN_BACKWARD)
-OF_A_STEP = (
-    *OF_A_SHARE,
-    "exchange",
+from elastic.drill.moments import (
+    BEFORE_STEPS,
+    IN_BACKWARD,
     IN_EXCHANGE,
-    "update",
+    IN_TRANSFER,
     IN_UPDATE,
-    "applied",
-)  # every rank that has a share passes all of these
-OF_THE_SCRIPT = (*OF_A_SHARE, "update", IN_UPDATE, "applied", "evaluate")  # the script's own code runs there, or could
+    OF_A_SHARE,
+    OF_A_STEP,
+    OF_A_VIEW,
+    OF_THE_SCRIPT,
+    PHASES,
+    At,
+)
+from elastic.errors import ConfigError
 
-
-@dataclass(frozen=True)
-class At:
-    """A moment that one worker passes.
-
-    step        index of the step in flight or, from `applied` on, of the step applied last (-1: none). At `loaded`, of
-                the step that comes next. None: the fault waits until all faults before it in the plan have happened,
-                and then for the next such moment; at a step's moment under `elastic run`, for the next in a later view.
-                So it can hit a recovery: `form` after a kill is the forming of the view that follows. Moments before
-                `loaded` come in every view or at every start, and have no step
-    phase       one of PHASES
-    share       of the phases that come once per share, the share; None: the rank's first
-    worker      for KillAll and Join, the rank whose arrival sets it off
-    world_size  only in a view of so many workers; None: of any. Not known yet at `start`
-    """
-
-    step: int | None
-    phase: str
-    share: int | None = None
-    worker: int | None = None
-    world_size: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.phase not in PHASES:
-            near = difflib.get_close_matches(self.phase, PHASES, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(PHASES)}"
-            raise ConfigError(f"At: unknown phase {self.phase!r}; {hint}")
-        if self.step is not None and self.phase in BEFORE_STEPS:
-            raise ConfigError(
-                f"At: phase {self.phase!r} comes at every start or view, so it takes step=None, not {self.step}"
-            )
-        if self.share is not None and self.phase not in OF_A_SHARE:
-            raise ConfigError(
-                f"At: phase {self.phase!r} comes once per step; only {', '.join(OF_A_SHARE)} have a share"
-            )
-
-    def __str__(self) -> str:
-        step = "" if self.step is None else f"step {self.step} "
-        share = "" if self.share is None else f" of share {self.share}"
-        view = "" if self.world_size is None else f" in a view of {self.world_size}"
-        return f"{step}{self.phase}{share}{view}"
+__all__ = [
+    "BEFORE_STEPS",
+    "IN_BACKWARD",
+    "IN_EXCHANGE",
+    "IN_TRANSFER",
+    "IN_UPDATE",
+    "KINDS",
+    "OF_A_SHARE",
+    "OF_A_STEP",
+    "OF_A_VIEW",
+    "OF_THE_SCRIPT",
+    "PHASES",
+    "At",
+    "Fault",
+    "Hold",
+    "Join",
+    "Kill",
+    "KillAgent",
+    "KillAll",
+    "KillChild",
+    "KillTogether",
+    "LeaveNode",
+    "OutOfMemory",
+    "Plan",
+    "Raise",
+    "Slow",
+    "StickLoader",
+    "Stop",
+    "Terminate",
+    "due",
+    "fault_of",
+    "lost_to",
+]
 
 
 @dataclass(frozen=True)
@@ -190,9 +175,13 @@ class LeaveNode:
 
 @dataclass(frozen=True)
 class Join:
-    """Another node arrives: the cluster starts one more launcher."""
+    """Another node arrives: the cluster starts one more launcher.
+
+    workers  that it brings; None: as many as every other node has
+    """
 
     when: At
+    workers: int | None = None
     kind: ClassVar[str] = "join"
 
     @property
@@ -201,7 +190,8 @@ class Join:
         return self.when.worker or 0
 
     def __str__(self) -> str:
-        return f"{self.when} of w{self.worker}: a node joins"
+        brings = "" if self.workers is None else f" with {self.workers} worker{'s' if self.workers > 1 else ''}"
+        return f"{self.when} of w{self.worker}: a node joins{brings}"
 
 
 @dataclass(frozen=True)
@@ -217,10 +207,87 @@ class Hold:
         return f"{self.when}: hold w{self.worker}"
 
 
-Fault = Kill | KillTogether | KillAll | KillAgent | Stop | Raise | Terminate | LeaveNode | Join | Hold
-KINDS: dict[str, type[Fault]] = {
-    kind.kind: kind for kind in (Kill, KillTogether, KillAll, KillAgent, Stop, Raise, Terminate, LeaveNode, Join, Hold)
-}
+@dataclass(frozen=True)
+class Slow:
+    """The worker that has this rank at that moment is slower from then on: it stands still before each of its next
+    `shares` shares, for `seconds`."""
+
+    worker: int
+    when: At
+    seconds: float = 0.1
+    shares: int = 30
+    kind: ClassVar[str] = "slow"
+
+    def __str__(self) -> str:
+        return f"{self.when}: slow w{self.worker} down by {self.seconds} s in each of {self.shares} shares"
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The worker that has this rank at that moment gets no more memory: a real limit of the kernel's (RLIMIT_AS), and a
+    tensor that does not fit."""
+
+    worker: int
+    when: At
+    kind: ClassVar[str] = "oom"
+
+    def __str__(self) -> str:
+        return f"{self.when}: w{self.worker} out of memory"
+
+
+@dataclass(frozen=True)
+class StickLoader:
+    """The next read of an example does not come back, in the worker that has this rank at that moment: its loader
+    processes are stopped, or, where it has none, the dataset hangs."""
+
+    worker: int
+    when: At
+    kind: ClassVar[str] = "stick_loader"
+
+    def __str__(self) -> str:
+        return f"{self.when}: the data of w{self.worker} hangs"
+
+
+@dataclass(frozen=True)
+class KillChild:
+    """SIGKILL to a helper of the worker that has this rank at that moment, and to nothing else. The fault waits until
+    there is one.
+
+    of  "loader": one of its loader processes; "writer": the process that writes its checkpoints; "warm": the process
+        that its agent forks workers from
+    """
+
+    worker: int
+    when: At
+    of: str
+    kind: ClassVar[str] = "kill_child"
+
+    def __str__(self) -> str:
+        return f"{self.when}: kill the {self.of} process of w{self.worker}"
+
+
+_KINDS = (
+    Kill, KillTogether, KillAll, KillAgent, Stop, Raise, Terminate, LeaveNode, Join, Hold, Slow, OutOfMemory,
+    StickLoader, KillChild,
+)  # fmt: skip
+Fault = (
+    Kill
+    | KillTogether
+    | KillAll
+    | KillAgent
+    | Stop
+    | Raise
+    | Terminate
+    | LeaveNode
+    | Join
+    | Hold
+    | Slow
+    | OutOfMemory
+    | StickLoader
+    | KillChild
+)
+KINDS: dict[str, type[Fault]] = {kind.kind: kind for kind in _KINDS}
+HELPERS = ("loader", "writer", "warm")
 
 
 def lost_to(fault: Fault) -> int | None:
@@ -229,7 +296,8 @@ def lost_to(fault: Fault) -> int | None:
         return None
     if isinstance(fault, KillTogether):
         return len(fault.workers)
-    return int(isinstance(fault, Kill | Stop | Raise))
+    may_end = isinstance(fault, KillChild) and fault.of == "loader"  # it may, or only start other loader processes
+    return int(isinstance(fault, Kill | Stop | Raise | OutOfMemory | StickLoader) or may_end)
 
 
 @dataclass(frozen=True)
@@ -245,10 +313,13 @@ class Plan:
                 raise ConfigError(f"{type(fault).__name__}: worker is a rank, counted from 0; found {fault.worker}")
             if fault.when.worker is not None and not isinstance(fault, KillAll | Join):
                 raise ConfigError(f"{type(fault).__name__}: its own `worker` says whose moment it is; At needs none")
-            if isinstance(fault, Raise) and fault.when.phase not in OF_THE_SCRIPT:
+            if isinstance(fault, Raise | OutOfMemory) and fault.when.phase not in OF_THE_SCRIPT:
                 raise ConfigError(
-                    f"Raise: the script's code runs at {', '.join(OF_THE_SCRIPT)}; not {fault.when.phase}"
+                    f"{type(fault).__name__}: the script's code runs at {', '.join(OF_THE_SCRIPT)}; "
+                    f"not {fault.when.phase}"
                 )
+            if isinstance(fault, KillChild) and fault.of not in HELPERS:
+                raise ConfigError(f"KillChild: of={fault.of!r}; a worker's helpers are {', '.join(HELPERS)}")
 
     def __str__(self) -> str:
         faults = " | ".join(map(str, self.faults)) or "no faults"
@@ -299,8 +370,10 @@ def fault_of(kind: type[Fault], worker: int, when: At, *, workers: int) -> Fault
         return kind(replace(when, worker=worker))
     if kind is KillTogether and workers > 1:
         return KillTogether((worker, (worker + 1) % workers), when)
-    if kind is KillTogether or (kind is Raise and when.phase not in OF_THE_SCRIPT):
+    if kind is KillTogether or (kind in (Raise, OutOfMemory) and when.phase not in OF_THE_SCRIPT):
         return Kill(worker, when)
+    if kind is KillChild:
+        return KillChild(worker, when, "writer" if worker == 0 else "warm")
     made: Any = kind
     fault: Fault = made(worker, when)
     return fault
@@ -333,8 +406,17 @@ def due(
         and fault.worker == rank
         and fault.when.share in (None, share)
         and fault.when.world_size in (None, world_size)
-        and (_waited(fault, index, done, here) if fault.when.step is None else fault.when.step == step)
+        and _its_turn(fault, index, step, done, here)
     ]
+
+
+def _its_turn(fault: Fault, index: int, step: int | None, done: Collection[int], here: Collection[int]) -> bool:
+    when = fault.when
+    if when.step is None:
+        return _waited(fault, index, done, here)
+    if when.later:
+        return step is not None and step >= when.step and all(before in done for before in range(index))
+    return step == when.step
 
 
 def _waited(fault: Fault, index: int, done: Collection[int], here: Collection[int]) -> bool:
@@ -348,7 +430,7 @@ def _fault_from(fields: dict[str, Any]) -> Fault:
     kind = fields.pop("kind")
     if kind not in KINDS:
         raise ConfigError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
-    if "workers" in fields:
+    if isinstance(fields.get("workers"), list):
         fields["workers"] = tuple(fields["workers"])
     made: Any = KINDS[kind]
     fault: Fault = made(**{**fields, "when": At(**fields["when"])})

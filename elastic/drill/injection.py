@@ -1,58 +1,47 @@
 """Carries out a plan of faults inside the workers, at the exact moment, and notes what was really read.
 
 An observer (elastic/observe/observer.py) that the launcher names to each worker. Every fault happens once, however
-often the run recovers: whoever sets it off first creates a file that only one can create. The signals are real.
-
-Of the data it believes nothing but the dataset: the wrapped dataset notes an index when it is asked for it, in
-loader processes too, the note travels through the collate function with the batch, and becomes a `reads` event when the
-batch reaches the user's code. So a drill reads example by example, where an unobserved TensorDataset is sliced.
+often the run recovers: whoever sets it off first creates a file that only one can create. What a fault does is
+acts.py's; how reads are noted, reading.py's: they become `reads` events when the batch reaches the user's code.
 """
 
 from __future__ import annotations
 
-import gc
+import json
 import os
-import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from elastic.drill import inside
+from elastic.drill.acts import OnPurpose, act, alive_among, loader_processes, possible
 from elastic.drill.faults import (
     IN_BACKWARD,
     IN_EXCHANGE,
     IN_TRANSFER,
     IN_UPDATE,
     Hold,
-    Join,
-    Kill,
-    KillAgent,
-    KillAll,
     KillTogether,
-    LeaveNode,
     Plan,
-    Raise,
-    Stop,
-    Terminate,
+    Slow,
+    StickLoader,
     due,
 )
-from elastic.drill.processes import kill_marked, marked
+from elastic.drill.reading import Collating, Reading, described
 from elastic.observe.observer import MOMENTS, ObservedRun, Observer
 from elastic.state.survives import weights_digest
 
+__all__ = ["HAPPENED", "LET_GO", "PLAN_FILE", "STORAGE_FILE", "Injector", "OnPurpose", "observer"]
+
 PLAN_FILE = "plan.json"
+STORAGE_FILE = "storage.json"  # where the run is to live, whatever the script says
 HAPPENED = "happened"
 LET_GO = "let_go"
 _COMING = "coming-"
-_LOOK_S = 0.02
 _PLACES = "places"
 _BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update", IN_TRANSFER: "transfer"}
 _BEFORE_THE_UPDATE = MOMENTS[: MOMENTS.index("update") + 1]
-
-
-class OnPurpose(Exception):
-    """What a plan made the script raise."""
 
 
 def observer(folder: str) -> Observer:
@@ -60,49 +49,12 @@ def observer(folder: str) -> Observer:
     return Injector(Path(folder))
 
 
-class Noted(NamedTuple):
-    """An example, and the index at which it was read."""
-
-    at: int
-    example: Any
-
-
-class NotedBatch(NamedTuple):
-    """A batch, and the indices that were read for it, in order."""
-
-    indices: list[int]
-    batch: Any
-
-
-class Reading:
-    """A dataset that says with each example which one it is."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Noted:
-        return Noted(int(index), self.dataset[index])
-
-
-class Collating:
-    """A collate function that keeps the notes beside the batch."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self.collate_fn = collate_fn
-
-    def __call__(self, examples: list[Noted]) -> NotedBatch:
-        return NotedBatch([noted.at for noted in examples], self.collate_fn([noted.example for noted in examples]))
-
-
 class Injector(Observer):
     """The observer of one worker in a drill.
 
     folder  the drill's: holds plan.json, `happened/` with a file for each fault that has happened, and, if workers are
             to be killed together, `places/` with the pid of each rank of a view. Where it has an `events/`, the
-            worker's events go there as well
+            worker's events go there as well; a storage.json says where the run lives
     """
 
     def __init__(self, folder: Path) -> None:
@@ -112,16 +64,30 @@ class Injector(Observer):
         self._step = 0  # as At.step counts
         self._forget: list[Callable[[], None]] = []
         self._together = any(isinstance(fault, KillTogether) for fault in self._plan.faults)
+        self._slow: list[Slow] = []
+        self._slow_shares = 0
+        self._reading: Reading | None = None
+
+    def storage(self, url: str, storage_options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
+        try:
+            imposed = json.loads((self._folder / STORAGE_FILE).read_text())
+        except FileNotFoundError:
+            return url, storage_options
+        return imposed["url"], imposed["storage_options"]
 
     def dataset(self, dataset: Any) -> Any:
-        return Reading(dataset)
+        if self._run is not None:
+            self._run.events.emit("dataset", **described(dataset))
+        self._reading = Reading(dataset)
+        return self._reading
 
     def collate(self, collate_fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         return Collating(collate_fn)
 
     def batch(self, batch: Any, *, step: int, share: int, attempt: int) -> Any:
         assert self._run is not None
-        self._run.events.emit("reads", step=step, share=share, attempt=attempt, indices=batch.indices)
+        read = {"indices": batch.indices, "contents": batch.contents}
+        self._run.events.emit("reads", step=step, share=share, attempt=attempt, **read)
         return batch.batch
 
     def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
@@ -140,21 +106,23 @@ class Injector(Observer):
             if moment == begins:
                 for fault in self._due(phase, share):
                     self._prepare(phase, run, fault)
+        if self._slow and moment == "forward":
+            self._slow_down()
         for fault in self._due(moment, share):
             self._act(fault)
 
     def _prepare(self, phase: str, run: ObservedRun, fault: int) -> None:
-        def act() -> None:
+        def strike() -> None:
             self._act(fault)
 
         if phase == IN_BACKWARD:
-            forget = inside.backward(run.optimizers.values(), act)
+            forget = inside.backward(run.optimizers.values(), strike)
         elif phase == IN_EXCHANGE:
-            forget = inside.exchange(act)
+            forget = inside.exchange(strike)
         elif phase == IN_UPDATE:
-            forget = inside.update(run.optimizers.values(), act)
+            forget = inside.update(run.optimizers.values(), strike)
         else:
-            forget = inside.transfer(act)
+            forget = inside.transfer(strike)
         self._forget.append(forget)
 
     def _due(self, phase: str, share: int | None) -> list[int]:
@@ -171,36 +139,25 @@ class Injector(Observer):
         """The fault itself, unless it has happened already."""
         assert self._run is not None
         fault = self._plan.faults[index]
-        if not self._first_at(index):
+        if not possible(fault, self._folder) or not self._first_at(index):
             return
-        self._run.events.emit("fault", index=index, fault=str(fault))
-        self._run.events.flush()
-        match fault:
-            case Kill():
-                os.kill(os.getpid(), signal.SIGKILL)
-            case KillTogether():
-                self._kill_peers(fault.workers[1:])
-                os.kill(os.getpid(), signal.SIGKILL)
-            case KillAll():
-                kill_marked(self._folder)
-                os.kill(os.getpid(), signal.SIGKILL)
-            case Stop():
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case Raise():
-                raise OnPurpose(str(fault))
-            case Terminate():
-                os.kill(os.getpid(), signal.SIGTERM)
-            case KillAgent():
-                os.kill(os.getppid(), signal.SIGKILL)
-            case LeaveNode():
-                os.kill(os.getppid(), signal.SIGTERM)
-            case Hold():
-                gc.collect()  # what only waits for that is not held for good
-                while not (self._folder / LET_GO / str(index)).exists():
-                    time.sleep(_LOOK_S)
-                (self._folder / HAPPENED / str(index)).write_text("")  # the next fault may come in this view
-            case Join():
-                """The cluster sees that it has happened, and starts the node."""
+        run = self._run
+        run.events.emit("fault", index=index, fault=str(fault), step=self._step, phase=fault.when.phase)
+        run.events.flush()
+        if isinstance(fault, Slow):
+            self._slow.append(fault)
+            self._slow_shares += fault.shares
+        elif isinstance(fault, StickLoader) and self._reading is not None and not loader_processes():
+            self._reading.stuck = True
+        act(fault, self._folder, peers=lambda: self._peers(fault), let_go=self._folder / LET_GO / str(index))
+        if isinstance(fault, Hold):
+            (self._folder / HAPPENED / str(index)).write_text("")  # the next fault may come in this view
+
+    def _slow_down(self) -> None:
+        time.sleep(self._slow[-1].seconds)
+        self._slow_shares -= 1
+        if self._slow_shares <= 0:
+            self._slow.clear()
 
     def _first_at(self, index: int) -> bool:
         """Makes the fault's file, which tells the view that it happened in; False if it is there already."""
@@ -223,9 +180,9 @@ class Injector(Observer):
         (self._folder / _PLACES).mkdir(exist_ok=True)
         return self._folder / _PLACES / f"{self._run.generation}-{rank}"
 
-    def _kill_peers(self, ranks: Iterable[int]) -> None:
-        places = [place for place in map(self._place, ranks) if place.exists()]
-        living = marked(self._folder)
-        for pid in [int(place.read_text() or 0) for place in places]:
-            if pid in living:
-                os.kill(pid, signal.SIGKILL)
+    def _peers(self, fault: Any) -> list[int]:
+        """The pids of those whom it hits beside this worker."""
+        if not isinstance(fault, KillTogether):
+            return []
+        places = [place for place in map(self._place, fault.workers[1:]) if place.exists()]
+        return alive_among([int(place.read_text() or 0) for place in places], self._folder)

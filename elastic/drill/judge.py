@@ -11,6 +11,7 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     shares      each share of a surviving step was read by exactly one worker, within its block
     batch       each surviving step applied as many examples as its place in the epoch says
     coverage    in each epoch each example was applied exactly once (in one under way: at most once)
+    content     an example is the same at one step wherever and however often it is read
     record      the digest of indices that a worker reported is that of the indices it read
     agreement   workers that did one thing together report one result
     state       a state that was saved or loaded is the state that training had there
@@ -29,6 +30,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from elastic.drill.contents import content
 from elastic.drill.lineage import Application, Lineage, place_of, trace
 from elastic.drill.survival import survival
 from elastic.drill.verdict import Verdict, Violation, differing
@@ -73,6 +75,7 @@ def judge(
     for step in sorted(lineage.path):
         violations += _shares(lineage.path[step], exact)
         violations += _records(lineage.path[step])
+    violations += content(events, reference)
     violations += _coverage(lineage, dataset_length, batch_size, last_batch)
     violations += _agreement(of_kind, exact)
     violations += _states(of_kind, lineage)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from checkpoint import CheckpointError
+from elastic.drill import command
 from elastic.launch import run_command
 from elastic.observe.events import read_events
 from elastic.observe.report import Report, report
@@ -24,12 +25,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["run"]:
         return run_command.main(argv[1:])
+    if argv[:1] == ["drill"]:
+        return command.main(argv[1:])
     parser = argparse.ArgumentParser(
         prog="elastic", description="Training runs whose result does not depend on what happens to their workers."
     )
     parser.add_argument("--version", action="version", version=f"elastic {version('elastic-training')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("run", help="runs a training script, and recovers live (torchrun's flags)", add_help=False)
+    drill = "runs a script with faults and without, and judges that nothing was lost"
+    commands.add_parser("drill", help=drill, add_help=False)
     about = commands.add_parser("report", help="what became of a run, from its events")
     about.add_argument("run", help="the run's folder or URL")
     about.add_argument("--json", action="store_true", help="print the facts as JSON")

@@ -92,6 +92,10 @@ class ObservedRun(Protocol):
 class Observer:
     """The null observer: everything passes through, every moment goes by."""
 
+    def storage(self, url: str, storage_options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
+        """Where the run lives. Called once, before anything else, with what the script says."""
+        return url, storage_options
+
     def dataset(self, dataset: Any) -> Any:
         """The dataset that the loader reads, here and in loader processes. Called once, before any read."""
         return dataset

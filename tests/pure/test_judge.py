@@ -338,6 +338,15 @@ def more_workers_are_lost_than_were_taken() -> tuple[list[Event], dict[str, Any]
     return live().events, {"lost_max": 1}
 
 
+@breaks("content")
+def an_example_is_another_one_than_in_the_undisturbed_run() -> tuple[list[Event], dict[str, Any]]:
+    """Its index is the same, so nothing else tells."""
+    events = [{**e, "contents": list(map(str, e["indices"]))} if e["event"] == "reads" else e for e in live().events]
+    read = next(e for e in events if e["event"] == "reads" and e["step"] == 1 and e["indices"])
+    other = {**read, "contents": ["another", *read["contents"][1:]]}
+    return [other if e is read else e for e in events], {"reference": events}
+
+
 @breaks("checkpoint")
 def a_checkpoint_is_damaged() -> tuple[list[Event], dict[str, Any]]:
     return undisturbed().events, {"checkpoints": {"c1.s2": None, "c1.s4": "object 0: hash differs"}}

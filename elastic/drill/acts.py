@@ -1,0 +1,140 @@
+"""Carries out one fault, here and now, in the process that it strikes or beside it. The signals and limits are real."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from elastic.drill.faults import (
+    Fault,
+    Hold,
+    Join,
+    Kill,
+    KillAgent,
+    KillAll,
+    KillChild,
+    KillTogether,
+    LeaveNode,
+    OutOfMemory,
+    Raise,
+    Slow,
+    StickLoader,
+    Stop,
+    Terminate,
+)
+from elastic.drill.processes import kill_marked, marked
+
+_LOOK_S = 0.02
+_SPARE_BYTES = 256 << 20  # what may still be had under the limit, for whoever clears up
+_COMMANDS = {"writer": b"checkpoint.resident", "warm": b"elastic.launch.warm"}
+
+
+class OnPurpose(Exception):
+    """What a plan made the script raise."""
+
+
+def act(fault: Fault, folder: Path, *, peers: Callable[[], Iterable[int]], let_go: Path) -> None:
+    """
+    folder  the drill's
+    peers   pids of those whom KillTogether hits beside this process
+    let_go  the file that ends a Hold
+    Kinds that go on for a while (Slow, StickLoader where the dataset itself is to hang) are the caller's.
+    """
+    match fault:
+        case Kill():
+            os.kill(os.getpid(), signal.SIGKILL)
+        case KillTogether():
+            for pid in peers():
+                os.kill(pid, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        case KillAll():
+            kill_marked(folder)
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Stop():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case Raise():
+            raise OnPurpose(str(fault))
+        case OutOfMemory():
+            _run_out_of_memory()
+        case Terminate():
+            os.kill(os.getpid(), signal.SIGTERM)
+        case KillAgent():
+            os.kill(os.getppid(), signal.SIGKILL)
+        case LeaveNode():
+            os.kill(os.getppid(), signal.SIGTERM)
+        case KillChild():
+            for pid in helpers(fault, folder)[:1]:
+                os.kill(pid, signal.SIGKILL)
+        case StickLoader():
+            for pid in loader_processes():
+                os.kill(pid, signal.SIGSTOP)
+        case Hold():
+            gc.collect()  # what only waits for that is not held for good
+            while not let_go.exists():
+                time.sleep(_LOOK_S)
+        case Join() | Slow():
+            """The cluster starts the node; the observer slows the worker down."""
+
+
+def possible(fault: Fault, folder: Path) -> bool:
+    """Whether there is at this moment what the fault would hit."""
+    return not isinstance(fault, KillChild) or bool(helpers(fault, folder))
+
+
+def helpers(fault: KillChild, folder: Path) -> list[int]:
+    """The pids of what a KillChild means, seen from the worker that it strikes."""
+    if fault.of == "loader":
+        return loader_processes()
+    parent = os.getppid() if fault.of == "warm" else os.getpid()
+    return [pid for pid in _children(parent) if _COMMANDS[fault.of] in _command(pid)]
+
+
+def loader_processes() -> list[int]:
+    """This process's own forks."""
+    own = _command(os.getpid())
+    return [pid for pid in _children(os.getpid()) if _command(pid) == own]
+
+
+def _run_out_of_memory() -> None:
+    """Raises what torch raises for a tensor that the kernel has no memory for."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + _SPARE_BYTES
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        torch.empty(2 * _SPARE_BYTES, dtype=torch.uint8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended meanwhile
+            if int(fields[1]) == parent and fields[0] != "Z":
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def alive_among(pids: Iterable[int], folder: Path) -> list[int]:
+    """Those that still run and belong to the drill."""
+    living = marked(folder)
+    return [pid for pid in pids if pid in living]

@@ -1,0 +1,60 @@
+"""Was the same example read wherever it was read? Pure: from the digests that a drill notes beside the indices.
+
+A step reads the same indices whoever computes it, and what is drawn at random inside `dataset[i]` is seeded from the
+seed, the epoch and i. So one index at one step has one content, in the undisturbed run and in this one, the first time
+and when it is done again. Where it has two, the dataset depends on something that elastic cannot give back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.drill.verdict import Violation
+from elastic.observe.events import Event
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """One example that two reads brought in two versions, and the records of the reads."""
+
+    step: int
+    index: int
+    contents: tuple[str, str]
+    first: Event
+    second: Event
+
+
+def conflicts(events: Sequence[Event], reference: Sequence[Event] = ()) -> Iterator[Conflict]:
+    """reference  an undisturbed run's events, whose version counts as the first"""
+    known: dict[tuple[int, int], tuple[str, Event]] = {}
+    for event in (*reference, *events):
+        if event["event"] == "reads":
+            for index, content in notes(event):
+                was, first = known.setdefault((event["step"], index), (content, event))
+                if was != content:
+                    yield Conflict(event["step"], index, (was, content), first, event)
+
+
+def notes(read: Event) -> list[tuple[int, str]]:
+    """(index, digest) of what one record tells; without those that it read twice or has no digest of."""
+    indices: list[int] = read["indices"]
+    told: list[Any] = read.get("contents") or []
+    return [
+        (index, content)
+        for index, content in zip(indices, told, strict=False)
+        if content is not None and indices.count(index) == 1
+    ]
+
+
+def content(events: Sequence[Event], reference: Sequence[Event] | str | None) -> Iterator[Violation]:
+    found = list(conflicts(events, reference if reference is not None and not isinstance(reference, str) else ()))
+    if found:
+        one = found[0]
+        steps = len({conflict.step for conflict in found})
+        what = (
+            f"example {one.index} of step {one.step} was not the same when it was read elsewhere or again; "
+            f"so were {len(found)} reads in {steps} steps"
+        )
+        yield Violation("content", what, (one.first, one.second))

@@ -1,0 +1,184 @@
+"""What kind of bug in a script has this signature, and where may it be? Pure, but for the source that it reads.
+
+The evidence is what the two runs recorded: the state that each began with, what was in each example that was read, the
+sums and weights of each step. The first thing that differs names the kind:
+
+    the first weights                   they are initialised without a seed
+    an example's content, by the rank   the dataset or its sampler asks which worker this is
+    an example's content, by time       it has state that changes as it is read: a counter, a cache
+    an example's content, at once       it draws random numbers that elastic does not seed
+    sums of equal examples              the loop's body has state, or randomness, that elastic does not keep
+    weights after equal sums            the update has
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.drill import suspects
+from elastic.drill.contents import conflicts, notes
+from elastic.drill.suspects import Line
+from elastic.observe.events import Event
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """what: the kind of bug, in words. seen: the evidence. next: what to do. look: lines that may be meant"""
+
+    what: str
+    seen: str
+    next: str
+    look: tuple[Line, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [self.what, f"  seen  {self.seen}"]
+        lines += [f"  look  {line}" for line in self.look]
+        return "\n".join([*lines, f"  next  {self.next}"])
+
+
+def diagnose(
+    calm: Sequence[Event], hurt: Sequence[Event], *, script: str | None, exact: bool = True
+) -> list[Diagnosis]:
+    """What the records of both runs say about the script; nothing where they say nothing.
+
+    calm, hurt  the events of the run without faults and of the one with faults
+    script      its file
+    exact       mode="exact"; else only the data is compared
+    """
+    found = [one for one in (_data(calm, hurt),) if one is not None]
+    if exact and (first := _first_weights(calm, hurt, script)) is not None:
+        return [first, *found]
+    if exact and not found and (later := _sums_or_weights(calm, hurt, script)) is not None:
+        return [later]
+    return found
+
+
+def _first_weights(calm: Sequence[Event], hurt: Sequence[Event], script: str | None) -> Diagnosis | None:
+    begun = [_initial(events) for events in (calm, hurt)]
+    if None in begun or begun[0] == begun[1]:
+        return None
+    made, seeds = suspects.model(script) if script is not None else ([], [])
+    if not seeds:
+        why = "the script never seeds anything"
+    elif made and seeds[0].number > made[0].number:
+        why = f"line {seeds[0].number} seeds only after line {made[0].number} has made the model"
+    else:
+        why = "it seeds, but not all that the first weights are drawn from, or not always with the same number"
+    return Diagnosis(
+        "the weights that training begins with are not the same in every run: they are initialised without a seed",
+        f"at step 0 the weights' digest was {_short(begun[0])} without faults and {_short(begun[1])} with them; {why}",
+        "call elastic.seed(0) before the model is made",
+        (*made[:2], *seeds[:2]),
+    )
+
+
+def _data(calm: Sequence[Event], hurt: Sequence[Event]) -> Diagnosis | None:
+    found = list(conflicts(hurt, calm))
+    if not found:
+        return None
+    one = found[0]
+    where = next((event for event in (*calm, *hurt) if event["event"] == "dataset"), {})
+    name, file, line = where.get("dataset", "the dataset"), where.get("file"), where.get("line")
+    names = {id(event): "without faults" for event in calm}
+    versions = " and ".join(
+        f"{_short(content)} by worker {event.get('rank')} {names.get(id(event), 'with faults')}"
+        for content, event in zip(one.contents, (one.first, one.second), strict=True)
+    )
+    seen = f"{name}[{one.index}] at step {one.step} was read as {versions}; so were {len(found)} reads"
+    agreed, at_first = _of_rank_0(calm, hurt)
+    getitem = _getitem(file, line)
+    if agreed:
+        return Diagnosis(
+            f"what {name} gives for an index depends on which worker reads it: on its rank, or the number of workers",
+            seen + "; worker 0 always read what the run without faults did, the others did not",
+            "make it a function of the index alone: which examples a worker reads is elastic's to say, so a sampler or "
+            "shuffle of its own, seeded from the rank, must go",
+            tuple((suspects.rank(file) if file else []) or getitem),
+        )
+    if at_first:
+        return Diagnosis(
+            f"what {name} gives for an index depends on what was read before in the same process: a counter, a cache, "
+            "or another state that changes as it is read",
+            seen + "; the first read of a process was the same in both runs, later ones were not",
+            "make it a function of the index alone: a worker that replaces a lost one begins without that state, and a "
+            "step that is done again reads twice",
+            tuple((suspects.counters(file, line) if file else []) or getitem),
+        )
+    return Diagnosis(
+        f"what {name} gives for an index is drawn from something that no seed of the run decides: random numbers "
+        "of its own, the clock, the number of workers",
+        seen + "; even the first read differed",
+        "inside dataset[i] draw from random, numpy.random or torch, which elastic seeds for each example; generators "
+        "of your own must be seeded from the index",
+        tuple((suspects.randomness(file, line) if file else []) or getitem),
+    )
+
+
+def _of_rank_0(calm: Sequence[Event], hurt: Sequence[Event]) -> tuple[bool, bool]:
+    """(whether the first process of rank 0 always read what the undisturbed run did, whether it did at first)"""
+    known: dict[tuple[int, int], str] = {}
+    for event in _reads(calm):
+        known.update({(event["step"], index): content for index, content in notes(event)})
+    mine: list[bool] = []
+    first = next((event for event in _reads(hurt) if event.get("rank") == 0), None)
+    for event in _reads(hurt):
+        if first is not None and event["worker"] == first["worker"] and event.get("rank") == 0:
+            mine += [known.get((event["step"], index), content) == content for index, content in notes(event)]
+    return bool(mine) and all(mine), bool(mine) and mine[0]
+
+
+def _sums_or_weights(calm: Sequence[Event], hurt: Sequence[Event], script: str | None) -> Diagnosis | None:
+    facts = (("step_applied", "sums"), ("weights", "digest"))
+    first = {kind: _first_difference(calm, hurt, kind, fact) for kind, fact in facts}
+    sums, weights = first["step_applied"], first["weights"]
+    struck = min((event["step"] for event in hurt if event["event"] == "fault" and "step" in event), default=None)
+    if sums is None and weights is None:
+        return None
+    look: tuple[Line, ...] = ()
+    if script is not None:
+        look = (*suspects.counters(script)[:3], *suspects.randomness(script)[:3], *suspects.rank(script)[:2])
+    step = min(one["step"] for one in (sums, weights) if one is not None)
+    before = struck is None or step < struck
+    when = (
+        "before any fault struck, so the number of workers is enough" if before else f"the first fault was at {struck}"
+    )
+    if sums is not None and sums["step"] == step:
+        return Diagnosis(
+            "the same examples gave other sums: the loop's body has state or randomness that is not kept by elastic: a "
+            "global counter, a generator of its own, what a worker computed from its rank",
+            f"step {step} is the first that differs, though its examples and the weights before it are equal; {when}",
+            "put what must survive into extra=, and draw random numbers from torch, numpy.random or random: inside a "
+            "share these are seeded by elastic",
+            look,
+        )
+    return Diagnosis(
+        "the same sums gave other weights: the update has state or randomness that is not kept by elastic",
+        f"step {step} is the first whose weights differ, with equal sums; {when}",
+        "put what update, on_apply or the scheduler remember into extra=",
+        look,
+    )
+
+
+def _first_difference(calm: Sequence[Event], hurt: Sequence[Event], kind: str, fact: str) -> Event | None:
+    known = {event["step"]: event[fact] for event in calm if event["event"] == kind}
+    differ = [e for e in hurt if e["event"] == kind and known.get(e["step"], e[fact]) != e[fact]]
+    return min(differ, key=lambda event: int(event["step"]), default=None)
+
+
+def _initial(events: Sequence[Event]) -> Any:
+    begun = (e for e in events if e["event"] == "loaded" and e["step"] == 0 and e.get("from_claim") is None)
+    return next((event["digest"] for event in begun if "digest" in event), None)
+
+
+def _reads(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if event["event"] == "reads"]
+
+
+def _getitem(file: str | None, line: int | None) -> list[Line]:
+    return [Line(file, line, "__getitem__")] if file is not None and line is not None else []
+
+
+def _short(digest: Any) -> str:
+    return f"{str(digest)[:12]}…"

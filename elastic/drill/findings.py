@@ -1,0 +1,83 @@
+"""All that is known when both runs of a drill have ended, and what it means for each promise. Values only.
+
+The judge's invariants are many; people are told nine promises, each of which stands for some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastic.drill.costs import Cost
+from elastic.drill.diagnosis import Diagnosis
+from elastic.drill.plan import DrillPlan
+from elastic.drill.verdict import Verdict, Violation
+from elastic.observe.events import Event
+
+PROMISES: dict[str, frozenset[str]] = {
+    "weights, optimizer and sums are those of the undisturbed run": frozenset(
+        {"reference", "state", "repeat", "final"}
+    ),
+    "every example was applied exactly once in each epoch": frozenset({"coverage", "batch", "shares", "record"}),
+    "an example is the same wherever and whenever it is read": frozenset({"content"}),
+    "no step was applied twice, and none skipped": frozenset({"position", "lineage"}),
+    "done again: only steps in flight, or not saved when all was lost": frozenset(
+        {"redone", "restarted", "storage", "durable", "zombie"}
+    ),
+    "all workers of every view agreed on step and digest": frozenset({"view", "agreement"}),
+    "no worker was lost but those that were taken": frozenset({"lost"}),
+    "every checkpoint that is listed verifies": frozenset({"checkpoint"}),
+    "the run came to its end, each wait by its deadline": frozenset({"finished", "deadline"}),
+    "no process, file or shared memory was left behind": frozenset({"left"}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """
+    calm, hurt   the verdicts on the run without faults and the one with them
+    events       of both, in that order
+    struck       what each fault cost, in the order in which they struck
+    never        faults whose moment did not come, in words
+    storage      what went wrong with storage, in words; empty where nothing was to
+    checkpoints  how many were read to the last byte
+    sizes        dataset length and batch size
+    replay       the command that strikes the same faults again
+    kept         where both runs lie; None: they are removed
+    """
+
+    plan: DrillPlan
+    calm: Verdict
+    hurt: Verdict
+    events: tuple[Sequence[Event], Sequence[Event]]
+    struck: Sequence[Cost]
+    never: Sequence[str]
+    storage: str
+    checkpoints: int
+    sizes: tuple[int, int]
+    exact: bool
+    diagnoses: Sequence[Diagnosis]
+    replay: str
+    kept: Path | None
+    seconds: float = field(default=0.0)
+
+    @property
+    def broken(self) -> tuple[tuple[str, Violation], ...]:
+        """(run, violation) of both runs."""
+        calm = (("without faults", one) for one in self.calm.violations)
+        return (*calm, *(("with faults", one) for one in self.hurt.violations))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run with faults came to its end; before that, a promise that nothing broke is not yet kept."""
+        return self.hurt.weights_sha256 is not None
+
+    def of_promise(self, promise: str) -> list[tuple[str, Violation]]:
+        return [(run, one) for run, one in self.broken if one.invariant in PROMISES[promise]]
+
+    @property
+    def others(self) -> list[tuple[str, Violation]]:
+        """Violations of no promise's; there should be none."""
+        known = frozenset().union(*PROMISES.values())
+        return [(run, one) for run, one in self.broken if one.invariant not in known]

@@ -1,0 +1,41 @@
+"""Reads a run's events while it writes them: each call gives what is new. Local folders only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from elastic.observe.events import Event
+
+
+class Follow:
+    """The events under `folder`, as read_events has them, piece by piece."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "events"
+        self._read: dict[Path, int] = {}
+
+    def new(self) -> list[Event]:
+        """What has been written since the last call, by time. A line without an end waits for its end."""
+        found: list[Event] = []
+        for path in sorted(self._folder.glob("*.jsonl")):
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+                whole = data.rpartition(b"\n")[0]
+                if not whole:
+                    continue
+                self._read[path] = self._read.get(path, 0) + len(whole) + 1
+                found += _records(whole)
+        return sorted(found, key=lambda event: float(event["t"]))
+
+
+def _records(data: bytes) -> list[Event]:
+    found = []
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):  # torn by a kill
+            record = json.loads(line)
+            if isinstance(record, dict) and {"t", "worker", "event"} <= record.keys():
+                found.append(record)
+    return found

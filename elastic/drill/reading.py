@@ -1,0 +1,125 @@
+"""Which example was really read, and what was in it? A dataset and its collate function, wrapped, that keep notes.
+
+Of the data a drill believes nothing but the dataset: the wrapped one notes an index when it is asked for it, in loader
+processes too, with a digest of what came back; the notes travel through the collate function with the batch. So a drill
+reads example by example, where an unobserved TensorDataset is sliced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+
+_HANG_S = 3600.0  # nobody waits that long; it ends by a signal
+_UNWRAPPED_MAX = 8  # datasets that wrap datasets
+
+
+class Noted(NamedTuple):
+    """An example, the index at which it was read, and the digest of what came."""
+
+    at: int
+    content: str | None
+    example: Any
+
+
+class NotedBatch(NamedTuple):
+    """A batch, the indices that were read for it, in order, and the digests of what came."""
+
+    indices: list[int]
+    contents: list[str | None]
+    batch: Any
+
+
+class Reading:
+    """A dataset that says with each example which one it is. `stuck`: no read comes back any more."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.stuck = False
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Noted:
+        if self.stuck:
+            time.sleep(_HANG_S)
+        example = self.dataset[index]
+        return Noted(int(index), digest_of(example), example)
+
+
+class Collating:
+    """A collate function that keeps the notes beside the batch."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self.collate_fn = collate_fn
+
+    def __call__(self, examples: list[Noted]) -> NotedBatch:
+        batch = self.collate_fn([noted.example for noted in examples])
+        return NotedBatch([noted.at for noted in examples], [noted.content for noted in examples], batch)
+
+
+def digest_of(example: Any) -> str | None:
+    """XXH3-64, hexadecimal, of an example's values; None where it holds something whose bytes are not known."""
+    sha = xxhash.xxh3_64()
+    return sha.hexdigest() if _fed(sha, example) else None
+
+
+def described(dataset: Any) -> dict[str, Any]:
+    """Where the code that reads an example stands: {dataset: its class, file, line of its __getitem__}.
+
+    Of datasets that only wrap another one (torch's Subset, say) the innermost that is not torch's own.
+    """
+    for _ in range(_UNWRAPPED_MAX):
+        inner = getattr(dataset, "dataset", None)
+        if not type(dataset).__module__.startswith("torch.") or inner is None:
+            break
+        dataset = inner
+    kind = type(dataset)
+    found: dict[str, Any] = {"dataset": kind.__qualname__}
+    try:
+        code = inspect.unwrap(kind.__getitem__).__code__
+    except (AttributeError, ValueError):
+        return found
+    return {**found, "file": str(Path(code.co_filename).absolute()), "line": code.co_firstlineno}
+
+
+def _fed(sha: Any, value: Any) -> bool:
+    """Whether all of it could be told to the hash."""
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_quantized:
+            return False
+        plain = value.detach().cpu().contiguous()
+        sha.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+        sha.update(plain.reshape(-1).view(torch.uint8).numpy())
+        return True
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject:
+            return False
+        sha.update(f"{value.dtype.str}{value.shape}".encode())
+        sha.update(np.ascontiguousarray(value).tobytes())
+        return True
+    if isinstance(value, bytes | bytearray):
+        sha.update(f"b{len(value)}:".encode())
+        sha.update(value)
+        return True
+    if value is None or isinstance(value, str | int | float | complex):
+        sha.update(f"{type(value).__name__}{len(repr(value))}:{value!r}".encode())
+        return True
+    if isinstance(value, Mapping):
+        sha.update(f"m{len(value)}".encode())
+        return all(_fed(sha, key) and _fed(sha, item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        sha.update(f"l{len(value)}".encode())
+        return all(_fed(sha, item) for item in value)
+    if dataclasses.is_dataclass(value):
+        return all(_fed(sha, getattr(value, one.name)) for one in dataclasses.fields(value))
+    tobytes = getattr(value, "tobytes", None)  # PIL's images
+    return callable(tobytes) and _fed(sha, tobytes())

@@ -1,0 +1,72 @@
+"""What does a run that is held still hold of the machine, and is that more than before? Linux: reads /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastic.drill.cluster import Cluster
+from elastic.drill.processes import marked
+from elastic.observe.events import Event
+
+# gloo keeps a collective whose message was torn, and the threads, descriptors and sockets of its group, until its own
+# deadline.
+GIVEN_UP = ("did not end after a peer hung up", "a peer was lost while the group was formed")
+OF_A_GROUP = 5
+# A coordinator starts the writer process of its saves once it has trained for a while.
+WRITER = b"checkpoint.resident"
+OF_A_WRITER = {"writers": 1, "processes": 1, "descriptors": 4, "sockets": 1, "threads": 1}
+SETTLED_S, CALM_S = 15.0, 2.5  # an agent forks its next spare a second after the last start
+
+
+def given_up(events: Sequence[Event]) -> int:
+    """How many collectives a run has given up, each with what gloo keeps of it."""
+    return sum(e["event"] == "peer_lost" and any(of in e["error"] for of in GIVEN_UP) for e in events)
+
+
+def beyond(before: dict[str, int], after: dict[str, int], groups: int = 0) -> list[str]:
+    """What the run holds more of than it should. groups: those that gloo may still hold, see given_up"""
+    found = []
+    for what in before:
+        kind, _, who = what.partition(" of the ")
+        kept = groups * OF_A_GROUP if kind in ("threads", "descriptors", "sockets") else 0
+        writer = OF_A_WRITER.get(kind, 0) if who != "agent" and after["writers"] > before["writers"] else 0
+        if after[what] > before[what] + kept + writer:
+            found.append(what)
+    return found
+
+
+def settled(run: Cluster, *, at_most: dict[str, int] | None = None) -> dict[str, int]:
+    """What the held run holds of the machine, once that is no more than `at_most`, or has not changed for a while."""
+    deadline = time.monotonic() + SETTLED_S
+    found, since_s = held(run), time.monotonic()
+    while time.monotonic() < deadline:
+        if at_most is not None and not beyond(at_most, found):
+            break
+        if at_most is None and time.monotonic() - since_s > CALM_S:
+            break
+        time.sleep(0.1)
+        if (now := held(run)) != found:
+            found, since_s = now, time.monotonic()
+    return found
+
+
+def held(run: Cluster) -> dict[str, int]:
+    """Of the coordinator, of the first node's agent, and of the whole drill."""
+    newest = [event for event in run.events() if event["event"] == "view_formed"][-1]
+    pids = {"coordinator": int(newest["workers"][0].rsplit("-", 2)[1]), "agent": run.pids()[0]}
+    running = marked(run.folder)
+    found = {"processes": len(running), "shared memory": len(os.listdir("/dev/shm"))}
+    found["writers"] = 0
+    for pid in running:
+        with contextlib.suppress(OSError):  # it has ended
+            found["writers"] += WRITER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    for who, pid in pids.items():
+        descriptors = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+        found[f"descriptors of the {who}"] = len(descriptors)
+        found[f"sockets of the {who}"] = sum(link.startswith("socket:") for link in descriptors)
+        found[f"threads of the {who}"] = len(os.listdir(f"/proc/{pid}/task"))
+    return found

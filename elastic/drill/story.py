@@ -1,0 +1,179 @@
+"""Tells a drill while it runs: each turn of a run once, though every worker records it, and what each fault cost.
+
+Events in, lines out; a terminal also shows how far the run is. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from elastic.drill.costs import Cost
+from elastic.drill.faults import (
+    Fault,
+    Hold,
+    Join,
+    Kill,
+    KillAgent,
+    KillAll,
+    KillChild,
+    KillTogether,
+    LeaveNode,
+    OutOfMemory,
+    Raise,
+    Slow,
+    StickLoader,
+    Stop,
+    Terminate,
+)
+from elastic.drill.follow import Follow
+from elastic.drill.lineage import place_of
+from elastic.observe.events import Event
+
+_HELPERS = {
+    "loader": "a loader process of worker {}",
+    "writer": "the checkpoint writer of worker {}",
+    "warm": "the warm process beside worker {}",
+}
+
+
+def words(fault: Fault) -> str:
+    """What happens to whom."""
+    match fault:
+        case Kill():
+            return f"SIGKILL to worker {fault.worker}"
+        case KillTogether():
+            return f"SIGKILL to workers {' and '.join(map(str, fault.workers))} at once"
+        case KillAll():
+            return "SIGKILL to everything, agents included"
+        case KillAgent():
+            return f"SIGKILL to the agent of worker {fault.worker}"
+        case KillChild():
+            return f"SIGKILL to {_HELPERS[fault.of].format(fault.worker)}"
+        case Stop():
+            return f"SIGSTOP to worker {fault.worker}"
+        case Terminate():
+            return f"SIGTERM to worker {fault.worker}: it is to leave"
+        case LeaveNode():
+            return f"SIGTERM to the agent of worker {fault.worker}: its node is to leave"
+        case Join():
+            return "another node arrives" + (f", with {_count(fault.workers, 'worker')}" if fault.workers else "")
+        case Raise():
+            return f"an exception in worker {fault.worker}"
+        case OutOfMemory():
+            return f"no more memory for worker {fault.worker}"
+        case Slow():
+            return f"worker {fault.worker} lags by {fault.seconds:g} s in each of {fault.shares} shares"
+        case StickLoader():
+            return f"the data of worker {fault.worker} hangs"
+        case Hold():
+            return f"worker {fault.worker} is held"
+
+
+class Story:
+    """One run's, over all its launches. `watching` is called now and then while it runs.
+
+    faults  of the plan
+    total   steps that the run will have; None: nobody knows yet
+    heard   called with each new event
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        follow: Follow,
+        *,
+        faults: Sequence[Fault] = (),
+        total: int | None = None,
+        heard: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._console = console
+        self._follow = follow
+        self._faults = faults
+        self._total = total
+        self._heard = heard
+        self._status: Status | None = None
+        self._begun_s: float | None = None
+        self._step = -1
+        self._workers = 0
+        self._told: set[object] = set()
+        self._open: list[Event] = []  # faults that no step has followed yet
+
+    def watching(self) -> None:
+        for event in self._follow.new():
+            if self._heard is not None:
+                self._heard(event)
+            self._begun_s = event["t"] if self._begun_s is None else self._begun_s
+            for line in self._lines(event):
+                self._console.print(f"  {event['t'] - self._begun_s:6.1f} s  {line}", soft_wrap=True, highlight=False)
+        if self._status is not None and self._step >= 0:
+            of = f" of {self._total}" if self._total is not None else ""
+            self._status.update(f"step {self._step + 1}{of}, {_count(self._workers, 'worker')}")
+
+    def __enter__(self) -> Story:
+        self._status = self._console.status("starting …")
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+        self._status = None
+
+    def _lines(self, event: Event) -> Iterator[str]:
+        kind = event["event"]
+        if kind == "loaded" and event.get("from_claim") != event.get("claim") and self._once("loaded", event["claim"]):
+            how = "at step 0" if event["from_claim"] is None else f"goes on from step {event['step']}, the newest save"
+            begins = "it begins " if event["from_claim"] is None else "it "
+            yield f"{begins}{how}, with {_count(event['world_size'], 'worker')}"
+            self._workers = event["world_size"]
+        elif kind == "fault" and self._once("fault", event["index"]):
+            fault = self._faults[event["index"]]
+            self._open += [] if isinstance(fault, Slow | Hold | KillChild | Join) else [event]
+            yield f"[bold red]step {event['step']}, {event['phase']}: {escape(words(fault))}[/]"
+        elif kind == "step_applied":
+            yield from self._applied(event)
+        elif kind == "save_failed":
+            yield f"[yellow]the save of step {event['step']} failed: {escape(str(event['error']))[:100]}[/]"
+        elif kind == "finished" and self._once("finished"):
+            yield f"finished: {event['step']} steps"
+
+    def _applied(self, event: Event) -> Iterator[str]:
+        self._step = event["step"]
+        place, size = place_of(event), event["world_size"]
+        after = [one for one in self._open if place_of(one) < place and one["t"] < event["t"]]
+        if after:
+            self._open = [one for one in self._open if one not in after]
+            since_s = event["t"] - after[0]["t"]
+            yield f"         {since_s:.2f} s later step {event['step']} is complete, by {_count(size, 'worker')}"
+        elif size != self._workers and self._once("size", place):
+            yield f"         {_count(size, 'worker')} from step {event['step']} on"
+        self._workers = size
+
+    def _once(self, *what: object) -> bool:
+        new = what not in self._told
+        self._told.add(what)
+        return new
+
+
+def of_plan(faults: Sequence[Fault]) -> Iterator[str]:
+    """The plan, a line for each fault."""
+    for number, fault in enumerate(faults, 1):
+        at = f"step {fault.when.step}" if fault.when.step is not None else "then"
+        share = f" of share {fault.when.share}" if fault.when.share is not None else ""
+        yield f"{number:4}  {at:<9} {fault.when.phase + share:<12} {words(fault)}"
+
+
+def of_costs(costs: Sequence[Cost]) -> Iterator[tuple[str, str, str, str, str, str]]:
+    """(step, phase, what, until the next step, by how many workers, steps done again) of each fault that struck."""
+    for cost in costs:
+        after = f"{cost.after_s:.2f} s" if cost.after_s is not None else "-"
+        by = str(cost.workers) if cost.after_s is not None else "-"
+        yield str(cost.step), cost.phase, words(cost.fault), after, by, str(cost.redone)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
