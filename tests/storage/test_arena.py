@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import resource
 import subprocess
@@ -18,7 +20,7 @@ from checkpoint.claims import Claim
 from checkpoint.dtypes import DTYPES, writable_bytes
 from checkpoint.plan import Planner, Save
 from checkpoint.shards import pack
-from checkpoint.staging import Stage
+from checkpoint.staging import CannotPin, Stage
 
 CLAIM = Claim(1, "nonce", None, None, None, None, 0.0)
 
@@ -111,6 +113,35 @@ def test_closing_returns_memory_and_descriptor() -> None:
     arena.close()
     del arena
     assert held() == before
+
+
+def test_a_forked_child_has_neither_the_memory_nor_the_descriptor() -> None:
+    """A data loader's worker would keep what is given back here, and its end would unmap what is not its own."""
+    arena = Arena(10 * PAGE)
+    arena.touch()
+    child = os.fork()
+    if child == 0:
+        clean = True
+        with contextlib.suppress(OSError):
+            os.fstat(arena.fd)
+            clean = False
+        clean = clean and "checkpoint-arena" not in Path("/proc/self/maps").read_text()
+        mine = mmap.mmap(-1, 20 * PAGE)  # may lie where the arena does in the parent
+        del arena
+        mine[:] = b"x" * 20 * PAGE
+        os._exit(0 if clean else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    arena.touch()
+    arena.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU, where memory cannot be pinned")
+def test_memory_that_cannot_be_pinned_is_an_error_of_its_own() -> None:
+    save = planned(Planner(1000), {"w": torch.zeros(3)})
+    arena = Arena(3 * PAGE)
+    with pytest.raises(CannotPin, match="cannot be locked for the GPU"):
+        Stage(save.plan, arena, pinned=True)
+    arena.close()
 
 
 def test_more_than_is_free_is_refused_with_the_bytes_that_it_takes() -> None:

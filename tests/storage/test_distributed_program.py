@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import Checkpointer, digest
+from checkpoint.orphans import wait_for_orphans
 from tests.kit.launch import Launch
 
 PROGRAM = "tests.kit.programs.ddp"
@@ -30,6 +31,7 @@ def test_a_ddp_script_is_killed_and_goes_on_with_three_ranks_and_with_one(tmp_pa
         first.wait_for(third, "third checkpoint", within_s=WITHIN_S)
         os.kill(next(one["pid"] for one in said(first) if one["rank"] == 0), signal.SIGKILL)
         assert first.finish(within_s=WITHIN_S) != 0
+        wait_for_orphans(runs.url, within_s=WITHIN_S, log=print)  # what both ranks had staged is committed yet
 
     for workers in (3, 1):
         with Checkpointer(tmp_path) as runs:

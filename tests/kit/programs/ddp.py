@@ -39,7 +39,7 @@ def main(url: str, steps: int) -> None:
         model(x[rank::ranks]).square().mean().backward()
         optimizer.step()
         state["step"] = step
-        checkpoints.save(step, state)
+        checkpoints.save(step, state, blocking=False)
 
     checkpoints.close()
     dist.destroy_process_group()

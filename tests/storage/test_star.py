@@ -1,0 +1,175 @@
+"""Connections between one process and many: nothing said is lost, who dies is noticed, and strangers are not heard."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint.star import Centre, Spoke
+
+WITHIN_S = 30.0
+
+# A spoke in a process of its own: says what it reads, line by line; "fork" leaves a child that sleeps.
+PROGRAM = """
+import json, os, sys, time
+from checkpoint.star import Spoke
+spoke = Spoke(json.loads(sys.argv[1]), int(sys.argv[2]), lambda message: print(json.dumps(message), flush=True), print)
+for line in sys.stdin:
+    if line == "fork\\n":
+        if os.fork() == 0:
+            time.sleep(600)
+            os._exit(0)
+    spoke.send({"text": line.strip() * 100_000})
+"""
+
+
+class Listener:
+    """A centre and what it was told, in order."""
+
+    def __init__(self) -> None:
+        self.told: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self.centre = Centre(
+            lambda number, message: self.told.put((number, message)), lambda number, why: self.told.put((number, why))
+        )
+
+    def next(self) -> tuple[int, Any]:
+        return self.told.get(timeout=WITHIN_S)
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    one = Listener()
+    yield one
+    one.centre.close()
+
+
+@pytest.fixture
+def others(listener: Listener) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes with spokes 1 and 2."""
+    made = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, json.dumps(listener.centre.endpoint), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            start_new_session=True,
+        )
+        for number in (1, 2)
+    ]
+    assert sorted(listener.next() for _ in made) == [(1, {}), (2, {})]
+    yield made
+    for one in made:
+        os.killpg(one.pid, signal.SIGKILL)
+        one.communicate(timeout=WITHIN_S)
+
+
+def say(other: subprocess.Popen[str], line: str) -> None:
+    assert other.stdin is not None
+    other.stdin.write(line + "\n")
+    other.stdin.flush()
+
+
+def test_what_was_said_is_heard_before_the_one_who_said_it_is_gone(
+    listener: Listener, others: list[subprocess.Popen[str]]
+) -> None:
+    """Messages of some 100 KB each, and a SIGKILL right after the last of them."""
+    for text in "abc":
+        say(others[0], text)
+    assert [listener.next()[1]["text"][:2] for _ in "ab"] == ["aa", "bb"]
+    number, last = listener.next()
+    others[0].kill()
+    assert (number, last["text"]) == (1, "c" * 100_000)
+    number, why = listener.next()
+    assert number == 1
+    assert isinstance(why, str)
+    assert not listener.centre.send(1, {"lost": True})
+
+    assert listener.centre.send(2, {"n": 1})
+    assert others[1].stdout is not None
+    assert others[1].stdout.readline() == '{"n": 1}\n'
+
+
+def test_a_forked_child_does_not_keep_a_dead_process_connected(
+    listener: Listener, others: list[subprocess.Popen[str]]
+) -> None:
+    """A data loader's workers outlive the rank that they belong to for a while."""
+    say(others[0], "fork")
+    listener.next()
+    others[0].kill()
+    assert listener.next()[0] == 1
+
+
+def test_a_stopped_process_is_not_gone(listener: Listener, others: list[subprocess.Popen[str]]) -> None:
+    """It may be slow, or swapped out: a deadline decides, which knows how long a save may take."""
+    others[0].send_signal(signal.SIGSTOP)
+    with pytest.raises(queue.Empty):
+        listener.told.get(timeout=1.0)
+    others[0].send_signal(signal.SIGCONT)
+    say(others[0], "x")
+    assert listener.next()[1]["text"][0] == "x"
+
+
+def test_the_others_learn_that_the_centre_is_gone() -> None:
+    centre = Centre(lambda number, message: None, lambda number, why: None)
+    gone: queue.SimpleQueue[str] = queue.SimpleQueue()
+    spokes = [Spoke(centre.endpoint, number, lambda message: None, gone.put) for number in (1, 2)]
+    centre.close()
+    centre.close()
+    assert [type(gone.get(timeout=WITHIN_S)) for _ in spokes] == [str, str]
+    deadline_s = time.monotonic() + WITHIN_S
+    while spokes[0].send({"x": 1}) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not spokes[0].send({"x": 1})
+    with pytest.raises(OSError, match="nobody is reached at port"):
+        Spoke(centre.endpoint, 1, lambda message: None, lambda why: None)
+
+
+def test_whoever_comes_back_takes_the_place_of_its_predecessor(listener: Listener) -> None:
+    """A writer process that was killed, and its successor, which is faster than the news of the death."""
+    first = Spoke(listener.centre.endpoint, 1, lambda message: None, lambda why: None)
+    assert listener.next() == (1, {})
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    second = Spoke(listener.centre.endpoint, 1, heard.put, lambda why: None)
+    assert listener.next() == (1, "it connected anew")
+    assert listener.next() == (1, {})
+    assert listener.centre.send(1, {"for": "the second"})
+    assert heard.get(timeout=WITHIN_S) == {"for": "the second"}
+    first.close()
+    assert second.send({"n": 1})
+    assert listener.next() == (1, {"n": 1})
+    second.close()
+    assert listener.next()[0] == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"number": 1, "token": "guessed"}\n',
+        b'{"number": "1", "token": 7}\n',
+        b"[]\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"x" * 10_000,
+        b"\xff\xfe\n",
+    ],
+)
+def test_who_does_not_know_the_token_is_hung_up_on(line: bytes, listener: Listener) -> None:
+    with socket.create_connection(("127.0.0.1", listener.centre.endpoint["port"]), timeout=WITHIN_S) as stranger:
+        stranger.sendall(line)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+    spoke = Spoke(listener.centre.endpoint, 3, lambda message: None, lambda why: None)
+    assert listener.next() == (3, {}), "and others are heard as ever"
+    spoke.close()
