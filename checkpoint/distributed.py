@@ -46,6 +46,7 @@ class Together:
         self._agreement: Agreement | None = None
         self._background: BackgroundTogether | None = None
         self._left: list[BackgroundTogether] = []  # of groups that are no more, whose saves may be under way
+        self._unless_closed: list[weakref.finalize[..., Together]] = []
 
     @property
     def active(self) -> bool:
@@ -110,7 +111,7 @@ class Together:
         if self._world is None or self._agreement is None:
             self._world = World(group, wait_s=self._rules.finish_s)
             self._agreement = Agreement(self._world, self._shard_bytes)
-            weakref.finalize(self, self._world.close)
+            self._unless_closed.append(weakref.finalize(self, self._world.close))
         return self._world, self._agreement
 
     def _forget_what_is_the_parents(self) -> None:
@@ -122,10 +123,13 @@ class Together:
     def _leave(self) -> None:
         """What is under way ends by itself, for the others of that group may be gone."""
         if self._background is not None:
-            self._background.let_go()
             self._left.append(self._background)
+        self._left = [background for background in self._left if not background.close_if_settled()]
         if self._world is not None:
             self._world.close()
+        for finalizer in self._unless_closed:
+            finalizer.detach()
+        self._unless_closed = []
         self._world = self._agreement = self._background = None
 
     def _in_background(self) -> BackgroundTogether:
@@ -135,7 +139,7 @@ class Together:
             self._background = BackgroundTogether(
                 world, agreement, self._storage, opening, self._rules, unusable=unusable, log=self._log
             )
-            weakref.finalize(self, self._background.let_go)
+            self._unless_closed.append(weakref.finalize(self, self._background.let_go))
         return self._background
 
     def _process_group(self) -> dist.ProcessGroup | None:

@@ -127,6 +127,14 @@ class BackgroundTogether:
         """For when nobody calls `close`: the process finishes what is staged, and ends."""
         self._workshop.let_go()
 
+    def close_if_settled(self) -> bool:
+        """Closes, if no save is under way; never waits long. Returns whether it did."""
+        if self._underway.busy:
+            self.let_go()
+            return False
+        self.close()
+        return True
+
     # What is agreed on beside the state
 
     def _say(self) -> Message:

@@ -106,7 +106,8 @@ class Holding:
 
 def local_parts(layout: Layout, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """This rank's parts of the tensors of which it writes something; they share memory."""
-    return {name: local_part(tensors[name]).detach() for name in layout.plan.kinds}
+    with torch.no_grad():  # else a DTensor makes a node of autograd's graph for each
+        return {name: local_part(tensors[name]).detach() for name in layout.plan.kinds}
 
 
 def dealt(held: Sequence[Held]) -> list[Boxes]:

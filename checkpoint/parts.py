@@ -180,6 +180,9 @@ class Other:
         self._spoke.send({"save": id, "error": {**error, "text": text}})
 
     def close(self) -> None:
+        with self._changed:
+            self._gone = self._gone or "this writer process meets others now"
+            self._changed.notify_all()
         self._spoke.close()
 
     def _hear(self, message: Message) -> None:

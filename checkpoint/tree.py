@@ -170,7 +170,7 @@ class _Encoder:
             raise _unsupported(path, tensor, f"has dtype {tensor.dtype}; view it as one of {', '.join(NAMES.values())}")
         if shard and any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
             raise _unsupported(path, tensor, "is a DTensor of partial sums; reduce it first (`.redistribute()`)")
-        plain = tensor.detach()
+        plain = tensor if shard else tensor.detach()  # detaching a DTensor costs as much as all the rest here
         document: dict[str, Any] = {TAG: "tensor", "name": self._keep(plain, path)}
         if not shard and not plain.is_contiguous() and is_dense(tuple(plain.shape), plain.stride()):
             document["stride"] = list(plain.stride())
@@ -204,7 +204,9 @@ class _Encoder:
 def _memory(tensor: torch.Tensor) -> object:
     """What two tensors have in common only if they are tied. Of a shard also where this rank's part of it is empty."""
     if is_sharded(tensor):
-        local, spec = tensor.to_local(), (tensor.placements, tensor.device_mesh)  # type: ignore[attr-defined]
+        spec = tensor.placements, tensor.device_mesh  # type: ignore[attr-defined]
+        with torch.no_grad():  # else it makes a node of autograd's graph
+            local = tensor.to_local()  # type: ignore[attr-defined]
         return local.untyped_storage()._cdata, local.storage_offset(), local.stride(), tensor.dtype, tensor.shape, spec
     if not tensor.numel():
         return object()  # empty tensors all have address 0 and are not tied

@@ -97,6 +97,11 @@ class Underway:
         with self._changed:
             return [half for half, one in enumerate(self._halves) if one is None]
 
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        return len(self.free()) < HALVES
+
     def claim_half(self) -> int | None:
         """A half that may be filled, by the policy for when both are taken; None where this save is to be skipped."""
         if not self.free() and self._rules.when_busy == "skip":

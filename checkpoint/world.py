@@ -193,6 +193,7 @@ class World:
         with self._changed:
             self._changed.wait_for(lambda: call in self._answers or self._lost, within_s)
             answer = self._answers.pop(call, None)
+            self._answers = {later: one for later, one in self._answers.items() if later > call}
             lost = self._lost.get(0)
         if answer is not None:
             end.send({"heard": call})
