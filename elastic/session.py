@@ -31,7 +31,7 @@ from elastic.membership.rules import BOUNDARY
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog
 from elastic.observe.observer import Observer
-from elastic.observe.timing import Stopwatch, process_age_s
+from elastic.observe.timing import Stopwatch, age_s
 from elastic.origin import Origin
 from elastic.place import Place
 from elastic.state import identity as identities
@@ -106,7 +106,7 @@ class Session:
             pid=os.getpid(),
             host=socket.gethostname(),
             restart=self._launch.restart,
-            age_s=process_age_s(),
+            age_s=age_s(self._launch.ordered),
         )
         self.origin.identity = identity
         self.keep(lambda: self.place.close(abruptly=self._abruptly))

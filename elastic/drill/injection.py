@@ -143,7 +143,7 @@ class Injector(Observer):
             return
         run = self._run
         run.events.emit("fault", index=index, fault=str(fault), step=self._step, phase=fault.when.phase)
-        run.events.flush()
+        run.events.flush(wait=True)
         if isinstance(fault, Slow):
             self._slow.append(fault)
             self._slow_shares += fault.shares

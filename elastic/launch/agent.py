@@ -201,6 +201,7 @@ class Agent:
             "ELASTIC_NODE": rules.node,
             "ELASTIC_RESTART": str(restart),
             "ELASTIC_HANG_S": str(rules.hang_s),
+            "ELASTIC_ORDERED": str(time.time()),
         }
         if rules.address is not None:
             env["ELASTIC_ADDRESS"] = rules.address

@@ -37,6 +37,7 @@ class Launch:
     progress                  descriptor of the memory in which that agent reads where this worker is
     address                   what a view's group listens on
     token                     the end of the worker's id, where its agent has chosen one
+    ordered                   unix seconds, when that agent asked for this worker
     hang_s                    how long a worker may compute without a step's end before it counts as hung, at least
     """
 
@@ -54,6 +55,7 @@ class Launch:
     progress: int | None = None
     address: str | None = None
     token: str | None = None
+    ordered: float | None = None
     hang_s: float = 30.0
 
     @property
@@ -76,6 +78,7 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             progress=int(env["ELASTIC_PROGRESS"]) if "ELASTIC_PROGRESS" in env else None,
             address=env.get("ELASTIC_ADDRESS"),
             token=env.get("ELASTIC_TOKEN"),
+            ordered=float(env["ELASTIC_ORDERED"]) if "ELASTIC_ORDERED" in env else None,
             hang_s=float(env.get("ELASTIC_HANG_S", "30")),
         )
     if "RANK" not in env and "WORLD_SIZE" not in env:

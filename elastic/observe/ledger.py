@@ -1,9 +1,10 @@
 """Where did every worker's time go? Pure: events in, seconds out, and the parts sum to the whole.
 
-A worker's time runs from the start of its process to the end that is known of it: its last record, or its death as its
+A worker's time runs from its beginning to the end that is known of it: its last record, or its death as its
 agent saw it. Each record of its own that ends a stretch (`_ENDS`) accounts for the time since the one before:
 
-    starting       from the start of the process to its entry into its Run: interpreter, imports, the script's set-up
+    starting       from its agent's asking for it (elsewhere: its process's start) to its entry into its Run:
+                   interpreter, imports, the script's set-up
     idle           below the minimum of nodes: waiting, with everybody else, for nodes
     forming        waiting for a view, and forming its group; of a newcomer, waiting for a place
     loading        claiming the storage, reading the state or committing the first one, handing it to all ranks

@@ -1,18 +1,34 @@
 """What became of a run, told from its events. Pure: events in, facts out; `elastic report` prints them.
 
 Facts are counted as the workers reported them. Whether the run kept its promises is the judge's to say
-(elastic/drill/judge.py), which wants to see what was really read.
+(elastic/drill/judge.py), which wants to see what was really read. Totals include what was folded (folding.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from elastic.observe.curves import step_seconds, values_by_step
 from elastic.observe.events import Event
+from elastic.observe.ledger import Counting, Ledger, ledger
+from elastic.observe.turns import Turn, turns
 from elastic.observe.views import views
+
+SCHEMA = 1
+"""Of Report.facts(): rises when a key changes its meaning or goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What a worker ended with, or a save. times: how many records say the same"""
+
+    what: str
+    step: int | None
+    times: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +40,13 @@ class Report:
     world_sizes   of the views, in order
     claims        how often the run was started or restarted
     peers_lost    workers that were lost from one view to the next; where a loss restarts all, such restarts
+    counted       what the steps that count have counted: examples, or tokens; of folded steps, all
     save_stall_seconds  that training stood still for saves
     accepted      identity fields that were allowed to differ: the bits of the result may, too
+    last_values   name -> global sum of the last step, divided by its count; None: not finite
+    step_seconds, step_seconds_p99   None: unknown
+    folded_steps  records of steps that are only known as sums
+    forgotten     some records of other kinds are known no more than that either
     """
 
     state: str
@@ -43,43 +64,86 @@ class Report:
     accepted: tuple[str, ...]
     seconds: float
     weights_sha256: str | None
+    counted: int
+    last_values: dict[str, float | None]
+    step_seconds: float | None
+    step_seconds_p99: float | None
+    turns: tuple[Turn, ...]
+    failures: tuple[Failure, ...]
+    ledger: Ledger
+    folded_steps: int
+    forgotten: bool
 
     def facts(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON values, under keys that stay."""
+        facts = {name: value for name, value in vars(self).items() if name not in ("ledger", "turns", "failures")}
+        accounts = self.ledger.workers.values()
+        return {
+            "schema": SCHEMA,
+            **facts,
+            "goodput": self.ledger.goodput,
+            "computed": self.ledger.computed,
+            "worker_seconds": self.ledger.whole,
+            "ledger": self.ledger.parts,
+            "workers": {a.worker: {"begin": a.begin_s, "end": a.end_s, "died": a.died, **a.parts} for a in accounts},
+            "turns": [{**asdict(turn), "cost_s": turn.cost_s} for turn in self.turns],
+            "failures": [asdict(failure) for failure in self.failures],
+        }
 
 
 def report(events: Sequence[Event]) -> Report:
     """The report on all launches of a run together. Raises ValueError if there are no events."""
     if not events:
         raise ValueError("no events")
-    loaded = [event for event in events if event["event"] == "loaded"]
-    applied = [event for event in events if event["event"] == "step_applied" and event.get("rank") == 0]
-    saved = [event for event in events if event["event"] == "saved"]
+    of_kind: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        of_kind[event["event"]].append(event)
+    folded, saved = of_kind["folded"], of_kind["saved"]
     seen = views(events)
-    restarts = {event.get("claim") for event in events if event["event"] == "peer_lost" and not event.get("generation")}
+    counting = Counting(events)
+    restarts = {event.get("claim") for event in of_kind["peer_lost"] if not event.get("generation")}
     newest = max((event.get("claim") or 0 for event in events), default=0)
-    of_newest = [event for event in events if (event.get("claim") or 0) == newest]
-    ends = [event for event in of_newest if event["event"] in ("finished", "left")]
+    ends = [event for event in (*of_kind["left"], *of_kind["finished"]) if (event.get("claim") or 0) == newest]
+    ends.sort(key=lambda event: float(event["t"]))
     finished = [event for event in ends if event["event"] == "finished"]
-    last = next((event for event in reversed(applied) if event.get("claim") == newest), None)
-    begun = next((event["step"] for event in of_newest if event["event"] == "loaded"), 0)
+    steps, epoch = _where(of_kind, newest)
+    took = step_seconds(of_kind["step_applied"])
     return Report(
         state=ends[-1]["event"] if ends else "unfinished",
-        steps=last["step"] + 1 if last else begun,
-        redone=_redone(event for event in events if event["event"] == "step_applied"),
-        epoch=last["epoch"] if last else next((event["epoch"] for event in of_newest if "epoch" in event), 0),
+        steps=steps,
+        redone=_redone(of_kind["step_applied"]) + _redone_and_folded(folded, counting),
+        epoch=epoch,
         world_sizes=tuple(len(view.workers) for view in seen),
-        claims=sum(event["event"] == "claimed" for event in events),
+        claims=len(of_kind["claimed"]),
         peers_lost=sum(len(view.lost) for view in seen) + len(restarts),
-        notices=tuple(event["signal"] for event in events if event["event"] == "notice" and event["signal"]),
-        saves=len(saved),
-        saved_bytes=sum(event["bytes"] for event in saved),
-        save_stall_seconds=sum(event["stall"] if "stall" in event else event["seconds"] for event in saved),
-        save_failures=sum(event["event"] == "save_failed" for event in events),
-        accepted=tuple(sorted({name for event in loaded for name in event.get("accepted", ())})),
+        notices=tuple(event["signal"] for event in of_kind["notice"] if event["signal"]),
+        saves=len(saved) + sum(event["records"].get("saved", 0) for event in folded),
+        saved_bytes=sum(event["bytes"] for event in saved) + sum(event["saved_bytes"] for event in folded),
+        save_stall_seconds=math.fsum(event["stall"] if "stall" in event else event["seconds"] for event in saved)
+        + math.fsum(event["stall_s"] for event in folded),
+        save_failures=len(of_kind["save_failed"]),
+        accepted=tuple(sorted({name for event in of_kind["loaded"] for name in event.get("accepted", ())})),
         seconds=events[-1]["t"] - events[0]["t"],
         weights_sha256=finished[-1]["digest"] if finished else None,
+        counted=_counted(of_kind, counting),
+        last_values=_last_values(events, counting),
+        step_seconds=took[0] if took else None,
+        step_seconds_p99=took[1] if took else None,
+        turns=tuple(turns(events)),
+        failures=tuple(_failures(of_kind)),
+        ledger=ledger(events),
+        folded_steps=sum(event["steps"] for event in folded),
+        forgotten=any(event["unknown"] for event in folded),
     )
+
+
+def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
+    """(steps applied, epoch) of those who went on under the newest claim."""
+    applied = [e for e in of_kind["step_applied"] if e.get("rank") == 0 and e.get("claim") == newest]
+    if applied:
+        return applied[-1]["step"] + 1, applied[-1]["epoch"]
+    loaded = next((e for e in of_kind["loaded"] if (e.get("claim") or 0) == newest), {"step": 0, "epoch": 0})
+    return loaded["step"], loaded["epoch"]
 
 
 def _redone(applied: Iterable[Event]) -> int:
@@ -93,3 +157,45 @@ def _redone(applied: Iterable[Event]) -> int:
         attempts[of_claim] = max(attempts[of_claim], event.get("attempt", 0))
     begun = sum(1 + max(len(places[of_claim]) - 1, attempts[of_claim]) for of_claim in places)
     return begun - len({step for step, _ in places})
+
+
+def _redone_and_folded(folded: Iterable[Event], counting: Counting) -> int:
+    """Of each view, the greatest number that any of its workers knows."""
+    of_worker: dict[tuple[int, int, str], int] = defaultdict(int)
+    most: dict[tuple[int, int], int] = defaultdict(int)
+    for event in folded:
+        claim, generation = event.get("claim") or 0, event.get("generation") or 0
+        in_vain = round(event["steps"] * (1.0 - counting.share_that_counts(event)))
+        of_worker[claim, generation, event["worker"]] += event["redone"] + in_vain
+        most[claim, generation] = max(most[claim, generation], of_worker[claim, generation, event["worker"]])
+    return sum(most.values())
+
+
+def _counted(of_kind: dict[str, list[Event]], counting: Counting) -> int:
+    counts: dict[int, int] = {e["step"]: e.get("count", 0) for e in of_kind["step_applied"] if counting.counts(e)}
+    least = min(counts, default=0)
+    by_view: dict[tuple[int, int], int] = {}
+    for event in of_kind["folded"]:
+        if event["steps"] and event.get("rank") == 0 and not (counts and event["first"] >= least):
+            view = event.get("claim") or 0, event["first"]
+            by_view[view] = max(by_view.get(view, 0), round(event["count"] * counting.share_that_counts(event)))
+    return sum(counts.values()) + sum(by_view.values())
+
+
+def _last_values(events: Sequence[Event], counting: Counting) -> dict[str, float | None]:
+    curves = values_by_step((event for event in events if "values" in event or event["event"] == "folded"), counting)
+    last = {name: curve[max(curve)] for name, curve in curves.items()}
+    return {name: value if math.isfinite(value) else None for name, value in last.items()}
+
+
+def _failures(of_kind: dict[str, list[Event]]) -> Iterable[Failure]:
+    times: dict[tuple[str, int | None], int] = defaultdict(int)
+    for event in of_kind["error"]:
+        times[event["error"], None] += 1
+    for event in of_kind["save_failed"]:
+        times[f"a save failed: {event['error']}", event["step"]] += 1
+    ends = {"repeated_failure": "the run ended, for one failure came again and again", "ended": "the run ended"}
+    for kind, said in ends.items():
+        for why in sorted({event["why"] for event in of_kind[kind]}):
+            times[f"{said}: {why}", None] += 1
+    return [Failure(what=what, step=step, times=count) for (what, step), count in times.items()]

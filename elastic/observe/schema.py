@@ -71,7 +71,7 @@ EVENTS = (
             Fact("pid", "int", "of the worker's process"),
             Fact("host", "str", "the machine's name"),
             Fact("restart", "int", "how often the launcher has started this worker's place again"),
-            Fact("age_s", "float", "seconds since the process was started", optional=True),
+            Fact("age_s", "float", "seconds since its agent asked for it, or its process was started", optional=True),
         ),
     ),
     Declared(
@@ -242,6 +242,18 @@ DRILL_EVENTS = (
             Fact("share", "int", "whose examples"),
             Fact("attempt", "int", "of the step"),
             Fact("indices", "list", "really read, in order"),
+            Fact(
+                "contents", "list", "a digest of each example as it was read; null: it cannot be taken", optional=True
+            ),
+        ),
+    ),
+    Declared(
+        "dataset",
+        "A drill's observer: the run's dataset, once per worker.",
+        (
+            Fact("dataset", "str", "its class"),
+            Fact("file", "str", "where its __getitem__ is", optional=True),
+            Fact("line", "int", "and in which line", optional=True),
         ),
     ),
     Declared(
@@ -252,7 +264,12 @@ DRILL_EVENTS = (
     Declared(
         "fault",
         "A drill's observer: a fault of the plan is about to happen.",
-        (Fact("index", "int", "in the plan"), Fact("fault", "str", "in words")),
+        (
+            Fact("index", "int", "in the plan"),
+            Fact("fault", "str", "in words"),
+            Fact("step", "int", "its index"),
+            Fact("phase", "str", "of the step, at which it strikes"),
+        ),
     ),
 )
 

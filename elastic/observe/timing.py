@@ -51,8 +51,11 @@ class Stopwatch:
         return {name: round(seconds, 6) for name, seconds in spent.items() if seconds >= 1e-6}
 
 
-def process_age_s() -> float:
-    """Seconds since this process was started (or forked), to a hundredth. Linux; elsewhere since CPU time began."""
+def age_s(ordered: float | None = None) -> float:
+    """Seconds that this worker has existed: since it was asked for (unix seconds), or since its process began, to a
+    hundredth (Linux; elsewhere the CPU time that it has used)."""
+    if ordered is not None:
+        return round(max(0.0, time.time() - ordered), 3)
     try:
         ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
         uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,77 @@
+"""What the steps of a run gave, as curves for people: its sums by step, and how long steps took. Pure.
+
+Of every step the application that counts is taken; of steps that were folded there are some. Curves are made short:
+neighbours become one point, with the least and the greatest of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from elastic.observe.events import Event
+from elastic.observe.ledger import Counting
+
+
+@dataclass(frozen=True)
+class Point:
+    """step: the first one; value: their mean; None: one of them is not finite"""
+
+    step: int
+    value: float | None
+    least: float
+    greatest: float
+
+
+def values_by_step(events: Iterable[Event], counting: Counting) -> dict[str, dict[int, float]]:
+    """Name -> step -> what was summed, divided by the step's count."""
+    curves: dict[str, dict[int, float]] = {}
+    for event in events:
+        if event["event"] == "step_applied":
+            if "values" in event and counting.counts(event):
+                _add(curves, event["step"], event["count"], event["values"])
+        elif event["event"] == "folded":
+            for step, count, values in event["curve"]:
+                _add(curves, step, count, values)
+    return {name: dict(sorted(curve.items())) for name, curve in sorted(curves.items(), key=_first_loss)}
+
+
+def thinned(curve: dict[int, float], most: int) -> list[Point]:
+    """At most `most` points, in order."""
+    steps = sorted(curve)
+    width = max(1, -(-len(steps) // most))
+    return [_point(steps[at : at + width], curve) for at in range(0, len(steps), width)]
+
+
+def step_seconds(events: Iterable[Event]) -> tuple[float, float] | None:
+    """The median time from one step to the next of one worker, and the 99th percentile; None: there are no two."""
+    before: dict[str, tuple[int, int, float]] = {}
+    took: list[float] = []
+    for event in events:
+        if event["event"] == "step_applied":
+            at = event.get("generation") or 0, event["step"], float(event["t"])
+            last = before.get(event["worker"])
+            if last is not None and (last[0], last[1] + 1) == at[:2]:
+                took.append(max(0.0, at[2] - last[2]))
+            before[event["worker"]] = at
+    if not took:
+        return None
+    took.sort()
+    return median(took), took[min(len(took) - 1, len(took) * 99 // 100)]
+
+
+def _first_loss(item: tuple[str, dict[int, float]]) -> tuple[bool, str]:
+    return item[0] != "loss", item[0]
+
+
+def _add(curves: dict[str, dict[int, float]], step: int, count: int, values: dict[str, float | str]) -> None:
+    for name, value in values.items():
+        curves.setdefault(name, {})[step] = float(value) / count if count else math.nan
+
+
+def _point(steps: Sequence[int], curve: dict[int, float]) -> Point:
+    finite = [curve[step] for step in steps if math.isfinite(curve[step])]
+    least, greatest = min(finite, default=math.nan), max(finite, default=math.nan)
+    return Point(steps[0], sum(finite) / len(finite) if len(finite) == len(steps) else None, least, greatest)

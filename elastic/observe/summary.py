@@ -1,0 +1,127 @@
+"""A report for the terminal: what happened, what it cost, where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from elastic.observe import words
+from elastic.observe.ledger import IN_STEPS_THAT_COUNT, PARTS
+from elastic.observe.report import Report
+
+_TURNS_MAX = 24
+_BAR = 28
+_STATES = {"finished": "bold green", "left": "bold yellow", "unfinished": "bold red"}
+
+
+def summary(name: str, found: Report) -> RenderableType:
+    """name: the run's, as people may see it."""
+    parts: list[RenderableType] = [
+        _head(name, found),
+        Text(),
+        _facts(found),
+        Text(),
+        _turns(found),
+        Text(),
+        _ledger(found),
+    ]
+    for failure in found.failures:
+        times = f" ({failure.times} times)" if failure.times > 1 else ""
+        at = f" at step {failure.step}" if failure.step is not None else ""
+        parts += [Text(), Text(f"{failure.what}{at}{times}", style="red")]
+    if found.folded_steps or found.forgotten:
+        parts += [Text(), Text(known_as_sums(found), style="yellow")]
+    return Group(*parts)
+
+
+def known_as_sums(found: Report) -> str:
+    """What the log no longer says, because it is bounded."""
+    steps = f"{found.folded_steps:,} older records of steps are known as sums only: totals are right, "
+    lost = "and some older losses and views are not told" if found.forgotten else "single steps are not"
+    return f"{steps}{lost}."
+
+
+def facts(found: Report) -> Iterator[tuple[str, str]]:
+    """Name and value, for people."""
+    stall = words.seconds(found.save_stall_seconds)
+    saves = f"{found.saves:,} of {words.size(found.saved_bytes)}, training stood still {stall}"
+    redone = f", {found.redone:,} redone" if found.redone else ", none redone"
+    yield "steps", f"{found.steps:,} applied{redone}, epoch {found.epoch}"
+    yield "time", words.seconds(found.seconds) + _pace(found)
+    yield "goodput", f"{words.percent(found.ledger.goodput)} of {words.seconds(found.ledger.whole)} of workers' time"
+    if found.last_values:
+        shown = list(found.last_values.items())[:6]
+        yield "last step", ", ".join(f"{k} {words.number(v) if v is not None else 'not finite'}" for k, v in shown)
+    yield "world size", _sizes(found.world_sizes)
+    yield "starts", f"{found.claims}, {found.peers_lost} lost, {len(found.notices)} notices to leave"
+    if (recovered := words.recoveries(found.turns)) is not None:
+        yield "recoveries", recovered
+    yield "saves", saves + (f"; {found.save_failures} failed" if found.save_failures else "")
+    if found.accepted:
+        yield "accepted", f"{', '.join(found.accepted)} differed: the bits of the result may, too"
+    if found.weights_sha256:
+        yield "weights", found.weights_sha256
+
+
+def _pace(found: Report) -> str:
+    if found.step_seconds is None or found.step_seconds_p99 is None:
+        return ""
+    rate = f", {found.counted / found.seconds:,.0f} examples/s" if found.seconds > 0 and found.counted else ""
+    return (
+        f"; a step {words.seconds(found.step_seconds)}, 99 of 100 within {words.seconds(found.step_seconds_p99)}{rate}"
+    )
+
+
+def _head(name: str, found: Report) -> Text:
+    return Text.assemble((found.state, _STATES.get(found.state, "bold")), f"  {name}")
+
+
+def _facts(found: Report) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts(found):
+        table.add_row(name, Text(value))
+    return table
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    shown = " → ".join(map(str, sizes[:16]))
+    return shown if len(sizes) <= 16 else f"{shown} → … → {sizes[-1]} ({len(sizes)} views)"
+
+
+def _turns(found: Report) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title="What happened", title_justify="left")
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    begun_t = found.turns[0].begun_t if found.turns else 0.0
+    half = _TURNS_MAX // 2
+    for index, turn in enumerate(found.turns):
+        if len(found.turns) > _TURNS_MAX and half <= index < len(found.turns) - half:
+            if index == half:
+                table.add_row("", "", Text(f"… {len(found.turns) - 2 * half} more …", style="dim"))
+            continue
+        style = "red" if turn.kind in ("loss", "restart") else ""
+        step = f"step {turn.step}" if turn.step is not None else ""
+        table.add_row(f"+{words.seconds(turn.begun_t - begun_t)}", step, Text(words.sentence(turn), style=style))
+    return table
+
+
+def _ledger(found: Report) -> Table:
+    parts, whole = found.ledger.parts, found.ledger.whole
+    table = Table(box=box.SIMPLE_HEAD, title="Where the workers' time went", title_justify="left", padding=(0, 1))
+    for column, justify in (("part", "left"), ("time", "right"), ("share", "right"), ("", "left")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for part in PARTS:
+        if parts[part] <= 0.0:
+            continue
+        share = parts[part] / whole
+        style = "green" if part in IN_STEPS_THAT_COUNT else "yellow"
+        bar = Text("█" * round(share * _BAR) or "▏", style=style)
+        table.add_row(words.PART_WORDS[part][0], words.seconds(parts[part]), words.percent(share), bar)
+    return table

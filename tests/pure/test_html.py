@@ -1,0 +1,252 @@
+"""The page is what people are shown and pass on: it must say what the report says, at any length, and ask nobody."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.launch.cli import main
+from elastic.observe.charts import Axis, Lanes, number_labels, time_labels
+from elastic.observe.curves import thinned
+from elastic.observe.events import Event, EventLog
+from elastic.observe.folding import Folding, forget
+from elastic.observe.ledger import Account
+from elastic.observe.page import page
+from elastic.observe.page_style import STYLE
+from elastic.observe.report import report
+from elastic.observe.words import percent, seconds, size
+from tests.kit.story import Story
+
+VOID = {"meta", "link", "br", "line", "path"}
+
+
+class Parsed(HTMLParser):
+    """Every element closed in order, and what it says."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+
+def eventful() -> list[Event]:
+    story = Story().launch(4).train(2).read().regroup([0, 1, 2]).train(3).regroup([0, 1, 2], newcomers=1).train(8)
+    events = [*story.launch(2).train(10).finish().events]
+    for event in events:
+        if event["event"] == "step_applied" and event["rank"] == 0:
+            event["values"] = {"loss": 24.0 / (event["step"] + 1), "<b>": "nan" if event["step"] > 5 else 1.0}
+    lost = {"t": events[30]["t"], "worker": "w0", "event": "fault_detected", "lost": "w3", "cause": "<script>alert(1)"}
+    return [*events, {**lost, "died_t": events[30]["t"], "step": 2, "generation": 1, "claim": 1}]
+
+
+def test_the_page_is_whole_and_asks_nobody_for_anything() -> None:
+    """It is opened from a disk, behind a firewall, years later; and what a run says is text, not markup."""
+    text = page("s3://bucket/runs/<i>", eventful())
+    parsed = Parsed(text)
+
+    assert parsed.open == []
+    assert not [tag for tag, _ in parsed.seen if tag in ("script", "img", "iframe", "object", "b", "i>")]
+    asked = [a[name] for _, a in parsed.seen for name in ("src", "href", "srcset", "action") if name in a]
+    assert asked == ["data:,"]
+    assert not re.search(r"url\(|@import|https?://", text)
+    (policy,) = [a["content"] for tag, a in parsed.seen if tag == "meta" and a.get("http-equiv")]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+
+
+def test_the_page_says_what_the_report_says() -> None:
+    events = eventful()
+    found, said = report(events), " ".join(Parsed(page("run", events)).words)
+    assert f"{found.steps:,}" in said
+    assert percent(found.ledger.goodput) in said
+    assert found.weights_sha256 is not None
+    assert found.weights_sha256 in said
+    for part, spent in found.ledger.parts.items():
+        assert (seconds(spent) in said) or not spent, part
+    assert "4 → 3 → 4 → 2" in said
+    assert "not finite from step 6 on" in said
+
+
+def test_everything_drawn_is_said_to_those_who_cannot_see_it() -> None:
+    drawn = [a for tag, a in Parsed(page("run", eventful())).seen if tag == "svg"]
+    assert len(drawn) == 5
+    assert all(a["role"] == "img" and a["aria-label"] for a in drawn)
+
+
+def test_a_page_can_be_made_of_the_least_that_a_run_leaves() -> None:
+    """Reports are read when something went wrong at once, too."""
+    started = {"t": 5.0, "worker": "w0", "event": "run_started", "age_s": 0.0}
+    for events in ([started], [{**started, "event": "error", "error": "ConfigError: no"}], Story().launch(1).events):
+        assert Parsed(page("run", events)).open == []
+
+
+def long_run(workers: int, steps: int, view: int) -> list[Event]:
+    """So many steps of so many workers, of which one is lost every `view` steps; old records are folded."""
+    names = [f"host-{rank}-0" for rank in range(workers)]
+    streams: dict[str, Folding] = {}
+    events: list[Event] = []
+    gone = ""
+
+    def tell(name: str, event: str, t: float, **facts: Any) -> None:
+        record = {"t": t, "worker": name, "event": event, "claim": 1, "generation": generation, **facts}
+        streams.setdefault(name, Folding()).add(record)
+
+    for generation in range(1, steps // view + 1):
+        begin = float(generation * view)
+        for rank, name in enumerate(names):
+            if name not in streams:
+                tell(name, "run_started", begin - 3.0, age_s=2.0)
+            tell(name, "view_formed", begin - 0.9, workers=list(names), shares=[rank, rank + 1], rank=rank)
+            if rank == 0 and generation > 1:
+                facts = {"lost": gone, "cause": "SIGKILL", "died_t": begin - 1.4, "step": 1}
+                tell(name, "fault_detected", begin - 0.9, **facts)
+            tell(name, "loaded", begin - 0.8, step=0, epoch=0, from_claim=None, accepted=[], rank=rank)
+            for step in range((generation - 1) * view, generation * view):
+                values = {"values": {"loss": 1.0 / (step + 1)}} if rank == 0 else {}
+                facts = {"step": step, "attempt": 0, "count": 8, "wait_s": 0.1, "rank": rank, **values}
+                tell(name, "step_applied", begin + step - (generation - 1) * view, **facts)
+            tell(name, "peer_lost", begin + view - 1.2, step=0, phase="x", error="e", missing=[], rank=rank)
+        gone = names[generation % workers]
+        names[generation % workers] = f"host-{generation % workers}-{generation}"
+    for folding in streams.values():
+        events += folding.items
+    return sorted(events, key=lambda event: float(event["t"]))
+
+
+@pytest.mark.parametrize(("workers", "steps", "view"), [(64, 4000, 1000), (8, 8000, 20), (200, 400, 100)])
+def test_the_page_of_a_long_run_has_a_sane_size(workers: int, steps: int, view: int) -> None:
+    """Many workers, many losses, many places: each alone must not make a page that no phone opens."""
+    events = long_run(workers, steps, view)
+    text = page("run", events)
+    assert len(text) < 500_000
+    assert Parsed(text).open == []
+
+
+def test_a_report_of_folded_records_has_the_totals_of_the_whole_and_says_what_it_no_longer_knows() -> None:
+    events = long_run(4, 400, 100)
+    found = report(events)
+    assert (found.folded_steps, found.counted, found.saves, found.forgotten) == (1600, 3200, 0, False)
+    assert "known as sums only" in " ".join(Parsed(page("run", events)).words)
+
+    own = [event for event in events if event["worker"] == "host-0-0"]
+    others = [event for event in events if event["worker"] != "host-0-0"]
+    assert report(sorted([*forget(own, 6), *others], key=lambda event: float(event["t"]))).forgotten
+
+
+def test_who_begins_after_another_ended_is_drawn_in_its_place() -> None:
+    spans = {"a": (0.0, 5.0), "b": (0.0, 9.0), "c": (5.5, 9.0), "d": (6.0, 7.0)}
+    lanes = Lanes.of(Account(name, begin, end) for name, (begin, end) in spans.items())
+    assert [[account.worker for account in lane] for lane in lanes.lanes] == [["a", "c"], ["b"], ["d"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((0.0, "0.0 ms"), (0.0004, "0.4 ms"), (0.085, "85 ms"), (1.0, "1.0 s"), (9.96, "10 s"), (61.0, "61 s")),
+        *((120.0, "2 min"), (320.0, "5 min 20 s"), (3600.0, "1 h"), (11520.0, "3 h 12 min"), (180000.0, "2 d 2 h")),
+    ],
+)
+def test_seconds_have_the_digits_that_matter(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("say", "value", "text"),
+    [
+        *(
+            (percent, v, t)
+            for v, t in ((0.0, "0 %"), (0.00001, "0.1 %"), (0.5, "50.0 %"), (0.99999, "99.9 %"), (1.0, "100 %"))
+        ),
+        *(
+            (size, v, t)
+            for v, t in ((0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (20_000_000, "20 MB"), (2.5e12, "2.50 TB"))
+        ),
+    ],
+)
+def test_shares_and_sizes(say: Callable[[float], str], value: float, text: str) -> None:
+    assert say(value) == text
+
+
+def test_axes_have_round_numbers() -> None:
+    assert [label.text for label in time_labels(Axis(0.0, 31.0))] == ["0", "+10 s", "+20 s", "+30 s"]
+    assert time_labels(Axis(3.0, 3.0)) == []
+    assert [text for _, text in number_labels(0.03, 2.1)] == ["1", "2"]
+    assert [text for _, text in number_labels(0.0, 100_000.0)] == ["0", "50,000", "100,000"]
+
+
+def test_a_curve_is_made_short_and_keeps_its_extremes() -> None:
+    points = thinned({step: float(step % 10) for step in range(1000)}, 50)
+    assert len(points) == 50
+    assert {(point.least, point.greatest) for point in points} == {(0.0, 9.0)}
+
+
+def test_text_has_contrast_in_both_themes() -> None:
+    """WCAG AA: 4.5 to 1."""
+    themes = [dict(re.findall(r"--(\w+):(#[0-9a-f]{6})\b", theme)) for theme in STYLE.split("prefers-color-scheme")]
+    for colours in themes:
+        for ink in ("text", "soft", "good", "bad", "warn"):
+            for ground in ("bg", "panel"):
+                assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+
+
+def contrast(a: str, b: str) -> float:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_command_writes_the_page_and_prints_stable_facts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for event in eventful():
+        log = EventLog(tmp_path / "run", worker_id=event["worker"], clock=itertools.repeat(event["t"]).__next__)
+        log.emit(event["event"], **{name: fact for name, fact in event.items() if name not in ("t", "worker", "event")})
+        log.close()
+    out = tmp_path / "page.html"
+
+    assert main(["report", str(tmp_path / "run"), "--html", str(out), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert out.read_text().startswith("<!DOCTYPE html>")
+    assert str(tmp_path) not in out.read_text()
+    assert facts.keys() >= {"schema", "state", "steps", "redone", "goodput", "ledger", "turns", "workers", "failures"}
+    assert facts["schema"] == 1
+    assert sum(facts["ledger"].values()) == pytest.approx(facts["worker_seconds"])
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert "Where the workers' time went" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "run"), "--html", str(tmp_path)]) == 2
+    assert "not written" in capsys.readouterr().err
+
+
+def test_the_command_prints_the_table_of_events(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--schema"]) == 0
+    assert "### `step_applied`" in capsys.readouterr().out

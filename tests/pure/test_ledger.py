@@ -1,0 +1,252 @@
+"""Every second of every worker is in exactly one part, whatever the events say; and each part is what it is called."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.observe.events import Event
+from elastic.observe.folding import Folding
+from elastic.observe.ledger import PARTS, Account, ledger
+from elastic.observe.schema import EVENTS
+
+NAMES = [event.name for event in EVENTS]
+
+
+class Worker:
+    """Tells the events of one worker, second by second."""
+
+    def __init__(self, name: str, t: float, **common: Any) -> None:
+        self.name, self.t, self.common = name, t, common
+        self.events: list[Event] = []
+
+    def then(self, event: str, after_s: float = 0.0, **facts: Any) -> Worker:
+        self.t += after_s
+        self.events.append({"t": self.t, "worker": self.name, "event": event, **self.common, **facts})
+        return self
+
+    def at(self, **common: Any) -> Worker:
+        self.common.update(common)
+        return self
+
+    def begins(self, *, step: int = 0, from_claim: int | None = None) -> Worker:
+        """3 s to start, 2 to form, 1 to load."""
+        self.then("run_started", age_s=3.0).then("view_formed", 2.0, workers=[], shares=[0, 1])
+        return self.then("loaded", 1.0, step=step, epoch=0, from_claim=from_claim, accepted=[], digest="d")
+
+    def steps(self, first: int, last: int, **facts: Any) -> Worker:
+        for step in range(first, last):
+            self.then("step_applied", 1.0, step=step, attempt=0, count=8, **facts)
+        return self
+
+
+def together(*workers: Worker) -> list[Event]:
+    return sorted((event for worker in workers for event in worker.events), key=lambda event: float(event["t"]))
+
+
+def parts(*workers: Worker) -> dict[str, float]:
+    """Those that are not zero, rounded."""
+    found = ledger(together(*workers))
+    assert math.isclose(sum(found.parts.values()), found.whole, abs_tol=1e-6)
+    return {part: round(seconds, 6) for part, seconds in found.parts.items() if seconds}
+
+
+numbers = st.floats(-10.0, 10.0, allow_nan=False)
+small = st.integers(0, 3)
+records = st.fixed_dictionaries(
+    {"t": numbers, "worker": st.sampled_from("abc"), "event": st.sampled_from(NAMES)},
+    optional={
+        "generation": small,
+        "claim": small,
+        "rank": small,
+        "age_s": numbers,
+        "idle_s": numbers,
+        "wait_s": numbers,
+        "data_s": numbers,
+        "save_s": numbers,
+    },
+)
+facts = st.fixed_dictionaries(
+    {
+        "step": small,
+        "lost": st.sampled_from("abc"),
+        "died_t": st.none() | numbers,
+        "stuck_s": st.none() | numbers,
+        "from_claim": st.none() | small,
+        "first": st.none() | small,
+        "last": st.integers(3, 6),
+        "unknown": st.booleans(),
+    }
+)
+
+
+@given(st.lists(st.tuples(records, facts), min_size=1, max_size=40))
+def test_the_parts_sum_to_the_whole_for_any_events(drawn: list[tuple[Event, Event]]) -> None:
+    """Torn logs, clocks that jump, facts that make no sense: a ledger must still add up."""
+    found = ledger([{**facts, **record} for record, facts in drawn])
+    for account in found.workers.values():
+        assert math.isclose(sum(account.parts.values()), account.end_s - account.begin_s, abs_tol=1e-6)
+        assert min(account.parts.values()) >= 0.0
+        assert_stretches_cover(account)
+    assert math.isclose(sum(found.parts.values()), found.whole, abs_tol=1e-6)
+    assert 0.0 <= found.computed <= found.goodput <= 1.0 + 1e-9
+    assert tuple(found.parts) == PARTS
+
+
+def assert_stretches_cover(account: Account) -> None:
+    """What is drawn has no gap and no overlap."""
+    edges = [account.begin_s, *(edge for begin, end, _ in account.stretches for edge in (begin, end)), account.end_s]
+    assert all(a == b for a, b in zip(edges[::2], edges[1::2], strict=True))
+
+
+def test_an_undisturbed_worker() -> None:
+    worker = Worker("a", 3.0, claim=1, generation=1).begins()
+    worker.steps(0, 4, wait_s=0.25, data_s=0.125).then("finished", 2.0, step=4, digest="d", wait_s=0.5, save_s=1.0)
+    known = {"starting": 3, "forming": 2, "loading": 1, "exchange_wait": 1, "data_wait": 0.5, "save_stall": 1.5}
+    assert parts(worker) == {**known, "productive": 3.0}
+    assert ledger(worker.events).goodput == pytest.approx(4.5 / 12)
+
+
+def test_a_death_costs_its_worker_the_step_in_flight_and_the_survivor_that_and_the_recovery() -> None:
+    """The dead worker's time ends with its death, as its agent saw it."""
+    dead = Worker("dead", 3.0, claim=1, generation=1).begins().steps(0, 2)  # until 8.0
+    survivor = Worker("alive", 3.0, claim=1, generation=1).begins().steps(0, 2)
+    survivor.then("peer_lost", 0.75, step=2, phase="x", error="e", missing=[], wait_s=0.5).at(generation=2)
+    survivor.then("view_formed", 0.5, workers=[], shares=[0, 2], idle_s=0.125)
+    survivor.then("fault_detected", lost="dead", cause="SIGKILL", died_t=8.5, step=2)
+    survivor.then("redo", step=2, attempt=1).then("step_applied", 1.0, step=2, attempt=1, count=8, wait_s=0.25)
+    found = ledger(together(dead, survivor))
+
+    assert {p: s for p, s in found.workers["dead"].parts.items() if s} == {
+        "starting": 3.0,
+        "forming": 2.0,
+        "loading": 1.0,
+        "productive": 2.0,
+        "redone": 0.5,
+    }
+    assert found.workers["dead"].died
+    assert {p: s for p, s in found.workers["alive"].parts.items() if s} == {
+        "starting": 3.0,
+        "forming": 2.375,
+        "loading": 1.0,
+        "productive": 2.75,
+        "exchange_wait": 0.25,
+        "redone": 0.5,
+        "detecting": 0.25,
+        "idle": 0.125,
+    }
+
+
+def test_a_worker_that_was_stuck_is_being_detected_from_its_last_sign_on() -> None:
+    dead = Worker("dead", 3.0, claim=1, generation=1).begins().steps(0, 1)  # until 7.0
+    survivor = Worker("alive", 3.0, claim=1, generation=1).begins().steps(0, 1)
+    survivor.then("peer_lost", 3.0, step=1, phase="x", error="e", missing=[], wait_s=2.5).at(generation=2)
+    survivor.then("view_formed", workers=[], shares=[0, 2])
+    survivor.then("fault_detected", lost="dead", cause="hang", died_t=9.75, step=1).then(
+        "hang", lost="dead", step=1, stuck_s=2.25
+    )
+    found = ledger(together(dead, survivor))
+
+    assert [found.workers[name].parts["redone"] for name in ("dead", "alive")] == [0.5, 0.5]
+    assert [found.workers[name].parts["detecting"] for name in ("dead", "alive")] == [2.25, 2.5]
+
+
+def test_where_no_agent_saw_the_death_the_wait_that_failed_was_its_detection() -> None:
+    survivor = Worker("a", 3.0, claim=1, generation=0).begins().steps(0, 1)
+    survivor.then("peer_lost", 2.0, step=1, phase="x", error="e", missing=[], wait_s=1.5)
+    found = parts(survivor)
+    assert (found["redone"], found["detecting"]) == (0.5, 1.5)
+
+
+def test_a_newcomer_takes_the_state_and_a_donor_gives_it() -> None:
+    newcomer = Worker("new", 3.0, generation=2).then("run_started", age_s=1.0)
+    newcomer.then("view_formed", 0.5, workers=[], shares=[0, 2]).at(claim=1)
+    newcomer.then("transfer", 2.0, step=4, bytes=8, seconds=2.0, role="takes")
+    newcomer.then("loaded", 0.25, step=4, epoch=0, from_claim=1, accepted=[]).steps(4, 5)
+    assert parts(newcomer) == {"starting": 1.0, "forming": 0.5, "transferring": 2.25, "productive": 1.0}
+
+
+def test_those_who_wait_for_the_coordinator_s_save_stand_still_for_it() -> None:
+    """The coordinator stalls for half a second before step 1, and the other meets that as a wait in its exchange."""
+    coordinator = Worker("c", 3.0, claim=1, rank=0).begins().steps(0, 1).steps(1, 2, save_s=0.5, wait_s=0.125)
+    other = Worker("o", 3.0, claim=1, rank=1).begins().steps(0, 1).steps(1, 2, wait_s=0.625)
+    found = ledger(together(coordinator, other)).workers
+    assert [found[name].parts["save_stall"] for name in "co"] == [0.5, 0.5]
+    assert [found[name].parts["exchange_wait"] for name in "co"] == [0.125, 0.125]
+
+
+def test_steps_that_a_restart_went_back_behind_do_not_count() -> None:
+    """Launch 2 goes on from step 2, so steps 2 and 3 of launch 1 were in vain."""
+    first = Worker("a", 3.0, claim=1).begins().steps(0, 4, wait_s=0.25)
+    second = Worker("b", 23.0, claim=2).begins(step=2, from_claim=1).steps(2, 4)
+    assert parts(first) == {"starting": 3, "forming": 2, "loading": 1, "productive": 3.0, "exchange_wait": 1.0}
+    found = parts(first, second)
+    assert (found["redone"], found["productive"], found["exchange_wait"]) == (2.0, 3.5, 0.5)
+
+
+def test_a_launch_that_nobody_went_on_from_was_in_vain() -> None:
+    first = Worker("a", 3.0, claim=1).begins().steps(0, 4)
+    lost = Worker("b", 23.0, claim=2).begins(step=3, from_claim=1).steps(3, 5)
+    third = Worker("c", 43.0, claim=3).begins(step=2, from_claim=1).steps(2, 3)
+    found = ledger(together(first, lost, third)).workers
+    assert [found[name].parts["redone"] for name in "abc"] == [2.0, 2.0, 0.0]
+
+
+def test_a_step_that_only_the_dead_had_applied_was_in_vain() -> None:
+    dead = Worker("dead", 3.0, claim=1, generation=1).begins().steps(0, 2)
+    alive = Worker("alive", 3.0, claim=1, generation=1).begins().steps(0, 1).at(generation=2).steps(1, 2)
+    found = ledger(together(dead, alive)).workers
+    assert [found[name].parts["redone"] for name in ("dead", "alive")] == [1.0, 0.0]
+
+
+def test_waiting_for_nodes_is_idle() -> None:
+    worker = (
+        Worker("a", 1.0).then("run_started", age_s=1.0).then("view_formed", 9.0, workers=[], shares=[0, 1], idle_s=8.0)
+    )
+    assert parts(worker) == {"starting": 1.0, "idle": 8.0, "forming": 1.0}
+
+
+def test_leaving_in_order_loses_nothing() -> None:
+    worker = Worker("a", 3.0, claim=1).begins().steps(0, 2)
+    worker.then("notice", signal="SIGTERM").then("left", 1.0, step=2, save_s=0.25, wait_s=0.5)
+    assert parts(worker) == {
+        "starting": 3.0,
+        "forming": 2.5,
+        "loading": 1.0,
+        "productive": 2.25,
+        "save_stall": 0.25,
+    }
+
+
+@given(st.integers(0, 30), st.integers(0, 30))
+def test_folding_old_records_changes_no_part(cut: int, back_to: int) -> None:
+    """Unless a restart went back to within what was folded, the ledger of a bounded log is that of the whole one."""
+    worker = Worker("a", 3.0, claim=1, generation=1, rank=0).begins()
+    worker.steps(0, 20, wait_s=0.25, data_s=0.125).then(
+        "peer_lost", 1.0, step=20, phase="", error="", missing=[], wait_s=0.5
+    )
+    worker.then("view_formed", 1.0, workers=[], shares=[0, 1]).steps(20, 30, wait_s=0.25, save_s=0.0625)
+    restarted = Worker("b", 60.0, claim=2, rank=0).begins(step=back_to, from_claim=1)
+    folding = Folding()
+    for event in worker.events[:cut]:
+        folding.add(event)
+    folded = [*folding.items, *worker.events[cut:], *restarted.events]
+    whole, bounded = ledger(together(worker, restarted)), ledger(folded)
+
+    assert bounded.whole == pytest.approx(whole.whole)
+    assert bounded.parts == pytest.approx(whole.parts)
+
+
+def test_what_is_forgotten_is_unknown_and_not_made_up() -> None:
+    worker = Worker("a", 3.0, claim=1).then("run_started", age_s=3.0)
+    worker.then("folded", 10.0, **{**folded_of(4), "since": 3.0, "unknown": True})
+    assert parts(worker) == {"starting": 3.0, "unknown": 10.0}
+
+
+def folded_of(steps: int) -> dict[str, Any]:
+    counts = {"records": {"step_applied": steps}, "steps": steps, "first": 0, "last": steps - 1}
+    return {**counts, "redone": 0, "count": 8 * steps, "saved_bytes": 0, "stall_s": 0.0, "curve": []}
