@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch.distributed.checkpoint import DefaultLoadPlanner, Metadata
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 
+from checkpoint.damage import damaged
 from checkpoint.distributed_tensor import local_box
 from checkpoint.dtypes import writable_bytes
-from checkpoint.errors import CorruptCheckpoint
 from checkpoint.hashing import xxh3
 from checkpoint.manifest import Manifest
 from checkpoint.shards import Piece
@@ -70,7 +70,7 @@ def read_chunk(storage: Storage, manifest: Manifest, chunk: Chunk) -> bytes:
     try:
         data = storage.get(manifest.id.shard_key(chunk[0]), start, size)
     except Missing:
-        raise _corrupt(manifest, chunk, "is absent") from None
+        raise damaged(manifest, chunk[0], "is absent", chunk=chunk[1]) from None
     check_chunk(manifest, chunk, data)
     return data
 
@@ -79,10 +79,10 @@ def check_chunk(manifest: Manifest, chunk: Chunk, data: Buffer) -> None:
     """Raises `CorruptCheckpoint` where these are not the chunk's bytes."""
     size = chunk_range(manifest, chunk)[1]
     if len(data) != size:
-        raise _corrupt(manifest, chunk, f"has {len(data):,} bytes, the manifest says {size:,}")
+        raise damaged(manifest, chunk[0], f"has {len(data):,} bytes, the manifest says {size:,}", chunk=chunk[1])
     found, expected = xxh3(data), manifest.objects[chunk[0]].chunks[chunk[1]]
     if found != expected:
-        raise _corrupt(manifest, chunk, f"has xxh3_128 {found}, the manifest says {expected}")
+        raise damaged(manifest, chunk[0], f"has xxh3_128 {found}, the manifest says {expected}", chunk=chunk[1])
 
 
 class _Transfer:
@@ -155,15 +155,3 @@ def _transfers(
 
 def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def _corrupt(manifest: Manifest, chunk: Chunk, what: str) -> CorruptCheckpoint:
-    tensors, key = manifest.tensors_in(chunk[0]), manifest.id.shard_key(chunk[0])
-    shown = ", ".join(tensors[:5]) + (f" and {len(tensors) - 5} more" if len(tensors) > 5 else "")
-    return CorruptCheckpoint(
-        f"checkpoint step {manifest.id.step}, object {chunk[0]} of {len(manifest.objects)}, chunk {chunk[1]} (counting "
-        f"from 0) {what}\n  object   {key}\n  tensors  {shown or 'none'}\n  state    nothing was loaded",
-        commit=str(manifest.id),
-        key=key,
-        tensors=tensors,
-    )

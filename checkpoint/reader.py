@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from checkpoint.damage import damaged
 from checkpoint.decoding import decode
 from checkpoint.dtypes import writable_bytes
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
@@ -118,7 +119,7 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
         size = found.get(manifest.id.shard_key(index))
         if size != stored.size:
             what = "is absent" if size is None else f"has {size:,} bytes"
-            raise _corrupt(manifest, index, f"{what}, the manifest says {stored.size:,} bytes")
+            raise damaged(manifest, index, f"{what}, the manifest says {stored.size:,} bytes")
 
 
 def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
@@ -126,7 +127,7 @@ def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
     try:
         data = storage.get(manifest.id.shard_key(index), 0, manifest.objects[index].size + 1)
     except Missing:
-        raise _corrupt(manifest, index, "is absent") from None
+        raise damaged(manifest, index, "is absent") from None
     _check(manifest, index, data, len(data))
     return data
 
@@ -143,7 +144,7 @@ def _read_verified(storage: Storage, manifest: Manifest, index: int) -> NDArray[
         data = np.empty(manifest.objects[index].size, np.uint8)
         size = get_into(storage, key, data.data)
     except Missing:
-        raise _corrupt(manifest, index, "is absent") from None
+        raise damaged(manifest, index, "is absent") from None
     _check(manifest, index, data.data, size)
     return data
 
@@ -152,13 +153,13 @@ def _check(manifest: Manifest, index: int, data: Buffer, size: int) -> None:
     """That these are the object's bytes. Raises `CorruptCheckpoint`."""
     stored = manifest.objects[index]
     if size != stored.size:
-        raise _corrupt(manifest, index, f"has {size:,} bytes, the manifest says {stored.size:,}")
+        raise damaged(manifest, index, f"has {size:,} bytes, the manifest says {stored.size:,}")
     found = xxh3(data)
     if found != stored.xxh3:
         chunks = chunk_hashes(data, stored.chunk_bytes)
         bad = [number for number, pair in enumerate(zip(chunks, stored.chunks, strict=True)) if pair[0] != pair[1]]
         where = f" (chunks {bad} of {len(chunks)}, counting from 0)" if bad else ""
-        raise _corrupt(manifest, index, f"has xxh3_128 {found}, the manifest says {stored.xxh3}{where}")
+        raise damaged(manifest, index, f"has xxh3_128 {found}, the manifest says {stored.xxh3}{where}")
 
 
 def _is_viewable(stored: StoredTensor) -> bool:
@@ -183,16 +184,3 @@ def _contiguous(piece: Piece, shape: tuple[int, ...]) -> bool:
     """Whether the box is one run of the tensor's row-major elements: after the first cut axis, all are whole."""
     axes = [axis for axis, (size, whole) in enumerate(zip(piece.sizes, shape, strict=True)) if size != whole]
     return not axes or all(size == 1 for size in piece.sizes[: axes[-1]])
-
-
-def _corrupt(manifest: Manifest, index: int, what: str) -> CorruptCheckpoint:
-    tensors = manifest.tensors_in(index)
-    shown = ", ".join(tensors[:5]) + (f" and {len(tensors) - 5} more" if len(tensors) > 5 else "")
-    key = manifest.id.shard_key(index)
-    return CorruptCheckpoint(
-        f"checkpoint step {manifest.id.step}, object {index} of {len(manifest.objects)} (counting from 0) {what}\n"
-        f"  object   {key}\n  tensors  {shown or 'none'}\n  state    nothing was loaded",
-        commit=str(manifest.id),
-        key=key,
-        tensors=tensors,
-    )
