@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.diff import Comparison, Difference, Side, compare
+from checkpoint.digests import digests
 from checkpoint.errors import CheckpointError
-from checkpoint.hashing import digest
 from checkpoint.housekeeping import KEEP_ALL, Removal, plan, sweep_as_claimant
 from checkpoint.manifest import Commit
 from checkpoint.names import CLAIMS
 from checkpoint.place import Place, opened
 from checkpoint.screen import Screen, human_age, human_bytes, utc
-from checkpoint.tree import walk_tensors
 
 YES, NO = 0, 1
 
@@ -62,19 +61,14 @@ def verify(asked: argparse.Namespace, screen: Screen) -> int:
 
 def show_digest(asked: argparse.Namespace, screen: Screen) -> int:
     with _place(asked.url, asked, screen) as place:
-        checkpoint = place.read(asked.step)
-    parts = {}
-    if isinstance(checkpoint.tree, dict):
-        parts = {
-            str(name): digest(part)
-            for name, part in checkpoint.tree.items()
-            if isinstance(part, dict) and any(True for _ in walk_tensors(part))
-        }
-    whole = digest(checkpoint.tree)
+        stream = place.stream(asked.step)
+        with screen.progress("hashing", stream.commit.bytes) as advance, place.counting(advance):
+            whole, parts = digests(stream)
+    commit = stream.commit
     if asked.json:
-        screen.document({"step": checkpoint.step, "name": checkpoint.commit.name, "digest": whole, "parts": parts})
+        screen.document({"step": commit.step, "name": commit.name, "digest": whole, "parts": parts})
         return YES
-    screen.say(f"{whole}  step {checkpoint.step}, everything")
+    screen.say(f"{whole}  step {commit.step}, everything")
     for name, value in parts.items():
         screen.say(f"{value}  {name}")
     return YES
@@ -106,20 +100,20 @@ def export(asked: argparse.Namespace, screen: Screen) -> int:
     with _place(asked.url, asked, screen) as place:
         place.need(asked.step)
         with new_folder(Path(asked.out)) as folder:
-            checkpoint = place.read(asked.step)
-            where = f"checkpoint step {checkpoint.step} in {place.url}"
-            parts = select(checkpoint.tree, asked.part or ["model"], where)
-            if asked.to == "dcp":
-                written = write_dcp(parts, folder)
-            else:
-                with screen.progress("writing", checkpoint.commit.bytes) as wrote:
-                    written = write_safetensors(parts, folder, max_shard_bytes=asked.max_shard_size, wrote=wrote)
+            stream = place.stream(asked.step)
+            commit = stream.commit
+            parts = select(stream, asked.part or ["model"], f"checkpoint step {commit.step} in {place.url}")
+            with screen.progress("writing", commit.bytes) as advance, place.counting(advance):
+                if asked.to == "dcp":
+                    written = write_dcp(stream, parts, folder)
+                else:
+                    written = write_safetensors(stream, parts, folder, max_shard_bytes=asked.max_shard_size)
     if asked.json:
-        facts = {"step": checkpoint.step, "name": checkpoint.commit.name, "format": asked.to, "out": asked.out}
+        facts = {"step": commit.step, "name": commit.name, "format": asked.to, "out": asked.out}
         screen.document(facts | vars(written))
         return YES
     size = human_bytes(sum(written.files.values()))
-    screen.say(f"step {checkpoint.step} -> {asked.out}")
+    screen.say(f"step {commit.step} -> {asked.out}")
     screen.say(f"{_count(written.tensors, 'tensor')}, {_count(len(written.files), 'file')}, {size}")
     for name, kept in written.tied.items():
         screen.say(f"tied: {name} is {kept}, and not written again")

@@ -10,11 +10,8 @@ lie in quite another order, some of its chunks are read again.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,24 +19,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from checkpoint.decoding import decode
 from checkpoint.errors import CorruptCheckpoint
 from checkpoint.hashing import xxh3
 from checkpoint.history import read_manifest
+from checkpoint.leaves import Array, Dtype, Value, entry, leaves
 from checkpoint.manifest import Commit
 from checkpoint.names import CommitId
 from checkpoint.reader import check_sizes, read_object
 from checkpoint.storage import Missing, Storage
-from checkpoint.tree import DEPTH_MAX, TAG, Document, child, has_fixed_meaning
 
 CACHED_CHUNKS = 4
 
 _BLOCK = 2**22  # elements that are compared at a time
-_SHOWN = 60  # characters of a plain value
-_DTYPE = re.compile(r"[<>|=]?[A-Za-z]\d*(\[\w+\])?")  # as dtype.str gives it
-_PAIRS, _ITEMS = ("dict", "OrderedDict", "Counter"), ("tuple", "torch.Size")
 
-Dtype = torch.dtype | np.dtype[Any]
 Bytes = NDArray[np.uint8]
 
 
@@ -115,37 +107,6 @@ def compare(a: Side, b: Side) -> Comparison:
     return found
 
 
-@dataclass(frozen=True)
-class Array:
-    """A tensor or array that has not been read. `name` is its name in the manifest."""
-
-    name: str
-    dtype: Dtype
-    shape: tuple[int, ...]
-
-    @property
-    def form(self) -> tuple[Dtype, tuple[int, ...]]:
-        return self.dtype, self.shape
-
-    def __str__(self) -> str:
-        name = str(self.dtype).removeprefix("torch.")
-        return f"{name if isinstance(self.dtype, torch.dtype) else f'array {name}'} {list(self.shape)}"
-
-
-@dataclass(frozen=True)
-class Value:
-    """A plain value, as the text of its document: equal texts are equal values, NaN and the types included."""
-
-    text: str
-
-    def __str__(self) -> str:
-        try:
-            shown = repr(decode(json.loads(self.text), {}))
-        except CorruptCheckpoint:
-            shown = self.text
-        return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
-
-
 class Side:
     """One commit, read tensor by tensor."""
 
@@ -205,33 +166,18 @@ class Side:
     def _entries(self) -> dict[str, Array | Value]:
         entries: dict[str, Array | Value] = {}
         try:
-            for path, document in _leaves(self._manifest.tree, "", 0):
+            for path, document in leaves(self._manifest.tree):
                 name, number = path, 1
                 while name in entries:  # {"a.b": 1} beside {"a": {"b": 2}}
                     number += 1
                     name = f"{path}#{number}"
-                entries[name] = self._entry(document)
+                entries[name] = entry(document, self._manifest.tensors)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptCheckpoint(
                 f"manifest {self._manifest.id.manifest_key}: its tree cannot be read: {type(error).__name__}: {error}",
                 commit=str(self._manifest.id),
             ) from error
         return entries
-
-    def _entry(self, document: Document) -> Array | Value:
-        kind = document.get(TAG) if type(document) is dict else None
-        if kind == "tensor":
-            stored = self._manifest.tensors[document["name"]]
-            return Array(document["name"], stored.dtype, stored.shape)
-        if kind == "ndarray":
-            stored = self._manifest.tensors[document["name"]]
-            dtype, shape = _numpy_dtype(document["dtype"]), tuple(int(size) for size in document["shape"])
-            if not has_fixed_meaning(dtype) or not dtype.itemsize or stored.dtype is not torch.uint8:
-                raise ValueError(f"no array has dtype {dtype}")
-            if math.prod(stored.shape) != math.prod(shape) * dtype.itemsize:
-                raise ValueError(f"{math.prod(stored.shape)} stored bytes are no array {dtype} {shape}")
-            return Array(document["name"], dtype, shape)
-        return Value(_text(document))
 
 
 @dataclass(frozen=True)
@@ -304,40 +250,3 @@ def _as_numpy(tensor: torch.Tensor) -> NDArray[Any] | None:
         return tensor.numpy()
     except (RuntimeError, TypeError):  # packed dtypes of 4 bits convert to nothing
         return None
-
-
-def _numpy_dtype(text: object) -> np.dtype[Any]:
-    """NumPy would take much else for a dtype, and evaluates some of it."""
-    if type(text) is not str or len(text) > 40 or not _DTYPE.fullmatch(text):
-        raise ValueError("no dtype")
-    return np.dtype(text)
-
-
-def _leaves(document: Document, path: str, depth: int) -> Iterator[tuple[str, Document]]:
-    if depth > 2 * DEPTH_MAX:
-        raise ValueError(f"it is nested more than {2 * DEPTH_MAX} levels deep")
-    children = _children(document)
-    if not children:
-        yield path, document
-    for key, item in children:
-        yield from _leaves(item, child(path, key), depth + 1)
-
-
-def _children(document: Document) -> list[tuple[Any, Document]]:
-    """The entries of a container; none for a leaf, which an empty container is too."""
-    if type(document) is list:
-        return list(enumerate(document))
-    if type(document) is not dict:
-        return []
-    if TAG not in document:
-        return list(document.items())
-    if document[TAG] in _PAIRS:
-        return [(decode(key, {}), item) for key, item in document["items"]]
-    return list(enumerate(document["items"])) if document[TAG] in _ITEMS else []
-
-
-def _text(document: Document) -> str:
-    """One text for one value, whatever the order of keys; empty containers are alike too."""
-    if type(document) is dict and document.get(TAG) in (*_PAIRS, *_ITEMS):
-        document = {} if document[TAG] in _PAIRS else []
-    return json.dumps(document, sort_keys=True)

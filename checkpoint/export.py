@@ -9,18 +9,25 @@ dcp          what torch.distributed.checkpoint.load reads, tensors and plain val
              `dcp.load({"model": model.state_dict()}, checkpoint_id=folder)`. The format holds pickles.
 
 The folder appears whole or not at all: everything is written under a temporary name beside it, fsynced, then renamed.
-A crash before leaves a folder `.<name>.<12 digits>.tmp`, which may be deleted.
+A crash before leaves a folder `.<name>.<12 digits>.tmp`; the next export to this name removes it. One that is being
+written is locked, by a lock that goes with its process.
+
+Tensors are read one at a time (stream.py), so memory is needed for one object or one tensor of the checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
+import math
 import os
+import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,14 +35,18 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
+from checkpoint.decoding import decode
 from checkpoint.errors import CheckpointError
-from checkpoint.tree import Tree, child
+from checkpoint.leaves import Array, children, is_mapping
+from checkpoint.stream import Bytes, Stream
+from checkpoint.tree import TAG, Document
 
 MAX_SHARD_BYTES = 5 * 10**9
 
 _WEIGHTS = "model"
+
+Form = tuple[str, list[int]]  # safetensors' name of a dtype, and its shape
 
 
 class ExportFailed(CheckpointError):
@@ -73,8 +84,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         if target.is_dir() and any(target.iterdir()):
             raise _refused(target, f"holds {sum(1 for _ in target.iterdir())} files", "a new name, or an empty folder")
         target.parent.mkdir(parents=True, exist_ok=True)
-        folder = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
-        folder.mkdir()
+        _remove_remains(target)
+        folder, lock = _locked_folder(target)
     except OSError as error:
         raise _refused(target, f"cannot be made: {error.strerror or error}", "a folder that may be written") from error
     try:
@@ -84,53 +95,80 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise _failed(target, error) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # nothing is there any more if it was renamed
+        os.close(lock)
 
 
-def select(tree: Tree, parts: Sequence[str], where: str) -> dict[str, Tree]:
+def _remove_remains(target: Path) -> None:
+    """Folders of exports to this name whose processes are gone. One that cannot be locked is left alone."""
+    made_by_us = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{12}}\.tmp")
+    for folder in target.parent.iterdir():
+        if made_by_us.fullmatch(folder.name):
+            with contextlib.suppress(OSError), _locked(folder):
+                shutil.rmtree(folder)
+
+
+def _locked_folder(target: Path) -> tuple[Path, int]:
+    """A new folder, and what holds its lock until it is closed."""
+    while True:
+        folder = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if folder.exists():
+                return folder, lock
+        except BlockingIOError:
+            pass  # another export takes it for remains, and removes it
+        except OSError as error:
+            if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                os.close(lock)
+                raise
+            return folder, lock  # this filesystem has no locks, so nobody removes what is left on it
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Raises OSError where another process has it, or where it cannot be known."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)
+
+
+def select(stream: Stream, parts: Sequence[str], where: str) -> dict[str, Document]:
     """These top-level parts of a checkpoint's tree. Raises `ExportFailed` that lists those there are.
 
     where  names the checkpoint in the error
     """
-    there = {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
+    there = {str(key): part for key, part in children(stream.tree)} if is_mapping(stream.tree) else {}
     missing = [part for part in parts if part not in there]
     if missing:
-        named = ", ".join(f"{name} ({_inside(value)})" for name, value in there.items())
+        named = ", ".join(f"{name} ({_inside(stream, part)})" for name, part in there.items())
         raise ExportFailed(
             f"{where} has no part {', '.join(missing)}\n"
-            f"  found  {named or f'a {type(tree).__name__}, which has no parts'}\n"
+            f"  found  {named or 'one value, which has no parts'}\n"
             "  state  nothing was written\n  next   choose with --part NAME, which may be given several times"
         )
     return {part: there[part] for part in dict.fromkeys(parts)}
 
 
 def write_safetensors(
-    parts: dict[str, Tree],
-    folder: Path,
-    *,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-    wrote: Callable[[int], object] = lambda count: None,
+    stream: Stream, parts: dict[str, Document], folder: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> Exported:
-    """Writes the parts' tensors into `folder` in Hugging Face's layout. `wrote` gets the bytes of each finished file.
-
-    memory  nothing but what is not contiguous is copied
-    raises  ExportFailed, OSError
-    """
-    tensors, left_out = _named_tensors(parts)
+    """Writes the parts' tensors into `folder` in Hugging Face's layout. Raises ExportFailed, OSError, and what reading
+    them raises."""
+    tensors, left_out = _named_tensors(stream, parts)
     kept, tied = _untie(tensors)
-    _check_storable(kept)
-    shards = split({name: tensor.nbytes for name, tensor in kept.items()}, max_shard_bytes)
+    forms = _forms(kept)
+    shards = split({name: _bytes(leaf) for name, leaf in kept.items()}, max_shard_bytes)
     files = _file_names(len(shards))
     header = {"format": "pt"} | (tied if len(shards) == 1 else {})
-    mode = folder.stat().st_mode & 0o666
     for file, names in zip(files, shards, strict=True):
-        batch = {name: kept[name].contiguous() for name in names}
-        try:
-            safetensors.torch.save_file(batch, folder / file, metadata=header)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-        (folder / file).chmod(mode)  # it is made readable by its owner only
-        wrote(sum(tensor.nbytes for tensor in batch.values()))
-    total = sum(tensor.nbytes for tensor in kept.values())
+        _write_file(stream, folder / file, {name: kept[name] for name in names}, forms, header)
+    total = sum(_bytes(leaf) for leaf in kept.values())
     if len(shards) > 1:
         places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         index = {"metadata": {"total_size": total, **tied}, "weight_map": places}
@@ -138,27 +176,73 @@ def write_safetensors(
     return Exported(_sizes(folder), len(kept), total, tied, tuple(left_out))
 
 
-def write_dcp(parts: dict[str, Tree], folder: Path) -> Exported:
+def _write_file(
+    stream: Stream, path: Path, tensors: dict[str, Array], forms: dict[str, Form], metadata: dict[str, str]
+) -> None:
+    """One safetensors file. Widest elements first, as its own library has them, so that each lies aligned."""
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
+    header: dict[str, Any] = {"__metadata__": metadata}
+    position = 0
+    for name, leaf in ordered:
+        dtype, shape = forms[name]
+        end = position + _bytes(leaf)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, leaf in ordered:
+            file.write(_native(stream.read(leaf.name), leaf).data)
+
+
+def write_dcp(stream: Stream, parts: dict[str, Document], folder: Path) -> Exported:
     """Writes the parts into `folder` as torch.distributed.checkpoint does from one process.
 
-    raises  ExportFailed, OSError
+    raises  ExportFailed, OSError, and what reading the tensors raises
     """
     # Imported late: it takes as long as all else that the command imports.
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
 
+    from checkpoint.export_dcp import Lazily
+
+    leaves = [leaf for part, document in parts.items() for leaf in stream.entries(document, part)]
+    tensors = {leaf.name: leaf for _, leaf in leaves if isinstance(leaf, Array) and isinstance(leaf.dtype, torch.dtype)}
+    lazily = Lazily(stream, tensors)
+    arrays = {
+        leaf.name: torch.tensor(stream.read(leaf.name))
+        for _, leaf in leaves
+        if isinstance(leaf, Array) and leaf.name not in tensors
+    }
+    state = {part: decode(_without_strides(document), {**arrays, **lazily.empty}) for part, document in parts.items()}
     # One thread writes. With more, an error in one of them is lost and the save succeeds (pytorch#191391).
-    writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, thread_count=1)
+    writer = dcp.FileSystemWriter(
+        folder, single_file_per_rank=True, sync_files=True, thread_count=1, per_thread_copy_ahead=0
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
-            dcp.save(parts, storage_writer=writer, no_dist=True)
+            dcp.save(state, storage_writer=writer, planner=lazily, no_dist=True)
         except CheckpointException as error:  # which is a BaseException, and prints stacks
             first = next(iter(error.failures.values()), (error, None))[0]
+            if isinstance(first, CheckpointError):
+                raise first from None
             raise OSError(f"torch.distributed.checkpoint: {type(first).__name__}: {first}") from None
-    tensors = [leaf for _, leaf in _leaves(parts, "") if isinstance(leaf, torch.Tensor)]
-    empty = tuple(path for path, leaf in _leaves(parts, "") if isinstance(leaf, dict))
-    return Exported(_sizes(folder), len(tensors), sum(tensor.nbytes for tensor in tensors), {}, empty)
+    written = [leaf for _, leaf in leaves if isinstance(leaf, Array) and leaf.name in tensors]
+    empty = tuple(path for path, leaf in leaves if not isinstance(leaf, Array) and leaf.text == "{}")
+    return Exported(_sizes(folder), len(written), sum(map(_bytes, written)), {}, empty)
+
+
+def _without_strides(document: Document) -> Document:
+    """The same tree; its tensors lie in row-major order, as they do in storage."""
+    if isinstance(document, list):
+        return [_without_strides(item) for item in document]
+    if not isinstance(document, dict):
+        return document
+    if document.get(TAG) == "tensor":
+        return {key: value for key, value in document.items() if key != "stride"}
+    return {key: _without_strides(value) for key, value in document.items()}
 
 
 def split(sizes: dict[str, int], limit: int) -> list[list[str]]:
@@ -174,13 +258,13 @@ def split(sizes: dict[str, int], limit: int) -> list[list[str]]:
     return groups
 
 
-def _named_tensors(parts: dict[str, Tree]) -> tuple[dict[str, torch.Tensor], list[str]]:
-    tensors: dict[str, torch.Tensor] = {}
+def _named_tensors(stream: Stream, parts: dict[str, Document]) -> tuple[dict[str, Array], list[str]]:
+    tensors: dict[str, Array] = {}
     left_out: list[str] = []
-    for part, tree in parts.items():
-        for path, leaf in _leaves(tree, part if len(parts) > 1 else ""):
-            name, tensor = path or part, _as_tensor(leaf)
-            if tensor is None:
+    for part, document in parts.items():
+        for path, leaf in stream.entries(document, part if len(parts) > 1 else ""):
+            name = path or part
+            if not isinstance(leaf, Array) or _torch_dtype(leaf) is None:
                 left_out.append(name)
             elif name in tensors:
                 raise ExportFailed(
@@ -188,7 +272,7 @@ def _named_tensors(parts: dict[str, Tree]) -> tuple[dict[str, torch.Tensor], lis
                     "  state  nothing was written\n  next   export with --to dcp, or one part at a time"
                 )
             else:
-                tensors[name] = tensor
+                tensors[name] = leaf
     if not tensors:
         raise ExportFailed(
             f"there is no tensor in {', '.join(parts)}\n"
@@ -197,53 +281,64 @@ def _named_tensors(parts: dict[str, Tree]) -> tuple[dict[str, torch.Tensor], lis
     return tensors, left_out
 
 
-def _leaves(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
-    """Everything that holds nothing, under its path; empty containers too."""
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from _leaves(value, child(path, key))
-    elif isinstance(tree, list | tuple) and tree:
-        for index, value in enumerate(tree):
-            yield from _leaves(value, child(path, index))
-    else:
-        yield path, tree
+def _torch_dtype(leaf: Array) -> torch.dtype | None:
+    """None for text, times and whatever else torch has no dtype for."""
+    if isinstance(leaf.dtype, torch.dtype):
+        return leaf.dtype
+    try:
+        return torch.from_numpy(np.empty(0, leaf.dtype.newbyteorder("="))).dtype
+    except TypeError:
+        return None
 
 
-def _as_tensor(leaf: object) -> torch.Tensor | None:
-    if isinstance(leaf, torch.Tensor):
-        return leaf
-    if isinstance(leaf, np.ndarray):
-        try:
-            return torch.from_numpy(np.ascontiguousarray(leaf, leaf.dtype.newbyteorder("=")))
-        except TypeError:  # text, times and whatever else torch has no dtype for
-            return None
-    return None
+def _native(data: Bytes, leaf: Array) -> Bytes:
+    """An array's bytes in the order that torch has them in."""
+    if isinstance(leaf.dtype, torch.dtype) or leaf.dtype.isnative:
+        return data
+    return data.view(leaf.dtype).astype(leaf.dtype.newbyteorder("=")).view(np.uint8)
 
 
-def _untie(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Those to write, and other name -> name. A checkpoint's tied tensors are one object."""
-    first: dict[int, str] = {}
-    tied = {name: kept for name, tensor in tensors.items() if (kept := first.setdefault(id(tensor), name)) != name}
-    return {name: tensor for name, tensor in tensors.items() if name not in tied}, tied
+def _bytes(leaf: Array) -> int:
+    return math.prod(leaf.shape) * leaf.dtype.itemsize
 
 
-def _check_storable(tensors: dict[str, torch.Tensor]) -> None:
-    bad = [f"{name} ({str(one.dtype).removeprefix('torch.')})" for name, one in tensors.items() if not _storable(one)]
+def _untie(tensors: dict[str, Array]) -> tuple[dict[str, Array], dict[str, str]]:
+    """Those to write, and other name -> name. A checkpoint's tied tensors are stored once."""
+    first: dict[str, str] = {}
+    tied = {
+        name: kept
+        for name, leaf in tensors.items()
+        if isinstance(leaf.dtype, torch.dtype) and (kept := first.setdefault(leaf.name, name)) != name
+    }
+    return {name: leaf for name, leaf in tensors.items() if name not in tied}, tied
+
+
+def _forms(tensors: dict[str, Array]) -> dict[str, Form]:
+    """Each tensor's dtype and shape as safetensors has them. Raises `ExportFailed` where it has no such dtype."""
+    found, bad = {}, []
+    for name, leaf in tensors.items():
+        form = _form(leaf)
+        if form is None:
+            bad.append(f"{name} ({str(leaf.dtype).removeprefix('torch.')})")
+        else:
+            found[name] = form
     if bad:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise ExportFailed(
             f"safetensors has no such dtype: {', '.join(bad[:5])}{more}\n"
             "  state  nothing was written\n  next   export with --to dcp"
         )
+    return found
 
 
-def _storable(tensor: torch.Tensor) -> bool:
-    """What safetensors can hold depends on its version, so it is asked."""
+def _form(leaf: Array) -> Form | None:
+    """What safetensors can hold, and how, depends on its version, so it is asked, about nothing of this shape."""
     try:
-        safetensors.torch.save({"x": tensor.new_empty(0)})
+        data = safetensors.torch.save({"x": torch.empty((0, *leaf.shape), dtype=_torch_dtype(leaf))})
     except KeyError:
-        return False
-    return True
+        return None
+    asked = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["x"]
+    return asked["dtype"], asked["shape"][1:]
 
 
 def _file_names(count: int) -> list[str]:
@@ -272,9 +367,8 @@ def _fsync(path: Path) -> None:
         os.close(file)
 
 
-def _inside(part: Tree) -> str:
-    leaves = [leaf for _, leaf in _leaves(part, "")]
-    count = sum(isinstance(leaf, torch.Tensor | np.ndarray) for leaf in leaves)
+def _inside(stream: Stream, part: Document) -> str:
+    count = sum(isinstance(leaf, Array) for _, leaf in stream.entries(part))
     return f"{count} tensor{'' if count == 1 else 's'}" if count else "no tensors"
 
 

@@ -39,9 +39,14 @@ def digest(tree: Tree) -> str:
     """
     sha = hashlib.sha256()
     for name, dtype, shape, data in _sorted(tree):
-        sha.update(f"{len(name)}:{name} {dtype} {shape} {len(data)}\n".encode("utf-8", "surrogatepass"))
-        sha.update(data)
+        digest_entry(sha, name, dtype, shape, data)
     return sha.hexdigest()
+
+
+def digest_entry(sha: hashlib._Hash, name: str, dtype: str, shape: list[int], data: Buffer) -> None:
+    """Takes one tensor into a digest; they come in order of their names. `data` is its bytes, flat."""
+    sha.update(f"{len(name)}:{name} {dtype} {shape} {len(data)}\n".encode("utf-8", "surrogatepass"))
+    sha.update(data)
 
 
 def _sorted(tree: Tree) -> Iterable[tuple[str, str, list[int], memoryview]]:

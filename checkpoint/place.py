@@ -15,10 +15,10 @@ from checkpoint.checkpointer import Checkpointer
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.history import History, read_history, read_manifest
 from checkpoint.names import COMMITS, DATA, CommitId, commit_id
-from checkpoint.reader import Checkpoint
 from checkpoint.screen import Advance, Screen
 from checkpoint.storage import Storage, open_storage
 from checkpoint.storage.redact import Scrubber, redact
+from checkpoint.stream import Stream
 
 _SHOWN = 5  # names in an error
 
@@ -89,14 +89,31 @@ class Place:
             raise self._all_outside()
         return (inside or outside)[0]
 
-    def read(self, step: int | None) -> Checkpoint:
-        """The newest whole checkpoint, or that of `step`, while a bar shows how far. Raises as `Checkpointer.read`."""
+    def stream(self, step: int | None) -> Stream:
+        """The newest whole checkpoint, or that of `step`, verified while a bar shows how far; its tensors are then read
+        one at a time. A damaged one is passed over, as `Checkpointer.read` does; raises as that does."""
         self.need(step)
-        ids = [id for id in self._history().lineage if step is None or id.step == step]
-        if not ids:
-            raise self._all_outside()
-        with self._screen.progress("reading", self._bytes(ids[0])) as advance, self.counting(advance):
-            return self.runs.read(step=step)
+        rejected: dict[str, str] = {}
+        error: CorruptCheckpoint | None = None
+        while True:
+            ids = [id for id in self._history().lineage if step is None or id.step == step]
+            new = [id for id in ids if str(id) not in rejected]
+            if not ids and not rejected:
+                raise self._all_outside()
+            if not new:
+                break  # a sweep may have removed what was being read, so the list is read until it brings nothing new
+            for id in new:
+                try:
+                    with self._screen.progress("verifying", self._bytes(id)) as advance, self.counting(advance):
+                        return Stream(self.storage, id)
+                except CorruptCheckpoint as damage:
+                    self._screen.warn(f"{id} passed over: {damage}")
+                    rejected[str(id)] = str(damage)
+                    error = damage
+        if step is not None and error is not None:
+            raise error
+        reasons = "\n".join(f"  {name}: {why.splitlines()[0]}" for name, why in rejected.items())
+        raise NoCheckpoint(f"no checkpoint in {self.url} is whole\n{reasons}", rejected)
 
     def nothing_here(self) -> NoCheckpoint:
         """The error for a URL without commits: what lies there instead, and what was probably meant."""

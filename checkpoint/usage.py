@@ -38,8 +38,9 @@ _ABOUT = {
     "kind, shape or dtype (other), and whose values differ (how many elements, and the largest absolute difference of "
     "two finite ones). How a state was sharded or held in containers does not count. Without a step, the newest is "
     "compared.",
-    "export": "Write a checkpoint for other tools. It is read into memory and verified first. OUT is a new local "
-    "folder, which appears whole or not at all.",
+    "export": "Write a checkpoint for other tools. It is read and verified first, then read again tensor by tensor, so "
+    "that memory is needed for one object of it (128 MiB) or one tensor. OUT is a new local folder, which appears "
+    "whole or not at all.",
     "sweep": "Remove what nothing needs any more: the remains of saves that never finished, checkpoints outside the "
     "lineage and, with --keep, older ones. A run does this by itself after each save; this is for runs that ended. "
     "It takes the run's next claim, so it refuses while a job holds the URL.",

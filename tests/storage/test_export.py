@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ import torch
 from safetensors import safe_open
 from torch.distributed import checkpoint as dcp
 
-from checkpoint import Checkpointer, digest
+from checkpoint import Checkpointer, CorruptCheckpoint, digest, stream
 from checkpoint.cli import main
 from checkpoint.export import split
+from checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
 
 ROOT = Path(__file__).parents[2]
@@ -143,11 +146,14 @@ ODD = {
 }
 
 
+@pytest.mark.parametrize("kept", [0, 2**27])
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])
 def test_every_shape_and_dtype_arrives_bit_by_bit(
-    form: str, tmp_path: Path, checkpointer: Make, capsys: Capture
+    form: str, kept: int, tmp_path: Path, checkpointer: Make, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with checkpointer(tmp_path / "run") as runs:
+    """Each tensor is cut into pieces, and read again after it was verified, or kept from then."""
+    monkeypatch.setattr(stream, "KEPT_BYTES", kept)
+    with checkpointer(tmp_path / "run", shard_bytes=40) as runs:
         runs.save(1, {"model": {**ODD, "array": np.arange(4, dtype=">f8"), "note": "text", "none": {}}})
     assert export(tmp_path / "run", tmp_path / "out", "--to", form, "--json") == 0
     document = json.loads(capsys.readouterr().out)
@@ -256,6 +262,86 @@ def test_an_export_that_is_killed_is_there_as_a_whole_or_not_at_all(
     if ends_with is signal.SIGINT:
         assert b"Traceback (most recent call last)" not in error or out.exists()
         assert not list(tmp_path.glob(".out.*"))
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one_and_a_living_one_s_stays(
+    big: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "out"
+    arguments = [sys.executable, "-m", "checkpoint", "export", str(big), str(out), "--to", "safetensors"]
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + WITHIN_S
+        while not list(tmp_path.glob(".out.*.tmp/*")) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.0002)
+        process.send_signal(signal.SIGSTOP)
+        left = list(tmp_path.glob(".out.*.tmp"))
+        assert left or out.exists()
+        if left:  # it was stopped in the middle
+            assert export(big, out, "--to", "safetensors") == 0
+            assert list(tmp_path.glob(".out.*.tmp")) == left
+            shutil.rmtree(out)
+        process.kill()
+        process.communicate(timeout=WITHIN_S)
+    mine = tmp_path / ".out.0123456789ab.tmp.kept"
+    mine.mkdir()
+    (tmp_path / ".out.0123456789ab.tmp").mkdir()
+    (tmp_path / ".out.0123456789ab.tmp" / "half").write_bytes(b"x")
+    if out.exists():
+        shutil.rmtree(out)
+    assert export(big, out, "--to", "safetensors") == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "out", mine.name}
+
+
+@pytest.mark.parametrize("command", [["export", "--to", "safetensors"], ["export", "--to", "dcp"], ["digest"]])
+def test_memory_is_needed_for_one_object_and_one_tensor(
+    command: list[str], tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 32 MB in 64 tensors, sharded over two ranks; the numbers of NumPy and Python, to the byte."""
+    with checkpointer(tmp_path / "run", shard_bytes=2**20) as runs:
+        runs.save(1, {"model": {f"w{i}": torch.randn(2**17) for i in range(64)}})
+    monkeypatch.setattr(stream, "KEPT_BYTES", 0)
+    monkeypatch.setattr(stream, "READ_AHEAD_BYTES", 2**16)
+    out = [str(tmp_path / "out")] if command[0] == "export" else []
+    arguments = [command[0], str(tmp_path / "run"), *out, *command[1:]]
+    main(["verify", str(tmp_path / "run")])  # imports
+    tracemalloc.start()
+    try:
+        assert main(arguments) == 0
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * 2**20
+
+
+def test_what_changes_between_the_two_reads_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "KEPT_BYTES", 0)
+    with Checkpointer(run) as runs:
+        found = stream.Stream(open_storage(run), runs.list()[0].id)
+    for shard in (run / "data").glob("*/s000000020-*/*"):
+        data = shard.read_bytes()
+        shard.unlink()
+        shard.write_bytes(data[:-200] + bytes(200))
+    names = ["model.embed.weight", "model.norm.weight", "optimizer.state[0].exp_avg", "array"]
+    with pytest.raises(CorruptCheckpoint, match="was whole, and changed while it was read"):
+        list(map(found.read, names))
+
+
+@pytest.mark.parametrize("kept", [0, 2**27])
+def test_a_digest_is_that_of_the_state_however_its_names_are_ordered(
+    kept: int, tmp_path: Path, checkpointer: Make, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a part, "[3]" comes before "x", and within the whole tree after ".x"."""
+    monkeypatch.setattr(stream, "KEPT_BYTES", kept)
+    tied = torch.randn(5, 3)
+    part = {"x": torch.randn(3), 3: torch.randn(2), "y": {1: tied, "a": tied, "é": torch.randn(2, 2).t()}}
+    state = {"part": part, "b": {"z": tied, "array": np.arange(6, dtype=">i2")}, "alone": torch.ones(2), "n": {"k": 1}}
+    with checkpointer(tmp_path / "run", shard_bytes=40) as runs:
+        runs.save(1, state)
+    assert main(["digest", str(tmp_path / "run"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["digest"] == digest(state)
+    assert document["parts"] == {"part": digest(part), "b": digest(state["b"])}
 
 
 def test_from_s3(s3: S3Server, tmp_path: Path, checkpointer: Make) -> None:
