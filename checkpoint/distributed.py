@@ -70,7 +70,8 @@ class Together:
         world, agreement = self._joined()
         if self._background is not None:
             self._background.settle()
-        agreed = agreement.reach(step, state, _with_size(meta, world), claim=context.claim, now_s=context.now_s)
+        meta = _with_size(meta, world)
+        agreed = agreement.reach(step, state, meta, claim=context.claim, now_s=context.now_s, how="blocking=True")
         assert isinstance(agreed, Agreed)
         return write_together(world, self._storage, agreed)
 

@@ -77,12 +77,14 @@ class Agreement:
         *,
         claim: Callable[[], Claim],
         now_s: Callable[[], float],
+        how: str,
         say: Callable[[], Message] = dict,
         more: More = lambda said, draft: {},
     ) -> Agreed | Message:
         """The save to be made; or the answer of `more`, where that has "stop" in it. Collective.
 
         claim, now_s  are called on rank 0
+        how           what was called; for people, and it must be the same on all ranks
         say           makes what this rank says beside its state
         more          called on rank 0 with what all said, and the draft if the plan still holds; its answer is for all
         raises        the same on all ranks: UnsupportedValue, ClaimHeld, StorageError, what `more` raises, or
@@ -94,7 +96,11 @@ class Agreement:
         mine: Message | Exception
         try:
             drafting.tree, tensors, drafting.meta = documents(step, state, meta, sharded=True)
-            mine = {"step": step, "signature": self._signer.sign(tensors), "planned": self.layout is not None}
+            mine = {
+                "call": f"step {step}, {how}",
+                "signature": self._signer.sign(tensors),
+                "planned": self.layout is not None,
+            }
             mine["more"] = say()
         except Exception as error:  # whatever it is, the others must not wait for this rank
             mine = error
@@ -113,11 +119,12 @@ class Agreement:
 
     def _begin(self, said: list[Message], drafting: _Drafting, more: More) -> list[Message]:
         """On rank 0."""
-        steps = {message["step"] for message in said}
-        if len(steps) > 1:
+        calls = [message["call"] for message in said]
+        if len(set(calls)) > 1:
+            found = ", ".join(f"rank {rank} {call}" for rank, call in enumerate(calls))
             raise CheckpointError(
-                f"the ranks save different steps: {sorted(steps)}\n"
-                "  state  nothing was saved\n  next   call save with one step on all ranks"
+                f"the ranks do not call the same: {found}\n"
+                "  state  nothing was saved\n  next   call save with one step and one `blocking` on all ranks"
             )
         proposed = [message["signature"] for message in said]
         new = self._signatures != proposed or not all(message["planned"] for message in said)

@@ -77,7 +77,7 @@ class BackgroundTogether:
 
     def warm(self, state: Tree, context: Context) -> None:
         """Plans, then starts the process and makes the arena, in a thread. Collective as far as the plan goes."""
-        agreed = self._agreement.reach(0, state, {}, claim=context.claim, now_s=context.now_s)
+        agreed = self._agreement.reach(0, state, {}, claim=context.claim, now_s=context.now_s, how="warm()")
         assert isinstance(agreed, Agreed)
 
         def prepare() -> None:
@@ -96,7 +96,14 @@ class BackgroundTogether:
         with self._workshop.lock:
             saving = Saving(step)
             agreed = self._agreement.reach(
-                step, state, meta, claim=context.claim, now_s=context.now_s, say=self._say, more=self._decide
+                step,
+                state,
+                meta,
+                claim=context.claim,
+                now_s=context.now_s,
+                how="blocking=False",
+                say=self._say,
+                more=self._decide,
             )
             if not isinstance(agreed, Agreed):
                 saving.fail(dropped(step, agreed["stop"]))

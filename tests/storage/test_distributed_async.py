@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import random
 import resource
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from checkpoint import Checkpointer, CheckpointError, SaveDropped, StorageError, staging
+from checkpoint import Checkpointer, CheckpointError, SaveDropped, Saving, StorageError, staging
 from checkpoint.testing import Delay, Plan
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import beside, build, fingerprint, own_writer, train, writers_left
 
 WITHIN_S = 50.0
+SEED = int(os.environ.get("SEED", "0")) or random.randrange(1, 10**6)
+ROUNDS = int(os.environ.get("ROUNDS", "4"))
 SLOW = Plan(Delay(2.0, on="write", path="*/data/*s000000002*"))  # every object of step 2
 
 
@@ -240,6 +245,41 @@ def test_those_who_are_left_form_a_group_and_go_on_saving(tmp_path: Path) -> Non
     assert writers_left(tmp_path) == []
 
 
+def at_random(rank: int, size: int, folder: str, name: str, victim: int, whom: str, after_s: float) -> list[int]:
+    """Saves step after step until one fails, or the victim is killed; returns what was said to be committed."""
+    known = []
+    with beside(folder, rank, size, name=name, failures_max=1, keep=10**6, shard_bytes=2**16) as runs:
+        first = 1 + max((commit.step for commit in runs.list()), default=0)
+        dist.barrier()
+        runs.save(first, values(first), blocking=False).wait(WITHIN_S)
+        known.append(first)
+        mine = own_writer(folder)
+        if rank == victim:
+            at = os.getpid() if whom == "rank" else mine.pid
+            threading.Timer(after_s, os.kill, (at, signal.SIGKILL)).start()
+        savings: list[Saving] = []
+        with contextlib.suppress(CheckpointError):
+            for step in range(first + 1, first + 10_000):
+                savings.append(runs.save(step, values(step), blocking=False))
+        for saving in savings:
+            with contextlib.suppress(CheckpointError):
+                known.append(saving.wait(WITHIN_S).step)
+    return known
+
+
+def test_kills_at_random_moments_leave_whole_checkpoints_only(tmp_path: Path) -> None:
+    """Whatever a rank was told is committed is there, every byte of it, and the next ranks go on from there."""
+    moments = random.Random(SEED)
+    for number in range(ROUNDS):
+        victim, whom = moments.randrange(3), moments.choice(["rank", "writer"])
+        after_s = moments.uniform(0, 0.6)
+        answers = run_ranks(at_random, 3, str(tmp_path), f"round{number}", victim, whom, after_s)
+        known = [step for one in alive(answers, *([victim] if whom == "rank" else [])) for step in one]
+        assert writers_left(tmp_path) == [], f"SEED={SEED} round {number}"
+        there = committed(tmp_path)
+        assert set(known) <= set(there), f"SEED={SEED} round {number}: {whom} {victim} after {after_s:.3f} s"
+
+
 # Rules that are the same on all ranks
 
 
@@ -327,8 +367,10 @@ def changing(rank: int, size: int, folder: str) -> None:
         for step, one in enumerate(states):
             assert runs.read(step=step).tree["x"] == one["x"]
             assert len(runs.read(step=step).tree["w"]) == len(one["w"])
-        with pytest.raises(CheckpointError, match="different steps"):
+        with pytest.raises(CheckpointError, match="do not call the same"):
             runs.save(7 + rank, states[0], blocking=False)
+        with pytest.raises(CheckpointError, match="rank 1 step 8, blocking=True"):
+            runs.save(8, states[0], blocking=bool(rank))
         assert runs.save(9, states[0], blocking=False).wait(WITHIN_S).step == 9
 
 
