@@ -31,6 +31,7 @@ from elastic.membership.rules import BOUNDARY
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog
 from elastic.observe.observer import Observer
+from elastic.observe.pulse import Pulse
 from elastic.observe.timing import Stopwatch, age_s
 from elastic.origin import Origin
 from elastic.place import Place
@@ -73,6 +74,13 @@ class Session:
         )
         self.events = EventLog(config.url, worker_id=run.worker_id, storage_options=config.storage_options or None)
         self.events.context(rank=launch.rank, world_size=launch.world_size, generation=run.generation)
+        pulse = Pulse(
+            total_steps=config.plan.total_steps,
+            shares=config.plan.virtual_workers,
+            tell=self.live.pulse if self.live is not None and launch.status else None,
+            say=console.say if not launch.status else None,
+        )
+        self.events.hear(pulse.hear)
         if launch.observer is not None:
             self.events.keep_all()  # evidence
         self.place = Place(run, config, launch, self.live, observer, self.events, self.progress)

@@ -24,6 +24,7 @@ import secrets
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ from elastic.launch.starter import Request, Starter
 from elastic.launch.worker import SHARED_STDERR
 from elastic.membership.progress import BYTES, Record
 from elastic.membership.wire import Message
+from elastic.observe.screen import Screen
 
 FAILED, INTERRUPTED = 1, 130
 _TICK_S = 0.1
@@ -57,6 +59,7 @@ class NodeRules:
     hang_s   how long a step may take without a sign, unless experience says otherwise
     leave_s  how long workers may take to leave, or to come to an end when the run is over
     leave_on signals that make this node leave
+    status   show the run's status on stderr, which is a terminal
     """
 
     node: str
@@ -66,6 +69,7 @@ class NodeRules:
     hang_s: float
     leave_s: float
     leave_on: tuple[signal.Signals, ...]
+    status: bool = False
 
 
 @dataclass
@@ -125,6 +129,7 @@ class Agent:
         self._hang_patience = 1.0
         self._traces: set[str] = set()  # that people have seen
         self._hostname = socket.gethostname()
+        self._screen = Screen(sys.stderr.fileno()) if rules.status else None
         self._starter = Starter(self._loop, script, environ, fresh=fresh, started=self._started, say=say)
 
     def run(self) -> int:
@@ -203,6 +208,8 @@ class Agent:
             "ELASTIC_HANG_S": str(rules.hang_s),
             "ELASTIC_ORDERED": str(time.time()),
         }
+        if self._screen is not None:
+            env["ELASTIC_STATUS"] = "1"
         if rules.address is not None:
             env["ELASTIC_ADDRESS"] = rules.address
         if rules.job is not None:
@@ -224,6 +231,10 @@ class Agent:
 
     def _heard(self, worker: _Worker, message: Message) -> None:
         match message["say"]:
+            case "pulse":
+                if self._screen is not None:
+                    self._screen.show(message["status"])
+                return
             case "ready":
                 worker.ready = True
                 if self._leaving:
@@ -386,6 +397,8 @@ class Agent:
         os.close(worker.progress)
 
     def _clear_away(self) -> None:
+        if self._screen is not None:
+            self._screen.close()
         self._starter.close()
         for worker in self._workers.values():
             self._kill(worker)

@@ -62,6 +62,7 @@ class Arguments:
 
     run_id      --rdzv-id; None where it tells no jobs apart
     fresh       each worker is a fresh interpreter
+    status      show the run's status, where stderr is a terminal
     rdzv        torchrun's configuration of the rendezvous; empty where there is one node
     """
 
@@ -76,6 +77,7 @@ class Arguments:
     run_id: str | None = None
     fresh: bool = False
     local_addr: str | None = None
+    status: bool = True
     rdzv_endpoint: str = ""
     rdzv: Mapping[str, Any] = field(default_factory=dict)
     logs: LogRules = field(default_factory=LogRules)
@@ -100,6 +102,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="How long a worker may compute without a sign of progress before it counts as stuck: the larger of this "
         f"and ten times the median step. It is then killed, with its stacks in the log. Default {HANG_LIMIT_S:.0f}.",
+    )
+    made.add_argument(
+        "--no-status",
+        action="store_true",
+        help="Do not keep the terminal's last two lines for the run's status: step, loss, speed, workers, last fault, "
+        "last save. Where stderr is no terminal, a line is written after each change of the view instead.",
     )
     for name, value in (("max_restarts", RESTARTS_MAX), ("start_method", "forkserver")):
         if f"PET_{name.upper()}" not in os.environ:  # where torchrun's parser takes its defaults from
@@ -147,6 +155,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         leave_on=leave_on,
         run_id=None if options.standalone or config.run_id == "none" else config.run_id,
         fresh=options.start_method == "spawn",
+        status=not options.no_status,
         local_addr=config.local_addr,
         rdzv_endpoint=config.rdzv_endpoint,
         rdzv={} if one_node else config.rdzv_configs,

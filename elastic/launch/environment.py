@@ -38,6 +38,7 @@ class Launch:
     address                   what a view's group listens on
     token                     the end of the worker's id, where its agent has chosen one
     ordered                   unix seconds, when that agent asked for this worker
+    status                    that agent shows the run's status
     hang_s                    how long a worker may compute without a step's end before it counts as hung, at least
     """
 
@@ -56,6 +57,7 @@ class Launch:
     address: str | None = None
     token: str | None = None
     ordered: float | None = None
+    status: bool = False
     hang_s: float = 30.0
 
     @property
@@ -79,6 +81,7 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             address=env.get("ELASTIC_ADDRESS"),
             token=env.get("ELASTIC_TOKEN"),
             ordered=float(env["ELASTIC_ORDERED"]) if "ELASTIC_ORDERED" in env else None,
+            status=env.get("ELASTIC_STATUS") == "1",
             hang_s=float(env.get("ELASTIC_HANG_S", "30")),
         )
     if "RANK" not in env and "WORLD_SIZE" not in env:

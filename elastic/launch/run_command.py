@@ -53,6 +53,7 @@ def _run(arguments: Arguments, environ: Mapping[str, str]) -> int:
     from elastic.launch.agent import Agent, NodeRules
     from elastic.launch.hubs import HubElsewhere
     from elastic.launch.logs import Logs
+    from elastic.observe.screen import wanted
 
     say = Console(quiet=False).warn
     node = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
@@ -73,6 +74,7 @@ def _run(arguments: Arguments, environ: Mapping[str, str]) -> int:
             hang_s=arguments.hang_s,
             leave_s=arguments.leave_s,
             leave_on=arguments.leave_on,
+            status=arguments.status and wanted(sys.stderr.fileno(), environ),
         )
         logs = Logs(arguments.logs, say=say)
         return Agent(arguments.script, rules, hub, logs, environ, fresh=arguments.fresh, say=say).run()

@@ -18,6 +18,7 @@ FOLDS = frozenset({"step_applied", "save_begun", "staged", "saved", "reads", "we
 _COMMON = ("worker", "generation", "rank", "world_size", "claim")
 _POINTS = 32  # of a curve, in what was folded at once
 _POINTS_MAX = 512
+_SAVES_MAX = 128
 
 
 class Folding:
@@ -83,6 +84,7 @@ def _blank(record: Mapping[str, Any], since: float) -> Event:
         "since": min(since, float(record["t"])),
         "records": {},
         **zeros,
+        "saved_t": [],
         "curve": [],
         "unknown": False,
     }
@@ -103,6 +105,7 @@ def _absorb(into: Event, record: Mapping[str, Any]) -> None:
         into["count"] += record.get("count", 0)
     elif name == "saved":
         into["saved_bytes"] += record.get("bytes", 0)
+        into["saved_t"] = _thinned([*into["saved_t"], into["t"]], _SAVES_MAX)
         into["stall_s"] = round(into["stall_s"] + record.get("stall", record.get("seconds", 0.0)), 6)
 
 
@@ -127,10 +130,14 @@ def _merged(a: Event, b: Event) -> Event:
     both["last"] = b["last"] if b["last"] is not None else a["last"]
     names = {*a["records"], *b["records"]}
     both["records"] = {name: a["records"].get(name, 0) + b["records"].get(name, 0) for name in sorted(names)}
-    curve = [*a["curve"], *b["curve"]]
-    both["curve"] = curve[:: 1 + len(curve) // _POINTS_MAX] if len(curve) > _POINTS_MAX else curve
+    both["curve"] = _thinned([*a["curve"], *b["curve"]], _POINTS_MAX)
+    both["saved_t"] = _thinned([*a["saved_t"], *b["saved_t"]], _SAVES_MAX)
     both["unknown"] = a["unknown"] or b["unknown"]
     return both
+
+
+def _thinned(items: list[Any], most: int) -> list[Any]:
+    return items if len(items) <= most else items[::2]
 
 
 def _same_place(a: Event, b: Event) -> bool:

@@ -122,9 +122,9 @@ class Ledger:
         return self.parts["productive"] / self.whole if self.whole > 0 else 0.0
 
 
-def ledger(events: Sequence[Event]) -> Ledger:
+def ledger(events: Sequence[Event], counting: Counting | None = None) -> Ledger:
     """The account of all workers of a run, over all its launches. events: as read_events gives them."""
-    counts = Counting(events)
+    counts = counting or Counting(events)
     faults = Faults(events)
     stalls = _stalls(events)
     by_worker: dict[str, list[Event]] = defaultdict(list)

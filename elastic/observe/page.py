@@ -45,12 +45,13 @@ _META = (
 )
 
 
-def page(name: str, events: Sequence[Event]) -> str:
-    """name: the run's, as people may see it. Raises ValueError if there are no events."""
-    found = report(events)
+def page(name: str, events: Sequence[Event], found: Report | None = None) -> str:
+    """name: the run's, as people may see it; found: their report. Raises ValueError if there are no events."""
+    found = found or report(events)
     accounts = list(found.ledger.workers.values())
     axis = Axis(min(a.begin_s for a in accounts), max(float(events[-1]["t"]), *(a.end_s for a in accounts)))
     saves = [float(event["t"]) for event in events if event["event"] == "saved"]
+    saves += [t for event in events if event["event"] == "folded" for t in event["saved_t"]]
     failed = [float(event["t"]) for event in events if event["event"] == "save_failed"]
     parts = [
         _head(name, found, axis),

@@ -65,7 +65,7 @@ td.wide,th.wide{color:var(--soft);padding-left:12px}
 .turns td:nth-child(1){white-space:nowrap}
 .turns td:nth-child(3),.turns th.text{text-align:left;white-space:normal;overflow-wrap:anywhere;padding-left:6px}
 .turns td:nth-child(1),.turns th:nth-child(1){text-align:right}
-tr.loss td:nth-child(3),tr.restart td:nth-child(3){color:var(--bad)}
+tr.loss td:nth-child(3),tr.broken td:nth-child(3),tr.restart td:nth-child(3){color:var(--bad)}
 tr.sum th,tr.sum td{font-weight:600}
 .curves{display:grid;grid-template-columns:repeat(2,1fr);gap:0 28px}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 18px;margin:0}

@@ -131,7 +131,7 @@ def report(events: Sequence[Event]) -> Report:
         step_seconds_p99=took[1] if took else None,
         turns=tuple(turns(events)),
         failures=tuple(_failures(of_kind)),
-        ledger=ledger(events),
+        ledger=ledger(events, counting),
         folded_steps=sum(event["steps"] for event in folded),
         forgotten=any(event["unknown"] for event in folded),
     )
@@ -172,14 +172,17 @@ def _redone_and_folded(folded: Iterable[Event], counting: Counting) -> int:
 
 
 def _counted(of_kind: dict[str, list[Event]], counting: Counting) -> int:
+    """Each step once: as any worker tells it, or else as its share of what rank 0's folded records counted."""
     counts: dict[int, int] = {e["step"]: e.get("count", 0) for e in of_kind["step_applied"] if counting.counts(e)}
-    least = min(counts, default=0)
-    by_view: dict[tuple[int, int], int] = {}
+    total = float(sum(counts.values()))
+    told = set(counts)
     for event in of_kind["folded"]:
-        if event["steps"] and event.get("rank") == 0 and not (counts and event["first"] >= least):
-            view = event.get("claim") or 0, event["first"]
-            by_view[view] = max(by_view.get(view, 0), round(event["count"] * counting.share_that_counts(event)))
-    return sum(counts.values()) + sum(by_view.values())
+        if event["steps"] and event.get("rank") == 0:
+            kept = round((event["last"] + 1 - event["first"]) * counting.share_that_counts(event))
+            new = set(range(event["first"], event["first"] + kept)) - told
+            told |= new
+            total += event["count"] * len(new) / (event["last"] + 1 - event["first"])
+    return round(total)
 
 
 def _last_values(events: Sequence[Event], counting: Counting) -> dict[str, float | None]:

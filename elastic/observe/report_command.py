@@ -57,18 +57,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(name: str, events: Sequence[Event], *, as_json: bool, html: Path | None) -> int:
+    found = report(events)
     if html is not None:
         try:
-            html.write_text(page(_short(name), events), encoding="utf-8")
+            html.write_text(page(_short(name), events, found), encoding="utf-8")
         except OSError as refused:
             print(f"elastic report: the page was not written: {refused}\n  next  give another file", file=sys.stderr)
             return _USAGE
     if as_json:
-        print(json.dumps(report(events).facts(), allow_nan=False))
+        print(json.dumps(found.facts(), allow_nan=False))
     elif html is not None:
         print(html)
     else:
-        Console(highlight=False).print(summary(name, report(events)))
+        Console(highlight=False).print(summary(name, found))
     return 0
 
 

@@ -226,6 +226,7 @@ EVENTS = (
             Fact("count", "int", "what their batches counted"),
             Fact("saved_bytes", "int", "of the saved records"),
             Fact("stall_s", "float", "seconds that training stood still for these"),
+            Fact("saved_t", "list", "unix seconds of some of the saved records"),
             Fact("curve", "list", "[step, count, values] of some of the steps"),
             Fact("unknown", "bool", "it stands for records of other kinds, too, whose facts are lost"),
             *SPENT,

@@ -25,9 +25,9 @@ from elastic.observe.folding import Folding, forget, joined
 
 Event = dict[str, Any]
 
-SEGMENT_BYTES = 1 << 20
+SEGMENT_BYTES = 512 << 10
 SEGMENTS = 4
-PAST_BYTES = 512 << 10
+PAST_BYTES = 256 << 10
 UPLOAD_S = 60.0
 PENDING_BYTES_MAX = 64 << 20  # what waits for storage that does not answer; beyond it records are folded
 

@@ -18,7 +18,8 @@ from elastic.observe.views import ViewSeen, views
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """
-    kind         "start", "restart" (a new launch), "loss", "leave" or "join"; a loss with a join is a loss
+    kind         "start", "restart" (a new launch), "loss", "broken" (a collective failed, and nobody was lost), "leave"
+                 or "join"; a loss with a join is a loss
     begun_t      unix seconds: its cause
     formed_t     when the first worker had formed the view
     trained_t    when the first step was applied in it; None: none was
@@ -124,8 +125,8 @@ def _turn(one: _Gathered, before: _Gathered | None, faults: Faults) -> Turn:
     elif restarted:
         kind, begun_t = "restart", before.last_t
         lost = {worker: one.faults.get(worker, "") for worker in before.view.workers if worker not in view.workers}
-    elif lost:
-        kind = "loss"
+    elif lost or (before.lost_t and not joined and not gone):
+        kind = "loss" if lost else "broken"
         known = [faults.begun[worker] for worker in lost if worker in faults.begun]
         begun_t = min([*known, *before.lost_t], default=before.last_t)
         detected_s = max(0.0, max(before.lost_t) - begun_t) if before.lost_t else None

@@ -93,6 +93,8 @@ def sentence(turn: Turn) -> str:
             joined = f", {turn.joined} of them new" if turn.joined else ""
             redone = f", {turn.redone} step{'s' if turn.redone != 1 else ''} redone" if turn.redone else ""
             return told + went + joined + redone
+        case "broken":
+            return f"a collective failed, and nobody was lost: {on} go on" + _paused(turn)
         case "leave":
             return f"{workers(turn.left)} left: {on} go on" + _paused(turn)
         case _:

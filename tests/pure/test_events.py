@@ -104,6 +104,7 @@ def test_a_sigkill_loses_nothing_that_was_emitted(tmp_path: Path) -> None:
 
 def test_threads_do_not_tear_each_other_s_lines(tmp_path: Path) -> None:
     log = EventLog(tmp_path, worker_id="w0")
+    log.keep_all()
 
     def write(name: str) -> None:
         for at in range(200):

@@ -249,4 +249,4 @@ def test_what_is_forgotten_is_unknown_and_not_made_up() -> None:
 
 def folded_of(steps: int) -> dict[str, Any]:
     counts = {"records": {"step_applied": steps}, "steps": steps, "first": 0, "last": steps - 1}
-    return {**counts, "redone": 0, "count": 8 * steps, "saved_bytes": 0, "stall_s": 0.0, "curve": []}
+    return {**counts, "redone": 0, "count": 8 * steps, "saved_bytes": 0, "stall_s": 0.0, "saved_t": [], "curve": []}

@@ -1,0 +1,74 @@
+"""The status of a run as two lines for a terminal. Pure: a status, the time and a width in; lines out.
+
+The status is pulse.py's. Lines are made with rich and cut to the width; what matters most comes first.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from elastic.observe import words
+
+LINES = 2
+_BAR = 16
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def lines(status: dict[str, Any], now_t: float, width: int) -> list[str]:
+    """With the terminal's codes for colour. now_t: unix seconds"""
+    return [_coded(line, width) for line in (_progress(status), _health(status, now_t))]
+
+
+def _progress(status: dict[str, Any]) -> Text:
+    step, total = status["step"], status["total_steps"]
+    parts: list[str | tuple[str, str]] = [("step ", "dim"), (f"{step:,}", "bold"), (f" of {total:,} ", "dim")]
+    parts += [(_bar(step / total if total else 1.0), "green"), f" {words.percent(step / total if total else 1.0)}"]
+    if status.get("value"):
+        name, value = status["value"]
+        shown = (words.number(value), "bold") if value is not None else ("not finite", "bold red")
+        parts += [(f"  {name} ", "dim"), shown]
+    if status.get("count_per_s"):
+        parts += [("  ", ""), f"{status['count_per_s']:,.0f}", (" examples/s", "dim")]
+        left_s = (total - step) * status["step_s"]
+        parts += ["  ", f"{words.seconds(status['step_s'])}", (" a step", "dim")]
+        parts += [("  ", ""), f"{words.seconds(left_s)}", (" left", "dim")] if left_s >= 1 else []
+    return Text.assemble(*parts)
+
+
+def _health(status: dict[str, Any], now_t: float) -> Text:
+    parts: list[str | tuple[str, str]] = []
+    if "world_size" in status:
+        parts += [(words.workers(status["world_size"]), "bold"), (f"  view {status['generation']}", "dim")]
+        parts += [("  balance ", "dim"), words.percent(status["balance"])]
+    parts += [("  goodput ", "dim"), words.percent(status["goodput"])]
+    if failed := status.get("save_failed"):
+        parts += [(f"  saving step {failed['step']:,} failed {_ago(failed, now_t)}", "bold red")]
+    if saved := status.get("saved"):
+        parts += [("  saved step ", "dim"), f"{saved['step']:,}", (f", {_ago(saved, now_t)}", "dim")]
+    if fault := status.get("fault"):
+        why = f": {fault['why']}" if fault["why"] else ""
+        parts += [("  lost ", "dim"), f"{status['lost']}", (", the last ", "dim"), _ago(fault, now_t)]
+        parts += [f", cost {words.seconds(fault['cost_s'])}", (why, "dim")]
+    return Text.assemble(*parts)
+
+
+def _ago(what: dict[str, Any], now_t: float) -> str:
+    return f"{words.seconds(float(max(0, round(now_t - what['t']))))} ago".replace(".0 ", " ").replace("0 ms", "0 s")
+
+
+def _bar(share: float) -> str:
+    eighths = round(min(max(share, 0.0), 1.0) * _BAR * 8)
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(_BAR, "·")
+
+
+def _coded(line: Text, width: int) -> str:
+    line.truncate(max(width - 1, 1), overflow="ellipsis")
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system="standard", highlight=False)
+    with console.capture() as captured:
+        console.print(line, end="", soft_wrap=True)
+    return captured.get()

@@ -1,0 +1,151 @@
+"""What the status of a run shows, kept up to date from one worker's own events as they happen.
+
+    each event  ->  a few numbers here  ->  twice a second, at the end of a step, told to whoever shows them
+                                        ->  where nobody does: a line of words after each change
+
+It costs a step some microseconds. Only the coordinator's is told, since it alone knows of saves and sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from elastic.observe import words
+from elastic.observe.events import Event
+from elastic.observe.timing import SAVE
+
+Status = dict[str, Any]
+
+_MEMORY = 0.9  # of the running mean of how long a step takes
+_CAUSE_MAX = 120
+_MILESTONES = frozenset({"run_started", "view_formed", "loaded", "transfer", "peer_lost", "step_applied"})
+
+
+class Pulse:
+    """
+    total_steps  where the run ends
+    shares       V, for the balance of shares: V / (W · ⌈V / W⌉), the share of a step's time in which all have work
+    tell         is given the status, as JSON values
+    say          is given a line after each change of the view, once the next step is applied
+    """
+
+    def __init__(
+        self,
+        *,
+        total_steps: int,
+        shares: int,
+        tell: Callable[[Status], None] | None = None,
+        say: Callable[[str], None] | None = None,
+        every_s: float = 0.5,
+    ) -> None:
+        self._shares = shares
+        self._tell = tell
+        self._say = say
+        self._every_s = every_s
+        self._told_t = -math.inf
+        self._begun_t: float | None = None
+        self._before_t = 0.0  # the last milestone's
+        self._stepping = False  # it was a step of this view
+        self._useful_s = 0.0
+        self._step_s: float | None = None
+        self._lost_t: float | None = None
+        self._faults: list[Event] = []
+        self._stuck_s = 0.0
+        self._workers: list[str] | None = None
+        self._change: tuple[int, int, int] | None = None  # a view to tell of: its size, who joined, who is gone
+        self.status: Status = {"total_steps": total_steps, "lost": 0}
+
+    def hear(self, event: Event) -> None:
+        """An EventLog's listener."""
+        t = float(event["t"])
+        if self._begun_t is None:
+            self._begun_t = self._before_t = t
+        match event["event"]:
+            case "step_applied":
+                self._stepped(event, t)
+            case "view_formed":
+                self._formed(event)
+            case "peer_lost":
+                self._lost_t = self._lost_t or t
+            case "fault_detected":
+                self._faults.append(event)
+            case "hang":
+                self._stuck_s = max(self._stuck_s, event.get("stuck_s") or 0.0)
+            case "saved":
+                self.status["saved"] = {"step": event["step"], "t": t}
+                self.status.pop("save_failed", None)
+            case "save_failed":
+                self.status["save_failed"] = {"step": event["step"], "t": t}
+            case "finished":
+                self._finished(event)
+        if event["event"] in _MILESTONES:
+            self._before_t, self._stepping = t, event["event"] == "step_applied"
+
+    def _stepped(self, event: Event, t: float) -> None:
+        took_s = max(0.0, t - self._before_t)
+        self._useful_s += max(0.0, took_s - event.get(SAVE, 0.0))
+        if self._stepping:
+            self._step_s = took_s if self._step_s is None else _MEMORY * self._step_s + (1 - _MEMORY) * took_s
+        self.status.update(step=event["step"] + 1, epoch=event["epoch"])
+        if self._change is not None:
+            self._changed(event, t)
+        if self._tell is None or event.get("rank") != 0 or t - self._told_t < self._every_s:
+            return
+        self._told_t = t
+        count = event["count"]
+        if "values" in event and count:
+            name = "loss" if "loss" in event["values"] else next(iter(event["values"]), None)
+            self.status["value"] = None if name is None else [name, _finite(float(event["values"][name]) / count)]
+        if self._step_s:
+            self.status.update(step_s=self._step_s, count_per_s=count / self._step_s)
+        self._tell({**self.status, "t": t, "goodput": self._goodput(t)})
+
+    def _formed(self, event: Event) -> None:
+        workers, before = list(event["workers"]), self._workers
+        world_size = len(workers)
+        self._workers = workers
+        self.status["world_size"] = world_size
+        self.status["generation"] = event.get("generation", 0)
+        self.status["balance"] = self._shares / (world_size * -(-self._shares // world_size))
+        if before is not None:
+            joined = len(set(workers) - set(before))
+            self._change = world_size, joined, len(set(before) - set(workers))
+
+    def _changed(self, event: Event, t: float) -> None:
+        """The first step after a change of the view."""
+        assert self._change is not None
+        (world_size, joined, gone), self._change = self._change, None
+        faults, self._faults = self._faults, []
+        lost_t, self._lost_t = self._lost_t, None
+        line = f"step {event['step']}: {words.workers(world_size)}"
+        if lost_t is not None:
+            died_t = [fault["died_t"] for fault in faults if fault.get("died_t") is not None]
+            began_t, self._stuck_s = min([lost_t, *died_t]) - self._stuck_s, 0.0
+            causes = sorted({words.short(fault["cause"]) for fault in faults})
+            cost_s = max(0.0, t - began_t)
+            self.status["lost"] += max(gone, 1)
+            why = ", ".join(causes)[:_CAUSE_MAX]
+            self.status["fault"] = {"t": t, "why": why, "cost_s": cost_s}
+            line += f", {words.seconds(cost_s)} after the loss of {gone or 'a peer'}" + (f" ({why})" if why else "")
+        elif gone:
+            line += f", {gone} left"
+        line += f", {joined} joined" if joined else ""
+        if self._say is not None:
+            self._say(f"{line}; goodput {words.percent(self._goodput(t))}")
+
+    def _finished(self, event: Event) -> None:
+        if self._say is not None and self._begun_t is not None and self.status["lost"]:
+            t = float(event["t"])
+            lost = f"{self.status['lost']} lost on the way, goodput {words.percent(self._goodput(t))}"
+            self._say(f"finished: {event['step']} steps, {lost}; `elastic report` tells more")
+
+    def _goodput(self, t: float) -> float:
+        """Of this worker, since it began: the share of its time that went into steps and the script's own code."""
+        elapsed_s = t - (self._begun_t or t)
+        return min(1.0, self._useful_s / elapsed_s) if elapsed_s > 0 else 1.0
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

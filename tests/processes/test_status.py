@@ -1,0 +1,72 @@
+"""What `elastic run` shows while it runs, on a terminal and elsewhere; with real workers and a real kill."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from elastic.drill.cluster import Cluster
+from elastic.drill.faults import At
+from elastic.observe.events import read_events
+from tests.kit.observed import assert_observed
+
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 120
+
+
+def test_where_there_is_no_terminal_each_change_is_a_line(cluster: Callable[..., Cluster]) -> None:
+    """A log file is read the next morning: who was lost, why, and what it cost."""
+    run = cluster(workers=3, launcher="elastic", steps=40, seed=7, unhurried=3)
+    run.kill(worker=1, when=At(step=8, phase="forward"))
+    end = run.finish(within_s=WITHIN_S)
+
+    assert end.exit_code == 0, end.output
+    assert end.output.count(" after the loss of 1 (SIGKILL); goodput ") == 1, end.output
+    assert end.output.count("3 workers, 1 joined; goodput ") == 1, end.output
+    assert "finished: 40 steps, 1 lost on the way" in end.output
+    assert "\x1b" not in end.output
+
+
+def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
+    """The script's own lines stay whole, and the terminal is given back."""
+    url = tmp_path / "run"
+    script = str(ROOT / "tests" / "kit" / "programs" / "small.py")
+    command = [sys.executable, "-m", "elastic", "run", "--standalone", "--nproc-per-node=2", script, str(url)]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        environ = {**os.environ, "TERM": "xterm-256color"}
+        os.chdir(ROOT)
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        os.execve(sys.executable, [*command, "--steps=60", "--unhurried=3"], environ)
+    os.set_blocking(terminal, False)
+    shown = b""
+    deadline = time.monotonic() + WITHIN_S
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        assert time.monotonic() < deadline, shown
+        shown += read(terminal)
+        time.sleep(0.02)
+    shown += read(terminal)
+    os.close(terminal)
+
+    assert b" of 60 " in shown
+    assert b"2 workers" in shown
+    assert shown.count(b"\x1b[r") == 1
+    assert shown.rindex(b"\x1b[r") > shown.rindex(b" of 60 ")
+    for step in range(60):
+        assert f"step {step} loss ".encode() in shown
+    assert b"after the loss" not in shown
+    assert_observed(read_events(url))
+
+
+def read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # nothing yet, or the end
+        return b""

@@ -1,0 +1,240 @@
+"""The status is looked at while a run is in trouble, so it must be right, short, and in nobody's way."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import struct
+import termios
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from elastic.observe import panel
+from elastic.observe.events import EventLog
+from elastic.observe.pulse import Pulse, Status
+from elastic.observe.screen import Screen, wanted
+
+CODES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Told:
+    """An EventLog without a file, whose clock is set by hand, and what a pulse made of its events."""
+
+    def __init__(self, *, total_steps: int = 100, shares: int = 12, every_s: float = 0.5) -> None:
+        self.now = 100.0
+        self.statuses: list[Status] = []
+        self.lines: list[str] = []
+        self.log = EventLog(None, worker_id="w0", clock=lambda: self.now)
+        told, said = self.statuses.append, self.lines.append
+        self.log.hear(Pulse(total_steps=total_steps, shares=shares, every_s=every_s, tell=told, say=said).hear)
+        self.log.emit("run_started")
+        self.log.context(rank=0, world_size=4, generation=1)
+
+    def view(self, *workers: str, generation: int = 1, after_s: float = 0.0) -> Told:
+        self.log.context(generation=generation)
+        return self.then("view_formed", after_s, workers=list(workers), shares=[0, 3])
+
+    def then(self, event: str, after_s: float = 0.0, **facts: Any) -> Told:
+        self.now += after_s
+        self.log.emit(event, **facts)
+        return self
+
+    def steps(self, first: int, last: int, **facts: Any) -> Told:
+        for step in range(first, last):
+            self.then(
+                "step_applied", 0.25, step=step, epoch=0, count=64, values={"correct": 8.0, "loss": 32.0}, **facts
+            )
+        return self
+
+
+def test_the_status_has_what_people_ask_for_first() -> None:
+    told = Told().view("a", "b", "c", "d").steps(0, 4).then("saved", step=4).steps(4, 8)
+
+    common = {"total_steps": 100, "step": 7, "epoch": 0, "world_size": 4, "generation": 1, "lost": 0}
+    shown = {"value": ["loss", 0.5], "step_s": 0.25, "count_per_s": 256.0, "balance": 1.0, "goodput": 1.0}
+    saved = {"saved": {"step": 4, "t": told.now - 1.0}}
+    assert told.statuses[-1] == {**common, **shown, **saved, "t": told.now - 0.25}
+
+
+def test_it_is_told_no_more_than_twice_a_second_and_only_by_rank_0() -> None:
+    """The agent's loop must see deaths at once, however many steps a second there are."""
+    assert len(Told(every_s=0.5).view("a").steps(0, 40).statuses) == 20
+    other = Told().view("a", "b")
+    other.log.context(rank=1)
+    assert other.steps(0, 40).statuses == []
+
+
+def test_a_loss_is_told_with_its_cause_and_what_it_cost_once_the_run_is_under_way_again() -> None:
+    told = Told().view("a", "b", "c").steps(0, 8)
+    told.then("peer_lost", 1.0).view("a", "b", generation=2)
+    told.then("fault_detected", lost="c", cause="SIGKILL", died_t=told.now - 0.5)
+    assert told.lines == []
+    told.steps(8, 12)
+
+    assert told.lines == ["step 8: 2 workers, 750 ms after the loss of 1 (SIGKILL); goodput 69.2 %"]
+    assert told.statuses[-1]["fault"] == {"t": told.now - 0.75, "why": "SIGKILL", "cost_s": 0.75}
+    assert told.statuses[-1]["lost"] == 1
+    told.then("finished", step=12)
+    assert told.lines[-1].startswith("finished: 12 steps, 1 lost on the way, goodput ")
+
+
+def test_who_joins_and_who_leaves_is_told_and_an_undisturbed_run_says_nothing() -> None:
+    told = Told().view("a", "b").steps(0, 4)
+    assert told.lines == []
+    told.view("a", "b", "c", generation=2).steps(4, 5).view("a", "b", generation=3).steps(5, 6)
+    assert [line.partition(";")[0] for line in told.lines] == [
+        "step 4: 3 workers, 1 joined",
+        "step 5: 2 workers, 1 left",
+    ]
+    calm = Told().view("a").steps(0, 4).then("finished", step=4)
+    assert calm.lines == []
+
+
+def test_a_failed_save_is_shown_until_one_is_committed() -> None:
+    told = Told().view("a").steps(0, 4).then("save_failed", step=4).steps(4, 8)
+    assert "saving step 4 failed 1 s ago" in plain(told.statuses[-1], told.now)
+    told.then("saved", step=8).steps(8, 12)
+    assert "failed" not in plain(told.statuses[-1], told.now)
+
+
+@pytest.mark.parametrize(("workers", "shares", "balance"), [(4, 12, 1.0), (5, 12, 0.8), (7, 8, 8 / 14)])
+def test_the_balance_of_shares(workers: int, shares: int, balance: float) -> None:
+    told = Told(shares=shares).view(*map(str, range(workers))).steps(0, 1)
+    assert told.statuses[-1]["balance"] == pytest.approx(balance)
+
+
+def plain(status: Status, now: float, width: int = 200) -> str:
+    return "\n".join(CODES.sub("", line) for line in panel.lines(status, now, width))
+
+
+def test_the_lines_are_short_and_say_what_matters_first() -> None:
+    told = Told().view("a", "b", "c").steps(0, 8).then("saved", step=8).then("peer_lost", 1.0)
+    told.view("a", "b", generation=2).then("fault_detected", lost="c", cause="hang", died_t=told.now)
+    told.then("hang", lost="c", stuck_s=1.5).steps(8, 12)
+    text = plain(told.statuses[-1], told.now + 100.0)
+
+    assert text.splitlines() == [
+        "step 11 of 100 █▊·············· 11.0 %  loss 0.5  256 examples/s  250 ms a step  22 s left",
+        "2 workers  view 2  balance 100 %  goodput 73.3 %  saved step 8, 102 s ago"
+        "  lost 1, the last 101 s ago, cost 1.8 s: hang",
+    ]
+    for width in (20, 40, 80):
+        assert all(len(line) < width for line in plain(told.statuses[-1], told.now, width).splitlines())
+
+
+def test_a_loss_that_is_not_finite_is_said() -> None:
+    told = Told().view("a")
+    told.then("step_applied", 1.0, step=0, epoch=0, count=8, values={"loss": "nan"})
+    assert "loss not finite" in plain(told.statuses[-1], told.now)
+
+
+class Terminal:
+    """A real one, of so many rows and columns: what is written to it so far."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.master, self.fd = os.openpty()
+        os.set_blocking(self.master, False)
+        self.resize(rows, columns)
+        self.written = b""
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read(self) -> bytes:
+        with contextlib.suppress(BlockingIOError):
+            self.written += os.read(self.master, 1 << 16)
+        return self.written.replace(b"\r\n", b"\n")
+
+    def wait_for(self, text: bytes) -> None:
+        deadline = time.monotonic() + 20
+        while text not in self.read():
+            assert time.monotonic() < deadline, self.written
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        os.close(self.master)
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[[int, int], Terminal]]:
+    made: list[Terminal] = []
+
+    def make(rows: int, columns: int) -> Terminal:
+        made.append(Terminal(rows, columns))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def drawn(status: Status, _: float, columns: int) -> list[str]:
+    return [f"first {status['n']} {columns}", "second"]
+
+
+def test_a_terminal_s_last_lines_are_kept_and_given_back(terminal: Callable[[int, int], Terminal]) -> None:
+    """What a script prints scrolls above them, wherever the cursor is, and afterwards nothing is left."""
+    there = terminal(20, 80)
+    screen = Screen(there.fd, draw=drawn)
+    screen.show({"n": 1})
+    there.wait_for(b"second")
+    os.write(there.fd, b"the script's\n")
+    there.resize(30, 100)
+    screen.show({"n": 2})
+    there.wait_for(b"first 2 100")
+    screen.close()
+
+    text = there.read()
+    assert text.startswith(
+        b"\n\n\x1b[2A\x1b7\x1b[1;18r\x1b8\x1b7\x1b[19;1H\x1b[2Kfirst 1 80\x1b[20;1H\x1b[2Ksecond\x1b8"
+    )
+    assert b"\x1b[1;28r" in text
+    assert text.endswith(b"\x1b7\x1b[r\x1b[29;1H\x1b[2K\x1b[30;1H\x1b[2K\x1b8")
+    assert b"the script's\n" in text
+
+
+def test_a_terminal_that_is_too_small_or_has_nothing_to_show_is_left_alone(
+    terminal: Callable[[int, int], Terminal],
+) -> None:
+    small, quiet = terminal(6, 80), terminal(24, 80)
+    screens = [Screen(small.fd, draw=drawn), Screen(quiet.fd, draw=drawn)]
+    screens[0].show({"n": 1})
+    time.sleep(1.2)  # two drawings
+    for screen in screens:
+        screen.close()
+    assert small.read() == quiet.read() == b""
+
+
+def test_a_terminal_that_takes_nothing_holds_up_nobody(terminal: Callable[[int, int], Terminal]) -> None:
+    """Ctrl-S must not keep an agent from seeing a death."""
+    there = terminal(24, 80)
+    os.set_blocking(there.fd, False)
+    try:
+        while True:
+            os.write(there.fd, b"x" * 1024)
+    except BlockingIOError:
+        os.set_blocking(there.fd, True)
+    screen = Screen(there.fd, draw=drawn)
+    screen.show({"n": 1})
+    time.sleep(0.8)  # its thread is in the middle of a write
+    screen.show({"n": 2})
+    screen.close()
+    assert b"first" not in there.read()
+    there.wait_for(b"first")  # the thread goes on, and ends
+
+
+def test_only_a_terminal_that_knows_a_region_gets_one(terminal: Callable[[int, int], Terminal]) -> None:
+    there = terminal(24, 80)
+    assert wanted(there.fd, {"TERM": "xterm-256color"})
+    assert not wanted(there.fd, {"TERM": "dumb"})
+    assert not wanted(there.fd, {})
+    read, write = os.pipe()
+    assert not wanted(write, {"TERM": "xterm"})
+    os.close(read)
+    os.close(write)
