@@ -9,6 +9,10 @@ The last arrow closes a race with a holder that is slow to notice: until our cla
 the newest commit is no longer the one that we named, we take one more number and name the newer one. If it is the same,
 then every sweep of the old holder that may still be running was decided while our commit was its newest, or not there
 yet, and a sweep never touches the newest ones: what we resume from stays.
+
+A listing that is stale (network filesystems keep theirs for up to a minute) would make us resume from an older commit,
+and the newer ones would count no more. So a listing of commits is believed once no other commit is found by the data
+that lies there; one of claims, since the number that it makes us try exists, and is then not ours.
 """
 
 from __future__ import annotations
@@ -23,8 +27,8 @@ from typing import Any
 from checkpoint.envelope import seal
 from checkpoint.errors import CorruptCheckpoint, StorageError
 from checkpoint.fence import read_claim_body
-from checkpoint.history import Log, read_history
-from checkpoint.names import CommitId, claim_key, id_document, id_from
+from checkpoint.history import History, Log, read_history, unlisted
+from checkpoint.names import COMMITS, CommitId, claim_key, id_document, id_from
 from checkpoint.storage import AlreadyThere, Storage
 
 _TIME_MAX_S = 2**37  # the year 6325
@@ -92,7 +96,7 @@ def take(
     spent_from = time.monotonic()
     tries = 0
     ours: frozenset[int] = frozenset()
-    history = read_history(storage, log)
+    history = _fresh_history(storage, log, ours, deadline_s)
     while True:
         tries += 1
         asked_from = time.monotonic()
@@ -111,7 +115,7 @@ def take(
         else:
             created = True
             ours |= {claim.number}
-        history = read_history(storage, log, without=ours)
+        history = _fresh_history(storage, log, ours, deadline_s)
         if created and history.highest == claim.number and _first(history.lineage) == resumed_from:
             return claim
         if time.monotonic() - spent_from > deadline_s:
@@ -124,6 +128,31 @@ def take(
                 attempts=tries,
             )
         time.sleep(random.uniform(0, min(_PAUSE_MAX_S, 0.02 * tries)))  # so that of two racers one gets ahead
+
+
+def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline_s: float) -> History:
+    """The history as of now. Raises StorageError where no listing shows what is there for as long as the deadline."""
+    ends_s, wait_s = time.monotonic() + deadline_s, 0.0
+    while True:
+        history = read_history(storage, log, without=without)
+        hidden = unlisted(storage, history)
+        if not hidden:
+            return history
+        if time.monotonic() > ends_s:
+            raise StorageError(
+                f"{storage.url}: for {deadline_s:g} s its listing of commits has not shown {hidden[-1]}, "
+                "which is there\n"
+                "  state  nothing was claimed: resuming from what is listed would lose what is not\n"
+                "  next   see how this filesystem caches folders (for NFS: mount with lookupcache=none or a small "
+                "acdirmax), then start again",
+                operation="list",
+                key=COMMITS,
+                attempts=1,
+            )
+        if wait_s:
+            log(f"{storage.url}: the listing of commits is stale: it lacks {hidden[-1]}, which is there; looking again")
+        time.sleep(wait_s)
+        wait_s = min(_PAUSE_MAX_S, 2 * wait_s + 0.05)
 
 
 def read_claim(storage: Storage, number: int, log: Log) -> Claim | None:

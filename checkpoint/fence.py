@@ -16,6 +16,8 @@ def look_again(storage: Storage, claim: int, nonce: str) -> int | None:
     newest = max(claim_numbers(storage), default=0)
     if newest > claim:
         return newest
+    if _is_there(storage, claim + 1):  # numbers have no gaps, and listings of network filesystems may be stale
+        return claim + 1
     try:
         return None if read_claim_body(storage, claim).get("nonce") == nonce else claim
     except CorruptCheckpoint as error:
@@ -23,6 +25,14 @@ def look_again(storage: Storage, claim: int, nonce: str) -> int | None:
             f"our own claim {claim} cannot be read any more: {error}\n"
             "  state  nothing was committed\n  next   see who writes to or removes from this folder"
         ) from error
+
+
+def _is_there(storage: Storage, claim: int) -> bool:
+    try:
+        storage.size(claim_key(claim))
+    except Missing:
+        return False
+    return True
 
 
 def claim_numbers(storage: Storage) -> set[int]:

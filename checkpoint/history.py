@@ -9,7 +9,7 @@ from checkpoint.errors import CorruptCheckpoint
 from checkpoint.fence import claim_numbers, read_claim_body
 from checkpoint.lineage import lineage
 from checkpoint.manifest import Manifest, parse
-from checkpoint.names import COMMITS, CommitId, claim_key, commit_id, id_from
+from checkpoint.names import COMMITS, DATA, CommitId, claim_key, commit_id, data_owner, id_from
 from checkpoint.storage import Missing, Storage
 
 Log = Callable[[str], None]
@@ -54,6 +54,23 @@ def read_history(storage: Storage, log: Log, *, without: frozenset[int] = frozen
 
     ordered = tuple(lineage(newest or None, commits, resumed_from))
     return History(newest, max(claims, default=0), ordered, tuple(sorted(set(commits) - set(ordered), reverse=True)))
+
+
+def unlisted(storage: Storage, history: History) -> list[CommitId]:
+    """Commits that are there although the listing behind `history` does not show them: then it was stale, as those of
+    network filesystems may be for a minute, or they are brand new. One listing of the data, and a look for each save
+    that has no commit."""
+    owners = {owner for key in storage.list(DATA) if (owner := data_owner(key)) is not None}
+    return [id for id in sorted(owners - {*history.lineage, *history.outside}) if is_committed(storage, id)]
+
+
+def is_committed(storage: Storage, id: CommitId) -> bool:
+    """Whether the manifest is there, whatever listings show."""
+    try:
+        storage.size(id.manifest_key)
+    except Missing:
+        return False
+    return True
 
 
 def read_resumed_from(storage: Storage, claim: int) -> CommitId | None:

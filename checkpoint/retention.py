@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
 from checkpoint.fence import look_again
-from checkpoint.history import History, Log, read_history, read_manifest
+from checkpoint.history import History, Log, is_committed, read_history, read_manifest
 from checkpoint.names import DATA, CommitId, data_owner
 from checkpoint.storage import Storage
 
@@ -152,11 +152,15 @@ class Sweeper:
             own_grace_s=self._own_grace_s,
             now_s=now_s,
         )
+        listed = {*history.lineage, *history.outside}
         for id in victims:
             if id in self._spared:
                 continue
             if (newer := look_again(self._storage, claim, nonce)) is not None:
                 self._log(f"sweeping stopped: claim {newer} replaced ours, {claim}")
+                return removed
+            if id not in listed and is_committed(self._storage, id):
+                self._log(f"sweeping stopped: the listing of commits is stale, it lacks {id}, which is there")
                 return removed
             self._storage.delete(id.manifest_key)
             for key in objects.get(id, {}):
