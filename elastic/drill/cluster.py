@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from typing import Any, Literal
 
 from elastic.drill import leftovers, processes
 from elastic.drill.end import End
-from elastic.drill.faults import At, Fault, Hold, Join, Kill, KillAll, Plan, Stop, Terminate, lost_to
+from elastic.drill.faults import At, Fault, Hold, Join, Kill, KillAgent, KillAll, Plan, Stop, Terminate, lost_to
 from elastic.drill.injection import HAPPENED, LET_GO, PLAN_FILE, STORAGE_FILE
 from elastic.drill.review import review
 from elastic.errors import ConfigError, ElasticError
@@ -30,6 +32,7 @@ from elastic.observe.events import Event, local_folder, read_events
 
 OUTPUT_SHOWN = 4000  # characters of a launch's output in an error
 POLL_S = 0.05
+TEMPORARY_MAX = 64  # characters of a TMPDIR
 ORPHANS_S = 10.0  # what a launch started ends this soon after its launcher, or counts as left behind
 
 Launcher = Literal["elastic", "torchrun"]
@@ -120,6 +123,8 @@ class Cluster:
         self._launchers: list[subprocess.Popen[bytes]] = []
         self._meet_at = 0  # the port of torchrun's rendezvous, where there are nodes
         self._joined: set[int] = set()  # indices of faults
+        self._seen: set[int] = set()  # pids of all launches
+        self._temporary = self.folder / "tmp"
         self._before = leftovers.Snapshot()
 
     # what will go wrong
@@ -149,8 +154,9 @@ class Cluster:
         self._workers = workers if workers is not None else self._workers
         self._nodes = nodes if nodes is not None else self._nodes
         self._launches += 1
-        for name in ("tmp", HAPPENED, "logs"):
+        for name in (HAPPENED, "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self._make_temporary()
         for index in self._happened():
             (self.folder / HAPPENED / str(index)).write_text("")  # in no view of this launch
         if self._apart:
@@ -244,7 +250,7 @@ class Cluster:
         """
         self._start_once()
         deadline = time.monotonic() + within_s
-        seen: set[int] = set()
+        seen = self._seen
         while self._running():
             self._let_nodes_join()
             seen.update(processes.marked(self.folder))
@@ -260,10 +266,14 @@ class Cluster:
         return Ended(self._exit_code(), (*orphans, *self._before.new(self.folder, seen)))
 
     def close(self) -> None:
-        """Ends whatever still runs. Harmless when repeated."""
+        """Ends whatever still runs, and removes what that leaves in shared memory. Harmless when repeated."""
         processes.kill_marked(self.folder)
         for launcher in self._launchers:
             launcher.wait(timeout=ORPHANS_S)
+        self._before.remove(self._seen)
+        if self._temporary.is_symlink():
+            shutil.rmtree(self._temporary.resolve(), ignore_errors=True)
+            self._temporary.unlink()
 
     def __enter__(self) -> Cluster:
         return self
@@ -293,10 +303,13 @@ class Cluster:
         return sorted(set(range(len(self.plan.faults))) - self._happened())
 
     def lost_max(self) -> int | None:
-        """How many workers the faults took from the run against their will; None where that says nothing about
-        survivors."""
-        lost = [lost_to(self.plan.faults[index]) for index in self._happened()]
-        return None if self._launcher != "elastic" or None in lost else sum(one or 0 for one in lost)
+        """How many workers the faults took from the run against their will, at most; None where that says nothing about
+        survivors. Who is lost with all others is missed by no view."""
+        if self._launcher != "elastic" or self._workers is None:
+            return None
+        of_a_node = self._workers // self._nodes
+        happened = [self.plan.faults[index] for index in self._happened()]
+        return sum(of_a_node if isinstance(fault, KillAgent) else lost_to(fault) or 0 for fault in happened)
 
     @property
     def _apart(self) -> bool:
@@ -371,10 +384,20 @@ class Cluster:
         return [sys.executable, "-m", *module, *flags, *script]
 
     def _environment(self) -> dict[str, str]:
-        drill = {processes.MARK: str(self.folder), "TMPDIR": str(self.folder / "tmp"), "PYTHONUNBUFFERED": "1"}
+        drill = {processes.MARK: str(self.folder), "TMPDIR": str(self._temporary.resolve()), "PYTHONUNBUFFERED": "1"}
         torchrun = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # its shared store keeps a dead round's keys
         observer = {"ELASTIC_OBSERVER": f"elastic.drill.injection:observer:{self.folder}"} if self._observed else {}
         return {**os.environ, **drill, **torchrun, **observer, **self._env}
+
+    def _make_temporary(self) -> None:
+        """The launch's TMPDIR. multiprocessing's sockets lie there, whose paths the kernel cuts at 108 characters."""
+        if self._temporary.exists():
+            return
+        if len(str(self._temporary)) <= TEMPORARY_MAX:
+            self._temporary.mkdir()
+        else:
+            shortest = min((tempfile.gettempdir(), "/tmp"), key=len)
+            self._temporary.symlink_to(tempfile.mkdtemp(prefix="drill-", dir=shortest))
 
     def _state(self) -> str:
         """How far everyone got, for an error."""

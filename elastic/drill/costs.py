@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import inf
 
 from elastic.drill.faults import Fault, Hold, Join, KillChild, Slow
 from elastic.drill.lineage import place_of
@@ -39,19 +39,20 @@ class Cost:
 
 def costs(events: Sequence[Event], faults: Sequence[Fault]) -> list[Cost]:
     """In the order in which they struck."""
+    return [_cost(event, faults[event["index"]], events) for event in events if event["event"] == "fault"]
+
+
+def _cost(struck: Event, fault: Fault, events: Sequence[Event]) -> Cost:
     begun = [event for event in events if event["event"] in ("reads", "step_applied")]
-    return [_cost(event, faults[event["index"]], begun) for event in events if event["event"] == "fault"]
-
-
-def _cost(struck: Event, fault: Fault, begun: Sequence[Event]) -> Cost:
     place = place_of(struck)
+    before = [event["step"] for event in begun if place_of(event) <= place]
     later = [event for event in begun if event["t"] > struck["t"] and place_of(event) > place]
     if isinstance(fault, Slow | Hold) or (isinstance(fault, KillChild) and fault.of != "loader"):
         later = []  # nobody is lost, and whatever view follows is another fault's
-    elif isinstance(fault, Join):  # the view that it brings is larger
-        later = [event for event in later if event["world_size"] > struck.get("world_size", 0)]
-    before = [event["step"] for event in begun if place_of(event) <= place]
-    applied: Any = next((event for event in later if event["event"] == "step_applied"), None)
+    elif isinstance(fault, Join):
+        newcomers = _newcomers(struck, events)
+        later = [event for event in later if event["worker"] in newcomers]
+    applied = next((event for event in later if event["event"] == "step_applied"), None)
     first = min((event["step"] for event in later if place_of(event) == place_of(later[0])), default=None)
     redone = 0 if first is None or not before or isinstance(fault, Join) else max(0, max(before) - first + 1)
     return Cost(
@@ -65,3 +66,11 @@ def _cost(struck: Event, fault: Fault, begun: Sequence[Event]) -> Cost:
         resumed=first,
         workers=applied["world_size"] if applied is not None else 0,
     )
+
+
+def _newcomers(struck: Event, events: Sequence[Event]) -> set[str]:
+    """The workers of agents that came after the fault, as long as this launch lasts."""
+    over = [event["t"] for event in events if event["event"] == "claimed" and event["t"] > struck["t"]]
+    placed = [event for event in events if event["event"] == "placed" and event["t"] < min(over, default=inf)]
+    known = {event["agent"] for event in placed if event["t"] < struck["t"]}
+    return {event["worker"] for event in placed if event["agent"] not in known}

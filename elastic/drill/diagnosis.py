@@ -87,9 +87,9 @@ def _data(calm: Sequence[Event], hurt: Sequence[Event]) -> Diagnosis | None:
         for content, event in zip(one.contents, (one.first, one.second), strict=True)
     )
     seen = f"{name}[{one.index}] at step {one.step} was read as {versions}; so were {len(found)} reads"
-    agreed, at_first = _of_rank_0(calm, hurt)
+    agreed, at_first, steps = _of_rank_0(calm, hurt)
     getitem = _getitem(file, line)
-    if agreed:
+    if agreed and steps > 1:
         return Diagnosis(
             f"what {name} gives for an index depends on which worker reads it: on its rank, or the number of workers",
             seen + "; worker 0 always read what the run without faults did, the others did not",
@@ -100,7 +100,7 @@ def _data(calm: Sequence[Event], hurt: Sequence[Event]) -> Diagnosis | None:
     if at_first:
         return Diagnosis(
             f"what {name} gives for an index depends on what was read before in the same process: a counter, a cache, "
-            "or another state that changes as it is read",
+            "or another state that changes as it is read" + (", or on the worker's rank" if agreed else ""),
             seen + "; the first read of a process was the same in both runs, later ones were not",
             "make it a function of the index alone: a worker that replaces a lost one begins without that state, and a "
             "step that is done again reads twice",
@@ -116,17 +116,20 @@ def _data(calm: Sequence[Event], hurt: Sequence[Event]) -> Diagnosis | None:
     )
 
 
-def _of_rank_0(calm: Sequence[Event], hurt: Sequence[Event]) -> tuple[bool, bool]:
-    """(whether the first process of rank 0 always read what the undisturbed run did, whether it did at first)"""
+def _of_rank_0(calm: Sequence[Event], hurt: Sequence[Event]) -> tuple[bool, bool, int]:
+    """(whether the first process of rank 0 always read what the undisturbed run did, whether it did at first, in how
+    many steps it read)"""
     known: dict[tuple[int, int], str] = {}
     for event in _reads(calm):
         known.update({(event["step"], index): content for index, content in notes(event)})
     mine: list[bool] = []
+    steps: set[int] = set()
     first = next((event for event in _reads(hurt) if event.get("rank") == 0), None)
     for event in _reads(hurt):
         if first is not None and event["worker"] == first["worker"] and event.get("rank") == 0:
+            steps.add(event["step"])
             mine += [known.get((event["step"], index), content) == content for index, content in notes(event)]
-    return bool(mine) and all(mine), bool(mine) and mine[0]
+    return bool(mine) and all(mine), bool(mine) and mine[0], len(steps)
 
 
 def _sums_or_weights(calm: Sequence[Event], hurt: Sequence[Event], script: str | None) -> Diagnosis | None:

@@ -72,7 +72,8 @@ def drawn(
     while len(dealt) < count:
         dealt += draw.sample(list(kinds), len(kinds))
     dealt = dealt[:count]
-    for at, early in zip([at for at in range(count // 2, count) if dealt[at] == "join"], range(count), strict=False):
+    late = [at for at in range(count // 2, count) if dealt[at] == "join"]
+    for at, early in zip(late, [at for at in range(count // 2) if dealt[at] != "join"], strict=False):
         dealt[at], dealt[early] = dealt[early], dealt[at]  # a node needs seconds to come
     found: list[Fault] = []
     there, of_a_node = workers, workers // nodes

@@ -98,6 +98,8 @@ class Injector(Observer):
             self._place(run.rank).write_text(str(os.getpid()))
         if moment == "start" and (self._folder / "events").is_dir():
             run.events.tee(self._folder)
+        if moment == "start":
+            run.events.emit("placed", agent=os.getppid())
         self._step = run.step_index if moment in _BEFORE_THE_UPDATE else run.step_index - 1
         if moment == "applied":
             models = run.model if isinstance(run.model, Mapping) else {"model": run.model}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+_NAMED = re.compile(r"torch_(\d+)_")
 TORCH_S_OWN = "torchinductor_"  # the folder of torch's compile cache, which an optimizer makes in every script
 
 
@@ -37,6 +38,12 @@ class Snapshot:
         held = _held() if candidates else set()
         return temporary + [f"shared memory {SHARED_MEMORY / name}" for name in candidates if name not in held]
 
+    def remove(self, pids: Collection[int]) -> None:
+        """The shared memory that names these processes, which have ended, and was not there before."""
+        for name in _names(SHARED_MEMORY) - self.shared:
+            if (named := _NAMED.match(name)) is not None and int(named[1]) in pids:
+                (SHARED_MEMORY / name).unlink(missing_ok=True)
+
 
 def _names(folder: Path) -> frozenset[str]:
     with contextlib.suppress(FileNotFoundError):
@@ -46,7 +53,7 @@ def _names(folder: Path) -> frozenset[str]:
 
 def _may_be_of(name: str, pids: Collection[int]) -> bool:
     """torch names its files torch_<pid>_<random>_<number>; other names tell nothing."""
-    named = re.match(r"torch_(\d+)_", name)
+    named = _NAMED.match(name)
     return named is None or int(named[1]) in pids
 
 

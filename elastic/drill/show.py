@@ -140,7 +140,8 @@ def _by_run(found: Sequence[tuple[str, Violation]]) -> Iterator[tuple[str, list[
 def _show_violation(console: Console, found: Findings, run: str, violations: Sequence[Violation]) -> None:
     """The first of its kind with its evidence; how many more there are."""
     first = violations[0]
-    console.print(f"\n[bold red]{first.invariant}[/], in the run {run}", highlight=False)
+    promise = next((promise for promise in PROMISES if first.invariant in PROMISES[promise]), first.invariant)
+    console.print(f"\n[bold red]Not so:[/] {promise} [dim]({first.invariant}, {run})[/]", highlight=False)
     console.print(f"  {first.message}", markup=False, soft_wrap=True, highlight=False)
     begun_s = {id(event): events[0]["t"] for events in found.events for event in events}
     calm = {id(event) for event in found.events[0]}

@@ -172,7 +172,8 @@ def of_costs(costs: Sequence[Cost]) -> Iterator[tuple[str, str, str, str, str, s
     for cost in costs:
         after = f"{cost.after_s:.2f} s" if cost.after_s is not None else "-"
         by = str(cost.workers) if cost.after_s is not None else "-"
-        yield str(cost.step), cost.phase, words(cost.fault), after, by, str(cost.redone)
+        late = " (too late to join)" if isinstance(cost.fault, Join) and cost.after_s is None else ""
+        yield str(cost.step), cost.phase, words(cost.fault) + late, after, by, str(cost.redone)
 
 
 def _count(number: int, what: str) -> str:

@@ -249,6 +249,11 @@ DRILL_EVENTS = (
         ),
     ),
     Declared(
+        "placed",
+        "A drill's observer: the worker enters its Run.",
+        (Fact("agent", "int", "the process id of its launcher: which of the nodes on one machine it belongs to"),),
+    ),
+    Declared(
         "dataset",
         "A drill's observer: the run's dataset, once per worker.",
         (

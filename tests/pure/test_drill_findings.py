@@ -1,0 +1,201 @@
+"""What a drill says when both runs have ended: what each fault cost, and which bug in a script looks like this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.drill import suspects
+from elastic.drill.contents import conflicts
+from elastic.drill.costs import costs
+from elastic.drill.diagnosis import Diagnosis, diagnose
+from elastic.drill.faults import At, Kill, Slow
+from elastic.drill.findings import PROMISES
+from elastic.drill.follow import Follow
+from elastic.drill.reading import Reading, described, digest_of
+from elastic.observe.events import Event, EventLog
+from tests.kit.story import Story
+
+BUGGY = Path(__file__).parents[1] / "kit" / "programs"
+
+
+def told(*workers: int, steps: int = 4, content: Any, initial: str = "begin") -> list[Event]:
+    """A run of `steps` steps of 8 examples, read by so many workers in turn; content(index, step, rank, read) is what
+    an example was when rank `rank` had read `read` examples."""
+    events: list[Event] = []
+    size = len(workers)
+    reads = dict.fromkeys(workers, 0)
+    for rank, worker in enumerate(workers):
+        common = {"worker": f"w{worker}", "rank": rank, "world_size": size, "generation": 1, "claim": 1, "t": 0.0}
+        events.append({**common, "event": "loaded", "step": 0, "from_claim": None, "digest": initial})
+    for step in range(steps):
+        for rank, worker in enumerate(workers):
+            mine = range(8 * step + 8 * rank // size, 8 * step + 8 * (rank + 1) // size)
+            contents = []
+            for index in mine:
+                contents.append(str(content(index, step, rank, reads[worker])))
+                reads[worker] += 1
+            common = {"worker": f"w{worker}", "rank": rank, "world_size": size, "generation": 1, "claim": 1}
+            at = {"t": step + rank / 10, "step": step, "share": rank, "attempt": 0}
+            events.append({**common, **at, "event": "reads", "indices": list(mine), "contents": contents})
+    return events
+
+
+def only(found: list[Diagnosis]) -> Diagnosis:
+    (one,) = found
+    return one
+
+
+def test_a_dataset_that_depends_on_the_rank_is_told_from_one_that_counts_and_one_that_draws() -> None:
+    """The remedy is another one for each, so the words must not be the same."""
+    kinds = {
+        "depends on which worker reads it": lambda index, step, rank, read: index + 100 * rank,
+        "a counter, a cache": lambda index, step, rank, read: (index, read),
+    }
+    for says, content in kinds.items():
+        found = diagnose(told(9, content=content), told(1, 2, content=content), script=None)
+        assert says in only(found).what, says
+    calm = told(9, content=lambda index, *_: (index, "one run"))
+    hurt = told(1, 2, content=lambda index, *_: (index, "another"))
+    assert "no seed of the run decides" in only(diagnose(calm, hurt, script=None)).what
+
+
+def test_equal_runs_have_no_diagnosis() -> None:
+    def content(index: int, *_: int) -> int:
+        return index
+
+    calm, hurt = told(9, content=content), told(1, 2, 3, content=content)
+    assert list(conflicts(hurt, calm)) == []
+    assert diagnose(calm, hurt, script=None) == []
+
+
+def test_weights_without_a_seed_lead_to_where_the_model_is_made() -> None:
+    def content(index: int, *_: int) -> int:
+        return index
+
+    calm, hurt = told(9, content=content, initial="a"), told(1, 2, content=content, initial="b")
+    found = only(diagnose(calm, hurt, script=str(BUGGY / "unseeded.py")))
+
+    assert "initialised without a seed" in found.what
+    assert "seeds only after line" in found.seen
+    assert [line.text for line in found.look] == ["model = nn.Linear(8, 2)", "elastic.seed(0)"]
+
+
+def test_sums_that_differ_over_equal_examples_are_the_loop_s() -> None:
+    def content(index: int, *_: int) -> int:
+        return index
+
+    def with_sums(events: list[Event], wrong_from: int) -> list[Event]:
+        common = {"worker": "w9", "rank": 0, "generation": 1, "claim": 1, "event": "step_applied"}
+        sums = [{**common, "t": step + 0.5, "step": step, "sums": step < wrong_from} for step in range(4)]
+        return [*events, *sums]
+
+    calm, hurt = with_sums(told(9, content=content), 99), with_sums(told(1, 2, content=content), 2)
+    found = only(diagnose(calm, hurt, script=str(BUGGY / "global_counter.py")))
+
+    assert "the loop's body" in found.what
+    assert "step 2 is the first" in found.seen
+    assert any(line.text == "reads += 1" for line in found.look)
+
+
+@pytest.mark.parametrize(
+    ("program", "find", "text"),
+    [
+        ("rank_sampler", suspects.rank, 'random.Random(7 + int(os.environ.get("LOCAL_RANK", "0")))'),
+        ("global_counter", suspects.counters, "reads += 1"),
+        ("rank_sampler", suspects.randomness, ".shuffle(self.order)"),
+    ],
+)
+def test_suspicious_lines_are_found_in_the_source(program: str, find: Any, text: str) -> None:
+    assert any(text in line.text for line in find(str(BUGGY / f"{program}.py")))
+
+
+def test_a_source_that_is_none_has_no_suspects(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def (")
+    assert suspects.rank(str(tmp_path / "broken.py")) == []
+    assert suspects.counters(str(tmp_path / "absent.py")) == []
+
+
+def test_a_loss_costs_the_step_in_flight_and_the_time_to_the_next() -> None:
+    story = Story().launch(4).train(2).read()
+    died = len(story.events)
+    events = [dict(event) for event in story.regroup([0, 1, 2]).train(4).finish().events]
+    fault: Event = {**events[died - 1], "event": "fault", "index": 0, "fault": "…", "step": 2, "phase": "backward"}
+    for at, event in enumerate(events):
+        event["t"] = float(at)
+    fault["t"] = died - 0.5
+    (cost,) = costs(sorted([*events, fault], key=lambda event: event["t"]), [Kill(3, At(2, "backward"))])
+
+    assert (cost.step, cost.phase, cost.redone, cost.resumed, cost.workers) == (2, "backward", 1, 2, 3)
+    assert cost.after_s is not None
+    assert cost.after_s > 0
+    (slow,) = costs(sorted([*events, fault], key=lambda event: event["t"]), [Slow(3, At(2, "backward"))])
+    assert (slow.after_s, slow.redone) == (None, 0)
+
+
+def test_every_invariant_of_the_judge_belongs_to_one_promise() -> None:
+    """A violation that no line of the verdict stands for would be an exit status without a word."""
+    from elastic.drill import judge
+
+    listed = {line.split()[0] for line in (judge.__doc__ or "").splitlines() if line.startswith("    ")}
+    promised = [invariant for invariants in PROMISES.values() for invariant in invariants]
+    assert len(promised) == len(set(promised))
+    assert listed <= set(promised)
+
+
+def test_events_are_followed_as_they_are_written(tmp_path: Path) -> None:
+    follow = Follow(tmp_path)
+    assert follow.new() == []
+    log = EventLog(tmp_path, worker_id="w1")
+    log.emit("one")
+    log.emit("two")
+    assert [event["event"] for event in follow.new()] == ["one", "two"]
+    with (tmp_path / "events" / "w1.jsonl").open("a") as file:
+        file.write('{"t": 1, "worker": "w1", "ev')
+    assert follow.new() == []
+    log.emit("three")
+    log.close()
+    assert follow.new() == []  # its line began in the torn one's
+    assert follow.new() == []
+
+
+def test_a_digest_tells_contents_apart_and_gives_up_on_what_it_does_not_know() -> None:
+    import numpy as np
+    import torch
+
+    one = (torch.arange(3), {"label": 1, "name": "x"}, np.float32(2))
+    same = (torch.arange(3), {"label": 1, "name": "x"}, np.float32(2))
+    others = [
+        (torch.arange(3).float(), {"label": 1, "name": "x"}, np.float32(2)),
+        (torch.tensor([0, 1, 3]), {"label": 1, "name": "x"}, np.float32(2)),
+        (torch.arange(3), {"label": 2, "name": "x"}, np.float32(2)),
+        (torch.arange(3), {"label": 1, "name": "x"}, np.float32(3)),
+        torch.tensor(1, dtype=torch.bfloat16),
+        None,
+        [],
+    ]
+    digests = [digest_of(other) for other in others]
+    assert digest_of(one) == digest_of(same)
+    assert digest_of(one) not in digests
+    assert len(set(digests)) == len(others)
+    assert None not in digests
+    assert digest_of(object()) is None
+
+
+def test_where_a_dataset_s_code_stands_is_known() -> None:
+    from torch.utils.data import Subset
+
+    class Mine:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    mine: Any = Mine()
+    found = described(Subset(mine, [0, 2]))
+    assert found["dataset"].endswith("Mine")
+    assert found["file"] == str(Path(__file__).absolute())
+    assert Reading(mine)[2].example == 2

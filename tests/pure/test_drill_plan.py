@@ -1,0 +1,237 @@
+"""A drill's plan is a value: drawn from a seed alone, read back strictly, and what the command line asks for."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.drill.draw import MAKES, drawn, soak
+from elastic.drill.faults import At, Hold, Join, Kill, KillAll, KillChild, KillTogether, Slow, Terminate, due
+from elastic.drill.moments import OF_THE_SCRIPT
+from elastic.drill.options import Options, parse
+from elastic.drill.plan import DrillPlan, StorageFaults
+from elastic.drill.story import of_plan
+from elastic.errors import ConfigError
+
+SIZES = {"steps": 120, "workers": 4, "nodes": 1, "resume_workers": 2}
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return "train.py"
+
+
+def asked(text: str) -> Options:
+    return parse(shlex.split(text))
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        asked(text)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_drawn_plan_is_a_function_of_its_arguments_and_comes_back_from_json(seed: int) -> None:
+    """The verdict is worth something to another person only if a seed means the same faults on their machine."""
+    kinds = tuple(MAKES)
+    faults = drawn(seed, kinds=kinds, rate=0.2, **SIZES)
+
+    assert faults == drawn(seed, kinds=kinds, rate=0.2, **SIZES)
+    plan = DrillPlan(workers=4, resume_workers=2, seed=seed, faults=faults)
+    assert DrillPlan.from_json(plan.to_json()) == plan
+
+
+def test_seeds_draw_different_plans_and_each_kind_in_turn() -> None:
+    plans = {drawn(seed, kinds=("kill", "stop", "leave"), rate=0.05, **SIZES) for seed in range(50)}
+
+    assert len(plans) == 50
+    for faults in plans:
+        assert Counter(type(fault).__name__ for fault in faults) == {"Kill": 2, "Stop": 2, "Terminate": 2}
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_drawn_fault_finds_whom_it_strikes(seed: int) -> None:
+    """A fault whose worker never comes holds up all that follow, and the drill has tested less than it says."""
+    there = 4
+    faults = drawn(seed, kinds=("kill", "leave", "join", "lose-all", "exception"), rate=0.1, **SIZES)
+    steps = [fault.when.step for fault in faults]
+
+    assert len(faults) == 12
+    assert steps == sorted(set(steps))  # type: ignore[type-var]  # none is None
+    assert all(0 <= step < 106 for step in steps if step is not None)
+    for fault in faults:
+        assert fault.worker < there
+        if isinstance(fault, Terminate):
+            assert there > 1
+            there -= 1
+        elif isinstance(fault, KillAll):
+            there = 2
+        elif type(fault).__name__ == "Raise":
+            assert fault.when.phase in OF_THE_SCRIPT
+
+
+def test_a_node_is_drawn_to_join_while_there_is_time_to_come() -> None:
+    for seed in range(100):
+        faults = drawn(seed, kinds=("kill", "leave", "join"), rate=0.05, **SIZES)
+        assert all(at < len(faults) // 2 for at, fault in enumerate(faults) if isinstance(fault, Join))
+
+
+def test_a_plan_of_few_steps_has_one_fault_at_least() -> None:
+    for steps in (1, 2, 6):
+        faults = drawn(1, kinds=("kill",), rate=0.01, **{**SIZES, "steps": steps})
+        assert [type(fault) for fault in faults] == [Kill]
+
+
+def test_the_soak_holds_the_run_twice_and_spares_the_coordinator_in_between() -> None:
+    plan = soak(3, 60)
+    first, last = [at for at, fault in enumerate(plan.faults) if isinstance(fault, Hold)]
+
+    assert plan == soak(3, 60)
+    assert last == len(plan.faults) - 1
+    assert all(fault.worker != 0 or isinstance(fault, Join) for fault in plan.faults[first + 1 : last])
+
+
+def test_faults_that_may_come_later_wait_for_their_turn() -> None:
+    """Whatever the timing, a replay strikes in the plan's order."""
+    plan = DrillPlan(faults=(Kill(2, At(5, "forward", later=True)), Kill(1, At(6, "data", later=True)))).for_workers()
+    here: dict[str, Any] = {"share": 0, "here": ()}
+
+    assert due(plan, "forward", step=4, rank=2, done=(), **here) == []
+    assert due(plan, "forward", step=7, rank=2, done=(), **here) == [0]
+    assert due(plan, "data", step=6, rank=1, done=(), **here) == []
+    assert due(plan, "data", step=9, rank=1, done=(0,), **here) == [1]
+
+
+def test_named_faults_become_a_plan_in_order(script: str) -> None:
+    options = asked(
+        "train.py --workers 4 --lose-all @step=70 --kill 2@step=30 --stop 1@step=40 --leave 3@step=50 --join @step=60 "
+        "--resume-workers 2 --kill '1,2@step=30,phase=in_update' --slow 0@step=3,seconds=0.5,shares=4 "
+        "--kill-writer @step=9,phase='update' --storage-errors 0.05 --seed 41"
+    )
+    assert options.kinds == ()
+    assert options.plan(999) == options.asked
+    assert [(fault.when.step, fault.when.phase, type(fault).__name__) for fault in options.asked.faults] == [
+        (3, "backward", "Slow"),
+        (9, "update", "KillChild"),
+        (30, "backward", "Kill"),
+        (30, "in_update", "KillTogether"),
+        (40, "backward", "Stop"),
+        (50, "backward", "Terminate"),
+        (60, "forward", "Join"),
+        (70, "backward", "KillAll"),
+    ]
+    slow, writer, _, together, *_ = options.asked.faults
+    assert slow == Slow(0, At(3, "backward", later=True), seconds=0.5, shares=4)
+    assert writer == KillChild(0, At(9, "update", later=True), "writer")
+    assert isinstance(together, KillTogether)
+    assert together.workers == (1, 2)
+    assert options.asked.storage == StorageFaults(errors=0.05)
+    assert (options.asked.workers, options.asked.resume_workers, options.asked.seed) == (4, 2, 41)
+    assert DrillPlan.from_json(options.asked.to_json()) == options.asked
+
+
+def test_a_plan_is_printed_a_line_for_each_fault(script: str) -> None:
+    options = asked("train.py --kill 2@step=30,phase=backward,share=3 --lose-all @step=70,phase=update")
+    assert list(of_plan(options.asked.faults)) == [
+        "   1  step 30   backward of share 3 SIGKILL to worker 2",
+        "   2  step 70   update       SIGKILL to everything, agents included",
+    ]
+
+
+def test_what_follows_the_dashes_is_the_script_s(script: str) -> None:
+    options = asked("train.py runs/x --kill 1@step=3 -- --seed 7 --kill yes")
+    assert options.args == ("runs/x", "--seed", "7", "--kill", "yes")
+    assert len(options.asked.faults) == 1
+
+
+def test_without_a_fault_named_faults_are_drawn(script: str) -> None:
+    """`elastic drill train.py` is a drill."""
+    options = asked("train.py --seed 5")
+    assert options.kinds == ("kill", "stop", "leave", "lose-all")
+    assert options.plan(120) == options.plan(120)
+    assert len(options.plan(120).faults) == 6
+    assert asked("train.py").asked.seed is not None
+
+
+def test_the_replay_command_reads_back_as_the_same_drill(script: str, tmp_path: Path) -> None:
+    options = asked("train.py a --workers 2 --seed 9 --hang-limit 5 --undisturbed-workers 2 -- --name 'x y'")
+    plan = options.plan(50)
+    (tmp_path / "plan.json").write_text(plan.to_json())
+
+    words = shlex.split(options.replay(tmp_path / "plan.json"))
+    assert words[:2] == ["elastic", "drill"]
+    again = parse(words[2:])
+    assert again.plan(77) == plan
+    assert (again.args, again.hang_s, again.undisturbed_workers) == (("a", "--name", "x y"), 5.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("absent.py", "there is no script absent.py"),
+        ("train.py --kil 2@step=3", r"unknown option --kil(.|\n)*did you mean --kill"),
+        ("train.py --epochs 3", r"unknown option --epochs(.|\n)*options follow after --"),
+        ("train.py --kill 2", "expected WORKER@step=N"),
+        ("train.py --kill 2@30", "'30' is not one of step="),
+        ("train.py --kill 2@phase=forward", "no step"),
+        ("train.py --kill two@step=3", "a worker is a rank"),
+        ("train.py --kill 4@step=3", "there is no worker 4; they are counted from 0, and at most 4"),
+        ("train.py --kill 1,9@step=3", "there is no worker 9"),
+        ("train.py --stop 1,2@step=3", "only --kill takes several"),
+        ("train.py --join 2@step=3", "nothing stands before the @"),
+        ("train.py --kill 1@step=3,phase=backwards", "did you mean 'backward'"),
+        ("train.py --kill 1@step=3,phase=save", "only worker 0"),
+        ("train.py --kill 1@step=3,phase=update,share=2", "have a share"),
+        ("train.py --exception 1@step=3,phase=exchange", "the script's code runs at"),
+        ("train.py --faults kill,explode", "--faults: unknown 'explode'; known: kill, stop"),
+        ("train.py --faults kil", "did you mean 'kill'"),
+        ("train.py --faults ,", "names none"),
+        ("train.py --rate 2", "above 0 and up to 1"),
+        ("train.py --storage-errors 1.5", "from 0 to below 1"),
+        ("train.py --workers 3 --nodes 2", "3 workers cannot be spread evenly over 2 nodes"),
+        ("train.py --workers 0", "are 1 or more"),
+        ("train.py --within 0", "--within must be above 0"),
+        ("train.py --plan absent.json", "--plan absent.json: .*No such file"),
+        ("train.py --plan train.py", "not a drill's plan"),
+        ("train.py --plan train.py --kill 1@step=3", "leave out --kill"),
+        ("train.py --plan train.py --workers 2", "leave out --workers"),
+        ("train.py --folder .", "not empty"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_starts(script: str, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        asked(text)
+
+
+PLAN = DrillPlan(seed=1, faults=(Kill(1, At(3, "data", later=True)),))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"elastic_drill": 2}, "of version 2; this elastic reads version 1"),
+        ({"wrkers": 4}, "the plan: unknown 'wrkers'; did you mean 'workers'"),
+        ({"workers": "4"}, "the plan: workers: expected int; found '4'"),
+        ({"workers": True}, "expected int; found True"),
+        ({"faults": {}}, "faults are a list"),
+        ({"faults": [{"kind": "explode"}]}, r"faults\[0\]: unknown kind 'explode'"),
+        ({"faults": [{"kind": "kill", "worker": 1}]}, r"faults\[0\]: 'when' is missing"),
+        ({"faults": [{"kind": "kill", "worker": 1.5, "when": {"step": 1, "phase": "data"}}]}, "worker: expected int"),
+        ({"faults": [{"kind": "kill", "worker": 1, "when": {"step": "1", "phase": "data"}}]}, "step: expected int"),
+        ({"faults": [{"kind": "kill", "worker": 1, "when": {"step": 1, "phase": "lunch"}}]}, "unknown phase 'lunch'"),
+        ({"faults": [{"kind": "kill", "worker": 1, "when": {"step": 1, "phase": "data"}, "how": 1}]}, "unknown 'how'"),
+        ({"storage": {"errors": "often"}}, "errors: expected float"),
+    ],
+)
+def test_a_plan_that_is_half_understood_is_refused(change: dict[str, Any], says: str) -> None:
+    document = {**json.loads(PLAN.to_json()), **change}
+    with pytest.raises(ConfigError, match=says):
+        DrillPlan.from_json(json.dumps(document))
