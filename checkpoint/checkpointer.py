@@ -101,7 +101,8 @@ class Checkpointer:
                          writing has not begun, else wait
         failures_max     after so many failures in a row the next save raises
         finish_s         how long one may take; also how long the writer process goes on after this process ended, and
-                         how long the ranks of a group wait for each other
+                         how long the ranks of a group wait for one that is silent. One that died is noticed at once,
+                         one whose machine is lost within 30 s
         budget_bytes     how much of them is on its way to the storage at once
         """
         self._rules = Rules(when_busy, failures_max, finish_s, budget_bytes)

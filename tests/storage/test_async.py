@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import logging
@@ -534,6 +535,32 @@ def test_a_storage_that_never_answers_ends_the_save_at_its_deadline(
         saving.wait(WITHIN_S)
     assert any("step 2 could not be saved" in line for line in lines)
     assert runs.save(3, state(3), blocking=False).wait(WITHIN_S).step == 3
+
+
+def test_a_writer_that_no_signal_ends_holds_nobody_up(
+    slow: Gate, s3: S3Server, tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel may wait for a disk for ever. Here its end of the socket stays open, which looks the same."""
+    monkeypatch.setattr("checkpoint.process._KILLED_S", 1.0)
+    url, options = f"s3://runs/{tmp_path.name}", behind(slow, s3)
+    runs = checkpointer(url, storage_options=options, finish_s=1.0, log=lambda line: None)
+    runs.save(1, state(1), blocking=False).wait(WITHIN_S)
+    [writer] = writers()
+    watched = os.pidfd_open(writer.pid)
+    pidfd_getfd = 438
+    held = ctypes.CDLL(None, use_errno=True).syscall(pidfd_getfd, watched, int(writer.cmdline()[-2]), 0)
+    os.close(watched)
+    assert held >= 0
+    try:
+        slow.shut()
+        saving = runs.save(2, state(2), blocking=False)
+        assert gone(writer)
+        slow.open()
+        with pytest.raises(CheckpointError, match="not finished within 1 s"):
+            saving.wait(WITHIN_S)
+        assert runs.save(3, state(3), blocking=False).wait(WITHIN_S).step == 3
+    finally:
+        os.close(held)
 
 
 def test_waiting_behind_another_save_does_not_count_as_being_slow(tmp_path: Path, checkpointer: Make) -> None:

@@ -281,7 +281,7 @@ def dying(rank: int, size: int, folder: str, victim: int) -> str:
         if rank == victim and "s000000002" in key:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with ranks_of(folder, rank, size, before_put=before_put, finish_s=3.0, name="dying") as (runs, _):
+    with ranks_of(folder, rank, size, before_put=before_put, finish_s=600.0, name="dying") as (runs, _):
         runs.save(1, {"w": torch.ones(30_000)})
         with pytest.raises(CheckpointError) as caught:
             runs.save(2, {"w": torch.zeros(30_000)})
@@ -326,7 +326,7 @@ def test_a_rank_that_comes_too_late_costs_one_save_and_learns_why(tmp_path: Path
 
 
 def dying_in_load(rank: int, size: int, folder: str) -> str:
-    with ranks_of(folder, rank, size, finish_s=3.0, name="dying") as (runs, storage):
+    with ranks_of(folder, rank, size, finish_s=600.0, name="dying") as (runs, storage):
         runs.save(1, {"w": torch.ones(30_000)})
         if rank == 1:
             storage.before_get = lambda: os.kill(os.getpid(), signal.SIGKILL)
