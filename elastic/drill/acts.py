@@ -12,8 +12,12 @@ from pathlib import Path
 
 import torch
 
+from checkpoint.names import COMMITS, CommitId, commit_id
+from elastic.drill import disk
 from elastic.drill.faults import (
+    Disk,
     Fault,
+    Flip,
     Hold,
     Join,
     Kill,
@@ -31,6 +35,7 @@ from elastic.drill.faults import (
 )
 from elastic.drill.processes import kill_marked, marked
 
+_FLIPPED = "flipped"
 _LOOK_S = 0.02
 _SPARE_BYTES = 256 << 20  # what may still be had under the limit, for whoever clears up
 _COMMANDS = {"writer": b"checkpoint.resident", "warm": b"elastic.launch.warm"}
@@ -40,9 +45,10 @@ class OnPurpose(Exception):
     """What a plan made the script raise."""
 
 
-def act(fault: Fault, folder: Path, *, peers: Callable[[], Iterable[int]], let_go: Path) -> None:
+def act(fault: Fault, folder: Path, *, storage: Path | None, peers: Callable[[], Iterable[int]], let_go: Path) -> None:
     """
     folder  the drill's
+    storage the run's, where it is a local folder
     peers   pids of those whom KillTogether hits beside this process
     let_go  the file that ends a Hold
     Kinds that go on for a while (Slow, StickLoader where the dataset itself is to hang) are the caller's.
@@ -75,6 +81,11 @@ def act(fault: Fault, folder: Path, *, peers: Callable[[], Iterable[int]], let_g
         case StickLoader():
             for pid in loader_processes():
                 os.kill(pid, signal.SIGSTOP)
+        case Disk():
+            assert storage is not None
+            disk.strike(storage, fault.how)
+        case Flip():
+            _flip(storage, folder)
         case Hold():
             gc.collect()  # what only waits for that is not held for good
             while not let_go.exists():
@@ -83,9 +94,21 @@ def act(fault: Fault, folder: Path, *, peers: Callable[[], Iterable[int]], let_g
             """The cluster starts the node; the observer slows the worker down."""
 
 
-def possible(fault: Fault, folder: Path) -> bool:
+def possible(fault: Fault, folder: Path, storage: Path | None) -> bool:
     """Whether there is at this moment what the fault would hit."""
+    if isinstance(fault, Disk):
+        return storage is not None and storage.is_mount()
+    if isinstance(fault, Flip):
+        return len(_commits(storage)) > 1
     return not isinstance(fault, KillChild) or bool(helpers(fault, folder))
+
+
+def flipped(folder: Path) -> set[str]:
+    """The names of the checkpoints that Flip has damaged in this drill."""
+    try:
+        return set((folder / _FLIPPED).read_text().split())
+    except FileNotFoundError:
+        return set()
 
 
 def helpers(fault: KillChild, folder: Path) -> list[int]:
@@ -112,6 +135,27 @@ def _run_out_of_memory() -> None:
         torch.empty(2 * _SPARE_BYTES, dtype=torch.uint8)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _commits(storage: Path | None) -> list[CommitId]:
+    """Of what is committed there, in order."""
+    names = (storage / COMMITS).glob("*") if storage is not None else ()
+    found = (commit_id(f"{COMMITS}/{path.name}") for path in names)
+    return sorted(id for id in found if id is not None)
+
+
+def _flip(storage: Path | None, folder: Path) -> None:
+    """One bit in the middle of the newest checkpoint's first object."""
+    assert storage is not None
+    newest = _commits(storage)[-1]
+    data = min((storage / newest.data_folder).iterdir())
+    with data.open("r+b") as file:
+        file.seek(data.stat().st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    with (folder / _FLIPPED).open("a") as file:
+        file.write(f"{newest}\n")
 
 
 def _children(parent: int) -> list[int]:

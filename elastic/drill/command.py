@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -109,13 +110,17 @@ class Drill:
                 self._clear_away(keep=worth_keeping)
 
     def _headline(self) -> None:
+
         options, asked = self._options, self._options.asked
         script = " ".join([*["-m"] * options.module, options.script, *options.args])
         nodes = f" on {asked.nodes} nodes" if asked.nodes > 1 else ""
         seed = f", seed {asked.seed}" if asked.seed is not None else ""
-        self._say(f"\n[bold]Drill[/bold] of {script}: {asked.workers} workers{nodes}{seed}")
+        self._say(
+            f"\n[bold]Drill[/bold] of {script}: {asked.workers} worker{'s' if asked.workers > 1 else ''}{nodes}{seed}"
+        )
 
     def _both_runs(self) -> Findings:
+        from elastic.drill.acts import flipped
         from elastic.drill.bad_storage import RECORD, struck
         from elastic.drill.costs import costs
         from elastic.drill.diagnosis import diagnose
@@ -141,7 +146,16 @@ class Drill:
         exact = sizes["mode"] == "exact"
         left = [Violation("left", f"left behind: {what}") for what in calm.left]
         verdict_calm = review(calm.url, calm_events, steps=steps, redone_max=0)
-        verdict_hurt = review(hurt.url, hurt_events, steps=steps, reference=calm_events, lost_max=hurt.lost_max())
+        spoilt = flipped(hurt.cluster.folder)
+        verdict_hurt = review(
+            hurt.url,
+            hurt_events,
+            steps=steps,
+            reference=calm_events,
+            lost_max=hurt.lost_max(),
+            may_fall_back=bool(spoilt),
+            spoilt=spoilt,
+        )
         if exact and not verdict_hurt.violations:
             extra += _final_states(calm.url, hurt.url)
         verdict_calm = replace(verdict_calm, violations=(*verdict_calm.violations, *left))
@@ -168,10 +182,11 @@ class Drill:
     def _calm(self) -> tuple[_Cluster, list[Event]]:
         """The run without faults, finished."""
         from elastic.drill.cluster import DrillTimeout
+        from elastic.drill.story import counted
 
         options = self._options
         workers = options.undisturbed_workers
-        self._say(f"\n[bold]Without faults[/bold], {workers} worker{'s' if workers > 1 else ''}")
+        self._say(f"\n[bold]Without faults[/bold], {counted(workers, 'worker')}")
         cluster = self._cluster(CALM, workers=workers)
         try:
             code = self._launch(cluster)
@@ -191,10 +206,11 @@ class Drill:
     def _hurt(self, plan: DrillPlan, *, total: int) -> tuple[_Cluster, list[Event], list[Any]]:
         """The run with faults, launched as often as faults end it. Also: violations that are no matter of events."""
         from elastic.drill.cluster import DrillTimeout
+        from elastic.drill.story import counted
         from elastic.drill.verdict import Violation
 
         nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
-        self._say(f"\n[bold]With faults[/bold], {plan.workers} workers{nodes}")
+        self._say(f"\n[bold]With faults[/bold], {counted(plan.workers, 'worker')}{nodes}")
         cluster = self._cluster(HURT, workers=plan.workers, plan=plan)
         violations: list[Violation] = []
         known, code = 0, 0
@@ -209,7 +225,7 @@ class Drill:
                         break
                     workers = plan.resume_workers if again == "lost" else plan.workers
                     nodes_now = plan.nodes if workers % plan.nodes == 0 else 1
-                    self._say(f"            started again with {workers} workers")
+                    self._say(f"            started again with {counted(workers, 'worker')}")
                     cluster.cluster.start(workers=workers, nodes=nodes_now)
         except DrillTimeout as late:
             violations.append(Violation("deadline", f"the run with faults: {late}"))
@@ -221,8 +237,10 @@ class Drill:
         return cluster, events, violations
 
     def _cluster(self, name: str, *, workers: int, plan: DrillPlan | None = None) -> _Cluster:
+        from elastic.drill import disk
         from elastic.drill.bad_storage import RECORD, imposed
         from elastic.drill.cluster import Cluster
+        from elastic.drill.faults import Disk
         from elastic.drill.plan import StorageFaults
 
         options = self._options
@@ -232,6 +250,8 @@ class Drill:
         faults = StorageFaults() if plan is None else plan.storage
         seed = plan.seed or 0 if plan is not None else 0
         hang = [] if options.hang_s is None else [f"--hang-limit={options.hang_s:g}"]
+        if plan is not None and any(isinstance(fault, Disk) for fault in plan.faults):
+            disk.mount(storage, like=self.folder / CALM)
         cluster = Cluster(
             options.script,
             options.args,
@@ -270,6 +290,7 @@ class Drill:
     def _clear_away(self, *, keep: bool) -> None:
         for cluster in self._clusters:
             cluster.close()
+        self._take_the_disk_away(keep=keep)
         if keep:
             return
         if self._options.folder is None:
@@ -277,6 +298,22 @@ class Drill:
             return
         for entry in self.folder.iterdir():
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+    def _take_the_disk_away(self, *, keep: bool) -> None:
+        """What is to be kept of it is copied first."""
+        storage = self.folder / HURT
+        if not storage.is_mount():
+            return
+        from elastic.drill import disk
+
+        disk.heal(storage)
+        copy = self.folder / f"{HURT}-copy"
+        if keep:
+            shutil.copytree(storage, copy)
+        disk.unmount(storage)
+        if keep:
+            storage.rmdir()
+            copy.rename(storage)
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
@@ -293,6 +330,7 @@ class _Cluster:
         self._faults = plan.faults if plan is not None else ()
         self._grace_s = grace_s
         self._leaving: dict[int, float] = {}  # pid -> when its grace is over, on the monotonic clock
+        self._healthy_s: float | None = None  # when the disk is to be healed, on the same clock
 
     @property
     def url(self) -> str:
@@ -317,18 +355,30 @@ class _Cluster:
         def watching() -> None:
             story.watching()
             self._end_grace()
+            self._heal(time.monotonic())
 
         ended = self.cluster.wait(within_s=within_s, watching=watching)
         story.watching()
+        self._heal(inf)
         self.left += ended.left_behind
         return ended.exit_code
 
     def _heard(self, event: Event) -> None:
-        from elastic.drill.faults import Terminate
+        from elastic.drill.faults import Disk, Terminate
 
-        if event["event"] == "fault" and isinstance(self._faults[event["index"]], Terminate):
+        fault = self._faults[event["index"]] if event["event"] == "fault" else None
+        if isinstance(fault, Terminate):
             assert self._grace_s is not None
             self._leaving[int(event["worker"].rsplit("-", 2)[1])] = time.monotonic() + self._grace_s
+        elif isinstance(fault, Disk):
+            self._healthy_s = time.monotonic() + fault.seconds
+
+    def _heal(self, now_s: float) -> None:
+        from elastic.drill import disk
+
+        if self._healthy_s is not None and now_s >= self._healthy_s:
+            self._healthy_s = None
+            disk.heal(Path(self.url))
 
     def _end_grace(self) -> None:
         from elastic.drill.acts import alive_among

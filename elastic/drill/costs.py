@@ -7,10 +7,11 @@ that follows; losing all costs what was done since the last save as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
 
-from elastic.drill.faults import Fault, Hold, Join, KillChild, Slow
+from elastic.drill.faults import Disk, Fault, Flip, Hold, Join, KillChild, Slow
 from elastic.drill.lineage import place_of
 from elastic.observe.events import Event
 
@@ -36,10 +37,19 @@ class Cost:
     resumed: int | None
     workers: int
 
+    @property
+    def back_s(self) -> float:
+        """When that step was complete, unix seconds; infinity if it never was."""
+        return round(self.at_s + self.after_s, 6) if self.after_s is not None else inf
+
 
 def costs(events: Sequence[Event], faults: Sequence[Fault]) -> list[Cost]:
-    """In the order in which they struck."""
-    return [_cost(event, faults[event["index"]], events) for event in events if event["event"] == "fault"]
+    """In the order in which they struck. Of those that one recovery made up for, the last one has the steps."""
+    found = [_cost(event, faults[event["index"]], events) for event in events if event["event"] == "fault"]
+    for at, (cost, later) in enumerate(pairwise(found)):
+        if cost.redone and cost.resumed == later.resumed and later.redone and cost.back_s == later.back_s:
+            found[at] = replace(cost, redone=0)
+    return found
 
 
 def _cost(struck: Event, fault: Fault, events: Sequence[Event]) -> Cost:
@@ -47,7 +57,7 @@ def _cost(struck: Event, fault: Fault, events: Sequence[Event]) -> Cost:
     place = place_of(struck)
     before = [event["step"] for event in begun if place_of(event) <= place]
     later = [event for event in begun if event["t"] > struck["t"] and place_of(event) > place]
-    if isinstance(fault, Slow | Hold) or (isinstance(fault, KillChild) and fault.of != "loader"):
+    if isinstance(fault, Slow | Hold | Flip | Disk) or (isinstance(fault, KillChild) and fault.of != "loader"):
         later = []  # nobody is lost, and whatever view follows is another fault's
     elif isinstance(fault, Join):
         newcomers = _newcomers(struck, events)

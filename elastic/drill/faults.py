@@ -41,7 +41,9 @@ __all__ = [
     "OF_THE_SCRIPT",
     "PHASES",
     "At",
+    "Disk",
     "Fault",
+    "Flip",
     "Hold",
     "Join",
     "Kill",
@@ -266,9 +268,40 @@ class KillChild:
         return f"{self.when}: kill the {self.of} process of w{self.worker}"
 
 
+@dataclass(frozen=True)
+class Flip:
+    """A bit of the newest checkpoint is changed where it lies, by whoever has this rank at that moment. The fault waits
+    until there are two checkpoints; it matters once the run goes back to one. Local folders only."""
+
+    worker: int
+    when: At
+    kind: ClassVar[str] = "flip"
+
+    def __str__(self) -> str:
+        return f"{self.when}: flip a byte of the newest checkpoint, by w{self.worker}"
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The disk that holds the run is full, or read-only, from that moment on and for `seconds`. Where there is such a
+    disk: `elastic drill` makes one.
+
+    how  "full" or "read_only"
+    """
+
+    worker: int
+    when: At
+    how: str
+    seconds: float = 1.0
+    kind: ClassVar[str] = "disk"
+
+    def __str__(self) -> str:
+        return f"{self.when}: the disk is {self.how.replace('_', ' ')} for {self.seconds} s, by w{self.worker}"
+
+
 _KINDS = (
     Kill, KillTogether, KillAll, KillAgent, Stop, Raise, Terminate, LeaveNode, Join, Hold, Slow, OutOfMemory,
-    StickLoader, KillChild,
+    StickLoader, KillChild, Flip, Disk,
 )  # fmt: skip
 Fault = (
     Kill
@@ -285,9 +318,12 @@ Fault = (
     | OutOfMemory
     | StickLoader
     | KillChild
+    | Flip
+    | Disk
 )
 KINDS: dict[str, type[Fault]] = {kind.kind: kind for kind in _KINDS}
 HELPERS = ("loader", "writer", "warm")
+DISKS = ("full", "read_only")
 
 
 def lost_to(fault: Fault) -> int | None:
@@ -318,6 +354,8 @@ class Plan:
                     f"{type(fault).__name__}: the script's code runs at {', '.join(OF_THE_SCRIPT)}; "
                     f"not {fault.when.phase}"
                 )
+            if isinstance(fault, Disk) and fault.how not in DISKS:
+                raise ConfigError(f"Disk: how={fault.how!r}; a disk is {' or '.join(DISKS)}")
             if isinstance(fault, KillChild) and fault.of not in HELPERS:
                 raise ConfigError(f"KillChild: of={fault.of!r}; a worker's helpers are {', '.join(HELPERS)}")
 
@@ -372,6 +410,8 @@ def fault_of(kind: type[Fault], worker: int, when: At, *, workers: int) -> Fault
         return KillTogether((worker, (worker + 1) % workers), when)
     if kind is KillTogether or (kind in (Raise, OutOfMemory) and when.phase not in OF_THE_SCRIPT):
         return Kill(worker, when)
+    if kind is Disk:
+        return Disk(worker, when, "full")
     if kind is KillChild:
         return KillChild(worker, when, "writer" if worker == 0 else "warm")
     made: Any = kind

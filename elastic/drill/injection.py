@@ -29,6 +29,7 @@ from elastic.drill.faults import (
     due,
 )
 from elastic.drill.reading import Collating, Reading, described
+from elastic.observe.events import local_folder
 from elastic.observe.observer import MOMENTS, ObservedRun, Observer
 from elastic.state.survives import weights_digest
 
@@ -67,12 +68,15 @@ class Injector(Observer):
         self._slow: list[Slow] = []
         self._slow_shares = 0
         self._reading: Reading | None = None
+        self._storage: Path | None = None  # the run's, where it is a local folder
 
     def storage(self, url: str, storage_options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
         try:
             imposed = json.loads((self._folder / STORAGE_FILE).read_text())
         except FileNotFoundError:
+            self._storage = local_folder(url)
             return url, storage_options
+        self._storage = local_folder(imposed["url"].removeprefix("faulty://"))
         return imposed["url"], imposed["storage_options"]
 
     def dataset(self, dataset: Any) -> Any:
@@ -141,7 +145,7 @@ class Injector(Observer):
         """The fault itself, unless it has happened already."""
         assert self._run is not None
         fault = self._plan.faults[index]
-        if not possible(fault, self._folder) or not self._first_at(index):
+        if not possible(fault, self._folder, self._storage) or not self._first_at(index):
             return
         run = self._run
         run.events.emit("fault", index=index, fault=str(fault), step=self._step, phase=fault.when.phase)
@@ -151,7 +155,8 @@ class Injector(Observer):
             self._slow_shares += fault.shares
         elif isinstance(fault, StickLoader) and self._reading is not None and not loader_processes():
             self._reading.stuck = True
-        act(fault, self._folder, peers=lambda: self._peers(fault), let_go=self._folder / LET_GO / str(index))
+        let_go = self._folder / LET_GO / str(index)
+        act(fault, self._folder, storage=self._storage, peers=lambda: self._peers(fault), let_go=let_go)
         if isinstance(fault, Hold):
             (self._folder / HAPPENED / str(index)).write_text("")  # the next fault may come in this view
 

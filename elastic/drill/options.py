@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastic.drill.draw import MAKES, drawn
-from elastic.drill.faults import Fault, KillTogether, Slow
-from elastic.drill.moments import OF_A_SHARE, PHASES, At, place_of
+from elastic.drill.faults import Disk, Fault, KillTogether, Slow
+from elastic.drill.moments import BEFORE_STEPS, OF_A_SHARE, PHASES, At, place_of
 from elastic.drill.plan import DrillPlan, StorageFaults
 from elastic.errors import ConfigError
 
 DEFAULT_FAULTS, DEFAULT_RATE = "kill,stop,leave,lose-all", 0.05
 _WORDS = {"forming a view": "form", "forming": "form", "transferring": "transfer"}
-_NO_WORKER = ("join", "lose-all", "kill-writer")
+_EXTRA = {"slow": ("seconds", "shares"), "disk-full": ("seconds",), "read-only": ("seconds",)}
+_NO_WORKER = ("join", "lose-all", "kill-writer", "flip-bytes", "disk-full", "read-only")
 _DESCRIPTION = (
     "Runs a training script twice, without faults and with faults, each in fresh storage of its own whatever URL the "
     "script names, and judges: the same weights, every example applied exactly once, nothing done twice, nothing left "
@@ -55,6 +56,9 @@ _MOMENTS = {
     "kill-loader": ("W@…", "SIGKILL to one of a worker's loader processes"),
     "kill-warm": ("W@…", "SIGKILL to the warm process that its agent forks workers from"),
     "kill-writer": ("@…", "SIGKILL to the process that writes checkpoints"),
+    "flip-bytes": ("@…", "a byte of the newest checkpoint is changed: it matters where --lose-all follows"),
+    "disk-full": ("@…", "the run's disk is full for a second; @…,seconds=S for longer. Root only"),
+    "read-only": ("@…", "the run's disk is read-only for a second; @…,seconds=S for longer. Root only"),
     "kill-agent": ("W@…", "SIGKILL to the agent of a worker's node"),
     "leave-node": ("W@…", "SIGTERM to the agent of a worker's node: all its workers leave"),
 }
@@ -259,7 +263,7 @@ def _fault(name: str, text: str) -> Fault:
     shape = "@step=N" if name in _NO_WORKER else "WORKER@step=N"
     if not at or not moment:
         raise ConfigError(f"expected {shape}[,phase=PHASE], such as {shape.replace('WORKER', '2').replace('N', '30')}")
-    facts = _facts(moment, extra=("seconds", "shares") if name == "slow" else ())
+    facts = _facts(moment, extra=_EXTRA.get(name, ()))
     if name in _NO_WORKER:
         if who:
             raise ConfigError(f"it strikes no single worker, so nothing stands before the @; found {who!r}")
@@ -279,6 +283,8 @@ def _fault(name: str, text: str) -> Fault:
     if len(ranks) > 1:
         return KillTogether(tuple(ranks), when)
     fault = MAKES[name](ranks[0], when)
+    if isinstance(fault, Disk):
+        return replace(fault, seconds=_number(facts["seconds"])) if "seconds" in facts else fault
     if isinstance(fault, Slow):
         seconds = _number(facts["seconds"]) if "seconds" in facts else fault.seconds
         shares = _whole(facts["shares"], "shares are a number") if "shares" in facts else fault.shares
@@ -314,8 +320,14 @@ def _number(text: str) -> float:
 
 
 def _in_order(faults: Sequence[Fault]) -> tuple[Fault, ...]:
-    """By step, and of one step in the order in which a step passes its phases."""
-    return tuple(sorted(faults, key=lambda fault: (fault.when.step or 0, place_of(fault.when.phase))))
+    """By step, and of one step in the order in which a step passes its phases. A view that is formed at a step follows
+    a fault in it."""
+
+    def order(fault: Fault) -> tuple[int, bool, float]:
+        when = fault.when
+        return when.step or 0, when.phase in BEFORE_STEPS, place_of(when.phase)
+
+    return tuple(sorted(faults, key=order))
 
 
 def _attribute(name: str) -> str:

@@ -13,7 +13,9 @@ from rich.status import Status
 
 from elastic.drill.costs import Cost
 from elastic.drill.faults import (
+    Disk,
     Fault,
+    Flip,
     Hold,
     Join,
     Kill,
@@ -60,7 +62,7 @@ def words(fault: Fault) -> str:
         case LeaveNode():
             return f"SIGTERM to the agent of worker {fault.worker}: its node is to leave"
         case Join():
-            return "another node arrives" + (f", with {_count(fault.workers, 'worker')}" if fault.workers else "")
+            return "another node arrives" + (f", with {counted(fault.workers, 'worker')}" if fault.workers else "")
         case Raise():
             return f"an exception in worker {fault.worker}"
         case OutOfMemory():
@@ -69,6 +71,10 @@ def words(fault: Fault) -> str:
             return f"worker {fault.worker} lags by {fault.seconds:g} s in each of {fault.shares} shares"
         case StickLoader():
             return f"the data of worker {fault.worker} hangs"
+        case Disk():
+            return f"the disk is {fault.how.replace('_', '-')} for {fault.seconds:g} s"
+        case Flip():
+            return "a byte of the newest checkpoint is changed"
         case Hold():
             return f"worker {fault.worker} is held"
 
@@ -111,7 +117,7 @@ class Story:
                 self._console.print(f"  {event['t'] - self._begun_s:6.1f} s  {line}", soft_wrap=True, highlight=False)
         if self._status is not None and self._step >= 0:
             of = f" of {self._total}" if self._total is not None else ""
-            self._status.update(f"step {self._step + 1}{of}, {_count(self._workers, 'worker')}")
+            self._status.update(f"step {self._step + 1}{of}, {counted(self._workers, 'worker')}")
 
     def __enter__(self) -> Story:
         self._status = self._console.status("starting …")
@@ -128,11 +134,11 @@ class Story:
         if kind == "loaded" and event.get("from_claim") != event.get("claim") and self._once("loaded", event["claim"]):
             how = "at step 0" if event["from_claim"] is None else f"goes on from step {event['step']}, the newest save"
             begins = "it begins " if event["from_claim"] is None else "it "
-            yield f"{begins}{how}, with {_count(event['world_size'], 'worker')}"
+            yield f"{begins}{how}, with {counted(event['world_size'], 'worker')}"
             self._workers = event["world_size"]
         elif kind == "fault" and self._once("fault", event["index"]):
             fault = self._faults[event["index"]]
-            self._open += [] if isinstance(fault, Slow | Hold | KillChild | Join) else [event]
+            self._open += [] if isinstance(fault, Slow | Hold | KillChild | Join | Flip | Disk) else [event]
             yield f"[bold red]step {event['step']}, {event['phase']}: {escape(words(fault))}[/]"
         elif kind == "step_applied":
             yield from self._applied(event)
@@ -148,9 +154,9 @@ class Story:
         if after:
             self._open = [one for one in self._open if one not in after]
             since_s = event["t"] - after[0]["t"]
-            yield f"         {since_s:.2f} s later step {event['step']} is complete, by {_count(size, 'worker')}"
+            yield f"         {since_s:.2f} s later step {event['step']} is complete, by {counted(size, 'worker')}"
         elif size != self._workers and self._once("size", place):
-            yield f"         {_count(size, 'worker')} from step {event['step']} on"
+            yield f"         {counted(size, 'worker')} from step {event['step']} on"
         self._workers = size
 
     def _once(self, *what: object) -> bool:
@@ -176,5 +182,5 @@ def of_costs(costs: Sequence[Cost]) -> Iterator[tuple[str, str, str, str, str, s
         yield str(cost.step), cost.phase, words(cost.fault) + late, after, by, str(cost.redone)
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,96 @@
+"""A small disk for a run in a drill, which can be full or read-only for a while: a tmpfs. Linux, root.
+
+Everything is real: writes end with ENOSPC or EROFS, in every process that has the folder. The run's evidence lies
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+
+from elastic.errors import ConfigError
+
+FULL, READ_ONLY = "full", "read_only"
+HOW = (FULL, READ_ONLY)
+_BALLAST = ".ballast"
+_ROOM = 64 << 20  # bytes, beside eight times what an undisturbed run holds
+_WITHIN_S = 30.0
+_ATTEMPTS = 20
+
+
+def mount(folder: Path, *, like: Path) -> None:
+    """Puts a disk at `folder`, with room for a run that holds what the one at `like` does. Raises ConfigError."""
+    if os.geteuid() != 0:
+        raise ConfigError(
+            "--disk-full and --read-only mount a small disk of memory (tmpfs), which only root may\n"
+            "  next  run the drill as root, in a container say, or use --storage-errors"
+        )
+    held = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
+    folder.mkdir(parents=True, exist_ok=True)
+    told = _mount(["-t", "tmpfs", "-o", f"size={_ROOM + 8 * held},mode=755", "elastic-drill", str(folder)])
+    if told is not None:
+        raise ConfigError(f"--disk-full and --read-only: no tmpfs can be mounted at {folder}: {told}")
+
+
+def unmount(folder: Path) -> None:
+    """Takes the disk away, if there is one; what was on it is gone."""
+    for _ in range(_mounted(folder)):
+        _umount(folder)
+
+
+def strike(folder: Path, how: str) -> None:
+    """From now on it is full, or read-only."""
+    if how == FULL:
+        _fill(folder)
+    else:
+        _make_read_only(folder)
+
+
+def heal(folder: Path) -> None:
+    """It can be written again."""
+    if _mounted(folder) > 1:
+        _umount(folder)
+    (folder / _BALLAST).unlink(missing_ok=True)
+
+
+def _fill(folder: Path) -> None:
+    with (folder / _BALLAST).open("wb", buffering=0) as file:
+        room = os.statvfs(folder)
+        with contextlib.suppress(OSError):  # someone else took a part of the room meanwhile
+            os.posix_fallocate(file.fileno(), 0, max(1, room.f_bavail * room.f_frsize))
+        with contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+
+def _make_read_only(folder: Path) -> None:
+    """By a second, read-only mount of it on top: a disk that someone has a file open on for writing cannot be made
+    read-only itself. Who opens a file there from now on gets EROFS."""
+    for _ in range(_ATTEMPTS):  # one may open a file between the two calls
+        if _mount(["--bind", str(folder), str(folder)]) is not None:
+            return
+        if _mount(["-o", "remount,bind,ro", str(folder)]) is None:
+            return
+        _umount(folder)
+
+
+def _mounted(folder: Path) -> int:
+    """How many mounts lie on it, one above the other."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return sum(line.split()[4] == str(folder) for line in lines)
+
+
+def _umount(folder: Path) -> None:
+    subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True, timeout=_WITHIN_S)
+
+
+def _mount(arguments: list[str]) -> str | None:
+    """None, or why it failed."""
+    try:
+        done = subprocess.run(["mount", *arguments], check=False, capture_output=True, text=True, timeout=_WITHIN_S)
+    except OSError as error:
+        return str(error)
+    return None if done.returncode == 0 else done.stderr.strip()
