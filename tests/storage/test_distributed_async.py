@@ -154,8 +154,10 @@ def killed(rank: int, size: int, folder: str, moment: str, victims: list[int]) -
                 time.sleep(0.001)
             if rank in victims:
                 os.kill(os.getpid(), signal.SIGKILL)
-        if moment == "writer" and rank in victims:
+        if moment in ("writer", "both") and rank in victims:
             mine.kill()
+            if moment == "both":
+                os.kill(os.getpid(), signal.SIGKILL)
         try:
             assert saving.wait(WITHIN_S).step == 2
         except CheckpointError as error:
@@ -190,6 +192,15 @@ def test_a_writer_that_is_killed_costs_that_save_on_all_ranks(victim: int, tmp_p
     for rank, told in enumerate(answers):
         assert ("SIGKILL" if rank == victim else f"writer process of rank {victim}") in told
     assert committed(tmp_path) == [3, 1]
+    assert writers_left(tmp_path) == []
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_lost_with_its_writer_means_no_commit_and_the_others_name_it(victim: int, tmp_path: Path) -> None:
+    """As when a machine is lost, though its part was staged."""
+    for told in alive(run_ranks(killed, 3, str(tmp_path), "both", [victim]), victim):
+        assert f"writer process of rank {victim}" in told
+    assert committed(tmp_path) == [1]
     assert writers_left(tmp_path) == []
 
 

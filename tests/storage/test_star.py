@@ -154,6 +154,17 @@ def test_whoever_comes_back_takes_the_place_of_its_predecessor(listener: Listene
     assert listener.next()[0] == 1
 
 
+def test_from_another_machine_it_is_reached_at_one_of_its_addresses(listener: Listener) -> None:
+    """The loopback is tried on the same machine only."""
+    endpoint = listener.centre.endpoint
+    if not endpoint["addresses"]:
+        pytest.skip("needs a network interface beside the loopback")
+    elsewhere = endpoint | {"machine": ["another", None]}
+    spoke = Spoke(elsewhere, 5, lambda message: None, lambda why: None)
+    assert listener.next() == (5, {})
+    spoke.close()
+
+
 @pytest.mark.parametrize(
     "line",
     [
