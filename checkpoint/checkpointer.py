@@ -274,10 +274,13 @@ class Checkpointer:
     def load(self, state: Tree, *, step: int | None = None, strict: bool = True) -> Loaded:
         """Reads a checkpoint as `read` does, applies it to the objects and tensors in `state`, and returns its step.
 
+        Before, it waits for writer processes on this machine that still finish what a process that died had staged.
         strict  False accepts entries that only one side has, and logs their names; the step that is returned has them
                 as `missing` and `unexpected`
         Raises `StateMismatch`, which lists all differences, before anything is touched; and what `read` raises.
         """
+        if self._claim is None:  # else it has waited for them
+            self._wait_for_orphans()
         if self._together is not None and self._together.active:
             return self._together.load(state, step=step, strict=strict, none=self._none)
         checkpoint = self._read(step, shared=True)

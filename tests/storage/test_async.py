@@ -273,6 +273,29 @@ def test_what_is_staged_is_committed_though_the_trainer_is_killed(
     assert newest(tmp_path) == 2
 
 
+def test_a_restart_goes_on_from_what_its_dead_predecessor_had_staged(tmp_path: Path) -> None:
+    """However slow the storage is: going back further would repeat work that is about to be safe."""
+    program = (
+        "import os, signal, sys, checkpoint\n"
+        "from checkpoint.testing import Delay, Plan\n"
+        "from tests.storage.test_async import state\n"
+        "slow = Plan(Delay(2.0, on='write', path='*/s000000002*')).document()\n"
+        "options = {'target_protocol': 'file', 'target_options': {'auto_mkdir': True}, 'faults': slow}\n"
+        "runs = checkpoint.Checkpointer('faulty://' + sys.argv[1], storage_options=options)\n"
+        "runs.save(1, state(1), blocking=False).wait(60)\n"
+        "runs.save(2, state(2), blocking=False)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    ended = subprocess.run(command, check=False, timeout=120, cwd=Path(__file__).parents[2])
+    assert ended.returncode == -signal.SIGKILL
+    options = {"target_protocol": "file", "target_options": {}, "faults": {"seed": 0, "rules": []}}
+    here = state(9)
+    with Checkpointer(f"faulty://{tmp_path}", storage_options=options) as runs:
+        assert runs.load(here) == 2
+    assert digest(here) == digest(state(2))
+
+
 def test_a_fork_of_the_trainer_does_not_keep_its_writer(tmp_path: Path, trainer: Callable[..., Trainer]) -> None:
     """A data loader's worker outlives the trainer for a while, with all of its descriptors."""
     one = trainer(tmp_path)
