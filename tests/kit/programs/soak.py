@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--full", type=int, default=1)
     parser.add_argument("--enough", type=Path)
     parser.add_argument("--stop-after", type=int)
+    parser.add_argument("--save-every", type=int, default=50)
     options = parser.parse_args()
 
     elastic.seed(3)
@@ -38,7 +39,7 @@ def main() -> None:
         steps=100_000,
         seed=3,
         clip_grad_norm=1.0,
-        save_every=50,
+        save_every=options.save_every,
     ) as run:
         for step in run:
             for points, labels in step:
