@@ -110,7 +110,6 @@ class Recovery:
             return
         self._run._phase(SAVING)
         self._observer.at("save", self._run)
-        self._session.events.emit("save_begun", step=course.step)
         saver.save(course.position, must=must)
         self._observer.at("saved", self._run)
 

@@ -5,7 +5,7 @@ so a SIGKILL loses nothing that was emitted (a power cut may). Object storage ca
 are uploaded by a thread once a minute and at saves, so a killed worker loses those since. A log that cannot be written
 says so once, through `logging`, and never stops training.
 
-A log is bounded (sinks.py): of a long run's worker the newest steps are there one by one, and what was before as sums
+A log is bounded (segments.py): of a long run's worker the newest steps are there one by one, and those before as sums
 (folding.py). Which events there are, and what each says, is schema.py's.
 """
 
@@ -25,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from elastic.observe.sinks import File, Objects, Sink, current, encoded
+from elastic.observe.segments import current, encoded
+from elastic.observe.sinks import File, Sink
+from elastic.observe.uploads import Objects
 
 Event = dict[str, Any]
 

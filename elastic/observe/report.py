@@ -111,7 +111,7 @@ def report(events: Sequence[Event]) -> Report:
     return Report(
         state=ends[-1]["event"] if ends else "unfinished",
         steps=steps,
-        redone=_redone(of_kind["step_applied"]) + _redone_and_folded(folded, counting),
+        redone=_redone(of_kind["step_applied"], of_kind["peer_lost"]) + _redone_and_folded(folded, counting),
         epoch=epoch,
         world_sizes=tuple(len(view.workers) for view in seen),
         claims=len(of_kind["claimed"]),
@@ -146,17 +146,20 @@ def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
     return loaded["step"], loaded["epoch"]
 
 
-def _redone(applied: Iterable[Event]) -> int:
+def _redone(applied: Iterable[Event], lost: Iterable[Event]) -> int:
     """A step comes round again in a later view (its `attempt` says how often, unless its appliers died with it), or
-    under a later claim that went on from before it."""
+    under a later claim that went on from before it. Where a loss restarts all, the step in flight is one of them."""
     places: dict[tuple[int, int], set[int]] = defaultdict(set)
     attempts: dict[tuple[int, int], int] = defaultdict(int)
     for event in applied:
         of_claim = event["step"], event.get("claim") or 0
         places[of_claim].add(event.get("generation") or 0)
         attempts[of_claim] = max(attempts[of_claim], event.get("attempt", 0))
+    in_flight = {(event["step"], event.get("claim") or 0) for event in lost if not event.get("generation")}
+    done = {step for step, _ in places}
+    given_up = sum(1 for of_claim in in_flight - places.keys() if of_claim[0] in done)
     begun = sum(1 + max(len(places[of_claim]) - 1, attempts[of_claim]) for of_claim in places)
-    return begun - len({step for step, _ in places})
+    return begun + given_up - len(done)
 
 
 def _redone_and_folded(folded: Iterable[Event], counting: Counting) -> int:

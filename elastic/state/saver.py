@@ -182,6 +182,7 @@ class Saver:
         Raises Evicted; CheckpointError where it must.
         """
         self.look()
+        self._events.emit("save_begun", step=position.step)
         begun_s = self._clock()
         meta = {"position": asdict(position), "identity": self._identity, "world_size": self.world_size}
         objects = self._survives.objects()

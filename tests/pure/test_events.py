@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from checkpoint.storage.fsspec import FsspecStorage
-from elastic.observe import sinks
+from elastic.observe import segments, uploads
 from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums, read_events
 from elastic.observe.schema import problems
 
@@ -198,7 +198,7 @@ def test_a_long_log_is_bounded_and_its_totals_stay_right(tmp_path: Path, kind: s
     listed = fsspec.filesystem("file" if kind == "folder" else "memory").find(
         f"{tmp_path}/events" if kind == "folder" else "/events-of-a-month/events", detail=True
     )
-    assert sum(found["size"] for found in listed.values()) <= (sinks.SEGMENTS + 1.5) * sinks.SEGMENT_BYTES
+    assert sum(found["size"] for found in listed.values()) <= (segments.SEGMENTS + 1.5) * segments.SEGMENT_BYTES
     events = read_events(url)
     folded = [event for event in events if event["event"] == "folded"]
     applied = [event["step"] for event in events if event["event"] == "step_applied"]
@@ -226,7 +226,7 @@ def test_where_even_losses_are_too_many_the_oldest_are_forgotten_and_it_is_said(
     assert folded["unknown"]
     assert folded["records"]["peer_lost"] + len(events) - 1 == 30_000
     assert sum(event["wait_s"] for event in events) == pytest.approx(15_000)
-    assert sum(path.stat().st_size for path in (tmp_path / "events").iterdir()) < 6 * sinks.SEGMENT_BYTES
+    assert sum(path.stat().st_size for path in (tmp_path / "events").iterdir()) < 6 * segments.SEGMENT_BYTES
 
 
 def test_evidence_is_never_folded(tmp_path: Path) -> None:
@@ -285,6 +285,28 @@ def test_an_upload_that_fails_is_said_once_and_made_up_for(
 
     assert [event["event"] for event in read_events(url)] == ["before", "during", "after"]
     assert len([record for record in caplog.records if record.name == "elastic.events"]) == 1
+
+
+def test_what_storage_does_not_take_for_long_is_folded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is the training's; the totals of a bad day are right all the same."""
+    url = "memory://events-of-a-bad-day"
+    monkeypatch.setattr(uploads, "PENDING_BYTES_MAX", 600_000)
+    log = EventLog(url, worker_id="w0", clock=ticking())
+    with monkeypatch.context() as patch:
+        patch.setattr(FsspecStorage, "put_new", lambda *_: (_ for _ in ()).throw(PermissionError("403")))
+        steps(log, 5_000)
+        log.flush(wait=True)
+    log.flush(wait=True)  # there again: what waits is taken, and then what was folded
+    steps(log, 10, first=5_000)
+    log.close()
+
+    events = read_events(url)
+    applied = [event for event in events if event["event"] == "step_applied"]
+    folded = sum(event["steps"] for event in events if event["event"] == "folded")
+    assert len(applied) < 2_500
+    assert folded + len(applied) == 5_010
+    assert sum(event["event"] == "peer_lost" for event in events) == 5
+    assert sum(event["wait_s"] for event in events if "wait_s" in event) == pytest.approx(5_010 / 4)
 
 
 def test_a_digest_of_indices_knows_order_and_is_the_same_everywhere() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from elastic.launch.cli import main
-from elastic.observe.charts import Axis, Lanes, number_labels, time_labels
+from elastic.observe.charts import Axis, Lanes, lanes_drawing, number_labels, time_labels
 from elastic.observe.curves import thinned
 from elastic.observe.events import Event, EventLog
 from elastic.observe.folding import Folding, forget
@@ -146,6 +146,17 @@ def test_the_page_of_a_long_run_has_a_sane_size(workers: int, steps: int, view: 
     text = page("run", events)
     assert len(text) < 500_000
     assert Parsed(text).open == []
+
+
+def test_bars_that_change_all_the_time_have_a_sane_size_and_cover_their_time() -> None:
+    accounts = [Account(f"w{number}", 0.0, 0.0) for number in range(64)]
+    for account in accounts:
+        for second in range(1, 5001):
+            account.take(float(second), rest="productive" if second % 2 else "redone")
+    drawn = lanes_drawing(Lanes.of(accounts), Axis(0.0, 5000.0))
+    assert len(drawn) < 700_000
+    bars = [float(width) for width in re.findall(r"M[\d.]+ 1h([\d.]+)v", drawn) if float(width) < 1000]
+    assert sum(bars) == pytest.approx(1000.0, abs=5.0)
 
 
 def test_a_report_of_folded_records_has_the_totals_of_the_whole_and_says_what_it_no_longer_knows() -> None:

@@ -1,0 +1,92 @@
+"""The segments of a worker's log: their names, what is kept of them, and what stands for those that are removed. Pure.
+
+    <worker>.jsonl, <worker>.000001.jsonl, …     segments, the newest of which grows
+    <worker>.past.000003.jsonl                   what segments 0 to 3 added up to, which are removed
+
+Promises  a worker keeps SEGMENTS full segments, the one that grows, and PAST_BYTES of what was before them.
+          At every instant a reader finds each record in one place: a past that is there counts, and not the segments
+          that it stands for (`current`), whether they are removed yet or not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from elastic.observe.folding import Folding, forget, joined
+
+Event = dict[str, Any]
+
+SEGMENT_BYTES = 512 << 10
+SEGMENTS = 4
+PAST_BYTES = 256 << 10
+
+_NAME = re.compile(r"(?P<worker>.+?)(?P<past>\.past)?(?:\.(?P<number>\d{6,}))?\.jsonl")
+
+
+def current(names: Collection[str]) -> dict[str, list[str]]:
+    """worker -> the names, in order, that hold all that is known of it."""
+    segments: dict[str, dict[int, str]] = {}
+    pasts: dict[str, dict[int, str]] = {}
+    for name in names:
+        if (found := _NAME.fullmatch(name)) is not None:
+            into = pasts if found["past"] else segments
+            into.setdefault(found["worker"], {})[int(found["number"] or 0)] = name
+    order: dict[str, list[str]] = {}
+    for worker in sorted({*segments, *pasts}):
+        through = max(pasts.get(worker, {-1: ""}))
+        past = [pasts[worker][through]] if worker in pasts else []
+        order[worker] = past + [name for at, name in sorted(segments.get(worker, {}).items()) if at > through]
+    return order
+
+
+def encoded(record: Mapping[str, Any]) -> bytes:
+    return _encode(record).encode() + b"\n"
+
+
+class Past:
+    """Full segments and what is before them, for a sink that removes the oldest."""
+
+    def __init__(self) -> None:
+        self.folding = Folding()
+        self._full: deque[tuple[int, Folding]] = deque()
+        self._items: list[Event] = []
+
+    def full(self, number: int) -> int | None:
+        """Segment `number` is full. Returns the one that is to be removed: `data` stands for it then."""
+        self._full.append((number, self.folding))
+        self.folding = Folding(since=self.folding.until)
+        if len(self._full) <= SEGMENTS:
+            return None
+        oldest, folding = self._full.popleft()
+        self._items = joined([*self._items, *folding.items])
+        self._items = _bounded(self._items)
+        return oldest
+
+    def data(self) -> bytes:
+        return b"".join(map(encoded, self._items))
+
+
+def _bounded(items: list[Event]) -> list[Event]:
+    sizes = [len(encoded(item)) for item in items]
+    excess = sum(sizes) - PAST_BYTES
+    if excess <= 0:
+        return items
+    count = 0
+    while count < len(items) and excess > -PAST_BYTES // 2:
+        excess -= sizes[count]
+        count += 1
+    return forget(items, count)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON cannot say: a NumPy scalar's value, anything else's str()."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
