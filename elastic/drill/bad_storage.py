@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+from checkpoint.names import commit_id, data_owner
 from checkpoint.testing import Delay, Error, Plan, StaleList, TornWrite
 from checkpoint.testing.plan import Rule
 from elastic.drill.cluster import Imposed
 from elastic.drill.plan import StorageFaults
+from elastic.drill.story import counted
 
 _ERRORS = ("timeout", "reset", "slow_down", "server")
 _DID = {"Error": "failed", "Delay": "stalled", "TornWrite": "torn", "StaleList": "stale"}
+_NAMES = {"write": "write", "read": "read", "list": "listing", "look": "look-up", "delete": "deletion"}
 RECORD = "storage-faults.jsonl"
 
 
@@ -30,17 +34,29 @@ def imposed(folder: Path, faults: StorageFaults, *, seed: int, record: Path) -> 
     return Imposed(f"faulty://{folder}", options)
 
 
-def struck(record: Path) -> Counter[str]:
-    """What went wrong with storage, by kind of fault and operation."""
-    found: Counter[str] = Counter()
+def told(record: Path) -> str:
+    """What went wrong with storage, in words: how often, by operation and fault."""
+    found = Counter((one["operation"], _DID[one["fault"]]) for one in _struck(record))
+    words = [f"{counted(count, _NAMES[name])} {did}" for (name, did), count in sorted(found.items())]
+    return ", ".join(words) or "nothing failed"
+
+
+def torn(record: Path) -> list[str]:
+    """Of each torn write, the name of the checkpoint that it damaged; empty for one that damaged none."""
+    paths = [str(one["path"]) for one in _struck(record) if one["fault"] == "TornWrite"]
+    ids = [commit_id(_tail(path, 2)) or data_owner(_tail(path, 4)) for path in paths]
+    return [str(id) if id is not None else "" for id in ids]
+
+
+def _tail(path: str, parts: int) -> str:
+    return "/".join(path.split("/")[-parts:])
+
+
+def _struck(record: Path) -> list[dict[str, Any]]:
     try:
-        lines = record.read_text().splitlines()
+        return [json.loads(line) for line in record.read_text().splitlines()]
     except FileNotFoundError:
-        return found
-    for line in lines:
-        one = json.loads(line)
-        found[f"{one['operation']}s {_DID[one['fault']]}"] += 1
-    return found
+        return []
 
 
 def _rules(faults: StorageFaults) -> list[Rule]:

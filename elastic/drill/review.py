@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from checkpoint import Checkpointer
+from checkpoint.diff import Side, compare
+from checkpoint.history import read_history
+from checkpoint.storage import open_storage
 from elastic.drill.judge import judge
 from elastic.drill.verdict import Verdict, Violation
 from elastic.observe.events import Event
@@ -62,3 +66,20 @@ def damage(url: str, storage_options: dict[str, Any] | None = None) -> dict[str,
         return {}  # it lived and died with the process
     with Checkpointer(url, storage_options=storage_options) as checkpoints:
         return {v.name: "; ".join(v.problems) or None for v in checkpoints.verify() if v.in_lineage}
+
+
+def final_states(calm: str, hurt: str) -> list[Violation]:
+    """What differs between the last checkpoints of both runs: weights, optimizer, and all else that survives."""
+    with contextlib.ExitStack() as stack:
+        sides = []
+        for url in (calm, hurt):
+            storage = open_storage(url)
+            stack.callback(storage.close)
+            lineage = read_history(storage, lambda _: None).lineage
+            if not lineage:
+                return [Violation("final", f"there is no checkpoint in {url}, so the last states cannot be compared")]
+            sides.append(Side(storage, lineage[0]))
+        found = compare(*sides).differences
+    names = ", ".join(one.path for one in found[:5])
+    what = f"the last checkpoints differ in {len(found)} entries: {names}"
+    return [Violation("final", what)] if found else []

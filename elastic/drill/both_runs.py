@@ -1,0 +1,268 @@
+"""Both runs of a drill, one after the other, and what was found.
+
+    the run without faults: how many steps are there?  ->  the plan, printed and saved
+      ->  the run with faults, launched again where all was lost  ->  findings  ->  shown; storage removed or kept
+
+Promises  nothing of a drill outlives it: whatever happens to it, its processes are killed before it ends, and its
+          storage is removed unless the drill failed or it was asked to keep it.
+          Every wait has a deadline.
+Leaves    what strikes to the plan, how to cluster.py and injection.py, whether promises held to the judge.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from elastic.drill import disk
+from elastic.drill.acts import flipped
+from elastic.drill.bad_storage import RECORD, imposed, told, torn
+from elastic.drill.cluster import Cluster, DrillTimeout
+from elastic.drill.costs import costs
+from elastic.drill.diagnosis import diagnose
+from elastic.drill.faults import Disk
+from elastic.drill.findings import Findings
+from elastic.drill.interruption import undisturbed_by_signals
+from elastic.drill.options import Options
+from elastic.drill.plan import DrillPlan, StorageFaults
+from elastic.drill.review import damage, final_states, review
+from elastic.drill.show import show
+from elastic.drill.story import Story, counted, of_plan, words
+from elastic.drill.verdict import Violation
+from elastic.drill.watched import Watched, goes_on
+from elastic.observe.events import Event
+
+CALM, HURT = "undisturbed", "disturbed"
+_OUTPUT_SHOWN = 3000  # characters of a script's output where it failed
+
+
+class CannotRun(Exception):
+    """The drill could not be run as asked; nothing is said about the script's promises."""
+
+
+class Drill:
+    """folder: of both runs, made by `run` and removed by it unless it is worth keeping"""
+
+    folder: Path
+
+    def __init__(self, options: Options, console: Console) -> None:
+        self._options = options
+        self._console = console
+        self._clusters: list[Cluster] = []
+        self._begun_s = time.monotonic()
+
+    def run(self) -> Findings:
+        """Raises CannotRun, ConfigError."""
+        options = self._options
+        worth_keeping = options.keep
+        if options.folder is not None:
+            self.folder = options.folder.resolve()
+            self.folder.mkdir(parents=True, exist_ok=True)
+        else:
+            self.folder = Path(tempfile.mkdtemp(prefix="elastic-drill-"))
+        try:
+            self._headline()
+            found = self._both_runs()
+            worth_keeping |= bool(found.broken)
+            found = replace(found, kept=self.folder if worth_keeping else None)
+            show(self._console, found)
+            return found
+        finally:
+            with undisturbed_by_signals():
+                self._clear_away(keep=worth_keeping)
+
+    def _headline(self) -> None:
+        options, asked = self._options, self._options.asked
+        script = " ".join([*["-m"] * options.module, options.script, *options.args])
+        nodes = f" on {asked.nodes} nodes" if asked.nodes > 1 else ""
+        seed = f", seed {asked.seed}" if asked.seed is not None else ""
+        who = f"{counted(asked.workers, 'worker')}{nodes}{seed}"
+        self._say(f"\n[bold]Drill[/bold] of {escape(script)}: {who}")
+
+    def _both_runs(self) -> Findings:
+        options = self._options
+        calm, calm_events = self._calm()
+        steps = next(event["step"] for event in reversed(calm_events) if event["event"] == "finished")
+        plan = options.plan(steps)
+        plan_file = self.folder / "plan.json"
+        plan_file.write_text(plan.to_json())
+        self._say(f"\n[bold]The plan[/bold]{'' if plan.seed is None else f' (seed {plan.seed})'}")
+        for line in of_plan(plan.faults):
+            self._say(line)
+        if plan.storage.any:
+            self._say(f"      {plan.storage}")
+        hurt, hurt_events, extra = self._hurt(plan, total=steps)
+
+        sizes: dict[str, Any] = next(event["config"] for event in calm_events if event["event"] == "run_started")
+        exact = sizes["mode"] == "exact"
+        left = [Violation("left", f"left behind: {what}") for what in calm.left]
+        verdict_calm = review(calm.url, calm_events, steps=steps, redone_max=0)
+        torn_writes = torn(self.folder / RECORD)
+        spoilt = flipped(hurt.cluster.folder) | set(torn_writes)
+        verdict_hurt = review(
+            hurt.url,
+            hurt_events,
+            steps=steps,
+            reference=calm_events,
+            lost_max=(hurt.lost_max() or 0) + len(torn_writes),  # the last save must be whole, or its worker ends
+            may_fall_back=bool(spoilt),
+            spoilt=spoilt,
+        )
+        if exact and not verdict_hurt.violations:
+            extra += final_states(calm.url, hurt.url)
+        verdict_calm = replace(verdict_calm, violations=(*verdict_calm.violations, *left))
+        verdict_hurt = replace(verdict_hurt, violations=(*extra, *verdict_hurt.violations))
+        broken = bool(verdict_calm.violations or verdict_hurt.violations)
+        return Findings(
+            plan=plan,
+            calm=verdict_calm,
+            hurt=verdict_hurt,
+            events=(calm_events, hurt_events),
+            struck=costs(hurt_events, plan.faults),
+            never=[f"step {plan.faults[at].when.step}: {words(plan.faults[at])}" for at in hurt.not_reached()],
+            storage=told(self.folder / RECORD) if plan.storage.any else "",
+            checkpoints=sum(len(damage(cluster.url)) for cluster in (calm, hurt)),
+            sizes=(sizes["dataset_length"], sizes["batch_size"]),
+            exact=exact,
+            diagnoses=diagnose(calm_events, hurt_events, script=self._source(), exact=exact) if broken else [],
+            replay=options.replay(plan_file),
+            kept=None,
+            seconds=time.monotonic() - self._begun_s,
+        )
+
+    def _calm(self) -> tuple[Watched, list[Event]]:
+        """The run without faults, finished."""
+        options = self._options
+        workers = options.undisturbed_workers
+        self._say(f"\n[bold]Without faults[/bold], {counted(workers, 'worker')}")
+        cluster = self._cluster(CALM, workers=workers)
+        try:
+            code = self._launch(cluster)
+        except DrillTimeout as late:
+            raise CannotRun(f"the run without faults: {late}") from late
+        events = cluster.cluster.events()
+        if code or not any(event["event"] == "finished" for event in events):
+            if not any(event["event"] == "run_started" for event in events):
+                why = "the script never came to `with elastic.Run(…)`, or failed before it"
+            else:
+                why = "the script did not finish its training"
+            raise CannotRun(
+                f"the run without faults ended with status {code}: {why}\n{cluster.cluster.output()[-_OUTPUT_SHOWN:]}"
+            )
+        return cluster, events
+
+    def _hurt(self, plan: DrillPlan, *, total: int) -> tuple[Watched, list[Event], list[Violation]]:
+        """The run with faults, launched as often as faults end it. Also: violations that are no matter of events."""
+        nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
+        self._say(f"\n[bold]With faults[/bold], {counted(plan.workers, 'worker')}{nodes}")
+        cluster = self._cluster(HURT, workers=plan.workers, plan=plan)
+        violations: list[Violation] = []
+        known, code = 0, 0
+        try:
+            with cluster.told(total) as story:
+                while True:
+                    code = self._launch(cluster, story)
+                    events = cluster.cluster.events()
+                    launched, known = events[known:], len(events)
+                    again = goes_on(launched, plan)
+                    if again is None or cluster.launches > len(plan.faults):
+                        break
+                    workers = plan.resume_workers if again == "lost" else plan.workers
+                    nodes_now = plan.nodes if workers % plan.nodes == 0 else 1
+                    self._say(f"            started again with {counted(workers, 'worker')}")
+                    cluster.cluster.start(workers=workers, nodes=nodes_now)
+        except DrillTimeout as late:
+            violations.append(Violation("deadline", f"the run with faults: {late}"))
+        events = cluster.cluster.events()
+        if code and not violations:
+            output = cluster.cluster.output()[-_OUTPUT_SHOWN:]
+            violations.append(Violation("finished", f"its last launch ended with status {code}\n{output}"))
+        violations += [Violation("left", f"left behind: {what}") for what in cluster.left]
+        return cluster, events, violations
+
+    def _cluster(self, name: str, *, workers: int, plan: DrillPlan | None = None) -> Watched:
+        options = self._options
+        storage = self.folder / name
+        joins = 0 if plan is None else plan.joining()
+        nodes = 1 if plan is None else plan.nodes
+        faults = StorageFaults() if plan is None else plan.storage
+        seed = plan.seed or 0 if plan is not None else 0
+        hang = [] if options.hang_s is None else [f"--hang-limit={options.hang_s:g}"]
+        if plan is not None and any(isinstance(fault, Disk) for fault in plan.faults):
+            disk.mount(storage, like=self.folder / CALM)
+        cluster = Cluster(
+            options.script,
+            options.args,
+            url=storage,
+            folder=self.folder / f"{name}-drill",
+            workers=workers,
+            launcher="elastic",
+            nodes=nodes,
+            nodes_max=nodes + joins + 1 if nodes > 1 or joins else None,
+            restarts=max(3, 1 + len(plan.faults)) if plan is not None else 3,
+            options=hang,
+            plan=plan.for_workers() if plan is not None else None,
+            module=options.module,
+            imposed=imposed(storage, faults, seed=seed, record=self.folder / RECORD),
+        )
+        self._clusters.append(cluster)
+        return Watched(cluster, self._console, plan, grace_s=plan.grace_s if plan is not None else None)
+
+    def _launch(self, cluster: Watched, story: Story | None = None) -> int:
+        """One launch to its end; its exit status. Raises DrillTimeout."""
+        if story is None:
+            with cluster.told(None) as told:
+                return cluster.wait(told, within_s=self._options.within_s)
+        return cluster.wait(story, within_s=self._options.within_s)
+
+    def _source(self) -> str | None:
+        """The script's file."""
+        if not self._options.module:
+            return os.path.abspath(self._options.script)
+        sys.path.insert(0, os.getcwd())
+        try:
+            spec = importlib.util.find_spec(self._options.script)
+        except (ImportError, ValueError):
+            return None
+        finally:
+            sys.path.remove(os.getcwd())
+        return spec.origin if spec is not None else None
+
+    def _clear_away(self, *, keep: bool) -> None:
+        for cluster in self._clusters:
+            cluster.close()
+        self._take_the_disk_away(keep=keep)
+        if keep:
+            return
+        if self._options.folder is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        for entry in self.folder.iterdir():
+            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+    def _take_the_disk_away(self, *, keep: bool) -> None:
+        """What is to be kept of it is copied first."""
+        storage = self.folder / HURT
+        if not storage.is_mount():
+            return
+        disk.heal(storage)
+        copy = self.folder / f"{HURT}-copy"
+        if keep:
+            shutil.copytree(storage, copy)
+        disk.unmount(storage)
+        if keep:
+            storage.rmdir()
+            copy.rename(storage)
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)

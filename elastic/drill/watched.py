@@ -1,0 +1,99 @@
+"""One run of a drill while it runs: told as it goes, and what has to be done to it in time is done.
+
+Who was told to leave and is still there after his grace is killed; a disk that is broken for a while is healed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+
+from rich.console import Console
+
+from elastic.drill import disk
+from elastic.drill.acts import alive_among
+from elastic.drill.cluster import Cluster
+from elastic.drill.faults import Disk, KillAgent, KillAll, LeaveNode, Terminate
+from elastic.drill.follow import Follow
+from elastic.drill.plan import DrillPlan
+from elastic.drill.story import Story
+from elastic.observe.events import Event
+
+
+class Watched:
+    """One run under the drill's eyes: what it left behind, and who has to be killed after his grace."""
+
+    def __init__(self, cluster: Cluster, console: Console, plan: DrillPlan | None, *, grace_s: float | None) -> None:
+        self.cluster = cluster
+        self.left: list[str] = []
+        self.launches = 0
+        self._console = console
+        self._faults = plan.faults if plan is not None else ()
+        self._grace_s = grace_s
+        self._leaving: dict[int, float] = {}  # pid -> when its grace is over, on the monotonic clock
+        self._healthy_s: float | None = None  # when the disk is to be healed, on the same clock
+
+    @property
+    def url(self) -> str:
+        return self.cluster.url
+
+    def lost_max(self) -> int | None:
+        return self.cluster.lost_max()
+
+    def not_reached(self) -> list[int]:
+        return self.cluster.not_reached()
+
+    def told(self, total: int | None) -> Story:
+        follow = Follow(self.cluster.evidence)
+        return Story(self._console, follow, faults=self._faults, total=total, heard=self._heard)
+
+    def wait(self, story: Story, *, within_s: float) -> int:
+        self.launches += 1
+
+        def watching() -> None:
+            story.watching()
+            self._end_grace()
+            self._heal(time.monotonic())
+
+        ended = self.cluster.wait(within_s=within_s, watching=watching)
+        story.watching()
+        self._heal(inf)
+        self.left += ended.left_behind
+        return ended.exit_code
+
+    def _heard(self, event: Event) -> None:
+        fault = self._faults[event["index"]] if event["event"] == "fault" else None
+        if isinstance(fault, Terminate):
+            assert self._grace_s is not None
+            self._leaving[int(event["worker"].rsplit("-", 2)[1])] = time.monotonic() + self._grace_s
+        elif isinstance(fault, Disk):
+            self._healthy_s = time.monotonic() + fault.seconds
+
+    def _heal(self, now_s: float) -> None:
+        if self._healthy_s is not None and now_s >= self._healthy_s:
+            self._healthy_s = None
+            disk.heal(Path(self.url))
+
+    def _end_grace(self) -> None:
+        over = [pid for pid, until_s in self._leaving.items() if time.monotonic() > until_s]
+        for pid in alive_among(over, self.cluster.folder) if over else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in over:
+            del self._leaving[pid]
+
+
+def goes_on(launched: Sequence[Event], plan: DrillPlan) -> str | None:
+    """Why a launch that has ended must be followed by another one: "lost" everything, or an agent was lost or all
+    workers "left"; None: it is over."""
+    if any(event["event"] == "finished" for event in launched):
+        return None
+    struck = [plan.faults[event["index"]] for event in launched if event["event"] == "fault"]
+    if any(isinstance(fault, KillAll) for fault in struck):
+        return "lost"
+    return "left" if any(isinstance(fault, KillAgent | LeaveNode | Terminate) for fault in struck) else None
