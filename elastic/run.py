@@ -238,7 +238,7 @@ class Run:
             orderly = isinstance(error, SystemExit) and not error.code
             session.exchange.buffers.restore()  # a share that raised has moved BatchNorm's averages
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):
-                session.events.emit("error", error=f"{type(error).__name__}: {error}")
+                session.events.emit("error", step=self.step_index, error=f"{type(error).__name__}: {error}")
         finally:
             session.close(abruptly=not orderly)
 

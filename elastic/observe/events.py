@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from elastic.observe.segments import current, encoded
-from elastic.observe.sinks import File, Sink
+from elastic.observe.sinks import File, Sink, log
 from elastic.observe.uploads import Objects
 
 Event = dict[str, Any]
@@ -76,8 +76,12 @@ class EventLog:
             line = encoded(record)
             for sink in self._sinks:
                 sink.write(record, line)
-        for hear in self._hearing:
-            hear(record)
+        for hear in tuple(self._hearing):
+            try:
+                hear(record)
+            except Exception:  # whatever it is, what people are shown must not end what it is about
+                self._hearing.remove(hear)
+                log.exception("what is shown of this run is out of date from here on; training goes on")
 
     def tee(self, url: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> None:
         """From now on, records go to `url` as well: a drill keeps its evidence where a killed worker loses none."""
@@ -92,7 +96,7 @@ class EventLog:
         self._sinks.append(sink)
 
     def hear(self, hear: Callable[[Event], None]) -> None:
-        """From now on, hear(record) is called with each in the thread that emits it: it is quick and does not raise."""
+        """From now on, hear(record) is called with each, in the thread that emits it; it must be quick."""
         self._hearing.append(hear)
 
     def keep_all(self) -> None:

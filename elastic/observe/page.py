@@ -104,11 +104,7 @@ def _tiles(found: Report) -> str:
 
 
 def _failures(found: Report) -> str:
-    lines = [
-        f"{failure.what}{f' at step {failure.step}' if failure.step is not None else ''}"
-        f"{f' ({failure.times} times)' if failure.times > 1 else ''}"
-        for failure in found.failures
-    ]
+    lines = [f"{f.what} ({f.times} times)" if f.times > 1 else f.what for f in found.failures]
     listed = "".join(f"<li><pre>{escape(line[:2000])}</pre></li>" for line in lines[:20])
     more = f"<li>and {len(lines) - 20} more</li>" if len(lines) > 20 else ""
     sums = f'<p class="known">{escape(known_as_sums(found))}</p>' if found.folded_steps or found.forgotten else ""

@@ -139,11 +139,12 @@ def report(events: Sequence[Event]) -> Report:
 
 def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
     """(steps applied, epoch) of those who went on under the newest claim."""
+    loaded = next((e for e in of_kind["loaded"] if (e.get("claim") or 0) == newest), {"step": 0, "epoch": 0})
     applied = [e for e in of_kind["step_applied"] if e.get("rank") == 0 and e.get("claim") == newest]
     if applied:
         return applied[-1]["step"] + 1, applied[-1]["epoch"]
-    loaded = next((e for e in of_kind["loaded"] if (e.get("claim") or 0) == newest), {"step": 0, "epoch": 0})
-    return loaded["step"], loaded["epoch"]
+    folded = [e["last"] + 1 for e in of_kind["folded"] if e["steps"] and (e.get("claim") or 0) == newest]
+    return max([loaded["step"], *folded]), loaded["epoch"]
 
 
 def _redone(applied: Iterable[Event], lost: Iterable[Event]) -> int:
@@ -197,9 +198,10 @@ def _last_values(events: Sequence[Event], counting: Counting) -> dict[str, float
 def _failures(of_kind: dict[str, list[Event]]) -> Iterable[Failure]:
     times: dict[tuple[str, int | None], int] = defaultdict(int)
     for event in of_kind["error"]:
-        times[event["error"], None] += 1
+        at = f" (after step {event['step'] - 1})" if event.get("step") else ""
+        times[event["error"] + at, event.get("step")] += 1
     for event in of_kind["save_failed"]:
-        times[f"a save failed: {event['error']}", event["step"]] += 1
+        times[f"the save of step {event['step']} failed: {event['error']}", event["step"]] += 1
     ends = {"repeated_failure": "the run ended, for one failure came again and again", "ended": "the run ended"}
     for kind, said in ends.items():
         for why in sorted({event["why"] for event in of_kind[kind]}):

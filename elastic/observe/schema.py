@@ -206,7 +206,10 @@ EVENTS = (
     Declared(
         "error",
         "An exception has left the script's with-block.",
-        (Fact("error", "str", "its type and message"),),
+        (
+            Fact("step", "int", "steps applied", optional=True),
+            Fact("error", "str", "its type and message"),
+        ),
     ),
     Declared(
         "finished",

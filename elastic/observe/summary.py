@@ -31,8 +31,7 @@ def summary(name: str, found: Report) -> RenderableType:
     ]
     for failure in found.failures:
         times = f" ({failure.times} times)" if failure.times > 1 else ""
-        at = f" at step {failure.step}" if failure.step is not None else ""
-        parts += [Text(), Text(f"{failure.what}{at}{times}", style="red")]
+        parts += [Text(), Text(f"{failure.what}{times}", style="red")]
     if found.folded_steps or found.forgotten:
         parts += [Text(), Text(known_as_sums(found), style="yellow")]
     return Group(*parts)

@@ -27,6 +27,8 @@ PART_WORDS = {
 
 def seconds(value: float) -> str:
     """Two or three digits that matter: 85 ms, 1.2 s, 34 s, 5 min 20 s, 3 h 12 min."""
+    if value == 0:
+        return "0 s"
     if value < 0.9995:
         return f"{1e3 * value:.0f} ms" if value >= 0.0005 else f"{1e3 * value:.1f} ms"
     if value < 9.95:

@@ -19,7 +19,7 @@ import torch
 
 from checkpoint.storage.fsspec import FsspecStorage
 from elastic.observe import segments, uploads
-from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums, read_events
+from elastic.observe.events import Event, EventLog, digest_of_indices, digest_of_sums, read_events
 from elastic.observe.schema import problems
 
 
@@ -307,6 +307,24 @@ def test_what_storage_does_not_take_for_long_is_folded_and_counted(monkeypatch: 
     assert folded + len(applied) == 5_010
     assert sum(event["event"] == "peer_lost" for event in events) == 5
     assert sum(event["wait_s"] for event in events if "wait_s" in event) == pytest.approx(5_010 / 4)
+
+
+def test_a_listener_that_fails_is_let_go_and_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[str] = []
+
+    def hear(event: Event) -> None:
+        heard.append(event["event"])
+        raise KeyError("values")
+
+    log = EventLog(tmp_path, worker_id="w0")
+    log.hear(hear)
+    with caplog.at_level(logging.ERROR):
+        for name in ("a", "b"):
+            log.emit(name)
+
+    assert heard == ["a"]
+    assert len(caplog.records) == 1
+    assert [event["event"] for event in read_events(tmp_path)] == ["a", "b"]
 
 
 def test_a_digest_of_indices_knows_order_and_is_the_same_everywhere() -> None:
