@@ -213,6 +213,7 @@ class Drill:
             options=hang,
             plan=plan.for_workers() if plan is not None else None,
             module=options.module,
+            ready=True,
             imposed=imposed(storage, faults, seed=seed, record=self.folder / RECORD),
         )
         self._clusters.append(cluster)

@@ -74,6 +74,7 @@ class Cluster:
     launcher  "torchrun": a loss restarts all workers; "elastic": `elastic run`, where survivors go on
     nodes     that the workers are spread over evenly: launchers, all on this machine
     nodes_max of how many there may be, where it shrinks to one and grows (by the fault Join); None: always `nodes`
+    ready     under `elastic run`, the next node to join stands ready, its imports done
     options   further flags of the launcher
     restarts  the launcher's --max-restarts
     steps     that the run is to apply; None: it may end anywhere
@@ -102,12 +103,15 @@ class Cluster:
         storage_options: dict[str, Any] | None = None,
         module: bool = False,
         imposed: Imposed | None = None,
+        ready: bool = False,
     ) -> None:
         self.url = os.fspath(url)
         self.folder = folder.resolve()
         self.plan = plan or Plan()
         self._script = ["-m"] * module + [os.fspath(script)]
         self._imposed = imposed
+        self._ready = ready and launcher == "elastic"
+        self._latecomer: tuple[int, subprocess.Popen[bytes]] | None = None  # the fault that calls it
         self._args = [str(argument) for argument in args]
         self._workers = workers
         self._launcher = launcher
@@ -171,6 +175,7 @@ class Cluster:
         self._launchers = []
         for _ in range(self._nodes if self._workers is not None else 1):
             self._launchers.append(self._launch())
+        self._stand_ready()
         return self
 
     def wait_for(self, event: str | Callable[[Event], bool], *, within_s: float) -> Event:
@@ -261,12 +266,14 @@ class Cluster:
                 self.close()
                 raise DrillTimeout(f"the run did not end within {within_s} s\n{state}")
             time.sleep(POLL_S)
+        self._dismiss()
         orphans = [processes.described(pid) for pid in processes.gone(self.folder, within_s=ORPHANS_S)]
         processes.kill_marked(self.folder)
         return Ended(self._exit_code(), (*orphans, *self._before.new(self.folder, seen)))
 
     def close(self) -> None:
         """Ends whatever still runs, and removes what that leaves in shared memory. Harmless when repeated."""
+        self._dismiss()
         processes.kill_marked(self.folder)
         for launcher in self._launchers:
             launcher.wait(timeout=ORPHANS_S)
@@ -332,13 +339,44 @@ class Cluster:
             fault = self.plan.faults[index]
             if isinstance(fault, Join):
                 self._joined.add(index)
-                self._launchers.append(self._launch(fault.workers))
+                if self._latecomer is not None and self._latecomer[0] == index:
+                    self._call(index).touch()
+                    self._launchers.append(self._latecomer[1])
+                    self._latecomer = None
+                else:
+                    self._launchers.append(self._launch(fault.workers))
+                self._stand_ready()
 
-    def _launch(self, workers: int | None = None) -> subprocess.Popen[bytes]:
-        """workers  of this node; None: as many as every other has"""
+    def _stand_ready(self) -> None:
+        """Starts the node of the next fault that brings one, if it is to stand ready."""
+        faults = enumerate(self.plan.faults)
+        waiting = [(at, fault) for at, fault in faults if isinstance(fault, Join) and at not in self._happened()]
+        if self._ready and self._latecomer is None and waiting:
+            index, fault = waiting[0]
+            self._latecomer = index, self._launch(fault.workers, called=self._call(index))
+
+    def _dismiss(self) -> None:
+        """The node that stands ready is not needed any more."""
+        if self._latecomer is not None:
+            self._latecomer[1].kill()
+            self._latecomer[1].wait(timeout=ORPHANS_S)
+            self._latecomer = None
+
+    def _call(self, index: int) -> Path:
+        """The file that calls the node of this fault."""
+        return self.folder / f"join-{index}"
+
+    def _launch(self, workers: int | None = None, *, called: Path | None = None) -> subprocess.Popen[bytes]:
+        """workers  of this node; None: as many as every other has
+        called   it waits for this file, its imports done
+        """
+        command = self._command_of_a_node(workers)
+        if called is not None:
+            at = command.index("run")
+            command = [command[0], "-m", "elastic.drill.latecomer", str(called), *command[at + 1 :]]
         with self._output().open("ab") as output:
             return subprocess.Popen(
-                self._command_of_a_node(workers),
+                command,
                 env={**self._environment(), **self._meeting()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

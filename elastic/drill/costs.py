@@ -61,7 +61,7 @@ def _cost(struck: Event, fault: Fault, events: Sequence[Event]) -> Cost:
         later = []  # nobody is lost, and whatever view follows is another fault's
     elif isinstance(fault, Join):
         newcomers = _newcomers(struck, events)
-        later = [event for event in later if event["worker"] in newcomers]
+        later = [event for event in later if event["worker"] in newcomers and place_of(event)[0] == place[0]]
     applied = next((event for event in later if event["event"] == "step_applied"), None)
     first = min((event["step"] for event in later if place_of(event) == place_of(later[0])), default=None)
     redone = 0 if first is None or not before or isinstance(fault, Join) else max(0, max(before) - first + 1)
@@ -79,8 +79,7 @@ def _cost(struck: Event, fault: Fault, events: Sequence[Event]) -> Cost:
 
 
 def _newcomers(struck: Event, events: Sequence[Event]) -> set[str]:
-    """The workers of agents that came after the fault, as long as this launch lasts."""
-    over = [event["t"] for event in events if event["event"] == "claimed" and event["t"] > struck["t"]]
-    placed = [event for event in events if event["event"] == "placed" and event["t"] < min(over, default=inf)]
+    """The workers of agents that came after the fault."""
+    placed = [event for event in events if event["event"] == "placed"]
     known = {event["agent"] for event in placed if event["t"] < struck["t"]}
     return {event["worker"] for event in placed if event["agent"] not in known}

@@ -11,7 +11,7 @@ from elastic.drill import suspects
 from elastic.drill.contents import conflicts
 from elastic.drill.costs import costs
 from elastic.drill.diagnosis import Diagnosis, diagnose
-from elastic.drill.faults import At, Kill, Slow
+from elastic.drill.faults import At, Join, Kill, Slow
 from elastic.drill.findings import PROMISES
 from elastic.drill.follow import Follow
 from elastic.drill.reading import Reading, described, digest_of
@@ -199,3 +199,26 @@ def test_where_a_dataset_s_code_stands_is_known() -> None:
     assert found["dataset"].endswith("Mine")
     assert found["file"] == str(Path(__file__).absolute())
     assert Reading(mine)[2].example == 2
+
+
+def test_a_node_has_joined_when_a_worker_of_its_own_agent_applies_a_step() -> None:
+    """A replacement that comes meanwhile, or the agents of a later launch, are not the node that was called."""
+
+    def placed(t: float, worker: str, agent: int) -> Event:
+        return {"t": t, "worker": worker, "event": "placed", "agent": agent}
+
+    def applied(t: float, worker: str, generation: int, size: int, claim: int = 1) -> Event:
+        common = {"t": t, "worker": worker, "generation": generation, "claim": claim, "world_size": size}
+        return {**common, "event": "step_applied", "step": int(t), "attempt": 0}
+
+    called: Event = {**applied(2.5, "w1", 1, 2), "event": "fault", "index": 0, "step": 3, "phase": "forward"}
+    begin = [placed(0, "w1", 7), placed(0, "w2", 7), applied(1, "w1", 1, 2), called]
+    replaced = [placed(3, "w3", 7), applied(4, "w1", 2, 2), applied(4, "w3", 2, 2)]
+    relaunched = [placed(8, "w9", 9), applied(9, "w9", 1, 2, claim=2)]
+    joined = [placed(5, "w4", 8), applied(6, "w1", 3, 3), applied(6.5, "w4", 3, 3)]
+    plan = [Join(At(3, "forward"), workers=1)]
+
+    (cost,) = costs([*begin, *replaced, *joined, *relaunched], plan)
+    assert (cost.after_s, cost.workers, cost.redone) == (4.0, 3, 0)
+    (late,) = costs([*begin, *replaced, *relaunched], plan)
+    assert late.after_s is None
