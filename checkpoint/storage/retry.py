@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
@@ -91,6 +92,14 @@ _NETWORK_MODULES = {
 }
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """An exception that is one. Raised through tenacity it would refer to itself by its frames, and keep all of its
+    callers' objects, a checkpointer and its writer process among them, until the garbage collector comes."""
+
+    error: AlreadyThere | Missing
+
+
 class RetryingStorage:
     """`Storage` around another one."""
 
@@ -152,11 +161,22 @@ class RetryingStorage:
             return False
 
     def _call(self, operation: str, key: str, act: Callable[[], T]) -> T:
+        answered = self._tried(operation, key, act)
+        if isinstance(answered, _Answer):
+            try:
+                raise answered.error
+            finally:
+                del answered
+        return answered
+
+    def _tried(self, operation: str, key: str, act: Callable[[], T]) -> T | _Answer:
         attempts: MutableSequence[str] = []
 
-        def once() -> T:
+        def once() -> T | _Answer:
             try:
                 return act()
+            except (AlreadyThere, Missing) as answer:
+                return _Answer(type(answer)(*answer.args))  # without frames, nor what it came of
             except Exception as error:
                 code = error_code(error)
                 told = f" (the server says {code})" if code and code not in str(error) else ""

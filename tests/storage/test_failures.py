@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import logging
 import os
 import socket
 import stat
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +120,29 @@ def test_an_error_says_what_its_own_operation_left(
     lines = str(caught.value).splitlines()
     assert state in next(line for line in lines if line.startswith("  state"))
     assert then in next(line for line in lines if line.startswith("  next"))
+
+
+def test_an_answer_keeps_nothing_alive(tmp_path: Path) -> None:
+    """A checkpointer that nobody closes lets go of its writer process when it goes, not when the collector comes."""
+
+    class Owner:
+        def ask(self, storage: RetryingStorage) -> None:
+            with contextlib.suppress(Missing):
+                storage.get("absent")
+            with contextlib.suppress(AlreadyThere):
+                storage.put_new("a", b"other")
+
+    storage = retrying(tmp_path, [], [])
+    storage.put_new("a", b"1")
+    gc.disable()
+    try:
+        owner = Owner()
+        owner.ask(storage)
+        gone = weakref.ref(owner)
+        del owner
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_somebody_elses_bug_is_not_the_storages_failure(tmp_path: Path) -> None:
