@@ -21,6 +21,7 @@ import secrets
 import select
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +35,7 @@ _CONNECT_S = 5.0
 _GREET_S = 30.0
 _SEND_S = 60.0  # the other end reads in a thread of its own
 _GREETING_BYTES = 4096
+_PAUSE_S = 0.1
 _READ_BYTES = 2**16
 
 Message = dict[str, Any]
@@ -114,7 +116,8 @@ class Centre:
     def _accept(self, waiting: select.poll) -> None:
         try:
             line = _Line(self._listener.accept()[0])
-        except OSError:  # the caller went away
+        except OSError:  # the caller went away, or there is no descriptor left: no busy loop while it lasts
+            time.sleep(_PAUSE_S)
             return
         self._lines[line.socket.fileno()] = line
         waiting.register(line.socket, select.POLLIN)
@@ -127,17 +130,20 @@ class Centre:
                     self._heard(line.number, message)
                 elif not self._greeted(line, message):
                     return False
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # the last two from strangers
             line.ended = str(error)
         return not line.ended and (line.number is not None or line.waiting_bytes < _GREETING_BYTES)
 
     def _greeted(self, line: _Line, message: Message) -> bool:
         number, token = message.get("number"), message.get("token")
-        if type(number) is not int or type(token) is not str or not hmac.compare_digest(token, self._token):
+        if type(number) is not int or type(token) is not str:
+            return False
+        if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self._token.encode("ascii")):
             return False
         before = self._numbers.get(number)
         if before is not None:  # it came back before we noticed that it was gone
             before.number = None
+            before.shut()
             self._gone(number, "it connected anew")
         line.number = number
         self._numbers[number] = line

@@ -170,7 +170,9 @@ def test_from_another_machine_it_is_reached_at_one_of_its_addresses(listener: Li
     [
         b'{"number": 1, "token": "guessed"}\n',
         b'{"number": "1", "token": 7}\n',
+        '{"number": 1, "token": "é"}\n'.encode(),
         b"[]\n",
+        b"[" * 4000 + b"\n",
         b"GET / HTTP/1.1\r\n\r\n",
         b"x" * 10_000,
         b"\xff\xfe\n",
