@@ -127,8 +127,9 @@ class Pulse:
             cost_s = max(0.0, t - began_t)
             self.status["lost"] += max(gone, 1)
             why = ", ".join(causes)[:_CAUSE_MAX]
+            kinds = ", ".join(sorted({cause.partition(":")[0] for cause in causes}))  # the agent has shown the rest
             self.status["fault"] = {"t": t, "why": why, "cost_s": cost_s}
-            line += f", {words.seconds(cost_s)} after the loss of {gone or 'a peer'}" + (f" ({why})" if why else "")
+            line += f", {words.seconds(cost_s)} after the loss of {gone or 'a peer'}" + (f" ({kinds})" if kinds else "")
         elif gone:
             line += f", {gone} left"
         line += f", {joined} joined" if joined else ""

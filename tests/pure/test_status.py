@@ -83,6 +83,13 @@ def test_a_loss_is_told_with_its_cause_and_what_it_cost_once_the_run_is_under_wa
     assert told.lines[-1].startswith("finished: 12 steps, 1 lost on the way, goodput ")
 
 
+def test_an_exception_is_told_by_its_class_in_a_line_for_its_message_was_shown_before() -> None:
+    told = Told().view("a", "b").steps(0, 4).then("peer_lost", 1.0).view("a", generation=2)
+    told.then("fault_detected", lost="b", cause="my.own.Broken: a long story", died_t=told.now).steps(4, 8)
+    assert "after the loss of 1 (Broken); goodput" in told.lines[0]
+    assert told.statuses[-1]["fault"]["why"] == "Broken: a long story"
+
+
 def test_who_joins_and_who_leaves_is_told_and_an_undisturbed_run_says_nothing() -> None:
     told = Told().view("a", "b").steps(0, 4)
     assert told.lines == []
