@@ -30,6 +30,7 @@ stall. Of steps that were folded, as many count as redone as lie behind what a r
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,41 +138,49 @@ def ledger(events: Sequence[Event], counting: Counting | None = None) -> Ledger:
 class Counting:
     """Which applied steps count: of one step, those in the newest view of the newest launch that the run is of."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
-        self._kept: dict[int, float] = {}  # claim -> steps below this count
-        self._newest_view: dict[tuple[int, int], int] = {}  # (claim, step) -> generation
-        begun: dict[int, tuple[int | None, int]] = {}
+    def __init__(self, events: Sequence[Event]) -> None:
+        begun: dict[int, tuple[int | None, int]] = {}  # claim -> (whose state it went on from, its step)
         for event in events:
-            claim = event.get("claim") or 0
-            if event["event"] == "loaded" and event.get("from_claim") != claim:
-                begun.setdefault(claim, (event.get("from_claim"), event["step"]))
-            elif event["event"] == "step_applied":
-                at = claim, event["step"]
+            if event["event"] == "loaded" and event.get("from_claim") != (event.get("claim") or 0):
+                begun.setdefault(event.get("claim") or 0, (event.get("from_claim"), event["step"]))
+        self._begun = sorted(begun)
+        self._kept: dict[int, float] = {}  # launch -> steps below this count
+        self._newest_view: dict[tuple[int, int], int] = {}  # (launch, step) -> generation
+        for event in events:
+            if event["event"] == "step_applied":
+                at = self._launch(event), event["step"]
                 self._newest_view[at] = max(self._newest_view.get(at, 0), event.get("generation") or 0)
-        claim, limit = max(begun, default=0), math.inf
-        self._kept[claim] = limit
-        while claim in begun:
-            source, step = begun[claim]
-            if source is None or source >= claim:
+        launch, limit = max(begun, default=0), math.inf
+        self._kept[launch] = limit
+        while launch in begun:
+            source, step = begun[launch]
+            before = self._launch({"claim": source})
+            if source is None or before >= launch:
                 break
-            claim, limit = source, min(limit, step)
-            self._kept[claim] = limit
+            launch, limit = before, min(limit, step)
+            self._kept[launch] = limit
 
     def counts(self, applied: Event) -> bool:
-        at = applied.get("claim") or 0, applied["step"]
-        newest = (applied.get("generation") or 0) == self._newest_view.get(at, 0)
-        return newest and applied["step"] < self._kept_below(at[0])
+        launch, step = self._launch(applied), applied["step"]
+        newest = (applied.get("generation") or 0) == self._newest_view.get((launch, step), 0)
+        return newest and step < self._kept_below(launch)
 
     def share_that_counts(self, folded: Event) -> float:
         """Of a folded record's steps."""
         first, last = folded["first"], folded["last"]
         if first is None:
             return 1.0
-        kept = min(max(self._kept_below(folded.get("claim") or 0) - first, 0), last + 1 - first)
+        kept = min(max(self._kept_below(self._launch(folded)) - first, 0), last + 1 - first)
         return float(kept / (last + 1 - first))
 
-    def _kept_below(self, claim: int) -> float:
-        return self._kept.get(claim, 0.0 if self._kept.keys() - {0} else math.inf)
+    def _kept_below(self, launch: int) -> float:
+        return self._kept.get(launch, 0.0 if self._begun else math.inf)
+
+    def _launch(self, event: Event) -> int:
+        """The claim that the launch began with: a later coordinator may have taken another one."""
+        claim = event.get("claim") or 0
+        index = bisect_right(self._begun, claim)
+        return self._begun[index - 1] if index else claim
 
 
 class Faults:

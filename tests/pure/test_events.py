@@ -268,6 +268,20 @@ def test_a_crash_anywhere_in_the_removal_of_a_segment_loses_and_repeats_nothing(
     assert folded + len(applied) > 14_000
 
 
+def test_a_torn_object_costs_its_last_line_only() -> None:
+    """Some storages show an upload that was cut short."""
+    url = "memory://torn-events"
+    log = EventLog(url, worker_id="w0")
+    for name in ("a", "b"):
+        log.emit(name)
+    log.close()
+    filesystem = fsspec.filesystem("memory")
+    key = "/torn-events/events/w0.000000.jsonl"
+    filesystem.pipe_file(key, filesystem.cat_file(key)[:-9])
+
+    assert [event["event"] for event in read_events(url)] == ["a"]
+
+
 def test_an_upload_that_fails_is_said_once_and_made_up_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -203,6 +203,16 @@ def test_a_step_that_only_the_dead_had_applied_was_in_vain() -> None:
     assert [found[name].parts["redone"] for name in ("dead", "alive")] == [1.0, 0.0]
 
 
+def test_a_coordinator_that_takes_a_claim_of_its_own_goes_on_with_the_launch() -> None:
+    """The others still name the claim that the launch began with; and a restart may go on from either's checkpoint."""
+    first = Worker("a", 3.0, claim=1, generation=1).begins().steps(0, 2)
+    other = Worker("b", 3.0, claim=1, generation=1).begins().steps(0, 2).at(generation=2).steps(2, 4)
+    first.at(claim=2, generation=2).steps(2, 4)
+    assert parts(first, other)["productive"] == 8.0
+    restarted = Worker("c", 43.0, claim=3, generation=1).begins(step=3, from_claim=2)
+    assert parts(first, other, restarted)["redone"] == 2.0
+
+
 def test_waiting_for_nodes_is_idle() -> None:
     worker = (
         Worker("a", 1.0).then("run_started", age_s=1.0).then("view_formed", 9.0, workers=[], shares=[0, 1], idle_s=8.0)
