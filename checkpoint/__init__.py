@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from checkpoint.checkpointer import Checkpointer
-    from checkpoint.claims import Claim
-    from checkpoint.decoding import decode
     from checkpoint.errors import (
         CheckpointError,
         ClaimHeld,
@@ -40,12 +38,14 @@ if TYPE_CHECKING:
         StorageError,
         UnsupportedValue,
     )
-    from checkpoint.hashing import digest
+    from checkpoint.format.decoding import decode
+    from checkpoint.format.hashing import digest
+    from checkpoint.format.manifest import Commit
+    from checkpoint.format.tree import encode
     from checkpoint.loaded import Loaded
-    from checkpoint.manifest import Commit
     from checkpoint.reader import Checkpoint, Verified
+    from checkpoint.runs.claims import Claim
     from checkpoint.saving import Saving
-    from checkpoint.tree import encode
 
 __all__ = [
     "Checkpoint",

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from checkpoint.errors import StateMismatch
+from checkpoint.format.tree import Tree, child, is_sharded, is_stateful
 from checkpoint.loaded import Skipped
-from checkpoint.tree import Tree, child, is_sharded, is_stateful
 
 # Optimizer state of a parameter's own shape. Others (step counts, factored moments) have shapes of their own.
 _ELEMENTWISE = {
@@ -315,7 +315,7 @@ def _sharded_as(saved: Any, target: Any) -> Any:
     """The whole tensor `saved` as a DTensor like `target`, which takes no communication; anything else as it is."""
     if not is_sharded(target) or not isinstance(saved, torch.Tensor) or is_sharded(saved):
         return saved
-    from checkpoint.distributed_tensor import like, local_box
+    from checkpoint.group.tensor import like, local_box
 
     box = saved
     offsets, sizes = local_box(target)

@@ -1,9 +1,8 @@
-"""`Checkpointer`: saves and loads any state below one URL. The parts that it is made of are one file each.
+"""`Checkpointer`: saves and loads any state below one URL.
 
-names    which keys there are          claims    who may write           writer      data first, manifest last
-tree     a state as JSON and tensors   beacon    is the holder alive?    reader      verified, or not at all
-shards   tensors as files              lineage   what is newest          retention   what may go
-plan     what a save consists of       arena     warm shared memory      background  saves beside training
+format  what lies in storage             background  saves beside training    writer   data first, manifest last
+runs    who may write, what is newest    group       by several ranks         reader   verified, or not at all
+cli     the command                      storage     folders, S3, fsspec      apply    into live objects
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from checkpoint.apply import apply
-from checkpoint.background import Background
-from checkpoint.beacon import Beacon
-from checkpoint.claims import Claim, new_claim_nonce, take
-from checkpoint.draft import Draft
+from checkpoint.background.messages import Message
+from checkpoint.background.saves import Background
+from checkpoint.background.underway import Rules, WhenBusy
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.foreground import save_now
-from checkpoint.history import read_history, read_manifest
-from checkpoint.holder import wait_until_free
+from checkpoint.format.draft import Draft
+from checkpoint.format.manifest import Commit
+from checkpoint.format.names import CommitId
+from checkpoint.format.plan import Planner, Save
+from checkpoint.format.shards import SHARD_BYTES
+from checkpoint.format.tree import Tree
 from checkpoint.loaded import Loaded
-from checkpoint.manifest import Commit
-from checkpoint.messages import Message
-from checkpoint.names import CommitId
-from checkpoint.orphans import ORPHANS_S, wait_for_orphans
-from checkpoint.plan import Planner, Save
 from checkpoint.reader import Checkpoint, Verified, read_commit, verify
-from checkpoint.retention import Sweeper
+from checkpoint.runs.beacon import Beacon
+from checkpoint.runs.claims import Claim, new_claim_nonce, take
+from checkpoint.runs.history import read_history, read_manifest
+from checkpoint.runs.holder import wait_until_free
+from checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
+from checkpoint.runs.retention import Sweeper
 from checkpoint.saving import Saving
-from checkpoint.shards import SHARD_BYTES
 from checkpoint.storage import Storage, open_storage
-from checkpoint.tree import Tree
-from checkpoint.underway import Rules, WhenBusy
 
 if TYPE_CHECKING:
-    from checkpoint.distributed import Group, Together
-    from checkpoint.distributed_background import Context
+    from checkpoint.group.background import Context
+    from checkpoint.group.together import Group, Together
 
 BUDGET_BYTES = 512 * 2**20
 
@@ -126,7 +125,7 @@ class Checkpointer:
         )
         self._together: Together | None = None
         if group is not None:
-            from checkpoint.distributed import Together  # torch's planner takes a while to import
+            from checkpoint.group.together import Together  # torch's planner takes a while to import
 
             self._together = Together(
                 group, self._storage, self._opening, self._rules, shard_bytes=shard_bytes, log=self._log
@@ -243,7 +242,7 @@ class Checkpointer:
                   returns a handle at once: the state may change, and a process of its own does the rest, which it
                   ends even if this one is killed. What fails then is logged and raised by the handle.
         With a group, all ranks call this, in the same way, and each stores its share; what comes of it, the commit or
-        the error, is the same for all. See distributed_save.py and distributed_background.py.
+        the error, is the same for all. See group/save.py and group/background.py.
         raises    UnsupportedValue before anything is written; ClaimLost, StorageError with nothing committed. With
                   blocking=False only what was known before: the claim was lost, or failures_max saves have failed.
         """
@@ -309,7 +308,7 @@ class Checkpointer:
         return [verify(self._storage, id, inside) for id, inside in listed if step is None or id.step == step]
 
     def sweep(self) -> Sequence[str]:
-        """Removes what retention.py says, and returns its names. Nothing where this process holds no claim."""
+        """Removes what runs/retention.py says, and returns its names. Nothing where this process holds no claim."""
         if self._claim is None:
             return []
         with self._sweep_lock:
@@ -372,7 +371,7 @@ class Checkpointer:
         raise self._none(step, rejected)
 
     def _context(self) -> Context:
-        from checkpoint.distributed_background import Context
+        from checkpoint.group.background import Context
 
         return Context(self.claim, self._save_time_s, self._sweep_soon)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checkpoint.errors import CorruptCheckpoint
-from checkpoint.manifest import Manifest
+from checkpoint.format.manifest import Manifest
 
 
 def damaged(manifest: Manifest, index: int, what: str, *, chunk: int | None = None) -> CorruptCheckpoint:

@@ -6,11 +6,11 @@ import mmap
 
 import torch
 
-from checkpoint.draft import StoredObject
-from checkpoint.manifest import Commit
-from checkpoint.names import CommitId
-from checkpoint.plan import Plan, Save
-from checkpoint.shards import pack
+from checkpoint.format.draft import StoredObject
+from checkpoint.format.manifest import Commit
+from checkpoint.format.names import CommitId
+from checkpoint.format.plan import Plan, Save
+from checkpoint.format.shards import pack
 from checkpoint.storage import Storage
 from checkpoint.writer import commit, write_object
 

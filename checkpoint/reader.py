@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 
 from checkpoint.damage import damaged
-from checkpoint.decoding import decode
-from checkpoint.dtypes import writable_bytes
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
-from checkpoint.hashing import chunk_hashes, xxh3
-from checkpoint.history import read_manifest
-from checkpoint.manifest import Commit, Manifest, StoredTensor
-from checkpoint.names import CommitId
-from checkpoint.shards import Piece, run_start
+from checkpoint.format.decoding import decode
+from checkpoint.format.dtypes import writable_bytes
+from checkpoint.format.hashing import chunk_hashes, xxh3
+from checkpoint.format.manifest import Commit, Manifest, StoredTensor
+from checkpoint.format.names import CommitId
+from checkpoint.format.shards import Piece, run_start
+from checkpoint.format.tree import Tree
+from checkpoint.runs.history import read_manifest
 from checkpoint.storage import Buffer, Missing, Storage, get_into, map_object
-from checkpoint.tree import Tree
 
 _AT_ONCE = 4  # objects that are read and verified at the same time
 

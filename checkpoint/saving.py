@@ -6,7 +6,7 @@ import threading
 import time
 
 from checkpoint.errors import CheckpointError
-from checkpoint.manifest import Commit
+from checkpoint.format.manifest import Commit
 
 
 class Saving:

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from checkpoint.errors import CorruptCheckpoint
-from checkpoint.hashing import xxh3
-from checkpoint.history import read_manifest
-from checkpoint.leaves import Array, Value, entry, leaves
-from checkpoint.manifest import Commit
-from checkpoint.names import CommitId
+from checkpoint.format.hashing import xxh3
+from checkpoint.format.leaves import Array, Value, entry, leaves
+from checkpoint.format.manifest import Commit
+from checkpoint.format.names import CommitId
+from checkpoint.format.shards import Piece
+from checkpoint.format.tree import Document
 from checkpoint.reader import check_sizes, read_object
-from checkpoint.shards import Piece
+from checkpoint.runs.history import read_manifest
 from checkpoint.storage import Buffer, Missing, Storage
-from checkpoint.tree import Document
 
 KEPT_BYTES = 2**27  # checkpoints of no more are kept as they are verified
 READ_AHEAD_BYTES = 2**23

@@ -8,18 +8,18 @@ committed, is outside its lineage and never chosen. The last arrow is for storag
 is reported as committed is there, and a sweep that counts it as whole is right to. It costs one small read.
 
 Both ways to save come through here: in the foreground, one object after another, and in the writer process, several at
-once (resident.py).
+once (background/resident.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from checkpoint.draft import Draft, StoredObject
 from checkpoint.errors import CheckpointError, ClaimLost, StorageError
-from checkpoint.fence import look_again
-from checkpoint.hashing import CHUNK_BYTES, chunk_hashes, xxh3
-from checkpoint.names import CommitId
+from checkpoint.format.draft import Draft, StoredObject
+from checkpoint.format.hashing import CHUNK_BYTES, chunk_hashes, xxh3
+from checkpoint.format.names import CommitId
+from checkpoint.runs.fence import look_again
 from checkpoint.storage import AlreadyThere, Buffer, Missing, Storage
 
 

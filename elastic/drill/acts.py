@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from checkpoint.names import COMMITS, CommitId, commit_id
+from checkpoint.format.names import COMMITS, CommitId, commit_id
 from elastic.drill import disk
 from elastic.drill.faults import (
     Disk,
@@ -38,7 +38,7 @@ from elastic.drill.processes import kill_marked, marked
 _FLIPPED = "flipped"
 _LOOK_S = 0.02
 _SPARE_BYTES = 256 << 20  # what may still be had under the limit, for whoever clears up
-_COMMANDS = {"writer": b"checkpoint.resident", "warm": b"elastic.launch.warm"}
+_COMMANDS = {"writer": b"checkpoint.background.resident", "warm": b"elastic.launch.warm"}
 
 
 class OnPurpose(Exception):

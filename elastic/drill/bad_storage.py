@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from checkpoint.names import commit_id, data_owner
+from checkpoint.format.names import commit_id, data_owner
 from checkpoint.testing import Delay, Error, Plan, StaleList, TornWrite
 from checkpoint.testing.plan import Rule
 from elastic.drill.cluster import Imposed

@@ -17,7 +17,7 @@ from elastic.observe.events import Event
 GIVEN_UP = ("did not end after a peer hung up", "a peer was lost while the group was formed")
 OF_A_GROUP = 5
 # A coordinator starts the writer process of its saves once it has trained for a while.
-WRITER = b"checkpoint.resident"
+WRITER = b"checkpoint.background.resident"
 OF_A_WRITER = {"writers": 1, "processes": 1, "descriptors": 4, "sockets": 1, "threads": 1}
 SETTLED_S, CALM_S = 15.0, 2.5  # an agent forks its next spare a second after the last start
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from checkpoint import Checkpointer
-from checkpoint.diff import Side, compare
-from checkpoint.history import read_history
+from checkpoint.cli.diff import Side, compare
+from checkpoint.runs.history import read_history
 from checkpoint.storage import open_storage
 from elastic.drill.judge import judge
 from elastic.drill.verdict import Verdict, Violation

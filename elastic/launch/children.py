@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_S = 0.01
-_WRITER = b"checkpoint.resident"
+_WRITER = b"checkpoint.background.resident"
 _BURIAL_S = 10.0  # the kernel needs far less to end what it was told to kill
 
 

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(arguments: Arguments, environ: Mapping[str, str]) -> int:
-    from checkpoint.beacon import Beacon
+    from checkpoint.runs.beacon import Beacon
     from elastic.launch.agent import Agent, NodeRules
     from elastic.launch.hubs import HubElsewhere
     from elastic.launch.logs import Logs

@@ -41,7 +41,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from checkpoint import Checkpointer, digest
-from checkpoint.shards import SHARD_BYTES
+from checkpoint.format.shards import SHARD_BYTES
 
 SMALL_FLOATS = 1024  # every other tensor is a bias
 PATIENCE_S = 600.0

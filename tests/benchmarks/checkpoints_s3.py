@@ -26,7 +26,7 @@ from botocore.config import Config
 from rich.console import Console
 
 from checkpoint import Checkpointer, digest
-from checkpoint.shards import SHARD_BYTES
+from checkpoint.format.shards import SHARD_BYTES
 from tests.benchmarks.checkpoints import build, timed
 from tests.kit.rgw import HOW_TO_INSTALL, missing, rgw_server
 from tests.kit.s3 import S3Server

@@ -101,7 +101,7 @@ def living(run: Cluster) -> dict[str, list[int]]:
     return {
         "agent": run.pids(),
         "trainer": sorted(alive & started),
-        "writer": sorted(pid for pid in alive if b"checkpoint.resident" in command(pid)),
+        "writer": sorted(pid for pid in alive if b"checkpoint.background.resident" in command(pid)),
     }
 
 

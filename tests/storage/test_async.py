@@ -40,6 +40,7 @@ from tests.storage.gate import Gate, gate
 
 Make = Callable[..., Checkpointer]
 WITHIN_S = 60.0
+RESIDENT = "checkpoint.background.resident"
 SEED = int(os.environ.get("SEED", "0")) or random.randrange(1, 10**6)
 
 
@@ -51,7 +52,7 @@ def state(seed: int, size: int = 1000) -> dict[str, Any]:
 
 def writers(of: int | None = None) -> list[psutil.Process]:
     """The writer processes of process `of`, by default of this one."""
-    return [one for one in psutil.Process(of).children() if "checkpoint.resident" in one.cmdline()]
+    return [one for one in psutil.Process(of).children() if RESIDENT in one.cmdline()]
 
 
 def newest(url: Path | str, **options: Any) -> int | None:
@@ -88,7 +89,7 @@ def nothing_is_left() -> Iterator[None]:
     """Every test leaves no process, no mapping of an arena and no thread of a save."""
     yield
     gc.collect()
-    left = [one.pid for one in psutil.Process().children() if "checkpoint.resident" in " ".join(_cmdline(one))]
+    left = [one.pid for one in psutil.Process().children() if RESIDENT in " ".join(_cmdline(one))]
     assert left == []
     assert "checkpoint-arena" not in Path("/proc/self/maps").read_text()
     assert [one.name for one in threading.enumerate() if one.name.startswith("checkpoint-")] == []
@@ -104,7 +105,7 @@ def _cmdline(process: psutil.Process) -> list[str]:
 # A trainer in a process of its own. Its commands come in one line each: save N, and what the tests add.
 TRAINER = """
 import sys, threading
-import checkpoint, checkpoint.staging
+import checkpoint, checkpoint.background.staging
 from tests.storage.test_async import state
 url, size = sys.argv[1], int(sys.argv[2])
 runs = checkpoint.Checkpointer(url, shard_bytes=2**20, keep=100)
@@ -112,12 +113,12 @@ print("claimed", runs.claim().number, flush=True)
 for line in sys.stdin:
     command, step = line.split()
     if command == "hold":  # the next copy stops in the middle, for good
-        move = checkpoint.staging._move
+        move = checkpoint.background.staging._move
         def half(moves):
             move(moves[: len(moves) // 2])
             print("held", flush=True)
             threading.Event().wait()
-        checkpoint.staging._move = half
+        checkpoint.background.staging._move = half
     if command == "fork":
         import os, time
         child = os.fork()
@@ -249,7 +250,7 @@ def test_the_state_may_grow_shrink_and_change_its_text(tmp_path: Path, checkpoin
 def test_the_writer_process_never_loads_torch(tmp_path: Path) -> None:
     """It would cost each node 200 MB, and the first save 2 s."""
     program = (
-        "import sys, checkpoint, checkpoint.resident, checkpoint.writer\n"
+        "import sys, checkpoint, checkpoint.background.resident, checkpoint.writer\n"
         "print([name for name in ('torch', 'numpy.random', 's3fs') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -463,7 +464,7 @@ def test_an_arena_that_became_too_small_is_kept_by_nobody(tmp_path: Path, checkp
 def test_where_memory_cannot_be_pinned_training_waits_and_the_log_says_why(
     tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("checkpoint.background.on_gpu", lambda tensors: True)
+    monkeypatch.setattr("checkpoint.background.saves.on_gpu", lambda tensors: True)
     lines: list[str] = []
     runs = checkpointer(tmp_path, log=lines.append)
     for step in (1, 2):
@@ -564,7 +565,7 @@ def test_a_writer_that_no_signal_ends_holds_nobody_up(
     slow: Gate, s3: S3Server, tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel may wait for a disk for ever. Here its end of the socket stays open, which looks the same."""
-    monkeypatch.setattr("checkpoint.process._KILLED_S", 1.0)
+    monkeypatch.setattr("checkpoint.background.process._KILLED_S", 1.0)
     url, options = f"s3://runs/{tmp_path.name}", behind(slow, s3)
     runs = checkpointer(url, storage_options=options, finish_s=1.0, log=lambda line: None)
     runs.save(1, state(1), blocking=False).wait(WITHIN_S)

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from checkpoint import Checkpointer, CheckpointError, ClaimHeld, ClaimLost, StorageError
-from checkpoint.beacon import Alive, Beacon, Gone, Unknown, ask
-from checkpoint.holder import Free, Held, Wait, decide
+from checkpoint.runs.beacon import Alive, Beacon, Gone, Unknown, ask
+from checkpoint.runs.holder import Free, Held, Wait, decide
 from checkpoint.storage import Buffer, Storage, open_storage
 from tests.storage.cut import CutAfter
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint import Checkpointer, digest, housekeeping
-from checkpoint.cli import main
-from checkpoint.screen import human_age, human_bytes, one_line, printable
+from checkpoint import Checkpointer, digest
+from checkpoint.cli import housekeeping, main
+from checkpoint.cli.screen import human_age, human_bytes, one_line, printable
+from checkpoint.cli.usage import parse
 from checkpoint.storage import open_storage
-from checkpoint.usage import parse
 from tests.kit.s3 import S3Server
 
 STATE = {"model": {"w": torch.arange(6.0)}, "epoch": 3}
@@ -309,7 +309,7 @@ def test_a_folder_that_may_not_be_read_is_not_an_empty_one(run: Path) -> None:
     """os.walk passes over what it may not read, so the command would say: no checkpoint."""
     # Both are imported while it may still read the interpreter's own files.
     become_nobody = (
-        "import os, sys, checkpoint.commands, checkpoint.cli as cli\n"
+        "import os, sys, checkpoint.cli.commands, checkpoint.cli as cli\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"
         "sys.exit(cli.main())"
     )
@@ -335,7 +335,7 @@ def test_help_of_every_command_says_what_the_exit_statuses_mean_in_80_columns(
         assert max(map(len, text.splitlines())) <= 80
 
 
-BAR_AT_ONCE = "import sys, checkpoint.cli as c, checkpoint.screen as s; s._BAR_AFTER_S = -1; sys.exit(c.main())"
+BAR_AT_ONCE = "import sys, checkpoint.cli as c, checkpoint.cli.screen as s; s._BAR_AFTER_S = -1; sys.exit(c.main())"
 
 
 def test_in_a_pipe_there_are_no_colours_no_bars_and_no_cut_lines(run: Path) -> None:
@@ -518,7 +518,7 @@ def test_a_defect_is_no_answer(run: Path, monkeypatch: pytest.MonkeyPatch, capsy
     def broken(*_: object) -> None:
         raise ZeroDivisionError("s3://user:hush@host/x")
 
-    monkeypatch.setattr("checkpoint.commands.compare", broken)
+    monkeypatch.setattr("checkpoint.cli.commands.compare", broken)
     assert main(["diff", str(run), "10", "20"]) == 2
     err = capsys.readouterr().err
     assert "ZeroDivisionError" in err

@@ -23,8 +23,8 @@ from checkpoint import (
     StorageError,
     UnsupportedValue,
     digest,
-    distributed_agreement,
 )
+from checkpoint.group import agreement
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import ODD_CHUNK_BYTES, build, fingerprint, ranks_of, train
 
@@ -161,8 +161,8 @@ def test_each_rank_reads_only_what_it_needs(tmp_path: Path) -> None:
 def repeat(rank: int, size: int, folder: str) -> list[int]:
     """How often a plan was made, after each save; on rank 0."""
     made: list[int] = []
-    plan = distributed_agreement.dealt
-    distributed_agreement.dealt = lambda held: made.append(1) or plan(held)  # type: ignore[func-returns-value]
+    plan = agreement.dealt
+    agreement.dealt = lambda held: made.append(1) or plan(held)  # type: ignore[func-returns-value]
     with ranks_of(folder, rank, size, name="repeat") as (runs, _):
         state = {"w": torch.rand(10), "n": 0}
         counts = []

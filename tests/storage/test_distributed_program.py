@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import Checkpointer, digest
-from checkpoint.orphans import wait_for_orphans
+from checkpoint.runs.orphans import wait_for_orphans
 from tests.kit.launch import Launch
 
 PROGRAM = "tests.kit.programs.ddp"

@@ -24,7 +24,7 @@ from torch.distributed import checkpoint as dcp
 
 from checkpoint import Checkpointer, CorruptCheckpoint, digest, stream
 from checkpoint.cli import main
-from checkpoint.export import split
+from checkpoint.cli.export import split
 from checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
 

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode
-from checkpoint.envelope import seal, unseal
-from checkpoint.manifest import parse
-from checkpoint.names import CommitId
+from checkpoint.format.envelope import seal, unseal
+from checkpoint.format.manifest import parse
+from checkpoint.format.names import CommitId
 from checkpoint.storage import open_storage
 from tests.storage.cut import CutAfter
 
@@ -163,7 +163,7 @@ def test_a_manifest_that_is_no_document_is_refused(
 
 def test_deep_nesting_with_a_right_hash_is_refused() -> None:
     deep = b'{"xxh3_128":"%s","body":{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}}"
-    from checkpoint.hashing import xxh3
+    from checkpoint.format.hashing import xxh3
 
     content = deep[deep.index(b'"body":') + 7 : -1]
     with pytest.raises(CorruptCheckpoint, match="no JSON"):

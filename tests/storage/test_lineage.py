@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.history import History
-from checkpoint.lineage import lineage
-from checkpoint.names import CommitId, claim_number, commit_id, data_owner, id_document, id_from, parse_name
-from checkpoint.retention import removable
+from checkpoint.format.names import CommitId, claim_number, commit_id, data_owner, id_document, id_from, parse_name
+from checkpoint.runs.history import History
+from checkpoint.runs.lineage import lineage
+from checkpoint.runs.retention import removable
 
 
 def commit(claim: int, step: int, time: int = 0) -> CommitId:

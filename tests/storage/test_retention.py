@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from checkpoint import Checkpointer, CheckpointError
-from checkpoint.names import CommitId, new_nonce
+from checkpoint.cli.usage import parse
+from checkpoint.format.names import CommitId, new_nonce
 from checkpoint.storage import open_storage
 from checkpoint.storage.base import Buffer
-from checkpoint.usage import parse
 
 Make = Callable[..., Checkpointer]
 

@@ -14,7 +14,7 @@ import safetensors
 import torch
 
 from checkpoint import Checkpointer, CorruptCheckpoint, NoCheckpoint, StorageError, digest
-from checkpoint.shards import cut as cut_boxes
+from checkpoint.format.shards import cut as cut_boxes
 from checkpoint.storage import open_storage
 from tests.storage.cut import CutAfter, PowerCut
 

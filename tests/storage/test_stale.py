@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from checkpoint import Checkpointer, ClaimLost, CorruptCheckpoint, NoCheckpoint, StorageError
-from checkpoint.history import read_history
-from checkpoint.names import COMMITS, CommitId
+from checkpoint.format.names import COMMITS, CommitId
+from checkpoint.runs.history import read_history
 from checkpoint.storage import open_storage
 
 Make = Callable[..., Checkpointer]

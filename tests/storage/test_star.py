@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from checkpoint.star import Centre, Spoke
+from checkpoint.background.star import Centre, Spoke
 
 WITHIN_S = 30.0
 
 # A spoke in a process of its own: says what it reads, line by line; "fork" leaves a child that sleeps.
 PROGRAM = """
 import json, os, sys, time
-from checkpoint.star import Spoke
+from checkpoint.background.star import Spoke
 spoke = Spoke(json.loads(sys.argv[1]), int(sys.argv[2]), lambda message: print(json.dumps(message), flush=True), print)
 for line in sys.stdin:
     if line == "fork\\n":

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint import UnsupportedValue, decode, digest, encode
-from checkpoint.dtypes import DTYPES, flat_bytes, writable_bytes
+from checkpoint.format.dtypes import DTYPES, flat_bytes, writable_bytes
 
 
 def round_trip(tree: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Saves that training does not wait for: shared memory, and a process that writes."""

@@ -1,0 +1,150 @@
+"""Sweeping by a person, beside a run's own sweeping: says what goes and why, and never from under a live job.
+
+A sweep needs the newest claim, so this takes the next one: afterwards whoever held the URL before can commit nothing
+more. That is right where the holder is gone, and only then: one that answers is left alone, and so is one that is
+silent (a stopped process, a lost host, a firewall), unless the person insists.
+
+Our own claim never stands in anybody's way. Its endpoint refuses connections, so a job that starts meanwhile takes the
+next claim at once; the sweep looks before each removal, and stops. What that job resumes from is never among the
+removed (runs/claims.py, runs/retention.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from checkpoint.cli.screen import utc
+from checkpoint.errors import ClaimHeld, CorruptCheckpoint
+from checkpoint.format.names import DATA, CommitId, data_owner
+from checkpoint.runs.beacon import Alive, Beacon, Gone, Unknown, ask
+from checkpoint.runs.claims import Claim, new_claim_nonce, take
+from checkpoint.runs.history import History, Log, read_history, read_manifest
+from checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
+from checkpoint.runs.retention import Sweeper, removable
+from checkpoint.storage import Storage
+
+JOB = "checkpoint sweep"
+KEEP_ALL = 10**15
+
+_ANSWER_S = 5.0  # how long one question to the holder waits
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A save that may go. `bytes` of its data objects."""
+
+    name: str
+    step: int
+    why: str
+    bytes: int
+
+
+def plan(
+    storage: Storage, log: Log, *, keep: int, keep_every: int | None = None, orphan_grace_s: float
+) -> list[Removal]:
+    """What a sweep would remove now, in order. Reads only. Unfinished uploads, which no listing shows, are left out."""
+    history = read_history(storage, log)
+    objects: dict[CommitId, dict[str, int]] = {}
+    for key, size in storage.list(DATA).items():
+        if (owner := data_owner(key)) is not None:
+            objects.setdefault(owner, {})[key] = size
+
+    def whole(id: CommitId) -> bool:
+        try:
+            stored = read_manifest(storage, id).objects
+        except CorruptCheckpoint:
+            return False
+        return {id.shard_key(i): one.size for i, one in enumerate(stored)}.items() <= objects.get(id, {}).items()
+
+    chosen = removable(
+        history,
+        whole=whole,
+        owners=objects,
+        keep=keep,
+        keep_every=keep_every,
+        grace_s=orphan_grace_s,
+        now_s=time.time(),
+    )
+    return [Removal(str(id), id.step, _why(id, history), sum(objects.get(id, {}).values())) for id in chosen]
+
+
+def sweep_as_claimant(
+    storage: Storage,
+    log: Log,
+    *,
+    keep: int,
+    keep_every: int | None = None,
+    orphan_grace_s: float,
+    insist: bool,
+    deadline_s: float,
+) -> tuple[list[Removal], list[str]]:
+    """Takes the next claim and sweeps. Returns what was planned, and the names of what is gone.
+
+    insist  claims the URL from a holder that is silent; never from one that answers
+    raises  ClaimHeld, with nothing changed; StorageError
+    """
+
+    def free(holder: Claim) -> None:
+        _refuse_unless_gone(holder, storage.url, insist)
+        wait_for_orphans(storage.url, within_s=ORPHANS_S, log=log)
+
+    nonce = new_claim_nonce()
+    claim = take(
+        storage,
+        endpoint=_refusing_endpoint(nonce),
+        nonce=nonce,
+        job=JOB,
+        world=None,
+        free=free,
+        log=log,
+        deadline_s=deadline_s,
+    )
+    planned = plan(storage, log, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s)
+    sweeper = Sweeper(storage, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s, log=log)
+    return planned, sweeper.sweep(claim=claim.number, nonce=claim.nonce, now_s=time.time())
+
+
+def _why(id: CommitId, history: History) -> str:
+    if id in history.lineage:
+        return "older than those to keep"
+    return "outside the lineage" if id in history.outside else "never committed"
+
+
+def _refusing_endpoint(nonce: str) -> dict[str, Any] | None:
+    """Where nobody answers, which tells whoever asks that the holder is gone."""
+    try:
+        beacon = Beacon(nonce=nonce, job=JOB)
+    except OSError:
+        return None  # then whoever asks waits for its grace
+    endpoint = beacon.endpoint()
+    beacon.close()
+    return endpoint
+
+
+def _refuse_unless_gone(holder: Claim, url: str, insist: bool) -> None:
+    endpoint: Mapping[str, Any] = holder.endpoint or {}
+    match ask(dict(endpoint), holder.nonce, timeout_s=_ANSWER_S):
+        case Gone():
+            return
+        case Alive():
+            found, advice = "it answers", "nothing: it sweeps by itself after each save. To sweep now, stop it first"
+        case Unknown(why):
+            if insist:
+                return
+            found = f"it does not answer, which proves nothing: {why}"
+            advice = "see whether that job still runs. If it does not: --take-over"
+    host, pid = str(endpoint.get("host")), endpoint.get("pid")
+    pid = pid if type(pid) is int else 0
+    raise ClaimHeld(
+        f"{url} is not swept: a job holds claim {holder.number}\n"
+        f"  holder  process {pid} on {host}, job {holder.job!r}, since {utc(holder.taken_at)} UTC; {found}\n"
+        f"  state   nothing was changed\n  next    {advice}",
+        claim=holder.number,
+        host=host,
+        pid=pid,
+        since=holder.taken_at,
+        job=holder.job,
+    )

@@ -1,0 +1,50 @@
+"""A save before its objects were written: all of its manifest but their hashes. Plain bytes, so it needs no torch.
+
+The process that knows the state drafts; whoever writes the objects (the same process, or the writer process that reads
+the draft out of shared memory) fills in what it wrote, and has the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from checkpoint.format.envelope import seal_text, to_json
+from checkpoint.format.names import CommitId
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One data object: its size in bytes, the xxh3_128 of all of it, and of each `chunk_bytes` of it."""
+
+    size: int
+    xxh3: str
+    chunk_bytes: int
+    chunks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A planned save.
+
+    claim_nonce  what our own claim holds while it is ours
+    sizes        of the objects, in bytes and in their order
+    head, tail   the manifest's body as JSON, before and after its list of objects
+    """
+
+    id: CommitId
+    claim_nonce: str
+    sizes: tuple[int, ...]
+    head: bytes
+    tail: bytes
+
+    def planned(self) -> dict[str, int]:
+        """Key -> size in bytes of every object."""
+        return {self.id.shard_key(index): size for index, size in enumerate(self.sizes)}
+
+    def manifest(self, objects: Sequence[StoredObject]) -> bytes:
+        """The manifest's bytes, once all objects are written."""
+        entries = [
+            {"size": o.size, "xxh3_128": o.xxh3, "chunk_bytes": o.chunk_bytes, "chunks": o.chunks} for o in objects
+        ]
+        return seal_text(self.head + to_json(entries) + self.tail)

@@ -1,0 +1,286 @@
+"""The manifest: what a commit consists of, written last and believed only after it was checked.
+
+    format      1
+    claim, step, nonce, saved_at, resumed_from, meta
+    objects     [{"size", "xxh3_128", "chunk_bytes", "chunks": [xxh3_128, ...]}, ...]; object i is shard i of the save
+    tensors     name -> {"dtype", "shape", "pieces": [{"object", "start", "offsets", "sizes"}, ...]}
+    tree        the document of everything that is no tensor (tree.py), with the tensors' places in it
+
+`parse` holds for every manifest that it returns, whoever wrote the bytes: every number is an integer in range; each
+tensor's pieces tile its shape exactly; pieces lie inside their objects and share no byte; nothing names a path, so
+nothing outside the commit's own folder can be read; and the tensors are no larger than the objects, whose sizes the
+reader compares with the storage before it allocates anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from checkpoint.errors import CheckpointError, CorruptCheckpoint
+from checkpoint.format.decoding import decode
+from checkpoint.format.draft import Draft, StoredObject
+from checkpoint.format.dtypes import DTYPES, NAMES, nbytes
+from checkpoint.format.envelope import to_json, unseal
+from checkpoint.format.names import CommitId, id_document, id_from
+from checkpoint.format.shards import Piece, Shard
+from checkpoint.format.tree import Document
+
+FORMAT = 1
+
+_RANK_MAX = 64  # axes of a tensor
+_NUMBER_MAX = 2**62
+_PRIME = 2**61 - 1
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A committed checkpoint.
+
+    saved_at    when its save began to be committed, in seconds of the writer's Unix clock
+    objects     number of data objects
+    bytes       their sizes together
+    in_lineage  False for a commit that the run has moved on from: it is never chosen
+    """
+
+    claim: int
+    step: int
+    nonce: str
+    saved_at: float
+    meta: dict[str, Any]
+    objects: int
+    bytes: int
+    in_lineage: bool = True
+
+    @property
+    def id(self) -> CommitId:
+        return CommitId(self.claim, self.step, self.nonce)
+
+    @property
+    def name(self) -> str:
+        return str(self.id)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor's dtype and shape, and its pieces, each with the number of the object that holds it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[int, Piece], ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that a reader needs. `tree` is a document that decode() has yet to judge."""
+
+    id: CommitId
+    saved_at: float
+    resumed_from: CommitId | None
+    meta: dict[str, Any]
+    objects: tuple[StoredObject, ...]
+    tensors: dict[str, StoredTensor]
+    tree: Document = field(repr=False)
+
+    def commit(self, *, in_lineage: bool = True) -> Commit:
+        size = sum(stored.size for stored in self.objects)
+        return Commit(*self.id, self.saved_at, self.meta, len(self.objects), size, in_lineage)
+
+    def tensors_in(self, index: int) -> tuple[str, ...]:
+        """Names of the tensors that lie, at least partly, in object `index`."""
+        return tuple(name for name, stored in self.tensors.items() if any(where == index for where, _ in stored.pieces))
+
+
+def table(tensors: dict[str, torch.Tensor], shards: Sequence[Shard]) -> bytes:
+    """The manifest's `tensors`, as JSON."""
+    pieces: dict[str, list[dict[str, Any]]] = {name: [] for name in tensors}
+    for index, shard in enumerate(shards):
+        for piece in shard.pieces:
+            entry = {"object": index, "start": piece.start, "offsets": piece.offsets, "sizes": piece.sizes}
+            pieces[piece.tensor].append(entry)
+    return to_json(
+        {
+            name: {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "pieces": pieces[name]}
+            for name, tensor in tensors.items()
+        }
+    )
+
+
+def draft(
+    id: CommitId,
+    *,
+    claim_nonce: str,
+    saved_at: float,
+    resumed_from: CommitId | None,
+    meta: Document,
+    tree: Document,
+    table: bytes,
+    sizes: tuple[int, ...],
+) -> Draft:
+    """The save's manifest but for its objects, whose `sizes` are planned.
+
+    meta, tree  documents of `tree.encode`
+    table       what the function of that name returned, which holds for as long as the plan does
+    """
+    before = {
+        "format": FORMAT,
+        "claim": id.claim,
+        "step": id.step,
+        "nonce": id.nonce,
+        "saved_at": saved_at,
+        "resumed_from": id_document(resumed_from),
+        "meta": meta,
+    }
+    head = to_json(before)[:-1] + b',"objects":'
+    tail = b',"tensors":' + table + b',"tree":' + to_json(tree) + b"}"
+    return Draft(id, claim_nonce, sizes, head, tail)
+
+
+def parse(data: bytes, id: CommitId) -> Manifest:
+    """The manifest in these bytes, which lay under the key of `id`; checked as the top of this file says.
+
+    Raises `CorruptCheckpoint`; plain `CheckpointError` where a newer version wrote it, since an older checkpoint
+    must then not be taken in its place without a word.
+    """
+    try:
+        return _checked(unseal(data, "the document"), id)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        why = f"manifest {id.manifest_key}: {type(error).__name__}: {error}"
+        raise CorruptCheckpoint(why, commit=str(id), key=id.manifest_key) from error
+    except CorruptCheckpoint as error:
+        raise CorruptCheckpoint(f"manifest {id.manifest_key}: {error}", commit=str(id), key=id.manifest_key) from error
+
+
+def _checked(body: dict[str, Any], id: CommitId) -> Manifest:
+    written_in = _number(body["format"])
+    if written_in > FORMAT:
+        raise CheckpointError(
+            f"{id} is written in format {written_in}; this version reads up to {FORMAT}\n"
+            "  state  nothing was read\n  next   use the version of this package that wrote it, or a newer one"
+        )
+    _expect(written_in == FORMAT, f"format {written_in}, expected {FORMAT}")
+    found = CommitId(_number(body["claim"]), _number(body["step"]), body["nonce"])
+    _expect(found == id, f"it says that it is {found}")
+    resumed_from = id_from(body["resumed_from"])
+    saved_at = body["saved_at"]
+    _expect(type(saved_at) in (int, float) and 0 <= saved_at < 2**53, "saved_at is no time")
+    meta = decode(body["meta"], {})
+    _expect(type(meta) is dict, "meta is no object")
+    objects = tuple(_object(entry) for entry in _list(body["objects"]))
+    tensors = {name: _tensor(name, entry, objects) for name, entry in body["tensors"].items()}
+    _check_apart(tensors)
+    return Manifest(id, float(saved_at), resumed_from, meta, objects, tensors, body["tree"])
+
+
+def _object(entry: dict[str, Any]) -> StoredObject:
+    size, chunk_bytes = _number(entry["size"]), _number(entry["chunk_bytes"])
+    chunks = tuple(_hash(chunk) for chunk in _list(entry["chunks"]))
+    _expect(chunk_bytes > 0, "chunk_bytes is 0")
+    _expect(len(chunks) == -(-size // chunk_bytes), f"{len(chunks)} chunks of {chunk_bytes} bytes for {size} bytes")
+    return StoredObject(size, _hash(entry["xxh3_128"]), chunk_bytes, chunks)
+
+
+def _tensor(name: str, entry: dict[str, Any], objects: tuple[StoredObject, ...]) -> StoredTensor:
+    _expect(entry["dtype"] in DTYPES, f"tensor {name!r} has dtype {entry['dtype']!r}, which this torch does not know")
+    dtype, shape = DTYPES[entry["dtype"]], _numbers(entry["shape"])
+    pieces = tuple(_piece(name, piece, dtype, shape, objects) for piece in _list(entry["pieces"]))
+    try:
+        torch.empty(shape, dtype=dtype, device="meta")
+    except (RuntimeError, OverflowError) as error:
+        raise CorruptCheckpoint(f"tensor {name!r} has shape {shape}, which no tensor has: {error}") from error
+    covered = sum(piece.bytes for _, piece in pieces)
+    _expect(
+        covered == nbytes(shape, dtype),
+        f"tensor {name!r} needs {nbytes(shape, dtype)} bytes, its pieces hold {covered}",
+    )
+    _check_boxes(name, shape, [piece for _, piece in pieces])
+    return StoredTensor(dtype, shape, pieces)
+
+
+def _piece(
+    name: str, entry: dict[str, Any], dtype: torch.dtype, shape: tuple[int, ...], objects: tuple[StoredObject, ...]
+) -> tuple[int, Piece]:
+    index, start = _number(entry["object"]), _number(entry["start"])
+    offsets, sizes = _numbers(entry["offsets"]), _numbers(entry["sizes"])
+    _expect(len(offsets) == len(sizes) == len(shape), f"a piece of tensor {name!r} has another number of axes")
+    inside = all(size > 0 and offset + size <= whole for offset, size, whole in zip(offsets, sizes, shape, strict=True))
+    _expect(inside, f"piece {offsets} + {sizes} lies outside tensor {name!r} of shape {shape}")
+    _expect(index < len(objects), f"tensor {name!r} lies in object {index} of {len(objects)}")
+    length = math.prod(sizes) * dtype.itemsize
+    _expect(start + length <= objects[index].size, f"a piece of tensor {name!r} ends beyond its object")
+    return index, Piece(name, offsets, sizes, length, start)
+
+
+def _check_boxes(name: str, shape: tuple[int, ...], pieces: list[Piece]) -> None:
+    """The boxes tile the tensor: every element lies in exactly one. Linear in their number, for any number of axes.
+
+    Let each cut, a coordinate of an axis, be a variable. Then the sum over the boxes of the product over the axes of
+    (cut where it begins - cut where it ends) is a polynomial, and two sets of boxes have the same one exactly if they
+    cover each element equally often: undoing the differences, axis by axis, gives the counts. It is compared with that
+    of the whole tensor at a random point modulo a prime, where different ones agree with a chance of at most
+    64 / 2**61 (Schwartz and Zippel), whoever chose the boxes.
+    """
+    if len(pieces) < 2:
+        return  # inside, and of as many bytes
+    point = random.Random(secrets.randbits(128))
+    cuts: list[dict[int, int]] = [{} for _ in shape]
+
+    def product(offsets: Sequence[int], sizes: Sequence[int]) -> int:
+        value = 1
+        for at, offset, size in zip(cuts, offsets, sizes, strict=True):
+            for cut in (offset, offset + size):
+                if cut not in at:
+                    at[cut] = point.randrange(_PRIME)
+            value = value * (at[offset] - at[offset + size]) % _PRIME
+        return value
+
+    covered = sum(product(piece.offsets, piece.sizes) for piece in pieces)
+    whole = product((0,) * len(shape), shape)
+    _expect((covered - whole) % _PRIME == 0, f"pieces of tensor {name!r} overlap")
+
+
+def _check_apart(tensors: dict[str, StoredTensor]) -> None:
+    """No two pieces share a byte of an object."""
+    runs = sorted(
+        (index, piece.start, piece.start + piece.bytes, name)
+        for name, stored in tensors.items()
+        for index, piece in stored.pieces
+    )
+    for (index, _, end, name), (other_index, start, _, other) in itertools.pairwise(runs):
+        _expect(index != other_index or end <= start, f"tensors {name!r} and {other!r} share bytes of object {index}")
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise CorruptCheckpoint(otherwise)
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < _NUMBER_MAX:
+        raise CorruptCheckpoint(f"{str(value)[:40]} is no number from 0 to 2**62")
+    return value
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    numbers = tuple(_number(item) for item in _list(value))
+    _expect(len(numbers) <= _RANK_MAX, f"{len(numbers)} axes")
+    return numbers
+
+
+def _list(value: object) -> list[Any]:
+    if type(value) is not list:
+        raise CorruptCheckpoint(f"a {type(value).__name__} where a list belongs")
+    return value
+
+
+def _hash(value: object) -> str:
+    if type(value) is not str or len(value) != 32 or set(value) - set("0123456789abcdef"):
+        raise CorruptCheckpoint(f"{str(value)[:40]!r} is no xxh3_128")
+    return value

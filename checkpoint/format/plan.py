@@ -1,0 +1,112 @@
+"""What a save consists of: which tensors, in which shards, and the draft of its manifest. Nothing is copied or written.
+
+Names, shapes and dtypes hardly ever change while a run goes on, so the plan made from them is kept: planning 1,200
+tensors takes about 10 ms, seeing that it still holds half a millisecond.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from checkpoint.errors import CheckpointError
+from checkpoint.format import manifest
+from checkpoint.format.decoding import decode
+from checkpoint.format.draft import Draft
+from checkpoint.format.manifest import Commit
+from checkpoint.format.names import STEP_MAX, CommitId, new_nonce
+from checkpoint.format.shards import Shard, plan_shards
+from checkpoint.format.tree import Document, Tree, encode
+from checkpoint.runs.claims import Claim
+
+Kind = tuple[torch.Size, torch.dtype]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Where the bytes of a state of these names, shapes and dtypes lie.
+
+    kinds  each tensor's shape and dtype, by its name
+    table  the manifest's table of tensors, as JSON
+    """
+
+    kinds: dict[str, Kind]
+    shards: tuple[Shard, ...]
+    table: bytes
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each object."""
+        return tuple(shard.size for shard in self.shards)
+
+    def holds_for(self, tensors: dict[str, torch.Tensor]) -> bool:
+        return self.kinds == _kinds(tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Save:
+    """A save that is about to be made. `tensors` share their memory with the state.
+
+    commit  what it is once it is committed
+    """
+
+    draft: Draft
+    plan: Plan
+    tensors: dict[str, torch.Tensor]
+    commit: Commit
+
+
+def documents(
+    step: int, state: Tree, meta: dict[str, Any], *, sharded: bool = False
+) -> tuple[Document, dict[str, torch.Tensor], Document]:
+    """The state's document and tensors, and the document of `meta`, as `tree.encode` makes them.
+
+    Raises `UnsupportedValue`, and `CheckpointError` for a bad step or meta.
+    """
+    if type(step) is not int or not 0 <= step < STEP_MAX:
+        raise CheckpointError(f"step {step!r} is not an int from 0 to {STEP_MAX:,}; nothing was saved")
+    document, tensors = encode(state, sharded=sharded)
+    meta_document, meta_tensors = encode(meta)
+    if type(meta) is not dict or meta_tensors:
+        raise CheckpointError(
+            f"meta must be a dict of plain values, found tensors: {', '.join(meta_tensors) or meta!r}"
+        )
+    return document, tensors, meta_document
+
+
+class Planner:
+    """Keeps the last plan."""
+
+    def __init__(self, shard_bytes: int) -> None:
+        self._shard_bytes = shard_bytes
+        self._plan: Plan | None = None
+
+    def save(self, *, claim: Claim, step: int, state: Tree, meta: dict[str, Any], now_s: float) -> Save:
+        """What saving `state` under `claim` takes. Raises `UnsupportedValue`, and `CheckpointError` for a bad step."""
+        document, tensors, meta_document = documents(step, state, meta)
+        plan = self._planned(tensors)
+        id = CommitId(claim.number, step, new_nonce(now_s))
+        draft = manifest.draft(
+            id,
+            claim_nonce=claim.nonce,
+            saved_at=now_s,
+            resumed_from=claim.resumed_from,
+            meta=meta_document,
+            tree=document,
+            table=plan.table,
+            sizes=plan.sizes,
+        )
+        committed = Commit(*id, now_s, decode(meta_document, {}), len(plan.shards), sum(plan.sizes))
+        return Save(draft, plan, tensors, committed)
+
+    def _planned(self, tensors: dict[str, torch.Tensor]) -> Plan:
+        if self._plan is None or not self._plan.holds_for(tensors):
+            shards = tuple(plan_shards(tensors, self._shard_bytes))
+            self._plan = Plan(_kinds(tensors), shards, manifest.table(tensors, shards))
+        return self._plan
+
+
+def _kinds(tensors: dict[str, torch.Tensor]) -> dict[str, Kind]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}

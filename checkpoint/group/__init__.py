@@ -1,0 +1,1 @@
+"""Saving and loading by all ranks of a process group at once."""

@@ -1,0 +1,151 @@
+"""Saving and loading by all ranks of a process group at once. `Checkpointer` comes here where it was given a group.
+
+What saves, makes ready and loads is collective: all ranks call the same things in the same order. What only reads
+(`read`, `list`, `verify`, ...) is not, nor is what waits for saves under way; both work on any rank by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from checkpoint.background.messages import Message
+from checkpoint.background.underway import Rules
+from checkpoint.format.manifest import Commit
+from checkpoint.format.tree import Tree
+from checkpoint.group.agreement import Agreed, Agreement
+from checkpoint.group.background import BackgroundTogether, Context
+from checkpoint.group.load import NoneLeft, load_together
+from checkpoint.group.save import write_together
+from checkpoint.group.world import World
+from checkpoint.loaded import Loaded
+from checkpoint.runs.history import Log
+from checkpoint.saving import Saving
+from checkpoint.storage import Storage
+
+Group = dist.ProcessGroup | Literal["auto"]
+
+
+class Together:
+    """This rank's part in it, made anew when torch.distributed is."""
+
+    def __init__(
+        self, group: Group, storage: Storage, opening: Message | str, rules: Rules, *, shard_bytes: int, log: Log
+    ) -> None:
+        """opening  what a writer process opens, or why there cannot be one"""
+        self._group = group
+        self._storage = storage
+        self._opening = opening
+        self._rules = rules
+        self._shard_bytes = shard_bytes
+        self._log = log
+        self._world: World | None = None
+        self._agreement: Agreement | None = None
+        self._background: BackgroundTogether | None = None
+        self._left: list[BackgroundTogether] = []  # of groups that are no more, whose saves may be under way
+        self._unless_closed: list[weakref.finalize[..., Together]] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a group: with "auto", only where torch.distributed is initialised."""
+        return self._group != "auto" or (dist.is_available() and dist.is_initialized())
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank(self._process_group())
+
+    @property
+    def ready(self) -> bool:
+        """See `BackgroundTogether.ready`."""
+        return self._background is not None and self._background.ready
+
+    def save(self, step: int, state: Tree, meta: dict[str, Any], context: Context) -> Commit:
+        """The commit, durable, on every rank. See `Agreement.reach` and `write_together` for what it raises.
+
+        `meta` gets the number of ranks as "world_size", which `checkpoint ls` shows.
+        """
+        world, agreement = self._joined()
+        if self._background is not None:
+            self._background.settle()
+        meta = _with_size(meta, world)
+        agreed = agreement.reach(step, state, meta, claim=context.claim, now_s=context.now_s, how="blocking=True")
+        assert isinstance(agreed, Agreed)
+        return write_together(world, self._storage, agreed)
+
+    def begin(self, step: int, state: Tree, meta: dict[str, Any], context: Context) -> Saving:
+        """See `BackgroundTogether.begin`; and `save` about `meta`."""
+        world, _ = self._joined()
+        return self._in_background().begin(step, state, _with_size(meta, world), context)
+
+    def warm(self, state: Tree, context: Context) -> None:
+        """See `BackgroundTogether.warm`."""
+        self._joined()
+        self._in_background().warm(state, context)
+
+    def load(self, state: Tree, *, step: int | None, strict: bool, none: NoneLeft) -> Loaded:
+        """See `load_together`."""
+        world, _ = self._joined()
+        return load_together(world, self._storage, state, step=step, strict=strict, log=self._log, none=none)
+
+    def wait(self) -> None:
+        """Returns when no save of this group is under way on this rank. Raises what the newest one failed of."""
+        if self._background is not None:
+            self._background.wait()
+
+    def close(self, *, finish: bool) -> None:
+        """Finishes what is staged, or leaves it to the writer process; hangs up on the other ranks. Idempotent."""
+        self._forget_what_is_the_parents()
+        self._leave()
+        if finish:
+            for background in self._left:
+                background.close()
+            self._left = []
+
+    def _joined(self) -> tuple[World, Agreement]:
+        group = self._process_group()
+        self._forget_what_is_the_parents()
+        if self._world is not None and self._world.group is not group:
+            self._leave()
+        if self._world is None or self._agreement is None:
+            self._world = World(group, wait_s=self._rules.finish_s)
+            self._agreement = Agreement(self._world, self._shard_bytes)
+            self._unless_closed.append(weakref.finalize(self, self._world.close))
+        return self._world, self._agreement
+
+    def _forget_what_is_the_parents(self) -> None:
+        """In a forked child."""
+        if self._world is not None and self._world.pid != os.getpid():
+            self._world = self._agreement = self._background = None
+            self._left = []
+
+    def _leave(self) -> None:
+        """What is under way ends by itself, for the others of that group may be gone."""
+        if self._background is not None:
+            self._left.append(self._background)
+        self._left = [background for background in self._left if not background.close_if_settled()]
+        if self._world is not None:
+            self._world.close()
+        for finalizer in self._unless_closed:
+            finalizer.detach()
+        self._unless_closed = []
+        self._world = self._agreement = self._background = None
+
+    def _in_background(self) -> BackgroundTogether:
+        world, agreement = self._joined()
+        if self._background is None:
+            opening, unusable = (None, self._opening) if isinstance(self._opening, str) else (self._opening, None)
+            self._background = BackgroundTogether(
+                world, agreement, self._storage, opening, self._rules, unusable=unusable, log=self._log
+            )
+            self._unless_closed.append(weakref.finalize(self, self._background.let_go))
+        return self._background
+
+    def _process_group(self) -> dist.ProcessGroup | None:
+        return dist.group.WORLD if isinstance(self._group, str) else self._group
+
+
+def _with_size(meta: dict[str, Any], world: World) -> dict[str, Any]:
+    return {"world_size": world.size, **meta}

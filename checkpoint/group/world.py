@@ -1,0 +1,268 @@
+"""The ranks that save and load together: how they agree, by deadlines, and how bytes travel between them.
+
+    every rank says its message  ->  rank 0 decides, from all of them  ->  every rank hears its answer
+
+`agree` is the only way to decide anything. Its messages go through connections to rank 0 (star.py), so nothing hangs
+on a rank that died: rank 0 learns of it at once, and answers everybody with an error that names it. A rank that is
+alive and silent is named at a deadline, which is long, for it may be slow. All ranks call it in the same order, and an
+answer stands: a rank that comes late hears what was decided without it.
+
+Bytes travel by gloo, in a group of our own, so that nothing of training's is in their way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Collection
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from checkpoint import errors
+from checkpoint.background.star import Centre, Message, Spoke
+from checkpoint.errors import CheckpointError
+
+Decide = Callable[[list[Message]], list[Message]]
+
+UNTOUCHED = "nothing was committed and nothing was loaded; the previous checkpoint stays the newest"
+
+_ENDPOINT_BYTES = 4096
+_JOIN_S = 30.0  # a busy machine connects slowly, whatever saves are given
+_READ_S = 10.0  # how long rank 0 stays until all have heard an answer after which it may go
+_SLACK_S = 45.0  # how much longer than rank 0 the others wait: it has to find out first, and say who is missing
+
+
+class World:
+    """One rank's end of it. Making it is collective, over the ranks of `group`, and so is every call but `close`.
+
+    wait_s  how long ranks wait for each other before a save or a load fails
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, *, wait_s: float) -> None:
+        self.group = group
+        self.pid = os.getpid()
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.wait_s = wait_s
+        self._calls = 0
+        self._defect: Exception | None = None
+        self._gloo: dist.ProcessGroup | None = None
+        self._end: Centre | Spoke | None = None
+        self._changed = threading.Condition()  # guards everything below
+        self._said: dict[int, Message] = {}  # of this call, by rank; on rank 0
+        self._early: dict[int, dict[int, Message]] = {}  # of calls to come
+        self._heard: dict[int, set[int]] = {}  # which ranks have heard an answer, by call
+        self._answers: dict[int, Message] = {}  # by call; on the others
+        self._lost: dict[int, str] = {}  # ranks that rank 0 has lost; on the others, rank 0
+        if self.size > 1:
+            try:
+                self._gloo = dist.new_group(
+                    dist.get_process_group_ranks(group),
+                    backend="gloo",
+                    timeout=timedelta(seconds=max(_JOIN_S, wait_s)),
+                    use_local_synchronization=True,
+                )
+                self._end = self._host() if self.rank == 0 else self._join()
+            except (RuntimeError, OSError) as error:
+                raise CheckpointError(
+                    f"rank {self.rank} of {self.size} cannot reach the others, to save or load with them: {error}\n"
+                    "  state  nothing was saved or loaded\n"
+                    "  next   look for a rank that ended, and whether ports are open between these machines"
+                ) from error
+
+    def agree(
+        self,
+        what: str,
+        mine: Message | BaseException,
+        decide: Decide,
+        *,
+        last: bool = False,
+        state: str = UNTOUCHED,
+    ) -> Message:
+        """This rank's answer.
+
+        what    is agreed on; for errors
+        mine    this rank's message, or what failed here: then nothing is decided and all ranks raise
+        decide  runs on rank 0: the ranks' messages in, their answers out. What it raises, all ranks raise
+        last    rank 0 may end after this, so it waits until the others have heard
+        state   what holds where no answer comes, for errors
+        raises  CheckpointError of the kind that failed first, by rank; for ranks that are silent or gone, one that
+                names them
+        """
+        message = {"error": error_document(mine)} if isinstance(mine, BaseException) else {"said": mine}
+        with self._changed:
+            self._calls += 1
+            self._said = {**self._early.pop(self._calls, {}), 0: message}
+        if isinstance(self._end, Centre):
+            answer = self._ask(self._end, what, decide, last, state)
+        elif isinstance(self._end, Spoke):
+            answer = self._hear(self._end, what, message, state)
+        else:
+            answer = self._decided([message], decide)[0]
+        defect, self._defect = self._defect, None
+        if defect is not None:
+            raise defect
+        if isinstance(mine, BaseException) and "missing" not in answer:
+            raise mine
+        if "error" in answer:
+            raise error_from(answer["error"])
+        found: Message = answer["answer"]
+        return found
+
+    def all_gather(self, number: int) -> list[int]:
+        """Every rank's number. Raises CheckpointError where a rank is gone."""
+        if self._gloo is None:
+            return [number]
+        numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        with _lost_ranks():
+            dist.all_gather(numbers, torch.tensor([number], dtype=torch.int64), group=self._gloo)
+        return [int(one.item()) for one in numbers]
+
+    def broadcast(self, data: torch.Tensor, *, source: int) -> None:
+        """Rank `source`'s bytes into everybody's `data`, a flat uint8 tensor. Raises CheckpointError."""
+        if self._gloo is not None:
+            with _lost_ranks():
+                dist.broadcast(data, group=self._gloo, group_src=source)
+
+    def close(self) -> None:
+        """Hangs up. Idempotent; the group goes with torch.distributed's own."""
+        if self._end is not None:
+            self._end.close()
+
+    # Connecting
+
+    def _host(self) -> Centre:
+        centre = Centre(self._hear_rank, self._lose)
+        text = json.dumps(centre.endpoint).encode("ascii")
+        assert len(text) <= _ENDPOINT_BYTES, "a machine has a few addresses"
+        self.broadcast(torch.tensor(list(text.ljust(_ENDPOINT_BYTES)), dtype=torch.uint8), source=0)
+        return centre
+
+    def _join(self) -> Spoke:
+        data = torch.zeros(_ENDPOINT_BYTES, dtype=torch.uint8)
+        self.broadcast(data, source=0)
+        return Spoke(json.loads(bytes(data.tolist())), self.rank, self._hear_answer, lambda why: self._lose(0, why))
+
+    # Agreeing
+
+    def _ask(self, end: Centre, what: str, decide: Decide, last: bool, state: str) -> Message:
+        """On rank 0."""
+        with self._changed:
+            call, said = self._calls, self._said
+            self._changed.wait_for(lambda: len(said) == self.size or self._lost.keys() - said, self.wait_s)
+            missing = sorted(set(range(self.size)) - said.keys())
+            lost = {rank: self._lost[rank] for rank in missing if rank in self._lost}
+        if missing:
+            silent = error_document(_missing(what, lost or missing, self.size, self.wait_s, state))
+            answers = [{"error": silent, "missing": missing}] * self.size
+        else:
+            answers = self._decided([said[rank] for rank in range(self.size)], decide)
+        with self._changed:
+            self._heard[call] = set()
+        for rank in range(1, self.size):
+            end.send(rank, {"call": call, **answers[rank]})
+        with self._changed:
+            if last or any("error" in answer for answer in answers):
+                here = set(range(1, self.size)) - set(missing)
+                self._changed.wait_for(lambda: here <= self._heard[call] | self._lost.keys(), _READ_S)
+            del self._heard[call]
+        return answers[0]
+
+    def _decided(self, messages: list[Message], decide: Decide) -> list[Message]:
+        """What to answer to each rank."""
+        failed = next((message["error"] for message in messages if "error" in message), None)
+        if failed is None:
+            try:
+                answers = decide([message["said"] for message in messages])
+                assert len(answers) == self.size, "one answer for each rank"
+                return [{"answer": answer} for answer in answers]
+            except CheckpointError as error:
+                failed = error_document(error)
+            except Exception as error:  # a defect of ours: the others must hear of it too
+                failed, self._defect = error_document(error), error
+        return [{"error": failed}] * self.size
+
+    def _hear(self, end: Spoke, what: str, mine: Message, state: str) -> Message:
+        """On the other ranks."""
+        call = self._calls
+        end.send({"call": call, **mine})
+        within_s = 2 * self.wait_s + _SLACK_S  # rank 0 may wait for others, and then decide as long
+        with self._changed:
+            self._changed.wait_for(lambda: call in self._answers or self._lost, within_s)
+            answer = self._answers.pop(call, None)
+            self._answers = {later: one for later, one in self._answers.items() if later > call}
+            lost = self._lost.get(0)
+        if answer is not None:
+            end.send({"heard": call})
+            return answer
+        how = f"is gone: {lost}" if lost is not None else f"did not answer within {within_s:g} s"
+        raise CheckpointError(f"rank 0 of {self.size} {how}: {what}{_next(state)}")
+
+    # What arrives, in the thread of the connections
+
+    def _hear_rank(self, rank: int, message: Message) -> None:
+        with self._changed:
+            if (heard := self._heard.get(message.get("heard", 0))) is not None:
+                heard.add(rank)
+            elif message.get("call") == self._calls:
+                self._said[rank] = message
+            elif message.get("call", 0) > self._calls:
+                self._early.setdefault(message["call"], {})[rank] = message
+            self._changed.notify_all()
+
+    def _hear_answer(self, message: Message) -> None:
+        with self._changed:
+            self._answers[message["call"]] = message
+            self._changed.notify_all()
+
+    def _lose(self, rank: int, why: str) -> None:
+        with self._changed:
+            self._lost[rank] = why
+            self._changed.notify_all()
+
+
+def error_document(error: BaseException) -> Message:
+    """An error of ours as JSON. Others give only their kind: their text may hold what nobody scrubbed."""
+    if isinstance(error, CheckpointError):
+        return {"type": type(error).__name__, "text": str(error), "fields": vars(error)}
+    return {"type": "CheckpointError", "text": f"{type(error).__name__}; that rank's own output says more"}
+
+
+def error_from(document: Message) -> CheckpointError:
+    """The inverse; what is no error of ours comes back as a plain CheckpointError."""
+    kind = getattr(errors, document["type"], CheckpointError)
+    fields = {name: tuple(v) if name == "tensors" else v for name, v in document.get("fields", {}).items()}
+    made: CheckpointError = kind(document["text"], **fields)
+    return made
+
+
+def names(ranks: Collection[int]) -> str:
+    """rank 1, or ranks 1, 2"""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, sorted(ranks)))}"
+
+
+def _missing(what: str, ranks: list[int] | dict[int, str], size: int, wait_s: float, state: str) -> CheckpointError:
+    """ranks  those that were lost, with how; or, where none was, those that were silent"""
+    how = f"gave no sign within {wait_s:g} s"
+    if isinstance(ranks, dict):
+        how = f"{'is' if len(ranks) == 1 else 'are'} gone ({next(iter(ranks.values()))})"
+    return CheckpointError(f"{names(ranks)} of {size} {how}: {what}{_next(state)}")
+
+
+def _next(state: str) -> str:
+    return (
+        f"\n  state  {state}\n  next   look at that rank's output; start the job again, on as many ranks as there are"
+    )
+
+
+class _lost_ranks(contextlib.AbstractContextManager[None]):
+    """A collective that fails does so because a rank is gone: gloo's error, as one of ours."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError):
+            raise CheckpointError(
+                f"a rank was lost while bytes were exchanged ({str(error)[:200]}){_next(UNTOUCHED)}"
+            ) from error

@@ -1,0 +1,166 @@
+"""Is the holder of a claim alive? It listens on a port; whoever connects gets one JSON line: {"nonce", "job"}.
+
+    right nonce             alive
+    wrong nonce, refused    gone: the port was given to someone else, or to nobody
+    silence, no route       unknown: a stopped process, a lost host, a firewall
+
+The endpoint lies in the claim. A newcomer asks over loopback where it is on the same boot and in the same network
+namespace (containers share the boot, but not the loopback), else at the advertised addresses. The listener reads
+nothing from its callers, so none can hold it up. A forked child closes it at once, so the port dies with the holder.
+
+What this cannot know: behind address translation an advertised address may be another machine's, which refuses. Then a
+second job can take the claim from a live one. Nothing is corrupted: the first one's next commit says ClaimLost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from checkpoint.runs.machine import boot_id, network_namespace, own_addresses
+
+_LINE_MAX = 4096
+
+_live: weakref.WeakSet[Beacon] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Somebody answered with the right nonce."""
+
+    job: str | None
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Nobody can be holding the claim at that address any more."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """No answer, which proves nothing."""
+
+    why: str
+
+
+class Beacon:
+    """Listens until `close()`, or until this process ends. A daemon thread answers."""
+
+    def __init__(self, *, nonce: str, job: str | None) -> None:
+        """Raises OSError where no socket can be opened."""
+        self._line = json.dumps({"nonce": nonce, "job": job}).encode() + b"\n"
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._listener = socket.create_server(("", 0), family=family, backlog=16, dualstack_ipv6=both)
+        self._listener.setblocking(False)
+        self._wake_read, self._wake_write = socket.socketpair()
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, name="checkpoint-beacon", daemon=True)
+        _live.add(self)
+        self._thread.start()
+
+    def endpoint(self) -> dict[str, Any]:
+        """What goes into the claim."""
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "boot_id": boot_id(),
+            "network": network_namespace(),
+            "addresses": own_addresses(),
+            "port": self.port,
+        }
+
+    def close(self) -> None:
+        """Stops listening: from here on newcomers are refused, and know that the holder is gone. Idempotent."""
+        if self not in _live:
+            return
+        _live.discard(self)
+        self._wake_write.close()  # the thread sees end-of-file on the other end
+        self._thread.join(timeout=10)
+
+    def close_in_child(self) -> None:
+        """After a fork: the thread is not here, and the sockets must not outlive the parent."""
+        for one in (self._listener, self._wake_read, self._wake_write):
+            one.close()
+
+    def _serve(self) -> None:
+        waiting = select.poll()  # select() fails for descriptors above 1023, which training processes reach
+        waiting.register(self._listener, select.POLLIN)
+        waiting.register(self._wake_read, select.POLLIN)
+        closing = select.poll()
+        closing.register(self._wake_read, select.POLLIN)
+        with self._listener, self._wake_read:
+            while not any(ready == self._wake_read.fileno() for ready, _ in waiting.poll()):
+                try:
+                    caller, _ = self._listener.accept()
+                except OSError:  # the caller went away, or there is no descriptor left: no busy loop while it lasts
+                    closing.poll(100)
+                    continue
+                with caller, contextlib.suppress(OSError):
+                    caller.setblocking(False)
+                    caller.send(self._line)
+
+
+def ask(endpoint: dict[str, Any], nonce: str, *, timeout_s: float) -> Alive | Gone | Unknown:
+    """One question to the holder, at each of its addresses in turn; `timeout_s` for each of them.
+
+    Whatever lies in the endpoint was read from storage: an entry that makes no sense is Unknown, never an exception.
+    """
+    port, addresses = endpoint.get("port"), endpoint.get("addresses")
+    if type(port) is not int or not 0 < port < 65536 or type(addresses) is not list:
+        return Unknown("its endpoint names no port and addresses")
+    here = own_addresses()
+    if (endpoint.get("boot_id"), endpoint.get("network")) == (boot_id(), network_namespace()):
+        targets = ["127.0.0.1"]
+    else:
+        targets = [address for address in addresses if type(address) is str and address not in here]
+    if not targets:
+        return Unknown("it advertises no address that is not also our own")
+    answers = [_ask_at(address, port, nonce, timeout_s) for address in targets]
+    for kind in (Alive, Gone):
+        for answer in answers:
+            if isinstance(answer, kind):
+                return answer
+    return answers[0]
+
+
+def _ask_at(address: str, port: int, nonce: str, timeout_s: float) -> Alive | Gone | Unknown:
+    where = f"{address}:{port}"
+    try:
+        with socket.create_connection((address, port), timeout=timeout_s) as connection:
+            connection.settimeout(timeout_s)
+            line = b""
+            while not line.endswith(b"\n") and len(line) < _LINE_MAX and (more := connection.recv(_LINE_MAX)):
+                line += more
+    except ConnectionRefusedError:
+        return Gone(f"{where} refuses connections")
+    except OSError as error:
+        return Unknown(f"{where} does not answer ({type(error).__name__}: {error})")
+    if not line:
+        return Unknown(f"{where} closed the connection without an answer")
+    try:
+        answer = json.loads(line)
+        answered, job = answer["nonce"], answer["job"]
+    except (ValueError, KeyError, TypeError):
+        return Gone(f"{where} is somebody else's now: it answers {line[:40]!r}")
+    if answered != nonce:
+        return Gone(f"{where} is another claim's now")
+    return Alive(job if type(job) is str else None)
+
+
+def _close_all_in_child() -> None:
+    for beacon in list(_live):
+        beacon.close_in_child()
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_close_all_in_child)

@@ -1,0 +1,195 @@
+"""What may go: commits beyond the newest few, and the remains of saves that were never finished.
+
+Only the holder of the newest claim sweeps. It looks again before each commit that it removes, and stops at the first
+sign of a newer claim. A commit's manifest goes first, then its data: a crash between leaves data without a manifest,
+which is an orphan like any other.
+
+Kept      the newest max(keep, 2) commits of the lineage whose objects all lie in storage at their sizes; damaged ones
+          among them are kept too, but do not count
+          with keep_every=N, for good: of the steps 0 to N-1, N to 2N-1 and so on, each time the first commit. That is
+          step N itself where it was saved, and where saves follow the clock the first one after it
+Removed   others of the lineage; after a grace period, commits outside the lineage and data without a manifest
+
+A save of our own claim that is under way looks like the remains of one that failed. It may wait for finish_s until it
+is begun, take finish_s, and be finished by a writer process whose parent has died, which takes no longer than that
+again: so what is of our own claim is spared for three times finish_s, however short the grace period.
+
+What a holder that was replaced can still do: finish the one removal that it had begun before our claim existed. It
+chose that commit among those older than its newest two, and claims.py makes sure that our claim names its newest. So
+nothing that we resume from, nor the one below it to fall back to, is removed by anybody but us. What remains: a reader
+without a claim can lose a checkpoint while reading it; `read` then looks again and takes the present ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
+from checkpoint.format.names import DATA, CommitId, data_owner
+from checkpoint.runs.fence import look_again
+from checkpoint.runs.history import History, Log, is_committed, read_history, read_manifest
+from checkpoint.storage import Storage
+
+KEEP_MIN = 2
+
+
+def removable(
+    history: History,
+    *,
+    whole: Callable[[CommitId], bool],
+    owners: Iterable[CommitId],
+    keep: int,
+    keep_every: int | None = None,
+    grace_s: float,
+    own_grace_s: float = 0.0,
+    now_s: float,
+) -> list[CommitId]:
+    """The saves to remove, in order. Pure.
+
+    whole        whether a commit's objects all lie in storage; asked only until enough are found
+    owners       the saves that data in storage belongs to
+    own_grace_s  at least this old become remains of the newest claim
+    """
+    enough, kept = max(keep, KEEP_MIN), 0
+    superseded: list[CommitId] = []
+    for id in history.lineage:
+        if kept >= enough:
+            superseded.append(id)
+        elif whole(id):
+            kept += 1
+    if keep_every is not None and superseded:
+        for_good = milestones(history.lineage, keep_every, whole)
+        superseded = [id for id in superseded if id not in for_good]
+    committed = {*history.lineage, *history.outside}
+    orphans = [*history.outside, *sorted(set(owners) - committed)]
+
+    def may_be_under_way(id: CommitId) -> bool:
+        own = id.claim == history.newest_claim
+        return now_s - id.born_s < (max(grace_s, own_grace_s) if own else grace_s)
+
+    return superseded[::-1] + [id for id in orphans if not may_be_under_way(id)]
+
+
+def milestones(lineage: Sequence[CommitId], every: int, whole: Callable[[CommitId], bool]) -> set[CommitId]:
+    """Of each `every` steps, counted from step 0, the first whole commit; damaged ones before it too. Pure.
+
+    lineage  newest first; of two commits of one step the newer one is meant, as `read(step=...)` means it
+    whole    asked only where there is a choice
+    """
+    stretches: dict[int, dict[int, CommitId]] = {}
+    for id in lineage:
+        stretches.setdefault(id.step // every, {}).setdefault(id.step, id)
+    found: set[CommitId] = set()
+    for stretch in stretches.values():
+        choices = [id for _, id in sorted(stretch.items())]
+        for id in choices:
+            found.add(id)
+            if len(choices) > 1 and whole(id):
+                break
+    return found
+
+
+class Sweeper:
+    """Removes what `removable` says, for one claim."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        keep: int,
+        keep_every: int | None = None,
+        orphan_grace_s: float,
+        finish_s: float = 0.0,
+        log: Log,
+    ) -> None:
+        """
+        finish_s  how long a save of this claim may take; 0 where it makes none
+        raises    CheckpointError where keep_every is no number of steps
+        """
+        if keep_every is not None and (type(keep_every) is not int or keep_every < 1):
+            raise CheckpointError(
+                f"keep_every is {keep_every!r}; it is a number of steps: of every so many, the first checkpoint stays "
+                "for good. None keeps only the newest"
+            )
+        self._storage = storage
+        self._keep = keep
+        self._keep_every = keep_every
+        self._orphan_grace_s = orphan_grace_s
+        self._own_grace_s = max(orphan_grace_s, 3 * finish_s)
+        self._log = log
+        self._told = False
+        self._spared: set[CommitId] = set()
+        self._sizes: dict[CommitId, dict[str, int]] = {}  # what manifests say; they never change
+
+    def sweep(self, *, claim: int, nonce: str, now_s: float) -> list[str]:
+        """Removes and returns names of commits and orphans, and keys of temporary files. Raises `StorageError`."""
+        history = read_history(self._storage, self._log)
+        if history.newest_claim != claim:
+            self._log(f"nothing is swept: claim {history.newest_claim} replaced ours, {claim}")
+            return []
+        found = self._storage.list(DATA)
+        objects: dict[CommitId, dict[str, int]] = {}
+        for key, size in found.items():
+            if (owner := data_owner(key)) is not None:
+                objects.setdefault(owner, {})[key] = size
+
+        def whole(id: CommitId) -> bool:
+            try:
+                return self._expected(id).items() <= objects.get(id, {}).items()
+            except CorruptCheckpoint as error:
+                self._log(f"{id} does not count as kept: {error}")
+                return False
+
+        removed: list[str] = []
+        victims = removable(
+            history,
+            whole=whole,
+            owners=objects,
+            keep=self._keep,
+            keep_every=self._keep_every,
+            grace_s=self._orphan_grace_s,
+            own_grace_s=self._own_grace_s,
+            now_s=now_s,
+        )
+        listed = {*history.lineage, *history.outside}
+        for id in victims:
+            if id in self._spared:
+                continue
+            if (newer := look_again(self._storage, claim, nonce)) is not None:
+                self._log(f"sweeping stopped: claim {newer} replaced ours, {claim}")
+                return removed
+            if id not in listed and is_committed(self._storage, id):
+                self._log(f"sweeping stopped: the listing of commits is stale, it lacks {id}, which is there")
+                return removed
+            self._storage.delete(id.manifest_key)
+            for key in objects.get(id, {}):
+                self._storage.delete(key)
+            self._sizes.pop(id, None)
+            removed.append(str(id))
+        try:
+            removed += self._storage.tidy(self._own_grace_s)
+        except StorageError as error:  # listing multipart uploads is a right of its own, which few are given
+            if not self._told:
+                self._log(f"what cut-short uploads left cannot be removed: {error}")
+            self._told = True
+        return removed
+
+    @contextlib.contextmanager
+    def sparing(self, id: CommitId) -> Iterator[None]:
+        """While the block lasts this save is under way, however long ago it began."""
+        self._spared.add(id)
+        try:
+            yield
+        finally:
+            self._spared.discard(id)
+
+    def learn(self, id: CommitId, objects: dict[str, int]) -> None:
+        """What a commit of our own holds, key -> size in bytes, so that its manifest need not be read."""
+        self._sizes[id] = objects
+
+    def _expected(self, id: CommitId) -> dict[str, int]:
+        if id not in self._sizes:
+            objects = read_manifest(self._storage, id).objects
+            self._sizes[id] = {id.shard_key(index): stored.size for index, stored in enumerate(objects)}
+        return self._sizes[id]
