@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -30,7 +31,7 @@ from elastic.drill.bad_storage import RECORD, imposed, told, torn
 from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.costs import costs
 from elastic.drill.diagnosis import diagnose
-from elastic.drill.faults import Disk
+from elastic.drill.faults import KillAgent
 from elastic.drill.findings import Findings
 from elastic.drill.interruption import undisturbed_by_signals
 from elastic.drill.options import Options
@@ -39,7 +40,7 @@ from elastic.drill.review import damage, final_states, review
 from elastic.drill.show import show
 from elastic.drill.story import Story, counted, of_plan, words
 from elastic.drill.verdict import Violation
-from elastic.drill.watched import Watched, goes_on
+from elastic.drill.watched import Watched, goes_on, struck_in
 from elastic.observe.events import Event
 
 CALM, HURT = "undisturbed", "disturbed"
@@ -174,6 +175,8 @@ class Drill:
                     code = self._launch(cluster, story)
                     events = cluster.cluster.events()
                     launched, known = events[known:], len(events)
+                    if code == -signal.SIGKILL and struck_in(launched, plan, KillAgent):
+                        code = 0  # that agent's
                     again = goes_on(launched, plan)
                     if again is None or cluster.launches > len(plan.faults):
                         break
@@ -198,7 +201,7 @@ class Drill:
         faults = StorageFaults() if plan is None else plan.storage
         seed = plan.seed or 0 if plan is not None else 0
         hang = [] if options.hang_s is None else [f"--hang-limit={options.hang_s:g}"]
-        if plan is not None and any(isinstance(fault, Disk) for fault in plan.faults):
+        if plan is not None and disk.needed(plan.faults):
             disk.mount(storage, like=self.folder / CALM)
         cluster = Cluster(
             options.script,

@@ -9,25 +9,34 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
+from elastic.drill.faults import Disk, Fault
 from elastic.errors import ConfigError
 
-FULL, READ_ONLY = "full", "read_only"
-HOW = (FULL, READ_ONLY)
+FULL = "full"
 _BALLAST = ".ballast"
 _ROOM = 64 << 20  # bytes, beside eight times what an undisturbed run holds
 _WITHIN_S = 30.0
 _ATTEMPTS = 20
 
 
-def mount(folder: Path, *, like: Path) -> None:
-    """Puts a disk at `folder`, with room for a run that holds what the one at `like` does. Raises ConfigError."""
+def needed(faults: Iterable[Fault]) -> bool:
+    return any(isinstance(fault, Disk) for fault in faults)
+
+
+def check() -> None:
+    """Raises ConfigError where no disk can be made."""
     if os.geteuid() != 0:
         raise ConfigError(
             "--disk-full and --read-only mount a small disk of memory (tmpfs), which only root may\n"
             "  next  run the drill as root, in a container say, or use --storage-errors"
         )
+
+
+def mount(folder: Path, *, like: Path) -> None:
+    """Puts a disk at `folder`, with room for a run that holds what the one at `like` does. Raises ConfigError."""
     held = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
     folder.mkdir(parents=True, exist_ok=True)
     told = _mount(["-t", "tmpfs", "-o", f"size={_ROOM + 8 * held},mode=755", "elastic-drill", str(folder)])

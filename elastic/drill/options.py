@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from elastic.drill import disk
 from elastic.drill.draw import MAKES, drawn
 from elastic.drill.faults import Disk, Fault, KillTogether, Slow
 from elastic.drill.moments import BEFORE_STEPS, OF_A_SHARE, PHASES, At, place_of
@@ -173,11 +174,14 @@ def parse(argv: Sequence[str]) -> Options:
     kinds, rate = _kinds(given), given.rate if given.rate is not None else DEFAULT_RATE
     if not 0 < rate <= 1:
         raise ConfigError(f"--rate is faults per step, above 0 and up to 1; found {rate}")
+    plan = _replayed(given) if given.plan is not None else _asked(given, drawing=bool(kinds))
+    if disk.needed(plan.faults) or {"disk-full", "read-only"} & set(kinds):
+        disk.check()
     return Options(
         script=given.script,
         module=given.module,
         args=(*given.args, *argv[cut + 1 :]),
-        asked=_replayed(given) if given.plan is not None else _asked(given, drawing=bool(kinds)),
+        asked=plan,
         kinds=kinds,
         rate=rate,
         undisturbed_workers=given.undisturbed_workers,

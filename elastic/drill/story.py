@@ -35,6 +35,7 @@ from elastic.drill.follow import Follow
 from elastic.drill.lineage import place_of
 from elastic.observe.events import Event
 
+_ERROR_CHARS = 100
 _HELPERS = {
     "loader": "a loader process of worker {}",
     "writer": "the checkpoint writer of worker {}",
@@ -143,7 +144,7 @@ class Story:
         elif kind == "step_applied":
             yield from self._applied(event)
         elif kind == "save_failed":
-            yield f"[yellow]the save of step {event['step']} failed: {escape(str(event['error']))[:100]}[/]"
+            yield f"[yellow]the save of step {event['step']} failed: {escape(_short(event['error']))}[/]"
         elif kind == "finished" and self._once("finished"):
             yield f"finished: {event['step']} steps"
 
@@ -180,6 +181,12 @@ def of_costs(costs: Sequence[Cost]) -> Iterator[tuple[str, str, str, str, str, s
         by = str(cost.workers) if cost.after_s is not None else "-"
         late = " (too late to join)" if isinstance(cost.fault, Join) and cost.after_s is None else ""
         yield str(cost.step), cost.phase, words(cost.fault) + late, after, by, str(cost.redone)
+
+
+def _short(error: object) -> str:
+    """Its first line; of a long one the end, which says why."""
+    line = str(error).partition("\n")[0]
+    return line if len(line) <= _ERROR_CHARS else f"…{line[-_ERROR_CHARS:]}"
 
 
 def counted(number: int, what: str) -> str:

@@ -18,7 +18,7 @@ from rich.console import Console
 from elastic.drill import disk
 from elastic.drill.acts import alive_among
 from elastic.drill.cluster import Cluster
-from elastic.drill.faults import Disk, KillAgent, KillAll, LeaveNode, Terminate
+from elastic.drill.faults import Disk, Fault, KillAgent, KillAll, LeaveNode, Terminate
 from elastic.drill.follow import Follow
 from elastic.drill.plan import DrillPlan
 from elastic.drill.story import Story
@@ -93,7 +93,12 @@ def goes_on(launched: Sequence[Event], plan: DrillPlan) -> str | None:
     workers "left"; None: it is over."""
     if any(event["event"] == "finished" for event in launched):
         return None
-    struck = [plan.faults[event["index"]] for event in launched if event["event"] == "fault"]
-    if any(isinstance(fault, KillAll) for fault in struck):
+    if struck_in(launched, plan, KillAll):
         return "lost"
-    return "left" if any(isinstance(fault, KillAgent | LeaveNode | Terminate) for fault in struck) else None
+    return "left" if struck_in(launched, plan, KillAgent, LeaveNode, Terminate) else None
+
+
+def struck_in(launched: Sequence[Event], plan: DrillPlan, *kinds: type[Fault]) -> bool:
+    """Whether a fault of these kinds is among the events of a launch."""
+    faults = [plan.faults[event["index"]] for event in launched if event["event"] == "fault"]
+    return any(isinstance(fault, kinds) for fault in faults)

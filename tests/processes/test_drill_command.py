@@ -60,7 +60,10 @@ def struck(run: Path) -> list[str]:
 
 def test_a_drill_of_all_that_happens_to_fleets_holds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed, stopped, told to leave, joined, all lost and resumed smaller: and the script's own URL is not touched."""
-    faults = "--kill 1@step=4,phase=in_backward --join @step=5 --stop 2@step=20 --leave 1@step=90 --lose-all @step=105"
+    faults = (
+        "--kill 1@step=4,phase=in_backward --join @step=5 --stop 2@step=20 --leave 1@step=90 --flip-bytes @step=104 "
+        "--lose-all @step=105"
+    )
     script = [SMALL, *faults.split(), "--", "own", "--steps", "120", "--unhurried", "4"]
     assert main(["--workers", "3", "--resume-workers", "2", *script]) == HOLDS, capsys.readouterr().out
     shown = capsys.readouterr().out
@@ -71,6 +74,21 @@ def test_a_drill_of_all_that_happens_to_fleets_holds(here: Path, capsys: pytest.
     assert "too late to join" not in shown
     assert list((here / "drills").iterdir()) == []
     assert not (here / "own").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
+def test_a_disk_that_is_full_and_one_that_is_read_only_cost_saves_and_no_step(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And an agent that is killed, of two, is no failure of the run."""
+    faults = "--disk-full @step=5 --read-only @step=40,seconds=0.5 --kill-agent 1@step=60"
+    script = [SMALL, "--", "own", "--steps", "80", "--save-every", "10", "--unhurried", "3"]
+    assert main(["--workers", "2", "--nodes", "2", *faults.split(), *script]) == HOLDS, capsys.readouterr().out
+    shown = capsys.readouterr().out
+
+    assert re.search("the save of step .* failed: .*No space left on device", shown)
+    assert str(here) not in Path("/proc/mounts").read_text()
+    assert list((here / "drills").iterdir()) == []
 
 
 def test_a_plan_is_saved_and_strikes_again_the_same_faults_in_the_same_order(

@@ -211,6 +211,15 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(script: str, text
         asked(text)
 
 
+@pytest.mark.parametrize("text", ["--read-only @step=3", "--faults kill,disk-full"])
+def test_a_disk_without_root_is_refused_before_anything_starts(
+    script: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert "which only root may" in refusal(f"train.py {text}")
+    assert asked("train.py --storage-errors 0.1").asked.storage.any
+
+
 PLAN = DrillPlan(seed=1, faults=(Kill(1, At(3, "data", later=True)),))
 
 
