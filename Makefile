@@ -29,10 +29,13 @@ test: check  ## what CI runs: lint, types and every test
 soak: $(STAMP)  ## 200 random faults in one run, judged: make soak SEED=7 FAULTS=50
 	SEED=$(SEED) FAULTS=$(or $(FAULTS),200) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_soak.py
 
+kills: $(STAMP)  ## 100 SIGKILLs of trainers, writers and agents at random moments: make kills KILLS=20 KILLS_SEED=7
+	KILLS_SEED=$(KILLS_SEED) KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_kills.py
+
 bench: $(STAMP)  ## steady-state throughput beside plain loops and DDP, as ratios
 	$(BIN)/python tests/benchmarks/steady_state.py
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check test soak bench clean
+.PHONY: help setup demo check test soak kills bench clean
