@@ -74,14 +74,14 @@ __all__ = [
 _HOMES = {
     "Checkpoint": "reader",
     "Checkpointer": "checkpointer",
-    "Claim": "claims",
-    "Commit": "manifest",
+    "Claim": "runs.claims",
+    "Commit": "format.manifest",
     "Loaded": "loaded",
     "Saving": "saving",
     "Verified": "reader",
-    "decode": "decoding",
-    "digest": "hashing",
-    "encode": "tree",
+    "decode": "format.decoding",
+    "digest": "format.hashing",
+    "encode": "format.tree",
 }
 
 
