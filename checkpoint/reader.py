@@ -113,13 +113,21 @@ def verify(storage: Storage, id: CommitId, in_lineage: bool) -> Verified:
 
 
 def check_sizes(storage: Storage, manifest: Manifest) -> None:
-    """That the storage holds every object at its size. Raises `CorruptCheckpoint`."""
+    """That the storage holds every object at its size. Raises `CorruptCheckpoint`.
+
+    One listing says it of all; what it says otherwise is asked for by name, since listings may be stale.
+    """
     found = storage.list(manifest.id.data_folder) if manifest.objects else {}
     for index, stored in enumerate(manifest.objects):
-        size = found.get(manifest.id.shard_key(index))
+        key = manifest.id.shard_key(index)
+        if found.get(key) == stored.size:
+            continue
+        try:
+            size = storage.size(key)
+        except Missing:
+            raise damaged(manifest, index, f"is absent, the manifest says {stored.size:,} bytes") from None
         if size != stored.size:
-            what = "is absent" if size is None else f"has {size:,} bytes"
-            raise damaged(manifest, index, f"{what}, the manifest says {stored.size:,} bytes")
+            raise damaged(manifest, index, f"has {size:,} bytes, the manifest says {stored.size:,} bytes")
 
 
 def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:

@@ -152,3 +152,17 @@ def test_what_a_stale_listing_shows_and_is_gone_is_passed_over(tmp_path: Path, c
     assert list(none.value.rejected) == [str(gone)]  # so nobody begins anew
     with pytest.raises(CorruptCheckpoint, match="is absent"):
         reader.read(step=1)
+
+
+def test_a_checkpoint_whose_data_no_listing_shows_yet_is_whole(tmp_path: Path, checkpointer: Make) -> None:
+    """What a listing says otherwise than the manifest is asked for by name."""
+    with checkpointer(tmp_path) as old:
+        commits = [old.save(step, state(step)) for step in (1, 2)]
+    newest = CommitId(commits[1].claim, commits[1].step, commits[1].nonce)
+    storage: Any = Stale(tmp_path, newest.data_folder)
+    storage.still = 1
+    assert checkpointer(storage).read().step == 2
+    assert storage.shown == 1
+    (tmp_path / newest.shard_key(0)).unlink()
+    storage.still = 1
+    assert checkpointer(storage).read().step == 1
