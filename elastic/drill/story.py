@@ -184,8 +184,9 @@ def of_costs(costs: Sequence[Cost]) -> Iterator[tuple[str, str, str, str, str, s
 
 
 def _short(error: object) -> str:
-    """Its first line; of a long one the end, which says why."""
-    line = str(error).partition("\n")[0]
+    """What its last attempt met, or its first line; of a long one the end, which says why."""
+    lines = [line.strip() for line in str(error).splitlines()] or [""]
+    line = ([line for line in lines if line.startswith("attempt ")] or lines[:1])[-1]
     return line if len(line) <= _ERROR_CHARS else f"…{line[-_ERROR_CHARS:]}"
 
 
