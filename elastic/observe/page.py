@@ -125,12 +125,12 @@ def _workers(found: Report, axis: Axis, saves: list[float], failed: list[float])
     ]
     shown = [part for part in PARTS if any(s[2] == part for lane in lanes.lanes for a in lane for s in a.stretches)]
     keys = "".join(f'<span class="key"><i class="k-{part}"></i>{_shown_as(part)}</span>' for part in shown)
-    keys += '<span class="key"><i class="k-death"></i>died</span>'
     keys += '<span class="key"><i class="k-save"></i>saved</span>' if saves else ""
     keys += '<span class="key"><i class="k-save failed"></i>save failed</span>' if failed else ""
     hidden = f" {lanes.hidden} more places are not drawn." if lanes.hidden else ""
     died = sum(account.died for account in found.ledger.workers.values())
     over = words.seconds(axis.high - axis.low)
+    keys += '<span class="key"><i class="k-death"></i>died</span>' if died else ""
     said = f"{len(found.ledger.workers)} workers in {count} places over {over}; {died} died."
     note = f'<span class="keys">{keys}</span>{hidden}'
     title = "Each bar is a place, held by one worker after another"

@@ -39,9 +39,8 @@ def summary(name: str, found: Report) -> RenderableType:
 
 def known_as_sums(found: Report) -> str:
     """What the log no longer says, because it is bounded."""
-    steps = f"{found.folded_steps:,} older records of steps are known as sums only: totals are right, "
-    lost = "and some older losses and views are not told" if found.forgotten else "single steps are not"
-    return f"{steps}{lost}."
+    lost = ", and some older losses and views are not told" if found.forgotten else ""
+    return f"{found.folded_steps:,} older records of steps are kept as sums only: totals are right{lost}."
 
 
 def facts(found: Report) -> Iterator[tuple[str, str]]:

@@ -165,7 +165,7 @@ def test_a_report_of_folded_records_has_the_totals_of_the_whole_and_says_what_it
     assert (found.folded_steps, found.counted, found.saves, found.forgotten) == (1600, 3200, 0, False)
     assert (found.steps, found.redone) == (400, 0)
     assert found.ledger.goodput > 0.95
-    assert "known as sums only" in " ".join(Parsed(page("run", events)).words)
+    assert "kept as sums only" in " ".join(Parsed(page("run", events)).words)
 
     own = [event for event in events if event["worker"] == "host-0-0"]
     others = [event for event in events if event["worker"] != "host-0-0"]
