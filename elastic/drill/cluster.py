@@ -269,7 +269,7 @@ class Cluster:
         self._dismiss()
         orphans = [processes.described(pid) for pid in processes.gone(self.folder, within_s=ORPHANS_S)]
         processes.kill_marked(self.folder)
-        return Ended(self._exit_code(), (*orphans, *self._before.new(self.folder, seen)))
+        return Ended(self._exit_code(), (*orphans, *self._before.new(self.folder, seen, killed=bool(self._happened()))))
 
     def close(self) -> None:
         """Ends whatever still runs, and removes what that leaves in shared memory. Harmless when repeated."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 from collections.abc import Collection
@@ -11,6 +12,7 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 _NAMED = re.compile(r"torch_(\d+)_")
+OF_LOADERS = "elst-"
 TORCH_S_OWN = "torchinductor_"  # the folder of torch's compile cache, which an optimizer makes in every script
 
 
@@ -26,13 +28,16 @@ class Snapshot:
         """folder  the drill's, whose tmp/ is the launch's TMPDIR"""
         return cls(_names(SHARED_MEMORY), _names(folder / "tmp"))
 
-    def new(self, folder: Path, pids: Collection[int]) -> list[str]:
+    def new(self, folder: Path, pids: Collection[int], *, killed: bool = False) -> list[str]:
         """What is there now and was not, in words.
 
-        pids  of the launch's processes. Shared memory that names another process, or that a living process holds,
+        killed  workers were: what each of them kept for its loader processes' sockets is removed by the next worker
+                that starts on the machine (data/scratch.py), so it is no leak once its lock is free
+        pids    of the launch's processes. Shared memory that names another process, or that a living process holds,
               is somebody else's
         """
         files = sorted(_names(folder / "tmp") - self.temporary)
+        files = [name for name in files if not (killed and _is_next_ones(folder / "tmp" / name))]
         temporary = [f"temporary file {name}" for name in files if not name.startswith(TORCH_S_OWN)]
         candidates = [name for name in sorted(_names(SHARED_MEMORY) - self.shared) if _may_be_of(name, pids)]
         held = _held() if candidates else set()
@@ -49,6 +54,23 @@ def _names(folder: Path) -> frozenset[str]:
     with contextlib.suppress(FileNotFoundError):
         return frozenset(os.listdir(folder))
     return frozenset()
+
+
+def _is_next_ones(path: Path) -> bool:
+    """Whether the next worker that starts will remove it: a folder for sockets that nobody holds any more."""
+    if not path.name.startswith(OF_LOADERS):
+        return False
+    try:
+        lock = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
 
 
 def _may_be_of(name: str, pids: Collection[int]) -> bool:
