@@ -100,6 +100,7 @@ class Match:
         self.unexpected: list[str] = []
         self.misshaped: dict[str, str] = {}
         self.actions: list[Action] = []
+        self._owned: dict[int, Any] = {}  # what is put in the place of plain values: one tensor stays one
 
     def visit(self, target: Any, saved: Any, path: str, assign: Callable[[Any], None] | None) -> None:
         """assign  puts a plain value into the container that holds `target`, or None where that cannot be done."""
@@ -115,7 +116,7 @@ class Match:
         elif isinstance(target, torch.optim.Optimizer):
             self._optimizer(target, saved, path)
         elif assign is not None and _is_plain(target):
-            self.actions.append((path, lambda: assign(saved)))
+            self.actions.append((path, lambda: assign(_own(saved, self._owned))))
         elif isinstance(target, dict) and isinstance(saved, dict):
             self._names(set(target), set(saved), path)
             for key in target:

@@ -394,7 +394,10 @@ class Checkpointer:
         thread = threading.Thread(
             target=self._sweep_quietly, args=(draft.id.step,), name="checkpoint-sweep", daemon=True
         )
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads are to be had: the next save sweeps
+            return
         self._sweeps.append(thread)
 
     def _sweep_quietly(self, step: int) -> None:

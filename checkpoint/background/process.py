@@ -47,7 +47,7 @@ class WriterProcess:
         """
         self._link, theirs = pair()
         self._errors = os.memfd_create("checkpoint-writer-errors", os.MFD_CLOEXEC)
-        package = str(Path(__file__).parents[1])
+        package = str(Path(__file__).parents[2])  # the folder that holds checkpoint/
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         try:
             self._process = subprocess.Popen(

@@ -177,7 +177,8 @@ class Underway:
             self._failures = [*self._failures, error]
             self._lost = error if isinstance(error, ClaimLost) else self._lost
             saving.fail(error)
-        self._log(f"step {saving.step} could not be saved; training goes on. {error}")
+        with contextlib.suppress(Exception):  # a log that takes nothing must not end the thread that frees the halves
+            self._log(f"step {saving.step} could not be saved; training goes on. {error}")
 
     def hear(self, message: Message) -> None:
         """What the writer process says of saves."""

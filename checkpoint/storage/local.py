@@ -92,7 +92,7 @@ class LocalStorage:
                 memory.madvise(_POPULATE_READ)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise Missing(key) from None
-        except OSError:  # an older kernel, or a file that cannot be read: reading it says why
+        except (OSError, ValueError):  # an older kernel, a file that cannot be read, or is cut short: reading says why
             return None
         return memoryview(memory)
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,3 +145,31 @@ def test_a_loaded_state_has_memory_of_its_own(folder: Path) -> None:
         read.zero_()
         assert not any(".safetensors" in line for line in Path("/proc/self/maps").read_text().splitlines())
         assert torch.equal(checkpoints.read().tree["optimizer"]["momentum"], weights)
+
+
+def test_a_tensor_in_the_place_of_a_plain_value_has_memory_of_its_own(folder: Path) -> None:
+    """It stays in the state for as long as training lasts, and its file does not."""
+    kept = torch.arange(MIB, dtype=torch.float32)
+    saved = {"best": kept, "again": kept, "seen": [np.arange(MIB)], "weight": torch.ones(MIB)}
+    state: dict[str, Any] = {"best": None, "again": 0, "seen": [], "weight": torch.zeros(MIB)}
+    with Checkpointer(folder) as runs:
+        runs.save(1, saved)
+        runs.load(state)
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    assert torch.equal(state["best"], kept)
+    assert state["again"] is state["best"]
+    assert np.array_equal(state["seen"][0], np.arange(MIB))
+
+
+def test_a_file_that_is_cut_just_before_it_is_mapped_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(folder)
+    storage.put("a", aligned(2 * MIB))
+    look = os.fstat
+
+    def cut(file: int) -> os.stat_result:
+        found = look(file)
+        os.truncate(folder / "a", 100)
+        return found
+
+    monkeypatch.setattr(os, "fstat", cut)
+    assert storage.map("a") is None

@@ -699,3 +699,46 @@ def test_a_handle_of_a_finished_save_answers_at_once(tmp_path: Path, checkpointe
     assert saving.done
     assert saving.error is None
     assert saving.wait(0) is commit
+
+
+def test_a_writer_process_finds_this_package_and_nothing_else_by_its_path(tmp_path: Path) -> None:
+    """Also where a script found the package by a path of its own; and its modules stand in for no other package."""
+    with Checkpointer(tmp_path / "run") as runs:
+        runs.save(1, state(1), blocking=False).wait(WITHIN_S)
+        (writer,) = writers()
+        first = Path(writer.environ()["PYTHONPATH"].split(os.pathsep)[0])
+    assert (first / "checkpoint" / "__init__.py").exists()
+
+
+def test_a_log_that_takes_nothing_holds_no_save_up(tmp_path: Path) -> None:
+    def broken(line: str) -> None:
+        raise BrokenPipeError(line)
+
+    with Checkpointer(tmp_path / "run", log=broken, retry_s=0.1) as runs:
+        runs.save(1, state(1), blocking=False).wait(WITHIN_S)
+        (tmp_path / "run" / "data").rename(tmp_path / "away")
+        (tmp_path / "run" / "data").write_text("no folder")
+        for step in (2, 3, 4):  # more than there are halves
+            with pytest.raises(StorageError):
+                runs.save(step, state(step), blocking=False).wait(WITHIN_S)
+        (tmp_path / "run" / "data").unlink()
+        (tmp_path / "away").rename(tmp_path / "run" / "data")
+        with pytest.raises(CheckpointError, match="3 saves in a row failed"):
+            runs.save(5, state(5), blocking=False)
+        runs.save(5, state(5), blocking=False).wait(WITHIN_S)
+    assert newest(tmp_path / "run") == 5
+
+
+def test_a_save_is_committed_where_no_thread_is_left_to_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "checkpoint-sweep":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with Checkpointer(tmp_path / "run") as runs:
+        for step in (1, 2, 3, 4):
+            assert runs.save(step, state(step), blocking=False).wait(WITHIN_S).step == step
+    assert newest(tmp_path / "run") == 4
