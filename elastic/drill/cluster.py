@@ -33,6 +33,7 @@ from elastic.observe.events import Event, local_folder, read_events
 OUTPUT_SHOWN = 4000  # characters of a launch's output in an error
 POLL_S = 0.05
 TEMPORARY_MAX = 64  # characters of a TMPDIR
+RELEASED_S = 3.0  # what a process that has ended held is free this soon
 ORPHANS_S = 10.0  # what a launch started ends this soon after its launcher, or counts as left behind
 
 Launcher = Literal["elastic", "torchrun"]
@@ -269,7 +270,15 @@ class Cluster:
         self._dismiss()
         orphans = [processes.described(pid) for pid in processes.gone(self.folder, within_s=ORPHANS_S)]
         processes.kill_marked(self.folder)
-        return Ended(self._exit_code(), (*orphans, *self._before.new(self.folder, seen, killed=bool(self._happened()))))
+        return Ended(self._exit_code(), (*orphans, *self._left_behind()))
+
+    def _left_behind(self) -> list[str]:
+        """In words. A process that was killed may hold its files for a moment longer than it can be seen."""
+        killed = bool(self._happened())
+        deadline = time.monotonic() + RELEASED_S
+        while (left := self._before.new(self.folder, self._seen, killed=killed)) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return left
 
     def close(self) -> None:
         """Ends whatever still runs, and removes what that leaves in shared memory. Harmless when repeated."""
