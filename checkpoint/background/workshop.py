@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from checkpoint.background.arena import Arena, NoRoom, places
@@ -155,7 +155,7 @@ class Workshop:
 
         Raises `Unavailable`.
         """
-        answer = self._ask(question, _MEET_S)
+        answer = self._ask(question, ("met", "not_met"), _MEET_S)
         if answer is None:
             raise Unavailable(self._last_words or "the writer process does not answer")
         if answer["kind"] == "not_met":
@@ -163,8 +163,9 @@ class Workshop:
         endpoint: Message = answer["endpoint"]
         return endpoint
 
-    def _ask(self, question: Message, within_s: float) -> Message | None:
-        """The process's answer; None where it died, or does not give one."""
+    def _ask(self, question: Message, kinds: Sequence[str], within_s: float) -> Message | None:
+        """The process's answer, of one of these kinds; None where it died, or does not give one. An answer that an
+        earlier question had given up waiting for may come in between."""
         process = self._process
         if process is None:
             return None
@@ -173,8 +174,12 @@ class Workshop:
         with contextlib.suppress(OSError):
             process.send(question)
             with self._changed:
-                self._changed.wait_for(lambda: self._answered is not None or not process.alive, within_s)
-        return self._answered
+                self._changed.wait_for(lambda: self._answer_of(kinds) is not None or not process.alive, within_s)
+        return self._answer_of(kinds)
+
+    def _answer_of(self, kinds: Sequence[str]) -> Message | None:
+        answered = self._answered
+        return answered if answered is not None and answered["kind"] in kinds else None
 
     def _hear(self, process: WriterProcess, message: Message) -> None:
         with self._changed:
@@ -240,7 +245,7 @@ class Workshop:
         if self._arena is not None:
             self._arena.close()
             self._arena = None
-            self._ask({"kind": "drop_arena"}, _ANSWER_S)
+            self._ask({"kind": "drop_arena"}, ("dropped_arena",), _ANSWER_S)
 
 
 def _needed(plan: Plan, text_bytes: int) -> int:

@@ -122,8 +122,9 @@ class LocalStorage:
             path.unlink()
         except (FileNotFoundError, NotADirectoryError):
             return
-        _fsync_folder(path.parent)
         folder = path.parent
+        with contextlib.suppress(FileNotFoundError):  # somebody else who removes took it, as its last object was gone
+            _fsync_folder(folder)
         with contextlib.suppress(OSError):  # folders go with their last object, except the top ones; not empty: fine
             while folder != self.root and folder.parent != self.root:
                 folder.rmdir()

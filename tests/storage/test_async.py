@@ -33,6 +33,8 @@ from checkpoint import (
     StorageError,
     digest,
 )
+from checkpoint.background.underway import Rules, Underway
+from checkpoint.background.workshop import Workshop
 from checkpoint.storage import open_storage
 from checkpoint.testing import Delay, Plan
 from tests.kit.s3 import S3Server
@@ -742,3 +744,13 @@ def test_a_save_is_committed_where_no_thread_is_left_to_sweep(tmp_path: Path, mo
         for step in (1, 2, 3, 4):
             assert runs.save(step, state(step), blocking=False).wait(WITHIN_S).step == step
     assert newest(tmp_path / "run") == 4
+
+
+def test_an_answer_that_comes_too_late_answers_no_other_question(tmp_path: Path) -> None:
+    rules = Rules("wait", 3, WITHIN_S, 2**28)
+    underway = Underway(open_storage(tmp_path), rules, print, patience_s=WITHIN_S)
+    opening = {"url": str(tmp_path), "options": {}, "retry_s": 1.0}
+    workshop = Workshop(opening, rules, underway, unusable=None, log=print)
+    workshop.started().send({"kind": "drop_arena"})  # as a question that nobody waits for any more
+    assert "addresses" in workshop.meet({"kind": "centre", "size": 2})
+    workshop.close(WITHIN_S)

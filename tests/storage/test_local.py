@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint import Checkpointer, NoCheckpoint, StorageError
+from checkpoint.storage.local import LocalStorage
 from tests.kit.ranks import Raised, run_ranks
 
 NOBODY = 65534
@@ -31,3 +32,18 @@ def test_a_folder_that_may_not_be_read_is_not_an_empty_one(tmp_path: Path) -> No
     assert isinstance(refused, Raised)
     assert refused.kind == StorageError.__name__, refused.traceback
     assert refused.kind != NoCheckpoint.__name__
+
+
+def test_two_may_remove_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the last sweep of a holder that was replaced, and the first of the one that replaced it."""
+    storage = LocalStorage(tmp_path)
+    storage.put("data/c1/s1/0", b"x")
+    remove = Path.unlink
+
+    def remove_all(path: Path) -> None:
+        remove(path)
+        path.parent.rmdir()
+
+    monkeypatch.setattr(Path, "unlink", remove_all)
+    storage.delete("data/c1/s1/0")
+    assert not storage.list("data")
