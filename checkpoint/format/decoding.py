@@ -28,7 +28,7 @@ def decode(document: Document, tensors: dict[str, torch.Tensor]) -> Tree:
 class _Decoder:
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
-        self._laid_out: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}  # tied tensors stay one tensor
+        self._laid_out: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}  # tied tensors stay one tensor
 
     def value(self, document: Document, depth: int) -> Any:
         if depth > 2 * DEPTH_MAX:
@@ -115,11 +115,14 @@ class _Decoder:
         stride = _sizes(document["stride"])
         if len(stride) != stored.dim() or not is_dense(tuple(stored.shape), stride):
             raise ValueError(f"strides {stride} do not fit shape {tuple(stored.shape)}")
-        key = (document["name"], stride)
-        if key not in self._laid_out:
+        name = document["name"]
+        if name not in self._laid_out:
             empty = torch.empty_strided(stored.shape, stride, dtype=stored.dtype, device=stored.device)
-            self._laid_out[key] = empty.copy_(stored)
-        return self._laid_out[key]
+            self._laid_out[name] = stride, empty.copy_(stored)
+        known, laid_out = self._laid_out[name]
+        if known != stride:  # each would be a copy of its own, and a manifest may name any number
+            raise ValueError(f"tensor {name!r} has strides {known} and {stride}; what is laid out otherwise is another")
+        return laid_out
 
     def _array(self, document: dict[str, Any]) -> np.ndarray[Any, Any]:
         dtype, shape = _numpy_dtype(document["dtype"]), _sizes(document["shape"])

@@ -82,6 +82,9 @@ CHANGES: dict[str, Change] = {
     "tree with an unknown kind": lambda b: b.update(tree={"!": "pickle", "data": "gASVLg=="}),
     "tree with an unknown tensor": lambda b: b.update(tree={"!": "tensor", "name": "v"}),
     "tree with a stride outside": lambda b: b.update(tree={"!": "tensor", "name": "w", "stride": [BIG, 1]}),
+    "tree with one tensor in many layouts, each a copy": lambda b: b.update(
+        tree=[{"!": "tensor", "name": "w", "stride": stride} for stride in ([1, 2], [3, 1])]
+    ),
     "tree with an array too long": lambda b: b.update(
         tree={"!": "ndarray", "name": "w", "dtype": "<f8", "shape": [BIG, BIG]}
     ),
