@@ -80,7 +80,7 @@ def _read_back(storage: Storage, id: CommitId, manifest: bytes) -> None:
         raise StorageError(
             f"{id}: the storage took a manifest of {len(manifest):,} bytes, and shows {len(found):,} "
             f"{'other ones' if len(found) == len(manifest) else 'of them'}\n"
-            "  state  nothing was committed; the previous checkpoint stays the newest\n"
+            "  state  this checkpoint counts if the storage shows all of it later: the next load finds out\n"
             "  next   this storage says done when it is not: see what stands between it and this job",
             operation="read",
             key=id.manifest_key,

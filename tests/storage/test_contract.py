@@ -7,7 +7,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.asyn import AsyncFileSystem
 
 from checkpoint.storage import AlreadyThere, Missing, Storage, get_into, map_object, open_storage
 
@@ -170,3 +172,23 @@ def test_closing_twice_is_fine(storage: Storage) -> None:
     storage.put("a", b"1")
     storage.close()
     storage.close()
+
+
+class WithoutRanges(AsyncFileSystem):  # type: ignore[misc]
+    """A server that answers every request with all of the object."""
+
+    protocol = "without-ranges"
+
+    async def _info(self, path: str, **options: Any) -> dict[str, Any]:
+        return {"name": path, "size": 20 * MIB, "type": "file"}
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        return bytes(range(256)) * (20 * MIB // 256)
+
+
+def test_a_large_object_is_read_whole_from_a_server_without_ranges() -> None:
+    fsspec.register_implementation("without-ranges", WithoutRanges, clobber=True)
+    storage = open_storage("without-ranges://a/b")
+    target = memoryview(bytearray(20 * MIB))
+    assert get_into(storage, "large", target) == 20 * MIB
+    assert target == storage.get("large") == bytes(range(256)) * (20 * MIB // 256)
