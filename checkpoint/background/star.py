@@ -35,6 +35,7 @@ _CONNECT_S = 5.0
 _GREET_S = 30.0
 _SEND_S = 60.0  # the other end reads in a thread of its own
 _GREETING_BYTES = 4096
+_STRANGERS_MAX = 128  # who says its token at once is through long before so many others have come
 _PAUSE_S = 0.1
 _READ_BYTES = 2**16
 
@@ -61,7 +62,7 @@ class Centre:
         self._listener.setblocking(False)
         self._wake_read, self._wake_write = socket.socketpair()
         self._port: int = self._listener.getsockname()[1]
-        self._lines: dict[int, _Line] = {}  # by their descriptors
+        self._lines: dict[int, _Line] = {}  # by their descriptors, in the order in which they came
         self._numbers: dict[int, _Line] = {}
         _live.add(self)
         self._thread = threading.Thread(target=self._serve, name="checkpoint-star", daemon=True)
@@ -121,9 +122,15 @@ class Centre:
             return
         self._lines[line.socket.fileno()] = line
         waiting.register(line.socket, select.POLLIN)
+        strangers = [one for one in self._lines.values() if one.number is None and not one.ended]
+        if len(strangers) > _STRANGERS_MAX:
+            strangers[0].ended = "it did not say who it is"
+            strangers[0].shut()  # its end comes up in the next poll
 
     def _listen_to(self, line: _Line) -> bool:
         """Whether the line lives on."""
+        if line.ended:
+            return False
         try:
             for message in line.received():
                 if line.number is not None:

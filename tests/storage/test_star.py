@@ -186,3 +186,19 @@ def test_who_does_not_know_the_token_is_hung_up_on(line: bytes, listener: Listen
     spoke = Spoke(listener.centre.endpoint, 3, lambda message: None, lambda why: None)
     assert listener.next() == (3, {}), "and others are heard as ever"
     spoke.close()
+
+
+def test_strangers_who_say_nothing_do_not_use_up_the_descriptors(listener: Listener) -> None:
+    """The oldest of too many is hung up on, though it is connected still; those who say their token are not."""
+    spoke = Spoke(listener.centre.endpoint, 3, lambda message: None, lambda why: None)
+    assert listener.next() == (3, {})
+    with contextlib.ExitStack() as held:
+        port = listener.centre.endpoint["port"]
+        strangers = [
+            held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S)) for _ in range(200)
+        ]
+        with contextlib.suppress(ConnectionResetError):
+            assert strangers[0].recv(1) == b""
+        assert spoke.send({"n": 1})
+        assert listener.next() == (3, {"n": 1})
+    spoke.close()
