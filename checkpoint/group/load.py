@@ -10,6 +10,7 @@ touched before all ranks have verified all that they want.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,9 +50,10 @@ def load_together(
             StorageError, CheckpointError for lost ranks; nothing was touched then, unless an object refuses
     memory  beside the state a copy of what this rank wants, and three chunks
     """
+    step = None if step is None else operator.index(step)  # numpy's integers are no JSON
     candidates = _Candidates(storage, step, log, none)
     while True:
-        mine: Message | CheckpointError = {"step": step}
+        mine: Message = {"step": step}
         chosen = world.agree(
             "which checkpoint is loaded", mine, lambda said: candidates.next([message["step"] for message in said])
         )

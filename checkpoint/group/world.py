@@ -199,6 +199,9 @@ class World:
             end.send({"heard": call})
             return answer
         how = f"is gone: {lost}" if lost is not None else f"did not answer within {within_s:g} s"
+        if lost is None:  # from here on the two would be at different calls for good: both shall know at once
+            self._lose(0, f"it {how} in an earlier call")
+            end.close()
         raise CheckpointError(f"rank 0 of {self.size} {how}: {what}{_next(state)}")
 
     # What arrives, in the thread of the connections

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from checkpoint import (
     UnsupportedValue,
     digest,
 )
-from checkpoint.group import agreement
+from checkpoint.group import agreement, world
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import ODD_CHUNK_BYTES, build, fingerprint, ranks_of, train
 
@@ -46,7 +47,7 @@ def load(rank: int, size: int, folder: str, layout: str, alone: bool) -> tuple[A
         state = build(layout, seed=2)
         if layout != "fsdp":
             train(state, 1)  # an optimizer with state; elsewhere it has none yet
-        step = runs.load(state)
+        step = runs.load(state, step=np.int64(7))  # from an array of steps, say
         return step, state["epoch"], fingerprint(state), storage.got
 
 
@@ -323,6 +324,43 @@ def late(rank: int, size: int, folder: str) -> str:
 def test_a_rank_that_comes_too_late_costs_one_save_and_learns_why(tmp_path: Path) -> None:
     answers = returned(run_ranks(late, 3, str(tmp_path)))
     assert all("rank 1 of 3 gave no sign" in answer for answer in answers)
+
+
+class Stalls:
+    """Holds up whoever asks for its state until `dist.barrier` lets it go."""
+
+    def __init__(self, stalls: bool) -> None:
+        self.stalls = stalls
+
+    def state_dict(self) -> dict[str, int]:
+        if self.stalls:
+            dist.barrier()
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+def given_up(rank: int, size: int, folder: str) -> list[str]:
+    world._SLACK_S = 0.0
+    with ranks_of(folder, rank, size, finish_s=2.0, name="given-up") as (runs, _):
+        runs.save(0, {"x": Stalls(False)})
+        told = []
+        for step in (1, 2):
+            with pytest.raises(CheckpointError) as caught:
+                runs.save(step, {"x": Stalls(rank == 0 and step == 1)})
+            told.append(str(caught.value))
+            if rank == 1 and step == 1:
+                dist.barrier()  # only now rank 0 comes
+        return told
+
+
+def test_a_rank_that_waited_in_vain_and_rank_0_know_at_once_that_they_parted(tmp_path: Path) -> None:
+    """They are at different calls from then on: each later one would otherwise wait until its deadline, and fail."""
+    of_0, of_1 = returned(run_ranks(given_up, 2, str(tmp_path)))
+    assert all("rank 1 of 2 is gone" in text for text in of_0), of_0
+    assert "rank 0 of 2 did not answer within 4 s" in of_1[0]
+    assert "rank 0 of 2 is gone: it did not answer" in of_1[1]
 
 
 def dying_in_load(rank: int, size: int, folder: str) -> str:
