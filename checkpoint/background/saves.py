@@ -103,10 +103,11 @@ class Background:
 
     def _send_staged(self, half: int, save: Save, saving: Saving, committed: Committed) -> None:
         """From here on the half counts. If the writer died just now, another one is told."""
-        message = staged(half, save.draft, save.draft.sizes)
+        draft = save.draft  # `save` would keep copies that the state made of its tensors until the save is done
+        message = staged(half, draft, draft.sizes)
         for _ in range(2):
             process = self._workshop.started()
-            number = self._underway.take(half, saving, save.commit, lambda: committed(save.draft), process)
+            number = self._underway.take(half, saving, save.commit, lambda: committed(draft), process)
             try:
                 process.send({**message, "number": number})
                 return

@@ -242,7 +242,8 @@ class BackgroundTogether:
             self._underway.report(saving, agreed.commit, None)
 
     def _committed(self, agreed: Agreed, context: Context) -> Callable[[], None]:
-        return (lambda: context.committed(agreed.draft)) if self._world.rank == 0 else (lambda: None)
+        draft = agreed.draft  # `agreed` would keep copies that the state made of its tensors until the save is done
+        return (lambda: context.committed(draft)) if self._world.rank == 0 else (lambda: None)
 
 
 def _text_bytes(draft: Draft) -> int:

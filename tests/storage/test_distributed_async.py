@@ -10,9 +10,11 @@ import resource
 import signal
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -75,6 +77,35 @@ def save(rank: int, size: int, folder: str, layout: str) -> tuple[list[str], boo
         assert commits[-1].meta == {"by": 0, "world_size": size}
         assert commits[-1] == runs.list()[0]
         return saved, runs.warmed
+
+
+class Copies:
+    """Gives a copy of its tensor as its state."""
+
+    def __init__(self) -> None:
+        self.given: list[weakref.ref[Any]] = []  # to the memory, which several tensors may share
+
+    def state_dict(self) -> dict[str, Any]:
+        memory = np.ones(5000, np.float32)
+        self.given.append(weakref.ref(memory))
+        return {"copy": torch.from_numpy(memory)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def copying(rank: int, size: int, folder: str, group: str | None) -> tuple[bool, int]:
+    """Whether a save is still under way, and how much of the memory that it was given exists then."""
+    with beside(folder, rank, size, name="copying", faults=SLOW, group=group) as runs:
+        state = Copies()
+        saving = runs.save(2, {"x": state}, blocking=False)
+        gc.collect()
+        return not saving.done, sum(memory() is not None for memory in state.given)
+
+
+@pytest.mark.parametrize("group", ["auto", None])
+def test_what_a_state_made_for_a_save_is_let_go_once_it_is_staged(group: str | None, tmp_path: Path) -> None:
+    assert returned(run_ranks(copying, 1, str(tmp_path), group)) == [(True, 0)]
 
 
 def load(rank: int, size: int, folder: str, layout: str, step: int) -> str:

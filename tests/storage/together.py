@@ -154,7 +154,7 @@ def beside(
             "faults": faults.document(),
         }
     chosen = {"finish_s": FINISH_S, "grace_s": 2.0, "shard_bytes": 4000, "keep": 100, "log": lambda line: None}
-    with Checkpointer(url, group="auto", storage_options=storage_options, **{**chosen, **options}) as runs:
+    with Checkpointer(url, storage_options=storage_options, **{"group": "auto", **chosen, **options}) as runs:
         yield runs
     dist.destroy_process_group()
 
