@@ -19,6 +19,7 @@ from checkpoint.format.manifest import Commit, Manifest, StoredTensor
 from checkpoint.format.names import CommitId
 from checkpoint.format.shards import Piece, run_start
 from checkpoint.format.tree import Tree
+from checkpoint.memory import free_bytes
 from checkpoint.runs.history import read_manifest
 from checkpoint.storage import Buffer, Missing, Storage, get_into, map_object
 
@@ -44,8 +45,9 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Chec
 
     shared  True is faster, but tensors that lie in one object are parts of one piece of memory, which stays as long as
             any of them: for those who copy them elsewhere
-    memory  the state, and a few objects beside it; from a local folder with `shared`, next to nothing, as its files are
-            mapped. Nothing large is allocated before the storage has confirmed every object's size.
+    memory  the state, and a few objects beside it; from a folder of this machine with `shared`, next to nothing, as its
+            files are mapped, if half of the free memory holds them: then they stay there between the look at their
+            hashes and their copying. Nothing large is allocated before the storage has confirmed every object's size.
     """
     manifest = read_manifest(storage, id)
     check_sizes(storage, manifest)
@@ -57,8 +59,10 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Chec
         for index, piece in stored.pieces:
             pieces[index].append(piece)
 
+    may_map = 2 * sum(stored.size for stored in manifest.objects) <= free_bytes()
+
     def read(index: int) -> None:
-        data = torch.from_numpy(_read_verified(storage, manifest, index))
+        data = torch.from_numpy(_read_verified(storage, manifest, index, may_map=may_map))
         for piece in pieces[index]:
             stored = manifest.tensors[piece.tensor]
             source = data[piece.start : piece.start + piece.bytes]
@@ -140,12 +144,12 @@ def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
     return data
 
 
-def _read_verified(storage: Storage, manifest: Manifest, index: int) -> NDArray[np.uint8]:
+def _read_verified(storage: Storage, manifest: Manifest, index: int, *, may_map: bool) -> NDArray[np.uint8]:
     """As `read_object`, into memory of its own that may be written to. NumPy asks for huge pages, which torch does not:
     most of the time of reading into fresh memory is the kernel's, for giving out pages. A file is mapped instead."""
     key = manifest.id.shard_key(index)
     try:
-        mapped = map_object(storage, key)
+        mapped = map_object(storage, key) if may_map else None
         if mapped is not None:
             _check(manifest, index, mapped, len(mapped))
             return np.frombuffer(mapped, np.uint8)

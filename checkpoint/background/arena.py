@@ -13,26 +13,17 @@ once, so that memory which was given back here is not kept there.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from checkpoint.memory import free_bytes, mapped
+
 PAGE = mmap.PAGESIZE
 HALVES = 2
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_FAILED = ctypes.c_void_p(-1).value
 
 _live: weakref.WeakSet[Arena] = weakref.WeakSet()
 
@@ -58,7 +49,7 @@ class Arena:
         _live.add(self)
         try:
             os.posix_fallocate(self.fd, 0, total)
-            self.memory = _mapped(self.fd, total)
+            self.memory = mapped(self.fd, total, mmap.MAP_SHARED, mmap.MADV_DONTFORK)
         except OSError as error:
             self.close()
             raise NoRoom(f"{total:,} bytes of shared memory are needed: {error}") from error
@@ -88,56 +79,12 @@ class Attached:
         return [self._memory[base + at : base + at + size] for at, size in zip(starts, sizes, strict=False)]
 
 
-def _mapped(fd: int, total: int) -> Any:
-    """Memory that forked children do not have. Python's mmap would unmap there what is not theirs, and keeps a copy of
-    the descriptor of its own."""
-    address = _mmap(None, total, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-    if address == _FAILED or _madvise(address, total, mmap.MADV_DONTFORK):
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    memory = (ctypes.c_ubyte * total).from_address(address)
-    weakref.finalize(memory, _unmap, address, total, os.getpid()).atexit = False
-    return memory
-
-
-def _unmap(address: int, total: int, pid: int) -> None:
-    if os.getpid() == pid:
-        _munmap(address, total)
-
-
 def places(sizes: Sequence[int]) -> list[int]:
     """Where in a half runs of these sizes begin, each at a page; and, last, where all of them end."""
     starts = [0]
     for size in sizes:
         starts.append(starts[-1] + _up(size))
     return starts
-
-
-def free_bytes() -> int:
-    """How much memory can still be had: of the machine, and of the control groups that this process is in."""
-    found = {line.split(":")[0]: line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines()}
-    free = int(found["MemAvailable"]) * 1024
-    for folder in _control_groups():
-        try:
-            maximum = (folder / "memory.max").read_text().strip()
-            used = int((folder / "memory.current").read_text())
-            cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())["inactive_file"]
-        except (OSError, ValueError, KeyError):
-            continue  # the root group, or one without a memory controller
-        if maximum != "max":
-            free = min(free, int(maximum) - used + int(cached))
-    return max(0, free)
-
-
-def _control_groups() -> list[Path]:
-    """This process's groups of the second version, from its own up to the root."""
-    try:
-        own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return []
-    root = Path("/sys/fs/cgroup")
-    folder = root / own.strip("/")
-    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
 
 
 def _up(size: int) -> int:

@@ -102,8 +102,9 @@ def map_object(storage: Storage, key: str) -> memoryview | None:
 
     Else None. What is written to this memory is seen by nobody else. Raises `Missing`.
 
-    All of it was there when this returned. It stays as the kernel's copy of the file: a disk that breaks, or a file
-    that is cut short, between now and its use is a SIGBUS if the kernel let go of the page meanwhile.
+    All of it was there when this returned, and it stays as the kernel's copy of the file. Should the kernel let go of a
+    page meanwhile, that page is read once more: a disk that breaks just then is a SIGBUS, and what others changed in
+    the file is seen. So this is for files of this machine that fit into its memory.
     """
     mapping = getattr(storage, "map", None)
     found: memoryview | None = mapping(key) if mapping is not None else None

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from checkpoint.memory import POPULATE_READ, mapped, on_this_machine
 from checkpoint.storage.base import AlreadyThere, Buffer, Missing
 
 TEMPORARY = ".tmp"
@@ -86,15 +87,14 @@ class LocalStorage:
         try:
             with open(self._path(key), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                if size < _DIRECT_BYTES_MIN:
+                if size < _DIRECT_BYTES_MIN or not on_this_machine(file.fileno()):
                     return None
-                memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-                memory.madvise(_POPULATE_READ)
+                memory = mapped(file.fileno(), size, mmap.MAP_PRIVATE, POPULATE_READ)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise Missing(key) from None
-        except (OSError, ValueError):  # an older kernel, a file that cannot be read, or is cut short: reading says why
+        except OSError:  # an older kernel, a file that cannot be read, or is cut short: reading it says why
             return None
-        return memoryview(memory)
+        return np.frombuffer(memory, np.uint8).data
 
     def list(self, prefix: str) -> dict[str, int]:
         found: dict[str, int] = {}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint import Checkpointer
+from checkpoint import Checkpointer, reader
 from checkpoint.storage import Missing
 from checkpoint.storage.local import LocalStorage
 
@@ -173,3 +173,38 @@ def test_a_file_that_is_cut_just_before_it_is_mapped_is_read(folder: Path, monke
 
     monkeypatch.setattr(os, "fstat", cut)
     assert storage.map("a") is None
+
+
+def test_mapped_objects_cost_no_descriptors(folder: Path) -> None:
+    """A checkpoint has hundreds of objects, and a process often no more than 1024 descriptors."""
+    storage = LocalStorage(folder)
+    for number in range(4):
+        storage.put(str(number), aligned(MIB))
+    before = len(os.listdir("/proc/self/fd"))
+    mapped = [storage.map(str(number)) for number in range(4)]
+    assert None not in mapped
+    assert len(os.listdir("/proc/self/fd")) == before
+    del mapped
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("free", [2**60, 0], ids=["room", "none"])
+def test_only_what_memory_holds_is_mapped(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the kernel lets go of pages whose hashes were looked at, and reads them once more."""
+    mapped = []
+    map_one = LocalStorage.map
+
+    def counted(storage: LocalStorage, key: str) -> memoryview | None:
+        mapped.append(key)
+        return map_one(storage, key)
+
+    monkeypatch.setattr(LocalStorage, "map", counted)
+    monkeypatch.setattr(reader, "free_bytes", lambda: free)
+    state = {"weights": torch.randn(MIB)}
+    with Checkpointer(folder) as checkpoints:
+        checkpoints.save(1, state)
+        expected = state["weights"].clone()
+        state["weights"].zero_()
+        checkpoints.load(state)
+    assert torch.equal(state["weights"], expected)
+    assert bool(mapped) == bool(free)
