@@ -28,7 +28,7 @@ from checkpoint.format.names import CommitId
 from checkpoint.format.plan import Planner, Save
 from checkpoint.format.shards import SHARD_BYTES
 from checkpoint.format.tree import Tree
-from checkpoint.loaded import Loaded
+from checkpoint.loaded import Loaded, Skipped
 from checkpoint.reader import Checkpoint, Verified, read_commit, verify
 from checkpoint.runs.beacon import Beacon
 from checkpoint.runs.claims import Claim, new_claim_nonce, take
@@ -270,14 +270,24 @@ class Checkpointer:
         """
         return self._read(step, shared=False)
 
-    def load(self, state: Tree, *, step: int | None = None, strict: bool = True) -> Loaded:
+    def load(self, state: Tree, *, step: int | None = None, strict: bool = True, default: int | None = None) -> Loaded:
         """Reads a checkpoint as `read` does, applies it to the objects and tensors in `state`, and returns its step.
 
         Before, it waits for writer processes on this machine that still finish what a process that died had staged.
-        strict  False accepts entries that only one side has, and logs their names; the step that is returned has them
-                as `missing` and `unexpected`
+        strict   False accepts entries that only one side has, and logs their names; the step that is returned has them
+                 as `missing` and `unexpected`
+        default  is returned where there is no checkpoint at all yet, on all ranks of a group alike; `state` is as it
+                 was then. Asking `latest` first would wait for no writer, and ranks could see different things
         Raises `StateMismatch`, which lists all differences, before anything is touched; and what `read` raises.
         """
+        try:
+            return self._load(state, step, strict)
+        except NoCheckpoint as none:
+            if default is None or step is not None or none.rejected:
+                raise
+            return Loaded(default, Skipped())
+
+    def _load(self, state: Tree, step: int | None, strict: bool) -> Loaded:
         if self._claim is None:  # else it has waited for them
             self._wait_for_orphans()
         if self._together is not None and self._together.active:
@@ -289,7 +299,10 @@ class Checkpointer:
         return Loaded(checkpoint.step, skipped)
 
     def latest(self) -> Commit | None:
-        """The newest commit of the lineage whose manifest is whole. Its data is not read; `read` verifies."""
+        """The newest commit of the lineage whose manifest is whole. Its data is not read; `read` verifies.
+
+        What is to be gone on from, `load` knows better: it waits for what is still being finished.
+        """
         for id in read_history(self._storage, self._log).lineage:
             if (commit := self._commit(id, True)) is not None:
                 return commit

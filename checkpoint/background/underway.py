@@ -170,15 +170,24 @@ class Underway:
     def report(self, saving: Saving, commit: Commit, error: CheckpointError | None) -> None:
         """What came of a save."""
         with self._changed:
-            if error is None:
-                self._failures = []
-                saving.succeed(commit)
-                return
-            self._failures = [*self._failures, error]
-            self._lost = error if isinstance(error, ClaimLost) else self._lost
-            saving.fail(error)
-        with contextlib.suppress(Exception):  # a log that takes nothing must not end the thread that frees the halves
-            self._log(f"step {saving.step} could not be saved; training goes on. {error}")
+            self._note(saving, commit, error)
+        self._tell(saving, error)
+
+    def _note(self, saving: Saving, commit: Commit, error: CheckpointError | None) -> None:
+        """With `_changed` held."""
+        if error is None:
+            self._failures = []
+            saving.succeed(commit)
+            return
+        self._failures = [*self._failures, error][-self._rules.failures_max :]
+        self._lost = error if isinstance(error, ClaimLost) else self._lost
+        saving.fail(error)
+
+    def _tell(self, saving: Saving, error: CheckpointError | None) -> None:
+        """Without any lock: a log may wait for who waits for this save."""
+        if error is not None:
+            with contextlib.suppress(Exception):  # a log that takes nothing must not end the thread that frees halves
+                self._log(f"step {saving.step} could not be saved; training goes on. {error}")
 
     def hear(self, message: Message) -> None:
         """What the writer process says of saves."""
@@ -211,11 +220,14 @@ class Underway:
     def _finish(self, number: int, error: CheckpointError | None) -> None:
         with self._changed:
             half = self._half_of(number)
-            if half is not None and (one := self._halves[half]) is not None:
-                if error is None:
-                    one.committed()
-                self.report(one.saving, one.commit, error)
-                self._free(half, number)
+            one = None if half is None else self._halves[half]
+            if half is None or one is None:
+                return
+            if error is None:
+                one.committed()
+            self._note(one.saving, one.commit, error)
+            self._free(half, number)
+        self._tell(one.saving, error)
 
     def _drop(self, number: int) -> None:
         with self._changed:
@@ -249,6 +261,6 @@ def dropped(step: int, why: str) -> SaveDropped:
 def _died(step: int, why: str) -> CheckpointError:
     return CheckpointError(
         f"step {step} was not saved: {why}\n"
-        "  state  nothing of it was committed; earlier checkpoints are as they were\n"
+        "  state  it is not committed, unless rank 0 of its group does so yet; earlier checkpoints are as they were\n"
         "  next   the next save starts a new writer process; if that one dies too, look for the kernel's OOM killer"
     )

@@ -194,9 +194,8 @@ class Workshop:
                     self._answered = message
                 case {"kind": "parted"}:
                     self._met = None
-                case _:
-                    self._underway.hear(message)
             self._changed.notify_all()
+        self._underway.hear(message)
 
     def _process_ended(self, process: WriterProcess, why: str) -> None:
         self._last_words = self._scrub(why)

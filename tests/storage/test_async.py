@@ -754,3 +754,29 @@ def test_an_answer_that_comes_too_late_answers_no_other_question(tmp_path: Path)
     workshop.started().send({"kind": "drop_arena"})  # as a question that nobody waits for any more
     assert "addresses" in workshop.meet({"kind": "centre", "size": 2})
     workshop.close(WITHIN_S)
+
+
+def test_a_log_may_take_a_lock_that_who_waits_for_saves_holds(tmp_path: Path) -> None:
+    """It is called without any lock of ours, so waiting ends, and then the line is logged."""
+    busy, lines = threading.Lock(), []
+
+    def log(line: str) -> None:
+        with busy:
+            lines.append(line)
+
+    with Checkpointer(tmp_path / "run", log=log, retry_s=0.1) as runs:
+        runs.save(1, state(1), blocking=False).wait(WITHIN_S)
+        (tmp_path / "run" / "data").rename(tmp_path / "away")
+        (tmp_path / "run" / "data").write_text("no folder")
+        with busy:
+            runs.save(2, state(2), blocking=False)
+            waiting = threading.Thread(target=settled, args=(runs,), daemon=True)
+            waiting.start()
+            waiting.join(WITHIN_S)
+            assert not waiting.is_alive()
+    assert any("step 2 could not be saved" in line for line in lines)
+
+
+def settled(runs: Checkpointer) -> None:
+    with contextlib.suppress(StorageError):
+        runs.wait()

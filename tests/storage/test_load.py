@@ -248,3 +248,18 @@ def test_a_parameter_that_needs_gradients_is_filled_in_place(tmp_path: Path, che
     assert torch.equal(weight, torch.ones(3, 2))
     assert weight.is_leaf
     assert weight.stride() == (1, 3)
+
+
+def test_a_new_run_begins_with_the_default(tmp_path: Path) -> None:
+    """Only where there is no checkpoint at all: one that is damaged or of another step is no new beginning."""
+    state = {"x": torch.ones(3), "epoch": 4}
+    with Checkpointer(tmp_path) as runs:
+        assert runs.load(state, default=0) == 0
+        assert (state["epoch"], runs.load(state, default=7).missing) == (4, ())
+        commit = runs.save(3, state)
+        assert runs.load(state, default=0) == 3
+        with pytest.raises(NoCheckpoint):
+            runs.load(state, step=2, default=0)
+        (tmp_path / commit.id.shard_key(0)).unlink()
+        with pytest.raises(NoCheckpoint):
+            runs.load(state, default=0)

@@ -29,7 +29,7 @@ def main(url: str, steps: int) -> None:
     state = {"model": net, "optimizer": optimizer, "step": 0}
 
     checkpoints = Checkpointer(url, group="auto")
-    resumed = checkpoints.load(state) if checkpoints.latest() else None
+    resumed = checkpoints.load(state, default=0) or None
     found = {"rank": rank, "pid": os.getpid(), "resumed": resumed, "digest": digest(state)}
     os.write(1, f"{json.dumps(found)}\n".encode())  # in one piece: the ranks share a pipe
 
