@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from checkpoint.background.messages import Message
 from checkpoint.background.underway import Rules
+from checkpoint.errors import CheckpointError
 from checkpoint.format.manifest import Commit
 from checkpoint.format.tree import Tree
 from checkpoint.group.agreement import Agreed, Agreement
@@ -50,8 +51,20 @@ class Together:
 
     @property
     def active(self) -> bool:
-        """Whether there is a group: with "auto", only where torch.distributed is initialised."""
-        return self._group != "auto" or (dist.is_available() and dist.is_initialized())
+        """Whether there is a group: with "auto", only where torch.distributed is initialised.
+
+        Raises CheckpointError where it was, and is no more: each rank would go on alone, on one URL.
+        """
+        if self._group != "auto":
+            return True
+        initialised = dist.is_available() and dist.is_initialized()
+        if self._world is not None and not initialised:
+            raise CheckpointError(
+                "torch.distributed is no more, and this Checkpointer works with all of its ranks\n"
+                "  state  what was committed stays; nothing was saved or loaded now\n"
+                "  next   save and load before destroy_process_group(), or make a new Checkpointer to go on alone"
+            )
+        return initialised
 
     @property
     def rank(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Collection
 from datetime import timedelta
@@ -92,7 +93,8 @@ class World:
         raises  CheckpointError of the kind that failed first, by rank; for ranks that are silent or gone, one that
                 names them
         """
-        message = {"error": error_document(mine)} if isinstance(mine, BaseException) else {"said": mine}
+        said = {"error": error_document(mine)} if isinstance(mine, BaseException) else {"said": mine}
+        message: Message = {"what": what, **said}
         with self._changed:
             self._calls += 1
             self._said = {**self._early.pop(self._calls, {}), 0: message}
@@ -176,6 +178,7 @@ class World:
         failed = next((message["error"] for message in messages if "error" in message), None)
         if failed is None:
             try:
+                _check_same([message["what"] for message in messages])
                 answers = decide([message["said"] for message in messages])
                 assert len(answers) == self.size, "one answer for each rank"
                 return [{"answer": answer} for answer in answers]
@@ -225,6 +228,18 @@ class World:
         with self._changed:
             self._lost[rank] = why
             self._changed.notify_all()
+
+
+def _check_same(whats: list[str]) -> None:
+    """That all ranks are at the same kind of thing; steps are compared, with better words, where they are agreed on."""
+    kinds = [re.sub(r"\d", "", what) for what in whats]
+    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None:
+        raise CheckpointError(
+            f"the ranks do not call the same: rank 0 is at {whats[0]}, rank {other} at {whats[other]}\n"
+            f"  state  {UNTOUCHED}\n"
+            "  next   call save and load on all ranks, in the same order"
+        )
 
 
 def error_document(error: BaseException) -> Message:

@@ -417,6 +417,37 @@ def changing(rank: int, size: int, folder: str) -> None:
         assert runs.save(9, states[0], blocking=False).wait(WITHIN_S).step == 9
 
 
+def crossed(rank: int, size: int, folder: str) -> None:
+    """Rank 0 saves while the others load."""
+    with beside(folder, rank, size, name="crossed") as runs:
+        state = {"x": torch.rand(10)}
+        runs.save(1, state)
+        with pytest.raises(CheckpointError, match=r"rank 0 is at the save of step 2.*, rank 1 at which checkpoint"):
+            runs.load(state) if rank else runs.save(2, state)
+        assert runs.save(3, state).step == 3
+
+
+def test_ranks_that_call_different_things_are_told_so(tmp_path: Path) -> None:
+    returned(run_ranks(crossed, 3, str(tmp_path)))
+    assert committed(tmp_path) == [3, 1]
+
+
+def left(rank: int, size: int, folder: str) -> None:
+    with beside(folder, rank, size, name="left") as runs:
+        state = {"x": torch.rand(10)}
+        runs.save(1, state)
+        dist.destroy_process_group()
+        with pytest.raises(CheckpointError, match=r"torch\.distributed is no more"):
+            runs.save(2, state)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/again", rank=rank, world_size=size)
+        runs.save(3, state)
+
+
+def test_ranks_that_left_their_group_do_not_save_alone(tmp_path: Path) -> None:
+    returned(run_ranks(left, 2, str(tmp_path)))
+    assert committed(tmp_path) == [3, 1]
+
+
 def test_the_state_may_change_between_saves(tmp_path: Path) -> None:
     returned(run_ranks(changing, 2, str(tmp_path)))
 
