@@ -6,6 +6,13 @@
         end = run.finish(within_s=60)
         assert end.weights_sha256 == undisturbed(steps=12, seed=7).weights_sha256
 
+    def test_random_faults_change_nothing(cluster, undisturbed):
+        run = cluster(workers=4, steps=40, launcher="elastic", faults="kill,stop,leave", rate=0.1)
+        assert run.finish(within_s=120).weights_sha256 == undisturbed(steps=40).weights_sha256
+
+Random faults are drawn from the test's seed, `drill_seed`. A test that fails says which `--drill-seed` draws the same
+again. Tests that use these fixtures are marked `drill`: -m "not drill" leaves them out.
+
 A project overrides `elastic_script` with its own script, which takes the run's URL as its first argument and the
 options as flags (steps=12 is --steps 12). Loaded by every pytest run where elastic is installed, so it imports nothing
 heavy until a fixture is used.
@@ -13,7 +20,9 @@ heavy until a fixture is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import secrets
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +32,44 @@ import pytest
 if TYPE_CHECKING:
     from elastic.drill.cluster import Cluster
     from elastic.drill.end import End
+    from elastic.drill.faults import Plan
+
+_SEED = pytest.StashKey[int]()
+_FIXTURES = {"cluster", "undisturbed", "drill_seed"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("elastic").addoption(
+        "--drill-seed", type=int, metavar="N", help="of what drills draw at random (default: another one each time)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "drill: runs a training script for real, and may hurt it")
+    asked: int | None = config.getoption("--drill-seed")
+    config.stash[_SEED] = secrets.randbelow(10**6) if asked is None else asked
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("drill")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and "drill_seed" in getattr(item, "funcargs", ()):
+        seed = item.config.stash[_SEED]
+        report.sections.append(("drill", f"--drill-seed {seed} draws the same again"))
+    return report
+
+
+@pytest.fixture
+def drill_seed(request: pytest.FixtureRequest) -> int:
+    """A seed of this test's own: of its name and of --drill-seed, which a failure tells."""
+    text = f"{request.config.stash[_SEED]} {request.node.nodeid}"
+    return zlib.crc32(text.encode())
 
 
 @pytest.fixture(scope="session")
@@ -34,17 +81,22 @@ def elastic_script() -> Path:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, elastic_script: Path) -> Iterator[Callable[..., Cluster]]:
+def cluster(tmp_path: Path, elastic_script: Path, drill_seed: int) -> Iterator[Callable[..., Cluster]]:
     """cluster(workers=4, steps=12, …): a run that has not started yet. See Cluster; options become flags.
 
+    faults="kill,stop", rate=0.05 draws so many faults per step, of the kinds that `elastic drill --help` lists.
     Each call is another run, unless `url` names an earlier one's. Whatever still runs is killed at the end.
     """
     with ExitStack() as running:
         made = 0
 
-        def make(*, url: str | Path | None = None, **arguments: Any) -> Cluster:
+        def make(
+            *, url: str | Path | None = None, faults: str | None = None, rate: float = 0.05, **arguments: Any
+        ) -> Cluster:
             nonlocal made
             made += 1
+            if faults is not None:
+                arguments["plan"] = _drawn(drill_seed + made, faults, rate, arguments)
             run = _cluster(elastic_script, tmp_path / f"drill-{made}", url or tmp_path / f"run-{made}", arguments)
             return running.enter_context(run)
 
@@ -76,6 +128,24 @@ def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, A
     own = {name: arguments.pop(name) for name in _OF_CLUSTER & arguments.keys()}
     script = arguments.pop("script", script)
     return Cluster(script, [str(url), *_flags(arguments)], url=url, folder=folder, steps=arguments.get("steps"), **own)
+
+
+def _drawn(seed: int, kinds: str, rate: float, arguments: dict[str, Any]) -> Plan:
+    """Raises pytest.UsageError where it cannot be drawn."""
+    from elastic.drill.draw import MAKES, drawn
+    from elastic.drill.faults import Plan
+
+    asked = kinds.split(",")
+    unknown = sorted(set(asked) - MAKES.keys())
+    if unknown or "steps" not in arguments or "plan" in arguments:
+        raise pytest.UsageError(
+            f"cluster(faults={kinds!r}, …) draws a plan: it takes steps=, no plan=, and kinds of {', '.join(MAKES)}"
+        )
+    workers, nodes = arguments.get("workers") or 1, arguments.get("nodes", 1)
+    faults = drawn(
+        seed, kinds=asked, rate=rate, steps=arguments["steps"], workers=workers, nodes=nodes, resume_workers=workers
+    )
+    return Plan(faults, seed)
 
 
 _OF_CLUSTER = {
