@@ -29,6 +29,9 @@ _KEPT = 100  # saves whose end is remembered, for what is said of them too late
 class Party(Protocol):
     """A writer process's part in the saves of its group; each `id` is the name of a save."""
 
+    def staged(self, id: str) -> None:
+        """This writer's part of the save is staged: all others are connected, or have gone since."""
+
     def ended(self, id: str) -> CheckpointError | None:
         """Why the save has ended without a commit, if it has."""
 
@@ -43,6 +46,9 @@ class Party(Protocol):
 
 class Alone:
     """The only writer of its saves."""
+
+    def staged(self, id: str) -> None:
+        pass
 
     def ended(self, id: str) -> CheckpointError | None:
         return None
@@ -64,8 +70,10 @@ class First:
         """Raises OSError where no socket can be opened."""
         self._size, self._finish_s = size, finish_s
         self._changed = threading.Condition()
-        self._here: set[int] = set()
+        self._here: dict[int, int] = {}  # who is connected, and the how manieth writer of its rank that is
+        self._came: dict[int, int] = {}
         self._gone: dict[int, str] = {}
+        self._expected: dict[str, dict[int, int]] = {}  # who was connected when a save was staged
         self._parts: dict[str, dict[int, list[StoredObject]]] = {}
         self._failed: dict[str, CheckpointError] = {}
         self._over: deque[str] = deque(maxlen=_KEPT)
@@ -74,6 +82,10 @@ class First:
     @property
     def endpoint(self) -> Message:
         return self._centre.endpoint
+
+    def staged(self, id: str) -> None:
+        with self._changed:
+            self._expected[id] = dict(self._here)
 
     def ended(self, id: str) -> CheckpointError | None:
         return self._failed.get(id)
@@ -93,18 +105,24 @@ class First:
         """What the other ranks stored, in their order."""
         with self._changed:
             parts = self._parts.setdefault(id, {})
-            missing = set(range(1, self._size))
+            expected = self._expected.get(id, {})
 
-            def all_said_or_one_cannot() -> bool:
-                missing.difference_update(parts)
-                return id in self._failed or not missing <= self._here
+            def missing() -> set[int]:
+                return set(range(1, self._size)) - parts.keys()
 
-            self._changed.wait_for(lambda: all_said_or_one_cannot() or not missing, self._finish_s)
+            def lost() -> dict[int, str]:
+                """Who will never say it. A writer that came after the save was staged has nothing of it."""
+                return {
+                    rank: self._gone.get(rank, "it never came")
+                    for rank in missing()
+                    if rank not in self._here or self._here[rank] != expected.get(rank)
+                }
+
+            self._changed.wait_for(lambda: id in self._failed or not missing() or lost(), self._finish_s)
             if id in self._failed:
                 raise self._failed[id]
-            if missing:
-                gone = {rank: self._gone.get(rank, "it never came") for rank in missing - self._here}
-                raise _lacking(id, missing, gone, self._finish_s)
+            if missing():
+                raise _lacking(id, missing(), lost(), self._finish_s)
             return [stored for rank in sorted(parts) for stored in parts[rank]]
 
     def _tell(self, id: str, outcome: Message) -> None:
@@ -112,6 +130,7 @@ class First:
             self._over.append(id)
             self._parts.pop(id, None)
             self._failed.pop(id, None)
+            self._expected.pop(id, None)
         for rank in range(1, self._size):
             self._centre.send(rank, {"save": id, **outcome})
 
@@ -119,7 +138,7 @@ class First:
         with self._changed:
             id = message.get("save")
             if id is None:
-                self._here.add(rank)
+                self._here[rank] = self._came[rank] = self._came.get(rank, 0) + 1
             elif id not in self._over and "error" in message:
                 self._failed.setdefault(id, error_from(message["error"]))
             elif id not in self._over:
@@ -128,7 +147,7 @@ class First:
 
     def _lose(self, rank: int, why: str) -> None:
         with self._changed:
-            self._here.discard(rank)
+            self._here.pop(rank, None)
             self._gone[rank] = why
             self._changed.notify_all()
 
@@ -156,6 +175,9 @@ class Other:
         self._outcomes: dict[str, Message] = {}
         self._gone = ""
         self._spoke = Spoke(endpoint, rank, self._hear, self._lose)
+
+    def staged(self, id: str) -> None:
+        pass
 
     def ended(self, id: str) -> CheckpointError | None:
         outcome = self._outcomes.get(id)
@@ -211,9 +233,10 @@ def _lacking(id: str, ranks: set[int], gone: dict[int, str], within_s: float) ->
     who = sorted(gone or ranks)
     how = f"ended before it was stored ({next(iter(gone.values()))})" if gone else f"did not say within {within_s:g} s"
     which = f"the writer process of rank {who[0]}" if len(who) == 1 else f"those of ranks {', '.join(map(str, who))}"
+    state = "nothing of it was committed" if who[0] else "it is not committed, unless rank 0 does so yet"
     return CheckpointError(
         f"{id} was not saved: {which} {how}\n"
-        "  state  nothing of it was committed; the previous checkpoint stays the newest\n"
+        f"  state  {state}; the previous checkpoint stays the newest\n"
         "  next   look at that rank's output; the next save works as soon as all ranks are there"
     )
 

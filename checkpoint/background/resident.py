@@ -130,6 +130,7 @@ class Resident:
                 self._meet(message)
             case "staged":
                 staged = self._found(message)
+                staged.party.staged(staged.name)
                 with self._changed:
                     self._staged.append(staged)
                     self._changed.notify_all()

@@ -1,0 +1,89 @@
+"""Writer processes of a group, seen from rank 0's: who counts as there for a save, and who does not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint import CheckpointError
+from checkpoint.background.parts import First
+from checkpoint.background.star import Spoke
+from checkpoint.format.draft import Draft
+from checkpoint.format.names import CommitId
+from checkpoint.storage import open_storage
+
+PATIENCE_S = 60.0
+SAVE = "c00000001.s000000001-00"
+
+
+class Writer:
+    """Rank 1's, as little of it as rank 0's writer sees."""
+
+    def __init__(self, first: First) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self.spoke = Spoke(first.endpoint, 1, self.heard.append, lambda why: None)
+
+
+@pytest.fixture
+def first() -> Iterator[First]:
+    made = First(2, PATIENCE_S)
+    yield made
+    made.close()
+
+
+def finish(first: First, folder: Path) -> CheckpointError | None:
+    """What rank 0's writer fails of, once its own part is stored."""
+    draft = Draft(CommitId(1, 1, "00"), "", (), b"", b"")
+    assert str(draft.id) == SAVE
+    try:
+        first.finish(open_storage(folder), draft, [])
+    except CheckpointError as error:
+        return error
+    return None
+
+
+def gone(first: First, rank: int) -> None:
+    with first._changed:
+        assert first._changed.wait_for(lambda: rank not in first._here, PATIENCE_S)
+
+
+def test_a_writer_that_came_later_has_nothing_of_the_save(first: First, tmp_path: Path) -> None:
+    """Waiting for it would last until the deadline, and the next save, which it does have, would wait behind."""
+    old = Writer(first)
+    first.staged(SAVE)
+    old.spoke.close()
+    gone(first, 1)
+    new = Writer(first)
+    error = finish(first, tmp_path)
+    assert error is not None
+    assert "the writer process of rank 1 ended before it was stored" in str(error)
+    new.spoke.close()
+
+
+def test_a_writer_that_said_its_part_may_go(first: First, tmp_path: Path) -> None:
+    """Then only the commit is lacking: this one fails of the claim, which nobody took."""
+    old = Writer(first)
+    first.staged(SAVE)
+    old.spoke.send({"save": SAVE, "objects": []})
+    old.spoke.close()
+    gone(first, 1)
+    error = finish(first, tmp_path)
+    assert error is None or "claim" in str(error)
+
+
+def test_a_writer_that_is_there_is_waited_for(first: First, tmp_path: Path) -> None:
+    one = Writer(first)
+    first.staged(SAVE)
+    found: list[CheckpointError | None] = []
+    finishing = threading.Thread(target=lambda: found.append(finish(first, tmp_path)), daemon=True)
+    finishing.start()
+    finishing.join(1.0)
+    assert finishing.is_alive()
+    one.spoke.send({"save": SAVE, "error": {"type": "CheckpointError", "text": "disk on fire", "fields": {}}})
+    finishing.join(PATIENCE_S)
+    assert ["disk on fire" in str(error) for error in found] == [True]
+    one.spoke.close()
