@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         StateMismatch,
         StorageError,
         UnsupportedValue,
+        WriterDied,
     )
     from checkpoint.format.decoding import decode
     from checkpoint.format.hashing import digest
@@ -64,6 +65,7 @@ __all__ = [
     "StorageError",
     "UnsupportedValue",
     "Verified",
+    "WriterDied",
     "decode",
     "digest",
     "encode",

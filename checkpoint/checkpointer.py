@@ -20,7 +20,7 @@ from checkpoint.apply import apply
 from checkpoint.background.messages import Message
 from checkpoint.background.saves import Background
 from checkpoint.background.underway import Rules, WhenBusy
-from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
+from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, TornManifest
 from checkpoint.foreground import save_now
 from checkpoint.format.draft import Draft
 from checkpoint.format.manifest import Commit
@@ -257,10 +257,17 @@ class Checkpointer:
             return self._in_background().begin(save, self._sweep_soon)
         if self._background is not None:
             self._in_background().settle()
-        with self._sweeper.sparing(save.draft.id):
-            commit = save_now(self._storage, save)
+        try:
+            commit = self._save_now(save)
+        except TornManifest as torn:  # the first save of a run has none before it, and nobody tries it again
+            self._log(f"{torn}\n  then   it is saved again")
+            commit = self._save_now(self._planned(step, state, meta or {}))
         self._sweep_quietly(step)
         return commit
+
+    def _save_now(self, save: Save) -> Commit:
+        with self._sweeper.sparing(save.draft.id):
+            return save_now(self._storage, save)
 
     def read(self, *, step: int | None = None) -> Checkpoint:
         """The newest whole checkpoint of the lineage (or that of `step`), every byte verified.

@@ -8,6 +8,7 @@
       StateMismatch       the checkpoint is of another model or optimizer: fix the named entries; nothing was changed
       UnsupportedValue    the state holds something that cannot be saved exactly: change it at the named path
       StorageError        the storage failed for good or for too long: the save is lost, training may go on
+      WriterDied          the process that wrote was killed: the save is lost, the next one starts another process
       SaveDropped         another save was under way or took this one's place, as when_busy says: nothing is wrong
 
 Facts are fields too. Messages never hold credentials: everything that names a URL went through `storage.redact`.
@@ -120,6 +121,15 @@ class StorageError(CheckpointError):
         self.operation = operation
         self.key = key
         self.attempts = attempts
+
+
+class TornManifest(StorageError):
+    """The storage holds other bytes under the name of a manifest: the write of it ended halfway, and nothing is
+    committed. This name is of no use any more; the same state can be saved again, under another one."""
+
+
+class WriterDied(CheckpointError):
+    """The process that wrote a save in the background ended before it was committed."""
 
 
 class SaveDropped(CheckpointError):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from checkpoint.errors import CheckpointError, ClaimLost, StorageError
+from checkpoint.errors import ClaimLost, StorageError, TornManifest
 from checkpoint.format.draft import Draft, StoredObject
 from checkpoint.format.hashing import CHUNK_BYTES, chunk_hashes, xxh3
 from checkpoint.format.names import CommitId
@@ -33,10 +33,13 @@ def write_object(storage: Storage, id: CommitId, index: int, file: Buffer) -> St
 def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> None:
     """Commits the save, all of whose objects are written.
 
-    raises  ClaimLost, StorageError; then nothing is committed, unless the error says that it may be
+    raises  ClaimLost, StorageError (TornManifest among them); then nothing is committed, unless the error says that it
+            may be
     """
     planned = draft.planned()
     found = storage.list(draft.id.data_folder) if planned else {}
+    if found != planned:  # a listing may be of what was there before, so what it does not show is looked for by name
+        found |= {key: _size(storage, key) for key, size in planned.items() if found.get(key) != size}
     if found != planned:
         wrong = sorted(set(found.items()) ^ set(planned.items()))[:6]
         raise StorageError(
@@ -54,10 +57,25 @@ def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> N
     try:
         storage.put_new(draft.id.manifest_key, data)
     except AlreadyThere:
-        raise CheckpointError(
-            f"{draft.id.manifest_key} exists with other bytes: a nonce occurred twice; save again"
+        raise TornManifest(
+            f"{draft.id}: the storage holds other bytes under the name of the manifest that was written: that write "
+            "ended halfway\n"
+            "  state  nothing was committed; the previous checkpoint stays the newest\n"
+            "  next   save again: the next save has another name. This storage does not write objects whole or not "
+            "at all",
+            operation="create",
+            key=draft.id.manifest_key,
+            attempts=1,
         ) from None
     _read_back(storage, draft.id, data)
+
+
+def _size(storage: Storage, key: str) -> int:
+    """In bytes; below 0: it is not there. Raises `StorageError`."""
+    try:
+        return storage.size(key)
+    except Missing:
+        return -1
 
 
 def _read_back(storage: Storage, id: CommitId, manifest: bytes) -> None:

@@ -19,7 +19,7 @@ import socket
 import threading
 from typing import Any
 
-from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, StorageError
+from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, StorageError, TornManifest
 
 PACKET_BYTES = 128 * 1024  # the kernel refuses more than about 200 KB
 _MORE, _LAST = b"+", b"."
@@ -100,6 +100,8 @@ def error_from(document: Message) -> CheckpointError:
     match document["type"]:
         case "StorageError":
             return StorageError(text, **fields)
+        case "TornManifest":
+            return TornManifest(text, **fields)
         case "ClaimLost":
             return ClaimLost(text, **fields)
         case "SaveDropped":

@@ -16,7 +16,7 @@ from typing import Literal
 from checkpoint.background.arena import HALVES
 from checkpoint.background.messages import Message, error_from
 from checkpoint.background.process import WriterProcess
-from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped
+from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, WriterDied
 from checkpoint.format.manifest import Commit
 from checkpoint.saving import Saving
 from checkpoint.storage import Missing, Storage
@@ -258,8 +258,8 @@ def dropped(step: int, why: str) -> SaveDropped:
     return SaveDropped(f"step {step} was not saved: {why}", step=step)
 
 
-def _died(step: int, why: str) -> CheckpointError:
-    return CheckpointError(
+def _died(step: int, why: str) -> WriterDied:
+    return WriterDied(
         f"step {step} was not saved: {why}\n"
         "  state  it is not committed, unless rank 0 of its group does so yet; earlier checkpoints are as they were\n"
         "  next   the next save starts a new writer process; if that one dies too, look for the kernel's OOM killer"

@@ -2,8 +2,8 @@
 
 Training stops for a periodic save only until the state is copied: the rest is done by a writer process, even if this
 one is killed (checkpoint/background/). One that fails is reported and training goes on, until so many in a row have
-failed that the run stops (SavesFailed) before more work is at risk; the final one must succeed. A newer claim means
-that the run goes on elsewhere: Evicted, and nothing more is written.
+failed that the run stops (SavesFailed) before more work is at risk; the final one must succeed, and is tried again.
+A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import checkpoint
 from elastic.config import Config
@@ -24,6 +24,8 @@ from elastic.observe.events import EventLog
 from elastic.state import identity as identities
 from elastic.state.survives import Survives, Tree
 
+PATIENCE_S = 20.0  # so long what nobody would try again is tried again
+T = TypeVar("T")
 _WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
 
 
@@ -61,7 +63,9 @@ class Saver:
         console: Console,
         answers: tuple[str, dict[str, Any]] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self._sleep = sleep
         self._config = config
         self.world_size = launch.world_size
         self._survives = survives
@@ -175,6 +179,23 @@ class Saver:
         most = self._config.save_failures_max
         if most is not None and self._failures >= most:
             raise self._saves_failed(step) from self._last_failure
+
+    def patiently(self, what: str, act: Callable[[], T]) -> T:
+        """What `act` gives, which is tried again for a while where the storage or the writer process fails: a disk that
+        is full for a moment costs no run.
+
+        Raises StorageError or WriterDied where every attempt failed, and whatever else `act` raises.
+        """
+        until_s, wait_s = self._clock() + PATIENCE_S, 1.0
+        while True:
+            try:
+                return act()
+            except (checkpoint.StorageError, checkpoint.WriterDied) as failure:
+                if self._clock() + wait_s > until_s:
+                    raise
+                self._console.say(f"{what} failed, and is tried again in {wait_s:.0f} s: {failure}")
+            self._sleep(wait_s)
+            wait_s *= 2
 
     def save(self, position: Position, *, must: bool) -> None:
         """Saves the live state. `must`: it is committed on return, and a failure ends the run.

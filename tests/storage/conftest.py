@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from checkpoint import Checkpointer
 from checkpoint.testing import Faults, Plan
 from tests.kit import rgw as ceph
 from tests.kit.s3 import S3Server, s3_server
+from tests.storage.beside import RESIDENT, Trainer, command_of
 
 _count = itertools.count()
 
@@ -71,3 +75,27 @@ def checkpointer() -> Iterator[Callable[..., Checkpointer]]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """No process, no mapping of an arena and no thread of a save is left."""
+    yield
+    gc.collect()
+    left = [one.pid for one in psutil.Process().children() if RESIDENT in " ".join(command_of(one))]
+    assert left == []
+    assert "checkpoint-arena" not in Path("/proc/self/maps").read_text()
+    assert [one.name for one in threading.enumerate() if one.name.startswith("checkpoint-")] == []
+
+
+@pytest.fixture
+def trainer() -> Iterator[Callable[..., Trainer]]:
+    started: list[Trainer] = []
+
+    def start(*arguments: Any) -> Trainer:
+        started.append(Trainer(*arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()

@@ -28,15 +28,15 @@ MENDABLE: dict[str, Callable[[int], Rule]] = {
     "an error that passes": lambda n: Error("reset", after=n, times=1),
     "three errors that pass": lambda n: Error("slow_down", after=n, times=3),
     "a lost answer": lambda n: Error("timeout", after=n, times=1, late=True),
+    "a write torn in half": lambda n: TornWrite(after=n, times=1),
+    "a stale listing": lambda n: StaleList(after=n, times=1),
     "a hang": lambda n: Hang(0.001, after=n, times=1),
 }
 OTHER: dict[str, Callable[[int], Rule]] = {
     "an error that stays": lambda n: Error("forbidden", after=n),
     "an error that stays, after the work was done": lambda n: Error("full", after=n, late=True),
-    "a write torn in half": lambda n: TornWrite(after=n, times=1),
     "a write torn in half that is called a success": lambda n: TornWrite(after=n, times=1, silent=True),
     "a short read": lambda n: ShortRead(after=n, times=1),
-    "a stale listing": lambda n: StaleList(after=n, times=1),
     "stale listings from here on": lambda n: StaleList(after=n),
     "a power cut": lambda n: Cut(after=n),
     "a power cut just after": lambda n: Cut(after=n, late=True),
@@ -227,3 +227,17 @@ def test_the_writer_process_stands_a_bad_storage_too(tmp_path: Path, checkpointe
     found = checkpointer(tmp_path).read()
     assert found.step >= committed > 0, lines
     assert digest(found.tree) == DIGESTS[found.step]
+
+
+def test_the_first_save_of_a_run_is_made_again_where_its_manifest_was_torn(
+    memory: Callable[[str], str], checkpointer: Make
+) -> None:
+    """There is none before it to go back to: the run could never start. (Random drill 205.)"""
+    faults = Faults(Plan(TornWrite(path="*/commits/*", times=1)))
+    said: list[str] = []
+    saved = checkpointer(on(*faults.around(memory("torn"))), log=said.append)
+    name = saved.save(0, state(7)).name
+    assert "is saved again" in "\n".join(said)
+
+    found = checkpointer(memory("torn"), log=said.append).read()
+    assert (found.step, found.commit.name, digest(found.tree)) == (0, name, DIGESTS[7])

@@ -212,8 +212,9 @@ def test_data_that_vanishes_before_the_manifest_is_counted(tmp_path: Path, check
 
     class Losing(CutAfter):
         def list(self, prefix: str) -> dict[str, int]:
-            found = self.inner.list(prefix)
-            return dict(list(found.items())[1:]) if prefix.startswith("data/c") else found
+            if prefix.startswith("data/c"):
+                self.inner.delete(min(self.inner.list(prefix)))
+            return self.inner.list(prefix)
 
     saved = checkpointer(Losing(open_storage(tmp_path), 10**6), shard_bytes=100)
     with pytest.raises(StorageError, match="other objects than were written"):

@@ -168,6 +168,19 @@ def test_a_checkpoint_whose_data_no_listing_shows_yet_is_whole(tmp_path: Path, c
     assert checkpointer(storage).read().step == 1
 
 
+def test_a_save_whose_data_no_listing_shows_yet_is_committed(tmp_path: Path, checkpointer: Make) -> None:
+    """A run could not start while every listing was late, and ended: the same failure twice."""
+    storage: Any = Stale(tmp_path)
+    whole = storage.list
+
+    def late(prefix: str) -> dict[str, int]:
+        return {} if prefix.startswith("data/c") else whole(prefix)
+
+    storage.list = late
+    checkpointer(storage).save(1, state(1))
+    assert checkpointer(tmp_path).read().step == 1
+
+
 class Late(Stale):
     """Shows no manifest at the first look."""
 

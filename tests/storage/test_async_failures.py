@@ -1,0 +1,204 @@
+"""Saves beside training that fail: who is told, when the run stops, and what holds nobody up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    ClaimLost,
+    Saving,
+    StorageError,
+)
+from checkpoint.background.underway import Rules, Underway
+from checkpoint.background.workshop import Workshop
+from checkpoint.storage import open_storage
+from tests.kit.s3 import S3Server
+from tests.storage.beside import WITHIN_S, Make, newest, settled, state, writers
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+def test_a_failure_is_reported_and_after_three_the_next_save_stops_the_run(tmp_path: Path, checkpointer: Make) -> None:
+    lines: list[str] = []
+    folder = tmp_path / "runs"
+    runs = checkpointer(folder, log=lines.append, retry_s=0.01)
+    runs.save(1, state(1), blocking=False).wait(WITHIN_S)
+    (folder / "data").rename(folder / "elsewhere")
+    (folder / "data").write_bytes(b"in the way")
+    for step in (2, 3, 4):
+        saving = runs.save(step, state(step), blocking=False)
+        with pytest.raises(StorageError, match="a file lies where a folder is needed") as caught:
+            saving.wait(WITHIN_S)
+        assert caught.value.operation == "write"
+    assert [f"step {step} could not be saved" in line for step, line in zip((2, 3, 4), lines, strict=True)] == [
+        True
+    ] * 3
+    with pytest.raises(StorageError):
+        runs.wait()
+    with pytest.raises(CheckpointError, match="3 saves in a row failed") as stopped:
+        runs.save(5, state(5), blocking=False)
+    assert isinstance(stopped.value.__cause__, StorageError)
+
+    (folder / "data").unlink()
+    (folder / "elsewhere").rename(folder / "data")
+    assert runs.save(6, state(6), blocking=False).wait(WITHIN_S).step == 6  # whoever catches the error may go on
+    assert newest(folder) == 6
+
+
+def test_a_job_that_was_replaced_stops_at_the_save_after(tmp_path: Path, checkpointer: Make) -> None:
+    old, new = checkpointer(tmp_path, log=lambda line: None), checkpointer(tmp_path, take_over=True)
+    old.save(1, state(1), blocking=False).wait(WITHIN_S)
+    new.claim()
+    with pytest.raises(ClaimLost) as caught:
+        old.save(2, state(2), blocking=False).wait(WITHIN_S)
+    assert (caught.value.ours, caught.value.newest) == (1, 2)
+    with pytest.raises(ClaimLost):
+        old.save(3, state(3), blocking=False)
+    assert [commit.step for commit in new.list()] == [1]
+
+
+def test_without_memory_for_the_arena_training_waits_and_the_log_says_how_much_it_takes(tmp_path: Path) -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n"
+        "import sys, checkpoint\n"
+        "from tests.storage.beside import state\n"
+        "with checkpoint.Checkpointer(sys.argv[1], shard_bytes=2**19, log=print) as runs:\n"
+        "    runs.warm(state(1, 50_000))\n"
+        "    for step in (1, 2): print(runs.save(step, state(step, 50_000), blocking=False).wait(60).step)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True, cwd=Path(__file__).parents[2]
+    )
+    [said, *steps] = done.stdout.splitlines()
+    assert "training waits for each commit" in said
+    assert "bytes of shared memory are needed" in said
+    assert steps == ["1", "2"]
+    assert newest(tmp_path) == 2
+
+
+def test_what_a_writer_process_cannot_be_told_is_saved_in_the_foreground(tmp_path: Path, checkpointer: Make) -> None:
+    lines: list[str] = []
+    for place in (
+        checkpointer(open_storage(tmp_path / "a"), log=lines.append),
+        checkpointer(tmp_path / "b", storage_options={"session": object()}, log=lines.append),
+    ):
+        assert place.save(1, state(1), blocking=False).wait(WITHIN_S).step == 1
+        assert place.save(2, state(2), blocking=False).done
+    assert ["object of this process" in line or "cannot be told" in line for line in lines] == [True, True]
+
+
+def test_credentials_reach_the_writer_by_no_command_line_and_no_environment(
+    s3: S3Server, tmp_path: Path, checkpointer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="checkpoint")
+    runs = checkpointer("s3://no-such-bucket-here/x", storage_options=s3.options, retry_s=1)
+    good = checkpointer(f"s3://runs/{tmp_path.name}", storage_options=s3.options)
+    good.save(1, state(1), blocking=False).wait(WITHIN_S)
+    [writer] = writers()
+    seen = json.dumps([writer.cmdline(), writer.environ()])
+    with pytest.raises(StorageError) as caught:
+        runs.save(1, state(1), blocking=False)
+    seen += str(caught.value) + "".join(record.getMessage() for record in caplog.records)
+    assert s3.options["secret"] not in seen
+    assert s3.options["key"] not in seen
+
+
+def test_bad_arguments_are_refused_at_once() -> None:
+    with pytest.raises(CheckpointError, match="'wait', 'skip' or 'replace'"):
+        Checkpointer("memory://x", when_busy="later")  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="must be positive"):
+        Checkpointer("memory://x", failures_max=0)
+
+
+def test_a_handle_of_a_finished_save_answers_at_once(tmp_path: Path, checkpointer: Make) -> None:
+    saving = checkpointer(tmp_path).save(1, state(1), blocking=False)
+    commit = saving.wait(WITHIN_S)
+    assert isinstance(saving, Saving)
+    assert saving.done
+    assert saving.error is None
+    assert saving.wait(0) is commit
+
+
+def test_a_writer_process_finds_this_package_and_nothing_else_by_its_path(tmp_path: Path) -> None:
+    """Also where a script found the package by a path of its own; and its modules stand in for no other package."""
+    with Checkpointer(tmp_path / "run") as runs:
+        runs.save(1, state(1), blocking=False).wait(WITHIN_S)
+        (writer,) = writers()
+        first = Path(writer.environ()["PYTHONPATH"].split(os.pathsep)[0])
+    assert (first / "checkpoint" / "__init__.py").exists()
+
+
+def test_a_log_that_takes_nothing_holds_no_save_up(tmp_path: Path) -> None:
+    def broken(line: str) -> None:
+        raise BrokenPipeError(line)
+
+    with Checkpointer(tmp_path / "run", log=broken, retry_s=0.1) as runs:
+        runs.save(1, state(1), blocking=False).wait(WITHIN_S)
+        (tmp_path / "run" / "data").rename(tmp_path / "away")
+        (tmp_path / "run" / "data").write_text("no folder")
+        for step in (2, 3, 4):  # more than there are halves
+            with pytest.raises(StorageError):
+                runs.save(step, state(step), blocking=False).wait(WITHIN_S)
+        (tmp_path / "run" / "data").unlink()
+        (tmp_path / "away").rename(tmp_path / "run" / "data")
+        with pytest.raises(CheckpointError, match="3 saves in a row failed"):
+            runs.save(5, state(5), blocking=False)
+        runs.save(5, state(5), blocking=False).wait(WITHIN_S)
+    assert newest(tmp_path / "run") == 5
+
+
+def test_a_save_is_committed_where_no_thread_is_left_to_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "checkpoint-sweep":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with Checkpointer(tmp_path / "run") as runs:
+        for step in (1, 2, 3, 4):
+            assert runs.save(step, state(step), blocking=False).wait(WITHIN_S).step == step
+    assert newest(tmp_path / "run") == 4
+
+
+def test_an_answer_that_comes_too_late_answers_no_other_question(tmp_path: Path) -> None:
+    rules = Rules("wait", 3, WITHIN_S, 2**28)
+    underway = Underway(open_storage(tmp_path), rules, print, patience_s=WITHIN_S)
+    opening = {"url": str(tmp_path), "options": {}, "retry_s": 1.0}
+    workshop = Workshop(opening, rules, underway, unusable=None, log=print)
+    workshop.started().send({"kind": "drop_arena"})  # as a question that nobody waits for any more
+    assert "addresses" in workshop.meet({"kind": "centre", "size": 2})
+    workshop.close(WITHIN_S)
+
+
+def test_a_log_may_take_a_lock_that_who_waits_for_saves_holds(tmp_path: Path) -> None:
+    """It is called without any lock of ours, so waiting ends, and then the line is logged."""
+    busy, lines = threading.Lock(), []
+
+    def log(line: str) -> None:
+        with busy:
+            lines.append(line)
+
+    with Checkpointer(tmp_path / "run", log=log, retry_s=0.1) as runs:
+        runs.save(1, state(1), blocking=False).wait(WITHIN_S)
+        (tmp_path / "run" / "data").rename(tmp_path / "away")
+        (tmp_path / "run" / "data").write_text("no folder")
+        with busy:
+            runs.save(2, state(2), blocking=False)
+            waiting = threading.Thread(target=settled, args=(runs,), daemon=True)
+            waiting.start()
+            waiting.join(WITHIN_S)
+            assert not waiting.is_alive()
+    assert any("step 2 could not be saved" in line for line in lines)
