@@ -222,7 +222,12 @@ class Origin:
     def _coordinate(self) -> tuple[Tree, int | None]:
         saver = self._hand()
         self._observer.at("claim", self._run)
-        self._claimed = saver.claim()
+        if (
+            self._launch.restart
+        ):  # the storage has worked: what replaces a lost worker does not fail where that one saved
+            self._claimed = saver.patiently("the claim", saver.claim)
+        else:
+            self._claimed = saver.claim()
         self._observer.at("load", self._run)
         found = saver.read()
         if found is None:

@@ -103,14 +103,20 @@ class Recovery:
         self._session.origin.save_begun_s = time.monotonic()
         self.commit(must=must)
 
-    def commit(self, *, must: bool) -> None:
-        """On the coordinator, unless storage holds this very state."""
+    def commit(self, *, must: bool, last: bool = False) -> None:
+        """On the coordinator, unless storage holds this very state.
+
+        last  the run ends with it
+        """
         saver, course = self._session.origin.saver, self._course
         if saver is None or saver.holds(course.step, course.stopped):
             return
         self._run._phase(SAVING)
         self._observer.at("save", self._run)
-        saver.save(course.position, must=must)
+        if last:
+            saver.patiently("the last save", lambda: saver.save(course.position, must=True))
+        else:
+            saver.save(course.position, must=must)
         self._observer.at("saved", self._run)
 
     def all_break(self) -> bool:

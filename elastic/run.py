@@ -131,6 +131,7 @@ class Run:
         self._launch = environment.read()
         self._observer = environment.observer(self._launch)
         url, arguments["storage_options"] = self._observer.storage(os.fspath(url), storage_options)
+        arguments["save_every"] = self._observer.cadence(save_every)
         self._config: Config = configure(url, self._launch, **arguments)
         config = self._config
         if portable:
@@ -427,7 +428,7 @@ class Run:
 
         def saved() -> None:
             self._observer.at("finish", self)
-            recovery.commit(must=True)
+            recovery.commit(must=True, last=True)
             recovery.wait_for_all(None)
 
         recovery.agree("finish", saved, "waiting for the last save")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import lru_cache
@@ -31,7 +32,7 @@ from elastic.membership.rules import BOUNDARY
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog
 from elastic.observe.observer import Observer
-from elastic.observe.pulse import Pulse
+from elastic.observe.pulse import Pulse, Status
 from elastic.observe.timing import Stopwatch, age_s
 from elastic.origin import Origin
 from elastic.place import Place
@@ -74,11 +75,12 @@ class Session:
         )
         self.events = EventLog(config.url, worker_id=run.worker_id, storage_options=config.storage_options or None)
         self.events.context(rank=launch.rank, world_size=launch.world_size, generation=run.generation)
+        show = self._on_the_terminal() if launch.terminal else None
         pulse = Pulse(
             total_steps=config.plan.total_steps,
             shares=config.plan.virtual_workers,
-            tell=self.live.pulse if self.live is not None and launch.status else None,
-            say=console.say if not launch.status else None,
+            tell=self.live.pulse if self.live is not None and launch.status else show,
+            say=console.say if not launch.status and show is None else None,
         )
         self.events.hear(pulse.hear)
         if launch.observer is not None:
@@ -200,6 +202,14 @@ class Session:
         if config.scaler is not None:
             config.scaler.scale(torch.zeros((), device=config.device))  # an idle rank needs its scale, too
         self.read_from(self.origin.position.step)
+
+    def _on_the_terminal(self) -> Callable[[Status], None]:
+        """Where this worker shows the status itself: what takes it."""
+        from elastic.observe.screen import Screen  # rich takes a moment to load, and few show anything
+
+        screen = Screen(sys.stderr.fileno())
+        self.keep(screen.close)
+        return screen.show
 
     def _close_origin(self) -> None:
         """Where others wait for this process's end, a save that is under way is left to the writer process."""

@@ -59,7 +59,8 @@ class LoaderProcesses:
 
     def __init__(self, reader: Reader, *, num_workers: int, pin_memory: bool) -> None:
         self._processes: list[multiprocessing.Process] = []
-        self._at_exit = multiprocessing.util.Finalize(self, _end, args=(self._processes, Scratch()), exitpriority=100)
+        scratch = Scratch()
+        self._at_exit = multiprocessing.util.Finalize(self, _end, args=(self._processes, scratch), exitpriority=100)
         self._outbox = _Outbox()
         self._abandoned = memoryview(mmap.mmap(-1, 8 * _SLOTS)).cast("q")  # shared with the children
         ticketed: Any = _Ticketed(
@@ -87,6 +88,7 @@ class LoaderProcesses:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         self._results = results
         self._processes.extend(results._workers)
+        scratch.note(process.pid for process in self._processes if process.pid is not None)
         # DataLoader's SIGCHLD handler would throw a dead child's RuntimeError into whatever line this process
         # is at, an optimizer's step included. Here a death is noticed by `poll`, and nowhere else.
         signal_handling._remove_worker_pids(id(results))

@@ -4,6 +4,12 @@ multiprocessing makes a folder per child, `pymp-…`, and removes it when the ch
 leaves it behind. Here the worker makes one for all its children, removes it when it ends them, and
 removes those of killed workers when it starts. Whose worker lives is told by a lock on the folder, which
 the kernel drops when the last process that holds it is gone.
+
+It also tells which loader processes there were: one that is killed in the midst of handing over a batch leaves that in
+shared memory, in a file that nobody else removes.
+
+The kernel takes no socket's path above 107 bytes, and a TMPDIR may be longer than that (a batch system's, a test's):
+then the folder is named by the descriptor that the worker has open on it, which is short.
 """
 
 from __future__ import annotations
@@ -14,10 +20,17 @@ import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
+from elastic.errors import ConfigError
+
 _AGE_S = 1.0  # a younger folder may be one that its worker has made and not locked yet
-_PREFIX = "elst-"  # as short as multiprocessing's own: a socket's path has 107 bytes in all
+_PREFIX = "elst-"
+CHILD = "child-"
+_SHARED = Path("/dev/shm")  # where torch makes torch_<pid>_<…>, and takes the name away once it is open
+_PATH_MAX = 107  # bytes of a socket's path
+_SOCKET = "/listener-12345678"  # as multiprocessing names them
 
 
 class Scratch:
@@ -25,19 +38,48 @@ class Scratch:
 
     def __init__(self) -> None:
         _remove_abandoned()
+        self._told = ""
         self.folder, self._lock = _locked_folder()
         # multiprocessing has no public way to say where its sockets go; a child copies this from its parent.
-        multiprocessing.current_process()._config["tempdir"] = str(self.folder)  # type: ignore[attr-defined]
+        self._told = self._short_name()
+        multiprocessing.current_process()._config["tempdir"] = self._told  # type: ignore[attr-defined]
+
+    def note(self, pids: Iterable[int]) -> None:
+        """Of the children."""
+        for pid in pids:
+            with contextlib.suppress(OSError):  # a full disk: what they might leave is not worth an error
+                (self.folder / f"{CHILD}{pid}").touch()
 
     def close(self) -> None:
         """Removes the folder. Call it when the children are gone."""
         config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-        if config.get("tempdir") == str(self.folder):
+        if config.get("tempdir") == self._told:
             del config["tempdir"]
         _remove(self.folder)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def _short_name(self) -> str:
+        """Of the folder, short enough for sockets in it. The lock is open as long as the folder is in use, here and in
+        the children, and any process of this user may follow it."""
+        name = str(self.folder)
+        if _fits(name):
+            return name
+        name = f"/proc/{os.getpid()}/fd/{self._lock}"
+        if os.path.isdir(name):
+            return name
+        self.close()
+        raise ConfigError(
+            f"the sockets of loader processes cannot lie in {self.folder}: their paths would be longer than the "
+            f"{_PATH_MAX} bytes that the kernel takes\n"
+            "  state  nothing is read yet\n"
+            "  next   set TMPDIR to a shorter path"
+        )
+
+
+def _fits(folder: str) -> bool:
+    return len(os.fsencode(folder + _SOCKET)) <= _PATH_MAX
 
 
 def _locked_folder() -> tuple[Path, int]:
@@ -71,8 +113,15 @@ def _remove_abandoned() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes sockets and the folder; one that holds anything else is not ours and stays."""
+    """Removes sockets, what children left in shared memory, and the folder; one that holds anything else is not ours
+    and stays."""
     with contextlib.suppress(OSError):
+        for child in folder.glob(f"{CHILD}*"):
+            pid = child.name.removeprefix(CHILD)
+            if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+                for shared in _SHARED.glob(f"torch_{pid}_*"):
+                    shared.unlink(missing_ok=True)
+            child.unlink()
         for socket in folder.glob("listener-*"):
             socket.unlink()
         folder.rmdir()

@@ -27,15 +27,14 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic.launch import children
 from elastic.launch.connection import Connection
 from elastic.launch.hubs import AnyHub
 from elastic.launch.logs import Logs, Streams
-from elastic.launch.progress import Patience, state_of
-from elastic.launch.script import Script
+from elastic.launch.progress import Doubts, Patience, state_of
 from elastic.launch.starter import Request, Starter
 from elastic.launch.worker import SHARED_STDERR
 from elastic.membership.progress import BYTES, Record
@@ -96,24 +95,16 @@ class _Worker:
 
 
 class Agent:
-    """run() returns the exit status."""
+    """run() returns the exit status. starter: may be at work already; it, its loop and its children are this one's."""
 
     def __init__(
-        self,
-        script: Script,
-        rules: NodeRules,
-        hub: AnyHub,
-        logs: Logs,
-        environ: Mapping[str, str],
-        *,
-        fresh: bool,
-        say: Callable[[str], None],
+        self, rules: NodeRules, hub: AnyHub, logs: Logs, starter: Starter, *, say: Callable[[str], None]
     ) -> None:
         self._rules = rules
         self._hub = hub
         self._logs = logs
         self._say = say
-        self._loop = selectors.DefaultSelector()
+        self._loop = starter.loop
         self._workers: dict[str, _Worker] = {}  # by token
         self._ids: dict[str, _Worker] = {}
         self._starts: Counter[int] = Counter()
@@ -126,11 +117,12 @@ class Agent:
         self._interrupted_s: float | None = None
         self._killed = False
         self._looked_s = self._held_up_s = time.monotonic()
-        self._hang_patience = 1.0
+        self._doubts = Doubts()
         self._traces: set[str] = set()  # that people have seen
         self._hostname = socket.gethostname()
         self._screen = Screen(sys.stderr.fileno()) if rules.status else None
-        self._starter = Starter(self._loop, script, environ, fresh=fresh, started=self._started, say=say)
+        self._starter = starter
+        starter.started = self._started
 
     def run(self) -> int:
         with self._signals():
@@ -263,6 +255,8 @@ class Agent:
                 self._end_workers(lambda worker: None)
 
     def _lost_hub(self, why: str) -> None:
+        if self._over is not None:
+            return  # its process has ended before this one, as the run has
         self._hub_gone = True
         self._say(
             f"the connection to the run's hub is lost: {why}\n"
@@ -336,10 +330,12 @@ class Agent:
         if now_s - self._looked_s > _HELD_UP_S:
             self._held_up_s = now_s
         self._looked_s = now_s
-        for worker in [worker for worker in self._workers.values() if worker.pid and not worker.stuck]:
+        living = [worker for worker in self._workers.values() if worker.pid and not worker.stuck]
+        self._doubts.look(now_s, (Record.read(worker.progress) for worker in living))
+        for worker in living:
             record, state = Record.read(worker.progress), state_of(worker.pid)
             why = worker.patience.stuck(
-                now_s, record, state, not_before_s=self._held_up_s, patience=self._hang_patience
+                now_s, record, state, not_before_s=self._held_up_s, patience=self._doubts.patience
             )
             if why is None:
                 continue
@@ -349,7 +345,8 @@ class Agent:
                 self._kill(worker)  # somebody stopped it: no doing of its own
             else:
                 worker.hung = True
-                self._hang_patience *= 2  # it may only have been slow; then the next one gets there
+                others = [Record.read(other.progress) for other in living if not other.stuck]
+                self._doubts.killed(now_s, record, worker.stuck_s, others)
                 os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see worker.py
                 worker.kill_at_s = now_s + _DUMP_S
 

@@ -6,12 +6,13 @@ round) is an error here and not a hang later.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic.errors import ConfigError
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 PORTABLE_INSTRUCTION_SETS = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
 """What pins the instruction set of ATen, oneDNN and MKL to AVX2, which every x86-64 cloud machine has."""
 
+DRILL_STORAGE = "ELASTIC_DRILL_STORAGE"  # JSON
+
+_STDERR = 2
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -39,6 +43,7 @@ class Launch:
     token                     the end of the worker's id, where its agent has chosen one
     ordered                   unix seconds, when that agent asked for this worker
     status                    that agent shows the run's status
+    terminal                  this worker shows it itself, on stderr: rank 0 under torchrun, on a terminal
     hang_s                    how long a worker may compute without a step's end before it counts as hung, at least
     """
 
@@ -58,6 +63,7 @@ class Launch:
     token: str | None = None
     ordered: float | None = None
     status: bool = False
+    terminal: bool = False
     hang_s: float = 30.0
 
     @property
@@ -105,7 +111,16 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
         job=None if run_id == "none" else run_id,
         restart=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
         observer=observer,
+        terminal=env["RANK"] == "0" and env.get("ELASTIC_STATUS") != "0" and _is_terminal(_STDERR, env),
     )
+
+
+def _is_terminal(fd: int, env: Mapping[str, str]) -> bool:
+    if not os.isatty(fd):
+        return False
+    from elastic.observe.screen import wanted
+
+    return wanted(fd, env)
 
 
 def observer(launch: Launch) -> Observer:
@@ -135,6 +150,12 @@ def descriptors_of_agent(environ: Mapping[str, str] | None = None) -> list[int]:
     """What a worker of `elastic run` needs open to be reached by its agent."""
     env = os.environ if environ is None else environ
     return [int(env[name]) for name in ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS") if name in env]
+
+
+def drill_storage() -> tuple[str | None, dict[str, Any] | None]:
+    """Where a drill makes the run live, and with which options. Both may hold credentials, and so are in no file."""
+    url, options = json.loads(os.environ.get(DRILL_STORAGE, "[null, null]"))
+    return url, options
 
 
 def host_address(towards: str | None) -> str:

@@ -6,6 +6,7 @@ of their own; it is computing for longer than it may, or is stopped.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from elastic.membership.progress import COMPUTING, Record
@@ -36,6 +37,46 @@ class Patience:
         if record.phase == COMPUTING and elapsed_s > limit_s:
             return f"it has computed for {elapsed_s:.1f} s without a sign, and may for {limit_s:.1f} s"
         return None
+
+
+class Doubts:
+    """How many times longer than its limit a worker may take, after others were killed for taking long.
+
+    Each kill doubles it, since that worker may only have been slow, and whoever takes the step over is no faster. Where
+    the step is done sooner than the killed one took, it did hang, and the next one gets no more time than it did. That
+    proves nothing where another one computed for about as long, since the step may be slow for all; nor where others
+    were past the step: then the killed one was in its script's own code after it, which nobody does again.
+    """
+
+    def __init__(self) -> None:
+        self.patience = 1.0
+        self._open: tuple[int | None, float, float] | None = None  # step, when it was killed, how long it took
+
+    def killed(self, now_s: float, record: Record, took_s: float, others: Iterable[Record] = ()) -> None:
+        """
+        took_s  since when the worker with this record had given no sign
+        others  of the workers that live on: they wait for one that hangs
+        """
+        self.patience *= 2
+        alone = not any(
+            (other.phase == COMPUTING and now_s - other.since_s > took_s / 2) or _past(other, record.at_step)
+            for other in others
+        )
+        self._open = (record.at_step, now_s, took_s) if alone else None
+
+    def look(self, now_s: float, records: Iterable[Record]) -> None:
+        """records: of the workers that there are now"""
+        if self._open is None:
+            return
+        step, killed_s, took_s = self._open
+        if now_s - killed_s > took_s:
+            self._open = None
+        elif any(_past(record, step) for record in records):
+            self._open, self.patience = None, 1.0
+
+
+def _past(record: Record, step: int | None) -> bool:
+    return record.at_step is not None and record.at_step > (-1 if step is None else step)
 
 
 def state_of(pid: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import selectors
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +21,19 @@ if TYPE_CHECKING:
     from elastic.launch.arguments import Arguments
     from elastic.launch.hubs import AnyHub, HubHere
     from elastic.launch.nodes import Meeting
+    from elastic.launch.starter import Starter
 
 LOCAL = "127.0.0.1"
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
 
 
-def main(argv: Sequence[str]) -> int:
-    """2 for what cannot be done as asked; else the agent's status: 0, 1 for a run that failed, 130."""
+def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None) -> int:
+    """2 for what cannot be done as asked; else the agent's status: 0, 1 for a run that failed, 130.
+
+    waits  called before this node meets others, while its warm process imports
+    Where nodes have met, it ends the process by itself: torch's rendezvous keeps its membership alive in a thread that
+    may be inside torch's store, and the end of an interpreter aborts such a process (SIGABRT, after the run was done).
+    """
     environ = dict(os.environ)  # the workers'
     # Before torch is loaded. torchrun's machinery reads the first, and warns where the second is missing; a store
     # whose host left is the agent's to report, not that of torch's C++.
@@ -34,10 +41,15 @@ def main(argv: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from elastic.launch.arguments import parse
+    from elastic.launch.ending import end
     from elastic.launch.nodes import NodesMissing
 
     try:
-        return _run(parse(argv), environ)
+        arguments = parse(argv)
+        status = _run(arguments, environ, waits or _at_once)
+        if arguments.nodes_max > 1:
+            end(status)
+        return status
     except ConfigError as wrong:
         print(f"elastic run: {wrong}", file=sys.stderr)
         return _USAGE
@@ -48,16 +60,25 @@ def main(argv: Sequence[str]) -> int:
         return _INTERRUPTED
 
 
-def _run(arguments: Arguments, environ: Mapping[str, str]) -> int:
+def _run(arguments: Arguments, environ: Mapping[str, str], waits: Callable[[Starter], None]) -> int:
     from checkpoint.runs.beacon import Beacon
+    from elastic.launch import children
     from elastic.launch.agent import Agent, NodeRules
     from elastic.launch.hubs import HubElsewhere
     from elastic.launch.logs import Logs
+    from elastic.launch.starter import Starter
     from elastic.observe.screen import wanted
 
     say = Console(quiet=False).warn
     node = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
-    meeting = _meet(arguments, say)
+    starter = Starter(selectors.DefaultSelector(), arguments.script, environ, fresh=arguments.fresh, say=say)
+    try:
+        waits(starter)
+        meeting = _meet(arguments, say)
+    except BaseException:
+        starter.close()
+        children.end_all(within_s=0.0)
+        raise
     with contextlib.ExitStack() as stack:
         if meeting is not None and meeting.connected is not None:
             hub: AnyHub = HubElsewhere(meeting.connected, nonce=meeting.nonce)
@@ -77,7 +98,11 @@ def _run(arguments: Arguments, environ: Mapping[str, str]) -> int:
             status=arguments.status and wanted(sys.stderr.fileno(), environ),
         )
         logs = Logs(arguments.logs, say=say)
-        return Agent(arguments.script, rules, hub, logs, environ, fresh=arguments.fresh, say=say).run()
+        return Agent(rules, hub, logs, starter, say=say).run()
+
+
+def _at_once(_: Starter) -> None:
+    """A node that somebody starts is wanted now."""
 
 
 def _meet(arguments: Arguments, say: Callable[[str], None]) -> Meeting | None:

@@ -53,7 +53,12 @@ class _Spare:
 
 
 class Starter:
-    """started(token, pid) is called once per request; the request's descriptors can be closed then."""
+    """
+    started  called as started(token, pid) once per request, whose descriptors can be closed then
+    ready    a worker can be started at once, or nothing can be done ahead
+    """
+
+    started: Callable[[str, int], None]
 
     def __init__(
         self,
@@ -62,14 +67,12 @@ class Starter:
         environ: Mapping[str, str],
         *,
         fresh: bool,
-        started: Callable[[str, int], None],
         say: Callable[[str], None],
     ) -> None:
-        self._loop = loop
+        self.loop = loop
         self._script = script
         self._env = {**node_environment(environ), AGENT: str(os.getpid())}
         self._fresh = fresh
-        self._started = started
         self._say = say
         self._waiting: list[Request] = []
         self._warm: subprocess.Popen[bytes] | None = None
@@ -82,6 +85,10 @@ class Starter:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if not fresh:
             self._warm_up()
+
+    @property
+    def ready(self) -> bool:
+        return self._fresh or (self._spare is not None and self._spare.pid > 0)
 
     @property
     def forking(self) -> bool:
@@ -164,7 +171,7 @@ class Starter:
             )
         ours.setblocking(False)
         self._socket, self._asked_s = ours, time.monotonic()
-        self._loop.register(ours, selectors.EVENT_READ, self._hear)
+        self.loop.register(ours, selectors.EVENT_READ, self._hear)
 
     def _hear(self) -> None:
         while self._socket is not None:
@@ -203,7 +210,7 @@ class Starter:
         message = {"env": dict(request.env), "fds": list(request.fds)}
         with spare.requests, contextlib.suppress(OSError):
             socket.send_fds(spare.requests, [json.dumps(message).encode()], list(request.fds.values()))
-        self._started(request.token, spare.pid)
+        self.started(request.token, spare.pid)
 
     def _spawn(self, request: Request) -> None:
         fds = {name: fd for name, fd in request.fds.items() if name not in STREAMS}
@@ -217,7 +224,7 @@ class Starter:
             start_new_session=True,
         )
         process.returncode = 0  # the agent waits for its workers itself
-        self._started(request.token, process.pid)
+        self.started(request.token, process.pid)
 
     def _give_up(self, why: str) -> None:
         self._say(f"each worker starts as a fresh interpreter, which takes longer: {why}")
@@ -238,7 +245,7 @@ class Starter:
     def _close_socket(self) -> None:
         self._ready = False
         if self._socket is not None:
-            self._loop.unregister(self._socket)
+            self.loop.unregister(self._socket)
             self._socket.close()
             self._socket = None
 

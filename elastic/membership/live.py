@@ -27,7 +27,7 @@ from elastic.errors import ElasticError, RendezvousTimeout
 from elastic.membership.view import View
 from elastic.membership.wire import Lines, Message, WireError, encode, read
 
-_ORPHAN_S = 30.0  # after its agent's death a worker may finish a step and save for so long
+ORPHAN_S = 30.0  # after its agent's death a worker may finish a step and save for so long
 _FORM_S = 60.0
 _LOOK_S = 1.0
 _LEAVE_S = 5.0  # one that was told to leave waits so long for the others, who may need it to go on in order
@@ -220,7 +220,7 @@ class Live:
             self.leave = self.leave or "the end of its agent"
             self._changed.notify_all()
         sys.stderr.write("elastic: the agent of this worker is gone; it leaves\n")
-        faulthandler.dump_traceback_later(_ORPHAN_S, exit=True)  # a thread of C: it ends what holds Python's lock, too
+        faulthandler.dump_traceback_later(ORPHAN_S, exit=True)  # a thread of C: it ends what holds Python's lock, too
 
     def _heard(self, message: Message) -> None:
         broken = False
