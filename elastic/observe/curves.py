@@ -7,7 +7,7 @@ neighbours become one point, with the least and the greatest of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -38,7 +38,7 @@ def values_by_step(events: Iterable[Event], counting: Counting) -> dict[str, dic
     return {name: dict(sorted(curve.items())) for name, curve in sorted(curves.items(), key=_first_loss)}
 
 
-def thinned(curve: dict[int, float], most: int) -> list[Point]:
+def thinned(curve: Mapping[int, float], most: int) -> list[Point]:
     """At most `most` points, in order."""
     steps = sorted(curve)
     width = max(1, -(-len(steps) // most))
@@ -71,7 +71,7 @@ def _add(curves: dict[str, dict[int, float]], step: int, count: int, values: dic
         curves.setdefault(name, {})[step] = float(value) / count if count else math.nan
 
 
-def _point(steps: Sequence[int], curve: dict[int, float]) -> Point:
+def _point(steps: Sequence[int], curve: Mapping[int, float]) -> Point:
     finite = [curve[step] for step in steps if math.isfinite(curve[step])]
     least, greatest = min(finite, default=math.nan), max(finite, default=math.nan)
     return Point(steps[0], sum(finite) / len(finite) if len(finite) == len(steps) else None, least, greatest)

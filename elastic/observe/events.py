@@ -124,11 +124,17 @@ def read_events(url: str | os.PathLike[str], *, storage_options: dict[str, Any] 
     """
     by_worker: dict[str, list[Event]] = {}
     for line in _lines(url, storage_options):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if isinstance(record, dict) and {"t", "worker", "event"} <= record.keys():
+            if isinstance(record, dict) and _is_record(record):
                 by_worker.setdefault(record["worker"], []).append(record)
     return list(heapq.merge(*by_worker.values(), key=lambda record: float(record["t"])))
+
+
+def _is_record(found: Event) -> bool:
+    t = found.get("t")
+    told = isinstance(found.get("worker"), str) and isinstance(found.get("event"), str)
+    return told and isinstance(t, (int, float)) and math.isfinite(t)
 
 
 def plain_values(sums: Mapping[str, Any]) -> dict[str, float | str]:

@@ -219,9 +219,9 @@ def _stalls(events: Iterable[Event]) -> dict[tuple[int, int], float]:
 def _account(
     own: Sequence[Event], counts: Counting, faults: Faults, stalls: Mapping[tuple[int, int], float]
 ) -> Account:
-    first = own[0]
-    begin_s = float(first["t"]) - max(0.0, first.get("age_s") or 0.0)
-    account = Account(first["worker"], begin_s, begin_s)
+    ages = (float(event["t"]) - event["age_s"] for event in own if event.get("age_s"))  # a drill notes things before
+    begin_s = min(float(own[0]["t"]), *ages, math.inf)
+    account = Account(own[0]["worker"], begin_s, begin_s)
     before: Event | None = None
     for event in own:
         t = float(event["t"])

@@ -32,6 +32,7 @@ optimizers of `run` from outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class ObservedRun(Protocol):
     def worker_id(self) -> str: ...
     @property
     def events(self) -> EventLog: ...
+    def long_section(self, at_most_s: float = ...) -> AbstractContextManager[None]: ...
 
 
 class Observer:
@@ -95,6 +97,10 @@ class Observer:
     def storage(self, url: str, storage_options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
         """Where the run lives. Called once, before anything else, with what the script says."""
         return url, storage_options
+
+    def cadence(self, save_every: int | str) -> int | str:
+        """How often the run saves. Called once, before anything else, with what the script says."""
+        return save_every
 
     def dataset(self, dataset: Any) -> Any:
         """The dataset that the loader reads, here and in loader processes. Called once, before any read."""

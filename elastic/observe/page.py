@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import median
 
@@ -27,7 +27,7 @@ from elastic.observe.charts import (
     ticks_drawing,
     time_labels,
 )
-from elastic.observe.curves import Point, thinned, values_by_step
+from elastic.observe.curves import thinned, values_by_step
 from elastic.observe.events import Event
 from elastic.observe.ledger import IN_STEPS_THAT_COUNT, PARTS, Counting
 from elastic.observe.page_style import STYLE
@@ -75,12 +75,17 @@ def page(name: str, events: Sequence[Event], found: Report | None = None) -> str
 
 
 def _head(name: str, found: Report, axis: Axis) -> str:
-    begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(axis.low))
+    begun = _date(axis.low)
+    newest = f", the last record of {_date(found.last_t)}" if found.state == "unfinished" else ""
     state = {"finished": "finished", "left": "left in order, can go on", "unfinished": "unfinished"}[found.state]
     return (
         f'<header><h1>{escape(name)}</h1><p><span class="state {found.state}">{state}</span> '
-        f"begun {begun}, {words.seconds(axis.high - axis.low)} from first to last</p></header>"
+        f"begun {begun}, {words.seconds(axis.high - axis.low)} from first to last{newest}</p></header>"
     )
+
+
+def _date(t: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(t))
 
 
 def _tiles(found: Report) -> str:
@@ -205,17 +210,16 @@ def _ledger(found: Report) -> str:
 
 def _curves(events: Sequence[Event]) -> str:
     curves = values_by_step(events, Counting(events))
-    drawn = [_curve(name, thinned(curve, _POINTS)) for name, curve in list(curves.items())[:_CURVES_MAX]]
-    if not any(drawn):
+    drawn = [_curve(name, curve) for name, curve in list(curves.items())[:_CURVES_MAX]]
+    if not drawn:
         return ""
     return f'<section><h2>Sums by step</h2><div class="curves">{"".join(drawn)}</div></section>'
 
 
-def _curve(name: str, points: Sequence[Point]) -> str:
+def _curve(name: str, curve: Mapping[int, float]) -> str:
+    points = thinned(curve, _POINTS)
     finite = [(float(p.step), p.value, p.least, p.greatest) for p in points if p.value is not None]
     broken = [p.step for p in points if p.value is None]
-    if not points:
-        return ""
     low, high = min((p[2] for p in finite), default=0.0), max((p[3] for p in finite), default=1.0)
     pad = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
     x, y = Axis(points[0].step, max(points[-1].step, points[0].step + 1)), Axis(low - pad, high + pad)
@@ -223,13 +227,23 @@ def _curve(name: str, points: Sequence[Point]) -> str:
         Label(x.at(value) / 10, text) for value, text in number_labels(x.low, x.high, most=5) if value == int(value)
     ]
     up = [Label(100 - y.at(value) / 10, text) for value, text in number_labels(low, high, most=4)]
-    last = words.number(finite[-1][1]) if finite else "not finite"
+    at_the_end = curve[max(curve)]
+    last = words.number(at_the_end) if math.isfinite(at_the_end) else "not finite"
     said = f"{name} by step, divided by the step's count: {last} at the end."
-    note = f"not finite from step {broken[0]} on" if broken else ""
+    note = _not_finite(sorted(step for step, value in curve.items() if not math.isfinite(value)), curve)
     drawing = line_drawing(finite, x, y) + ticks_drawing(map(float, broken), x, top=0, bottom=100, style="save failed")
     return figure(
         f"{name} per example: {last} at the end", drawing, height=150, units=100, said=said, x=across, y=up, note=note
     )
+
+
+def _not_finite(steps: Sequence[int], curve: Mapping[int, float]) -> str:
+    """steps: where it is not."""
+    if not steps:
+        return ""
+    if len(steps) == sum(step >= steps[0] for step in curve):
+        return f"not finite from step {steps[0]} on"
+    return f"not finite in {len(steps):,} of {len(curve):,} steps, the first of which is {steps[0]}"
 
 
 def _turns(turns: Sequence[Turn], axis: Axis) -> str:

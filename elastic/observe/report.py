@@ -1,7 +1,7 @@
 """What became of a run, told from its events. Pure: events in, facts out; `elastic report` prints them.
 
 Facts are counted as the workers reported them. Whether the run kept its promises is the judge's to say
-(elastic/drill/judge.py), which wants to see what was really read. Totals include what was folded (folding.py).
+(elastic/drill/judging/judge.py), which wants to see what was really read. Totals include what was folded (folding.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Failure:
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """
-    state         of the newest claim's workers: "finished", "left" (in order, resumable), or "unfinished"
+    state         "finished", "left" (all of the last view, in order; resumable), or "unfinished" (it may be going on)
     steps         applied by them, with what they went on from; a worker that lost its claim no longer counts
     redone        steps that had to be done again, as often as they were
     world_sizes   of the views, in order
@@ -43,6 +43,7 @@ class Report:
     counted       what the steps that count have counted: examples, or tokens; of folded steps, all
     save_stall_seconds  that training stood still for saves
     accepted      identity fields that were allowed to differ: the bits of the result may, too
+    last_t        unix seconds, of the last record
     last_values   name -> global sum of the last step, divided by its count; None: not finite
     step_seconds, step_seconds_p99   None: unknown
     folded_steps  records of steps that are only known as sums
@@ -63,6 +64,7 @@ class Report:
     save_failures: int
     accepted: tuple[str, ...]
     seconds: float
+    last_t: float
     weights_sha256: str | None
     counted: int
     last_values: dict[str, float | None]
@@ -103,13 +105,12 @@ def report(events: Sequence[Event]) -> Report:
     counting = Counting(events)
     restarts = {event.get("claim") for event in of_kind["peer_lost"] if not event.get("generation")}
     newest = max((event.get("claim") or 0 for event in events), default=0)
-    ends = [event for event in (*of_kind["left"], *of_kind["finished"]) if (event.get("claim") or 0) == newest]
-    ends.sort(key=lambda event: float(event["t"]))
-    finished = [event for event in ends if event["event"] == "finished"]
+    finished, left = ([e for e in of_kind[end] if (e.get("claim") or 0) == newest] for end in ("finished", "left"))
+    all_left = left and {worker for view in seen[-1:] for worker in view.workers} <= {e["worker"] for e in left}
     steps, epoch = _where(of_kind, newest)
     took = step_seconds(of_kind["step_applied"])
     return Report(
-        state=ends[-1]["event"] if ends else "unfinished",
+        state="finished" if finished else "left" if all_left else "unfinished",
         steps=steps,
         redone=_redone(of_kind["step_applied"], of_kind["peer_lost"]) + _redone_and_folded(folded, counting),
         epoch=epoch,
@@ -124,6 +125,7 @@ def report(events: Sequence[Event]) -> Report:
         save_failures=len(of_kind["save_failed"]),
         accepted=tuple(sorted({name for event in of_kind["loaded"] for name in event.get("accepted", ())})),
         seconds=events[-1]["t"] - events[0]["t"],
+        last_t=events[-1]["t"],
         weights_sha256=finished[-1]["digest"] if finished else None,
         counted=_counted(of_kind, counting),
         last_values=_last_values(events, counting),
@@ -204,6 +206,6 @@ def _failures(of_kind: dict[str, list[Event]]) -> Iterable[Failure]:
         times[f"the save of step {event['step']} failed: {event['error']}", event["step"]] += 1
     ends = {"repeated_failure": "the run ended, for one failure came again and again", "ended": "the run ended"}
     for kind, said in ends.items():
-        for why in sorted({event["why"] for event in of_kind[kind]}):
+        for why in sorted({event["why"] for event in of_kind[kind]} - {""}):  # none: a run that was over
             times[f"{said}: {why}", None] += 1
     return [Failure(what=what, step=step, times=count) for (what, step), count in times.items()]

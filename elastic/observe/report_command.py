@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from checkpoint import CheckpointError
 from checkpoint.storage import redact
-from elastic.observe import schema
+from elastic.observe import clocks, schema, words
+from elastic.observe.damaged import sound
 from elastic.observe.events import Event, local_folder, read_events
 from elastic.observe.page import page
 from elastic.observe.report import report
@@ -24,6 +29,19 @@ _USAGE = 2
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 0, or 2 for what cannot be done as asked."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character still gets its report
+    try:
+        status = _main(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes at its exit
+        return 0
+    return status
+
+
+def _main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="elastic report", description="What became of a run: what happened, what it cost, where the time went."
     )
@@ -32,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page that is complete in itself")
     parser.add_argument("--schema", action="store_true", help="print which events there are, and what each says")
     parser.add_argument(
-        "--storage-options", metavar="JSON", type=json.loads, help="for fsspec's filesystem, as in elastic.Run"
+        "--storage-options", metavar="JSON", type=_json_object, help="for fsspec's filesystem, as in elastic.Run"
     )
     options = parser.parse_args(argv)
     if options.schema:
@@ -45,7 +63,23 @@ def main(argv: Sequence[str]) -> int:
     except CheckpointError as unreadable:
         print(f"elastic report: {unreadable}", file=sys.stderr)
         return _USAGE
+    except (OSError, ValueError, ImportError) as unreadable:
+        why = redact(str(unreadable)) or type(unreadable).__name__
+        print(
+            f"elastic report: the events of {redact(options.run)} cannot be read: {why}\n"
+            "  next  give a folder or an fsspec URL that can be read from here",
+            file=sys.stderr,
+        )
+        return _USAGE
     name = redact(options.run)
+    events, damaged = sound(events)
+    if damaged:
+        print(
+            f"elastic report: {damaged:,} damaged record{'s' if damaged > 1 else ''} left out; what follows may lack"
+            " something",
+            file=sys.stderr,
+        )
+    events = _by_one_clock(events)
     if not events:
         print(
             f"elastic report: no events in {name}\n"
@@ -56,11 +90,19 @@ def main(argv: Sequence[str]) -> int:
     return _print(name, events, as_json=options.json, html=options.html)
 
 
+def _by_one_clock(events: Sequence[Event]) -> list[Event]:
+    ahead = clocks.offsets(events)
+    for host, seconds in sorted(ahead.items()):
+        differs = f"{words.seconds(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'}"
+        print(f"elastic report: the clock of {host} is {differs} the others'; its times are corrected", file=sys.stderr)
+    return clocks.aligned(events, ahead)
+
+
 def _print(name: str, events: Sequence[Event], *, as_json: bool, html: Path | None) -> int:
     found = report(events)
     if html is not None:
         try:
-            html.write_text(page(_short(name), events, found), encoding="utf-8")
+            html.write_text(page(_short(name), events, found), encoding="utf-8", errors="replace")
         except OSError as refused:
             print(f"elastic report: the page was not written: {refused}\n  next  give another file", file=sys.stderr)
             return _USAGE
@@ -69,8 +111,18 @@ def _print(name: str, events: Sequence[Event], *, as_json: bool, html: Path | No
     elif html is not None:
         print(html)
     else:
-        Console(highlight=False).print(summary(name, found))
+        Console(highlight=False).print(summary(name, found, now=time.time()))
     return 0
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
+    if not isinstance(options, dict):
+        raise argparse.ArgumentTypeError(f'a JSON object is needed, {{"key": value}}, and not {type(options).__name__}')
+    return options
 
 
 def _short(name: str) -> str:

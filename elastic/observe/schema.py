@@ -280,6 +280,26 @@ DRILL_EVENTS = (
             Fact("phase", "str", "of the step, at which it strikes"),
         ),
     ),
+    Declared(
+        "held",
+        "A drill's observer: after the 1st, 2nd, 4th … step of a view, and before the last save.",
+        (
+            Fact("descriptors", "int", "open in the worker's process, those of shared memory left out"),
+            Fact("sockets", "int", "of these"),
+            Fact("threads", "int", "of the process"),
+            Fact("writers", "int", "its processes that write checkpoints"),
+            Fact("last", "bool", "the run is over"),
+        ),
+    ),
+    Declared(
+        "awaited",
+        "A drill's observer: the run has waited for a node that joins.",
+        (
+            Fact("index", "int", "of the fault in the plan"),
+            Fact("seconds", "float", "for how long"),
+            Fact("there", "bool", "whether a worker of that node has entered its Run"),
+        ),
+    ),
 )
 
 DECLARED = {event.name: event for event in (*EVENTS, *DRILL_EVENTS)}
@@ -296,7 +316,7 @@ def problems(event: Mapping[str, Any]) -> list[str]:
     for name, value in event.items():
         if name not in facts:
             found.append(f"{declared.name}: {name} is not declared")
-        elif not _is(value, facts[name].kind):
+        elif not matches(value, facts[name].kind):
             found.append(f"{declared.name}: {name} is {value!r}, expected {facts[name].kind}")
     return found
 
@@ -324,7 +344,8 @@ def _row(fact: Fact) -> str:
     return f"| `{fact.name}` | {kind} | {fact.meaning} |"
 
 
-def _is(value: Any, kind: str) -> bool:
+def matches(value: Any, kind: str) -> bool:
+    """Whether it is of that kind, as in Fact."""
     kinds = kind.split("|")
     if isinstance(value, bool):
         return "bool" in kinds

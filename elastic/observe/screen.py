@@ -4,7 +4,7 @@
 
 Workers write to the same terminal from their own processes, so nothing here depends on where the cursor is. A thread
 draws: a terminal that takes nothing (Ctrl-S) holds up nobody. One write for each drawing, so that lines of others do
-not fall between its parts. After a SIGKILL of this process the region stays set; `reset` gives the terminal back.
+not fall between its parts. After a SIGKILL of this process keeper.py gives the terminal back.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic.observe import panel
+from elastic.observe.keeper import Keeper
 
 _EVERY_S = 0.5
 _ROWS_MIN = 8
@@ -44,6 +45,7 @@ class Screen:
         self._clock = clock
         self._status: dict[str, Any] | None = None
         self._shape: tuple[int, int] | None = None  # rows and columns that the region is set for
+        self._keeper = Keeper(fd)
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastic-status", daemon=True)
         self._thread.start()
@@ -56,6 +58,7 @@ class Screen:
         """The terminal is as it was, with the cursor below what was printed."""
         self._ends.set()
         self._thread.join(timeout=_CLOSE_S)
+        self._keeper.close()
 
     def _run(self) -> None:
         try:
@@ -63,7 +66,8 @@ class Screen:
                 if self._status is not None:
                     self._write(self._status)
             if self._shape is not None:
-                self._give_back(self._shape[0])
+                os.write(self._fd, self._back(self._shape[0]).encode())
+                self._keeper.tell("")
         except OSError:
             return  # the terminal is gone
 
@@ -75,13 +79,15 @@ class Screen:
         top = size.lines - self._lines
         if self._shape != (size.lines, size.columns):
             self._shape = size.lines, size.columns
+            self._keeper.tell(self._back(size.lines))
             # Setting a region puts the cursor into a corner: it is kept, one line for each of ours farther up.
             out += "\n" * self._lines + f"\x1b[{self._lines}A" + f"\x1b7\x1b[1;{top}r\x1b8"
         lines = self._draw(status, self._clock(), size.columns)
         out += "\x1b7" + "".join(f"\x1b[{top + 1 + at};1H\x1b[2K{line}" for at, line in enumerate(lines)) + "\x1b8"
         os.write(self._fd, out.encode())
 
-    def _give_back(self, rows: int) -> None:
+    def _back(self, rows: int) -> str:
+        """What gives the terminal back."""
         top = rows - self._lines
         clear = "".join(f"\x1b[{top + 1 + at};1H\x1b[2K" for at in range(self._lines))
-        os.write(self._fd, f"\x1b7\x1b[r{clear}\x1b8".encode())
+        return f"\x1b7\x1b[r{clear}\x1b8"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from rich import box
@@ -18,10 +19,12 @@ _BAR = 28
 _STATES = {"finished": "bold green", "left": "bold yellow", "unfinished": "bold red"}
 
 
-def summary(name: str, found: Report) -> RenderableType:
-    """name: the run's, as people may see it."""
+def summary(name: str, found: Report, *, now: float | None = None) -> RenderableType:
+    """name: the run's, as people may see it
+    now: unix seconds; of a run that may be going on, it is said how old the last record is
+    """
     parts: list[RenderableType] = [
-        _head(name, found),
+        _head(name, found, now),
         Text(),
         _facts(found),
         Text(),
@@ -31,7 +34,7 @@ def summary(name: str, found: Report) -> RenderableType:
     ]
     for failure in found.failures:
         times = f" ({failure.times} times)" if failure.times > 1 else ""
-        parts += [Text(), Text(f"{failure.what}{times}", style="red")]
+        parts += [Text(), Text(f"{words.printable(failure.what)}{times}", style="red")]
     if found.folded_steps or found.forgotten:
         parts += [Text(), Text(known_as_sums(found), style="yellow")]
     return Group(*parts)
@@ -49,7 +52,7 @@ def facts(found: Report) -> Iterator[tuple[str, str]]:
     saves = f"{found.saves:,} of {words.size(found.saved_bytes)}, training stood still {stall}"
     redone = f", {found.redone:,} redone" if found.redone else ", none redone"
     yield "steps", f"{found.steps:,} applied{redone}, epoch {found.epoch}"
-    yield "time", words.seconds(found.seconds) + _pace(found)
+    yield "time", words.seconds(found.seconds) + _between(found) + _pace(found)
     yield "goodput", f"{words.percent(found.ledger.goodput)} of {words.seconds(found.ledger.whole)} of workers' time"
     if found.last_values:
         shown = list(found.last_values.items())[:6]
@@ -65,17 +68,30 @@ def facts(found: Report) -> Iterator[tuple[str, str]]:
         yield "weights", found.weights_sha256
 
 
+def _between(found: Report) -> str:
+    gone = _down_seconds(found)
+    return f", {words.seconds(gone)} of it between launches" if gone > 0.1 * found.seconds else ""
+
+
+def _down_seconds(found: Report) -> float:
+    """From the last sign of a launch to the first view of the next one."""
+    return math.fsum(turn.formed_t - turn.begun_t for turn in found.turns if turn.kind == "restart")
+
+
 def _pace(found: Report) -> str:
     if found.step_seconds is None or found.step_seconds_p99 is None:
         return ""
-    rate = f", {found.counted / found.seconds:,.0f} examples/s" if found.seconds > 0 and found.counted else ""
+    up_s = found.seconds - _down_seconds(found)
+    rate = f", {found.counted / up_s:,.0f} examples/s" if up_s > 0 and found.counted else ""
     return (
         f"; a step {words.seconds(found.step_seconds)}, 99 of 100 within {words.seconds(found.step_seconds_p99)}{rate}"
     )
 
 
-def _head(name: str, found: Report) -> Text:
-    return Text.assemble((found.state, _STATES.get(found.state, "bold")), f"  {name}")
+def _head(name: str, found: Report, now: float | None) -> Text:
+    known = now is not None and found.state == "unfinished"
+    age = f", its last record {words.seconds(max(0.0, now - found.last_t))} old" if known and now is not None else ""
+    return Text.assemble((found.state, _STATES.get(found.state, "bold")), f"  {words.printable(name)}{age}")
 
 
 def _facts(found: Report) -> Table:
@@ -83,7 +99,7 @@ def _facts(found: Report) -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts(found):
-        table.add_row(name, Text(value))
+        table.add_row(name, Text(words.printable(value)))
     return table
 
 
@@ -106,7 +122,9 @@ def _turns(found: Report) -> Table:
             continue
         style = "red" if turn.kind in ("loss", "restart") else ""
         step = f"step {turn.step}" if turn.step is not None else ""
-        table.add_row(f"+{words.seconds(turn.begun_t - begun_t)}", step, Text(words.sentence(turn), style=style))
+        table.add_row(
+            f"+{words.seconds(turn.begun_t - begun_t)}", step, Text(words.printable(words.sentence(turn)), style=style)
+        )
     return table
 
 

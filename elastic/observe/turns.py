@@ -83,6 +83,9 @@ class _Gathered:
                 self.lost_t.append(t)
             case "fault_detected":
                 self.faults[event["lost"]] = event["cause"]
+            case "hang" if event["lost"] in self.faults:
+                what = "no sign of life" if event.get("stuck_s") is None else f"no sign for {event['stuck_s']:.1f} s"
+                self.faults[event["lost"]] = f"{what}, then {self.faults[event['lost']]}"
             case "loaded":
                 self.loaded_step = event["step"]
             case "transfer":
@@ -104,8 +107,9 @@ def turns(events: Sequence[Event]) -> list[Turn]:
     for event in events:
         generation = event.get("generation") or 0
         if event["event"] == "view_formed":
-            found = [p for p in places[generation, tuple(event["workers"])] if p.view.told["t"] <= event["t"]]
-            at[event["worker"], generation] = found[-1]
+            told = places[generation, tuple(event["workers"])]
+            before = [one for one in told if one.view.told["t"] <= event["t"]]
+            at[event["worker"], generation] = (before or told)[-1]  # none before: its clock was set back
         if (view := at.get((event["worker"], generation))) is not None:
             view.take(event)
     return [_turn(one, gathered[index - 1] if index else None, faults) for index, one in enumerate(gathered)]
@@ -154,4 +158,6 @@ def _turn(one: _Gathered, before: _Gathered | None, faults: Faults) -> Turn:
 
 
 def _step_after(view: _Gathered | None) -> int | None:
-    return view.last_step["step"] + 1 if view is not None and view.last_step is not None else None
+    if view is None:
+        return None
+    return view.last_step["step"] + 1 if view.last_step is not None else view.loaded_step

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from statistics import median
 
 from elastic.observe.turns import Turn
+
+_UNPRINTABLE = ("Cc", "Cs")  # control characters, and halves of a surrogate pair
 
 PART_WORDS = {
     "productive": ("computing", "computing steps that count, and the script's own code between steps"),
@@ -66,6 +69,11 @@ def number(value: float) -> str:
 
 def workers(count: int) -> str:
     return f"{count} worker{'s' if count != 1 else ''}"
+
+
+def printable(text: str) -> str:
+    """Without what moves a terminal's cursor or changes its colours, and without what no encoding has."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _UNPRINTABLE else "�" for c in text)
 
 
 def short(cause: str) -> str:

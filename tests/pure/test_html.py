@@ -93,6 +93,27 @@ def test_the_page_says_what_the_report_says() -> None:
     assert "not finite from step 6 on" in said
 
 
+@pytest.mark.parametrize(
+    ("wrong", "last", "said"),
+    [
+        ({3}, "2 at the end", "not finite in 1 of 900 steps, the first of which is 3"),
+        ({898, 899}, "not finite at the end", "not finite from step 898 on"),
+        (set(), "2 at the end", ""),
+    ],
+)
+def test_a_curve_says_how_it_really_ended(wrong: set[int], last: str, said: str) -> None:
+    """However many steps a point of the drawing stands for."""
+    applied = {"worker": "w0", "event": "step_applied", "epoch": 0, "count": 1}
+    events = [
+        {**applied, "t": float(step), "step": step, "values": {"loss": "nan" if step in wrong else 1.0 + (step == 899)}}
+        for step in range(900)
+    ]
+    text = " ".join(Parsed(page("run", events)).words)
+    assert f"loss per example: {last}" in text
+    assert ("not finite " in text.replace("not finite at the end", "")) == bool(said)
+    assert said in text
+
+
 def test_everything_drawn_is_said_to_those_who_cannot_see_it() -> None:
     drawn = [a for tag, a in Parsed(page("run", eventful())).seen if tag == "svg"]
     assert len(drawn) == 5

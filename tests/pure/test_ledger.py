@@ -111,6 +111,12 @@ def test_an_undisturbed_worker() -> None:
     assert ledger(worker.events).goodput == pytest.approx(4.5 / 12)
 
 
+def test_a_drill_that_notes_something_first_takes_no_time_away() -> None:
+    """Its observer tells where a worker is placed before the worker enters its run; the start is still the worker's."""
+    worker = Worker("a", 3.0, claim=1).then("placed", agent=1).then("run_started", 0.5, age_s=3.5)
+    assert parts(worker) == {"starting": 3.5}
+
+
 def test_a_death_costs_its_worker_the_step_in_flight_and_the_survivor_that_and_the_recovery() -> None:
     """The dead worker's time ends with its death, as its agent saw it."""
     dead = Worker("dead", 3.0, claim=1, generation=1).begins().steps(0, 2)  # until 8.0

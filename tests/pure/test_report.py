@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic.launch.cli import main
+from elastic.observe import summary
 from elastic.observe.events import EventLog, read_events
 from elastic.observe.report import report
 from tests.kit.story import Story
@@ -61,3 +62,58 @@ def test_a_report_counts_views_losses_and_redone_steps_of_a_live_run() -> None:
 def test_the_command_says_what_to_do_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "next" in capsys.readouterr().err
+
+
+def test_who_left_alone_did_not_end_the_run() -> None:
+    """The others go on, or were lost: "left in order" would say that there is nothing to look at."""
+    story = Story().launch(3).train(2).leave(2)
+    assert report(story.events).state == "unfinished"
+    story.regroup([0, 1]).train(4)
+    assert report(story.events).state == "unfinished"
+    story.leave(0)
+    assert report(story.events).state == "unfinished"
+    assert report(story.leave(1).events).state == "left"
+
+
+def test_a_replacement_that_comes_when_all_is_over_is_no_failure() -> None:
+    events = Story().launch(2).train(2).finish().events
+    late = {"t": events[-1]["t"] + 1.0, "worker": "late", "event": "ended"}
+    assert report([*events, {**late, "why": ""}]).failures == ()
+    (failure,) = report([*events, {**late, "why": "too few nodes"}]).failures
+    assert failure.what == "the run ended: too few nodes"
+
+
+def test_a_clock_that_was_set_back_on_the_way_is_no_reason_to_fail() -> None:
+    """One worker's records stay in its order, so a view may seem to be formed before anybody told of it."""
+    events = Story().launch(2).train(2).regroup([0, 1]).train(3).events
+    (late,) = [event for event in events if event["event"] == "view_formed" and event["generation"] and event["rank"]]
+    late["t"] -= 5.0
+    assert report(events).world_sizes == (2, 2)
+
+
+def test_a_loss_before_the_first_step_of_a_view_is_told_with_its_step() -> None:
+    story = Story().launch(3).train(4).regroup([0, 1], newcomers=1).read().regroup([0, 1]).train(6)
+    assert [turn.step for turn in report(story.events).turns] == [0, 4, 4]
+
+
+def test_days_between_launches_are_no_part_of_the_pace() -> None:
+    """Examples per second are those of a run that runs."""
+    first = Story().launch(2).train(4).events
+    story = Story().launch(2).train(4).launch(2).train(8).finish().events
+    later = [{**event, "t": event["t"] + 3 * 86400.0} for event in story[len(first) :]]
+    facts = dict(summary.facts(report([*story[: len(first)], *later])))
+    assert "3 d 0 h of it between launches" in facts["time"]
+    at_once = dict(summary.facts(report(story)))
+    assert "between launches" not in at_once["time"]
+    assert facts["time"].rpartition(", ")[2] == at_once["time"].rpartition(", ")[2] != "0 examples/s"
+
+
+def test_a_worker_that_was_stopped_is_told_as_such_and_not_only_as_killed() -> None:
+    """Its agent's SIGKILL is the remedy, and who looks for the cause should not look for a killer."""
+    events = Story().launch(2).train(2).read().regroup([0]).train(4).events
+    at = next(index for index, event in enumerate(events) if event.get("generation"))
+    facts = {**events[at], "lost": "w1", "step": 2}
+    seen = [{**facts, "event": "fault_detected", "cause": "SIGKILL", "died_t": facts["t"] - 1.0}]
+    seen += [{**facts, "event": "hang", "stuck_s": 0.5}]
+    (loss,) = [turn for turn in report([*events[: at + 1], *seen, *events[at + 1 :]]).turns if turn.kind == "loss"]
+    assert loss.lost == {"w1": "no sign for 0.5 s, then SIGKILL"}

@@ -1,0 +1,172 @@
+"""A report is asked for when something went wrong, on the disk, too: what is damaged costs no more than itself."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.launch.cli import main
+from elastic.observe.damaged import is_sound
+from elastic.observe.events import Event, read_events
+from elastic.observe.folding import Folding
+from tests.kit.story import Story
+
+FOLDED = {"records": {}, "steps": 4, "first": 0, "last": 3, "redone": 0, "count": 8, "since": 0.0, "saved_bytes": 0}
+FOLDED |= {"stall_s": 0.0, "saved_t": [1.0], "curve": [[0, 8, {"loss": "nan"}]], "unknown": False}
+
+
+def told(folder: Path) -> list[Event]:
+    """A run with a loss, a restart and folded records, in files."""
+    story = Story().launch(3).train(2).read().regroup([0, 1]).train(4).launch(2).train(6).finish()
+    folding = Folding()
+    for event in [event for event in story.events if event["worker"] == "w0"]:
+        folding.add({**event, "values": {"loss": 1.0}} if event["event"] == "step_applied" else event)
+    rest = [event for event in story.events if event["worker"] != "w0"]
+    return written(folder, [*folding.items, *rest])
+
+
+def written(folder: Path, events: list[Event]) -> list[Event]:
+    (folder / "events").mkdir(parents=True, exist_ok=True)
+    for worker in {str(event["worker"]) for event in events}:
+        lines = [json.dumps(event) + "\n" for event in events if event["worker"] == worker]
+        (folder / "events" / f"{worker}.jsonl").write_text("".join(lines))
+    return events
+
+
+def ways(run: Path) -> list[list[str]]:
+    return [
+        ["report", str(run)],
+        ["report", str(run), "--json"],
+        ["report", str(run), "--html", str(run / "page.html")],
+    ]
+
+
+def test_whatever_bytes_are_wrong_there_is_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told(tmp_path)
+    files = {path: path.read_bytes() for path in sorted((tmp_path / "events").iterdir())}
+    draw = random.Random(3)
+    for _ in range(60):
+        for path, data in files.items():
+            wrong = bytearray(data)
+            for _ in range(20):
+                wrong[draw.randrange(len(wrong))] = draw.randrange(32, 127)
+            path.write_bytes(wrong)
+        for way in ways(tmp_path):
+            assert main(way) == 0
+    assert "damaged record" in capsys.readouterr().err
+
+
+def applied(**facts: Any) -> Event:
+    return {"t": 1.0, "worker": "w0", "event": "step_applied", "step": 0, "epoch": 0, **facts}
+
+
+SOUND: list[Event] = [
+    applied(),
+    applied(count=8, values={"loss": 1.0, "other": "-inf"}),
+    applied(a_new_fact=[1]),
+    {"t": 1, "worker": "w0", "event": "a_new_event", "step": "one"},
+    {"t": 1, "worker": "w0", "event": "a_new_event", "age_s": None},
+    {"t": 1.0, "worker": "w0", "event": "folded", **FOLDED},
+    {"t": 1.0, "worker": "w0", "event": "folded", **FOLDED, "first": None, "last": None},
+]
+DAMAGED: list[Event] = [
+    applied(t=float("inf")),
+    applied(t=1e12),
+    applied(t=-1.0),
+    applied(step="1"),
+    applied(step=True),
+    applied(wait_s=1e300),
+    applied(worker=[]),
+    applied(event=[]),
+    applied(event="error"),
+    applied(values={"loss": 1.0}),
+    applied(count=8, values={"loss": "l"}),
+    {"t": 1.0, "worker": "w0", "event": "run_started", "age_s": 1e9},
+    {"t": 1.0, "worker": "w0", "event": "a_new_event", "age_s": "one"},
+    {"t": 1.0, "worker": "w0", "event": "view_formed", "workers": [[]]},
+    {"t": 1.0, "worker": "w0", "event": "folded", **FOLDED, "last": 10**12},
+    {"t": 1.0, "worker": "w0", "event": "folded", **FOLDED, "curve": [[0, 8]]},
+    {"t": 1.0, "worker": "w0", "event": "folded", **FOLDED, "saved_t": ["x"]},
+]
+
+
+def test_what_is_sound_is_kept_and_what_would_mislead_is_not() -> None:
+    """Facts and events of a later version pass; a number that no clock and no counter gives does not."""
+    assert [event for event in SOUND if not is_sound(event)] == []
+    assert [event for event in DAMAGED if is_sound(event)] == []
+
+
+def test_what_real_records_say_is_never_called_damaged(tmp_path: Path) -> None:
+    events = told(tmp_path)
+    assert [event for event in read_events(tmp_path) if not is_sound(event)] == []
+    assert len(read_events(tmp_path)) == len(events)
+
+
+@pytest.mark.parametrize("line", [b"[" * 200_000, b'{"t":' + b"1" * 5000, b"\0" * 4096, b"\xff\xfe{"])
+def test_a_line_that_is_no_json_is_passed_over(tmp_path: Path, line: bytes) -> None:
+    events = told(tmp_path)
+    with (tmp_path / "events" / "w1.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    assert len(read_events(tmp_path)) == len(events)
+
+
+def test_text_that_no_terminal_should_get_is_shown_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file name that is no UTF-8 comes as half a surrogate pair; colours and bells come with other people's texts."""
+    error = {"t": 1.0, "worker": "w0", "event": "error", "error": "OSError: \udcff\x1b[2J\x07 [bold]x[/bold] [/]"}
+    written(tmp_path, [error])
+    for way in ways(tmp_path):
+        assert main(way) == 0
+    shown = capsys.readouterr().out.partition("{")[0]
+    assert "[bold]x[/bold] [/]" in shown
+    assert not set("\udcff\x1b\x07").intersection(shown)
+    assert "OSError" in (tmp_path / "page.html").read_text()
+
+
+def report(*arguments: str, encoding: str = "utf-8", piped_to: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = f'"{sys.executable}" -m elastic report {" ".join(arguments)}'
+    whole = command if piped_to is None else f"set -o pipefail; {command} | {piped_to}"
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONIOENCODING": encoding, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        ["bash", "-c", whole], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_reader_that_has_read_enough_and_a_terminal_without_our_characters(tmp_path: Path) -> None:
+    told(tmp_path)
+    read_little = report(str(tmp_path), "--json", piped_to="true")
+    assert (read_little.returncode, read_little.stderr) == (0, "")
+    poor = report(str(tmp_path), encoding="ascii")
+    assert (poor.returncode, poor.stderr) == (0, "")
+    assert "steps" in poor.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["foo://bar"], "Protocol not known"),
+        (["memory://x", "--storage-options", "[1]"], "a JSON object is needed"),
+        (["memory://x", "--storage-options", "{"], "no JSON"),
+    ],
+)
+def test_what_cannot_be_read_is_said_and_no_traceback(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["report", *arguments])
+    except SystemExit as ended:  # argparse's
+        status = int(ended.code or 0)
+    assert status == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_in_a_log_s_place_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told(tmp_path)
+    (tmp_path / "events" / "w9.jsonl").mkdir()
+    assert main(["report", str(tmp_path)]) == 2
+    assert "cannot be read" in capsys.readouterr().err
