@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -25,25 +24,29 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from elastic.drill import disk
-from elastic.drill.acts import flipped
-from elastic.drill.bad_storage import RECORD, imposed, told, torn
 from elastic.drill.cluster import Cluster, DrillTimeout
-from elastic.drill.costs import costs
-from elastic.drill.diagnosis import diagnose
-from elastic.drill.faults import KillAgent
-from elastic.drill.findings import Findings
 from elastic.drill.interruption import undisturbed_by_signals
-from elastic.drill.options import Options
-from elastic.drill.plan import DrillPlan, StorageFaults
-from elastic.drill.review import damage, final_states, review
-from elastic.drill.show import show
-from elastic.drill.story import Story, counted, of_plan, words
-from elastic.drill.verdict import Violation
-from elastic.drill.watched import Watched, goes_on, struck_in
+from elastic.drill.judging.review import aftermath, final_states, review
+from elastic.drill.judging.verdict import Violation
+from elastic.drill.machine.holdings import grown
+from elastic.drill.planning import saves
+from elastic.drill.planning.options import Options
+from elastic.drill.planning.plan import DrillPlan, StorageFaults
+from elastic.drill.striking import disk
+from elastic.drill.striking.acts import flipped
+from elastic.drill.striking.bad_storage import RECORD, behind_faults, told, torn
+from elastic.drill.striking.imposed import Imposed
+from elastic.drill.telling.costs import costs
+from elastic.drill.telling.diagnosis import diagnose
+from elastic.drill.telling.findings import Findings
+from elastic.drill.telling.show import show
+from elastic.drill.telling.story import Story, counted, of_plan, words
+from elastic.drill.watched import Watched, failed, goes_on
+from elastic.drill.where import Where
 from elastic.observe.events import Event
 
 CALM, HURT = "undisturbed", "disturbed"
+_JOINS_AWAIT_S = 60.0
 _OUTPUT_SHOWN = 3000  # characters of a script's output where it failed
 
 
@@ -52,12 +55,16 @@ class CannotRun(Exception):
 
 
 class Drill:
-    """folder: of both runs, made by `run` and removed by it unless it is worth keeping"""
+    """
+    folder  the drill's, made by `run` and removed by it unless it is worth keeping
+    where   both runs live: there, or elsewhere
+    """
 
     folder: Path
 
     def __init__(self, options: Options, console: Console) -> None:
         self._options = options
+        self.where = Where(options.below)
         self._console = console
         self._clusters: list[Cluster] = []
         self._begun_s = time.monotonic()
@@ -65,6 +72,7 @@ class Drill:
     def run(self) -> Findings:
         """Raises CannotRun, ConfigError."""
         options = self._options
+        self.where.check()
         worth_keeping = options.keep
         if options.folder is not None:
             self.folder = options.folder.resolve()
@@ -75,7 +83,8 @@ class Drill:
             self._headline()
             found = self._both_runs()
             worth_keeping |= bool(found.broken)
-            found = replace(found, kept=self.folder if worth_keeping else None)
+            elsewhere = self.where.elsewhere
+            found = replace(found, kept=self.folder if worth_keeping else None, elsewhere=elsewhere)
             show(self._console, found)
             return found
         finally:
@@ -94,7 +103,9 @@ class Drill:
         options = self._options
         calm, calm_events = self._calm()
         steps = next(event["step"] for event in reversed(calm_events) if event["event"] == "finished")
+        saved = [event["step"] for event in calm_events if event["event"] == "saved"]
         plan = options.plan(steps)
+        plan = saves.with_saves(plan, steps=steps, saved=saved) if options.saves else plan
         plan_file = self.folder / "plan.json"
         plan_file.write_text(plan.to_json())
         self._say(f"\n[bold]The plan[/bold]{'' if plan.seed is None else f' (seed {plan.seed})'}")
@@ -102,12 +113,20 @@ class Drill:
             self._say(line)
         if plan.storage.any:
             self._say(f"      {plan.storage}")
+        if (cadence := saves.in_words(plan)) is not None:
+            why = (
+                ""
+                if options.asked.save_every is not None
+                else ": the script would have saved nothing before the loss of all"
+            )
+            self._say(f"      the run saves {cadence}{why}")
         hurt, hurt_events, extra = self._hurt(plan, total=steps)
 
         sizes: dict[str, Any] = next(event["config"] for event in calm_events if event["event"] == "run_started")
         exact = sizes["mode"] == "exact"
-        left = [Violation("left", f"left behind: {what}") for what in calm.left]
-        verdict_calm = review(calm.url, calm_events, steps=steps, redone_max=0)
+        left = aftermath(left_behind=calm.left)
+        at: dict[str, Any] = {"storage_options": self.where.options}
+        verdict_calm = review(calm.url, calm_events, steps=steps, redone_max=0, **at)
         torn_writes = torn(self.folder / RECORD)
         spoilt = flipped(hurt.cluster.folder) | set(torn_writes)
         verdict_hurt = review(
@@ -118,9 +137,11 @@ class Drill:
             lost_max=(hurt.lost_max() or 0) + len(torn_writes),  # the last save must be whole, or its worker ends
             may_fall_back=bool(spoilt),
             spoilt=spoilt,
+            **at,
         )
         if exact and not verdict_hurt.violations:
-            extra += final_states(calm.url, hurt.url)
+            extra += final_states(calm.url, hurt.url, **at)
+        extra += grown(hurt_events, calm_events, store=self.where.elsewhere is not None)
         verdict_calm = replace(verdict_calm, violations=(*verdict_calm.violations, *left))
         verdict_hurt = replace(verdict_hurt, violations=(*extra, *verdict_hurt.violations))
         broken = bool(verdict_calm.violations or verdict_hurt.violations)
@@ -132,7 +153,7 @@ class Drill:
             struck=costs(hurt_events, plan.faults),
             never=[f"step {plan.faults[at].when.step}: {words(plan.faults[at])}" for at in hurt.not_reached()],
             storage=told(self.folder / RECORD) if plan.storage.any else "",
-            checkpoints=sum(len(damage(cluster.url)) for cluster in (calm, hurt)),
+            checkpoints=verdict_calm.checkpoints + verdict_hurt.checkpoints,
             sizes=(sizes["dataset_length"], sizes["batch_size"]),
             exact=exact,
             diagnoses=diagnose(calm_events, hurt_events, script=self._source(), exact=exact) if broken else [],
@@ -167,16 +188,15 @@ class Drill:
         nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
         self._say(f"\n[bold]With faults[/bold], {counted(plan.workers, 'worker')}{nodes}")
         cluster = self._cluster(HURT, workers=plan.workers, plan=plan)
-        violations: list[Violation] = []
+        late: str | None = None
         known, code = 0, 0
         try:
             with cluster.told(total) as story:
                 while True:
-                    code = self._launch(cluster, story)
+                    self._launch(cluster, story)
                     events = cluster.cluster.events()
                     launched, known = events[known:], len(events)
-                    if code == -signal.SIGKILL and struck_in(launched, plan, KillAgent):
-                        code = 0  # that agent's
+                    code = failed(cluster.cluster.exit_codes(), launched, plan)
                     again = goes_on(launched, plan)
                     if again is None or cluster.launches > len(plan.faults):
                         break
@@ -184,29 +204,33 @@ class Drill:
                     nodes_now = plan.nodes if workers % plan.nodes == 0 else 1
                     self._say(f"            started again with {counted(workers, 'worker')}")
                     cluster.cluster.start(workers=workers, nodes=nodes_now)
-        except DrillTimeout as late:
-            violations.append(Violation("deadline", f"the run with faults: {late}"))
-        events = cluster.cluster.events()
-        if code and not violations:
-            output = cluster.cluster.output()[-_OUTPUT_SHOWN:]
-            violations.append(Violation("finished", f"its last launch ended with status {code}\n{output}"))
-        violations += [Violation("left", f"left behind: {what}") for what in cluster.left]
-        return cluster, events, violations
+        except DrillTimeout as timeout:
+            late = str(timeout)
+        output = cluster.cluster.output()
+        beside = aftermath(exit_code=code, output=output, left_behind=cluster.left, late=late)
+        return cluster, cluster.cluster.events(), beside
 
     def _cluster(self, name: str, *, workers: int, plan: DrillPlan | None = None) -> Watched:
         options = self._options
-        storage = self.folder / name
+        url = self.where.url(self.folder, name)
         joins = 0 if plan is None else plan.joining()
         nodes = 1 if plan is None else plan.nodes
         faults = StorageFaults() if plan is None else plan.storage
         seed = plan.seed or 0 if plan is not None else 0
         hang = [] if options.hang_s is None else [f"--hang-limit={options.hang_s:g}"]
         if plan is not None and disk.needed(plan.faults):
-            disk.mount(storage, like=self.folder / CALM)
+            disk.mount(Path(url), like=self.folder / CALM)
+        target, target_options = behind_faults(url, self.where.options, faults, seed=seed, record=self.folder / RECORD)
+        imposed = Imposed(
+            url=target,
+            storage_options=target_options,
+            save_every=plan.save_every if plan is not None else options.asked.save_every,
+            joins_await_s=_JOINS_AWAIT_S,
+        )
         cluster = Cluster(
             options.script,
             options.args,
-            url=storage,
+            url=url,
             folder=self.folder / f"{name}-drill",
             workers=workers,
             launcher="elastic",
@@ -217,7 +241,7 @@ class Drill:
             plan=plan.for_workers() if plan is not None else None,
             module=options.module,
             ready=True,
-            imposed=imposed(storage, faults, seed=seed, record=self.folder / RECORD),
+            imposed=imposed,
         )
         self._clusters.append(cluster)
         return Watched(cluster, self._console, plan, grace_s=plan.grace_s if plan is not None else None)
@@ -248,6 +272,8 @@ class Drill:
         self._take_the_disk_away(keep=keep)
         if keep:
             return
+        if (why := self.where.remove()) is not None:
+            self._say(f"[yellow]not removed:[/] {escape(f'{self.where.elsewhere}: {why}')}")
         if self._options.folder is None:
             shutil.rmtree(self.folder, ignore_errors=True)
             return

@@ -17,7 +17,7 @@ HOLDS, BROKEN, CANNOT = 0, 1, 2
 def main(argv: Sequence[str]) -> int:
     """0 every invariant holds, 1 one is broken, 2 the drill could not be run as asked, 128 + n ended by signal n."""
     from elastic.drill.interruption import Interrupted, told_to_end
-    from elastic.drill.options import parse
+    from elastic.drill.planning.options import parse
 
     try:
         with told_to_end():

@@ -7,13 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.drill.verdict import Verdict
+from elastic.drill.judging.verdict import Verdict
 from elastic.observe.events import Event
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a launch that ended left.
+
+    exit_code    of the launcher; negative: the signal that ended it
+    left_behind  in words; empty where all is well
+    """
+
+    exit_code: int
+    left_behind: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class End:
     """
+    ok           all of the following is as it should be
     exit_code    of the launcher; negative: the signal that ended it
     output       what the last launch printed, both streams
     events       of all launches
@@ -28,6 +41,11 @@ class End:
     verdict: Verdict
     left_behind: tuple[str, ...]
     not_reached: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Every planned fault struck, every invariant holds, the launch ended with status 0, and nothing is left."""
+        return self.verdict.ok and not (self.exit_code or self.left_behind or self.not_reached)
 
     @property
     def config(self) -> dict[str, Any]:

@@ -14,8 +14,10 @@ Random faults are drawn from the test's seed, `drill_seed`. A test that fails sa
 again. Tests that use these fixtures are marked `drill`: -m "not drill" leaves them out.
 
 A project overrides `elastic_script` with its own script, which takes the run's URL as its first argument and the
-options as flags (steps=12 is --steps 12). Loaded by every pytest run where elastic is installed, so it imports nothing
-heavy until a fixture is used.
+options as flags (steps=12 is --steps 12, amp=True is --amp, and amp=False nothing). Where a test fails, each of its
+runs' verdicts is told, whole.
+
+Loaded by every pytest run where elastic is installed, so it imports nothing heavy until a fixture is used.
 """
 
 from __future__ import annotations
@@ -33,8 +35,12 @@ if TYPE_CHECKING:
     from elastic.drill.cluster import Cluster
     from elastic.drill.end import End
     from elastic.drill.faults import Plan
+    from elastic.drill.telling.told import Remembering
 
 _SEED = pytest.StashKey[int]()
+_RUNS = pytest.StashKey["list[Remembering]"]()  # of a test
+_UNDISTURBED = pytest.StashKey["list[End]"]()  # those that a test compares with
+_SCRIPT = pytest.StashKey[Path]()
 _FIXTURES = {"cluster", "undisturbed", "drill_seed"}
 
 
@@ -60,9 +66,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and "drill_seed" in getattr(item, "funcargs", ()):
+        report.sections += _told(item)
         seed = item.config.stash[_SEED]
         report.sections.append(("drill", f"--drill-seed {seed} draws the same again"))
     return report
+
+
+def _told(item: pytest.Item) -> list[tuple[str, str]]:
+    runs = item.stash.get(_RUNS, [])
+    if not runs:
+        return []
+    from elastic.drill.telling.told import told
+
+    undisturbed: list[End] = item.stash.get(_UNDISTURBED, [])
+    try:
+        return told(runs, undisturbed, item.stash[_SCRIPT])
+    except Exception as error:  # of a script or events that nobody foresaw: the test's own failure must be seen
+        return [("drill", f"what became of the runs cannot be told: {type(error).__name__}: {error}")]
 
 
 @pytest.fixture
@@ -81,10 +101,13 @@ def elastic_script() -> Path:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, elastic_script: Path, drill_seed: int) -> Iterator[Callable[..., Cluster]]:
+def cluster(
+    tmp_path: Path, elastic_script: Path, drill_seed: int, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Cluster]]:
     """cluster(workers=4, steps=12, …): a run that has not started yet. See Cluster; options become flags.
 
-    faults="kill,stop", rate=0.05 draws so many faults per step, of the kinds that `elastic drill --help` lists.
+    faults="kill,stop", rate=0.05 draws so many faults per step, of the kinds that strike workers and one launch
+    survives; `elastic drill` knows more.
     Each call is another run, unless `url` names an earlier one's. Whatever still runs is killed at the end.
     """
     with ExitStack() as running:
@@ -95,58 +118,92 @@ def cluster(tmp_path: Path, elastic_script: Path, drill_seed: int) -> Iterator[C
         ) -> Cluster:
             nonlocal made
             made += 1
+            script = request.node.stash[_SCRIPT] = _found(arguments.pop("script", elastic_script), request)
             if faults is not None:
                 arguments["plan"] = _drawn(drill_seed + made, faults, rate, arguments)
-            run = _cluster(elastic_script, tmp_path / f"drill-{made}", url or tmp_path / f"run-{made}", arguments)
+            run = _cluster(script, tmp_path / f"drill-{made}", url or tmp_path / f"run-{made}", arguments)
+            request.node.stash.setdefault(_RUNS, []).append(run)
             return running.enter_context(run)
 
         yield make
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, elastic_script: Path) -> Callable[..., End]:
+def _undisturbed_ends() -> dict[str, End]:
+    """By script and arguments: each test module may have a script of its own."""
+    return {}
+
+
+@pytest.fixture
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory,
+    elastic_script: Path,
+    _undisturbed_ends: dict[str, End],
+    request: pytest.FixtureRequest,
+) -> Callable[..., End]:
     """undisturbed(steps=12, …): the end of that run in one process that nobody touched; done once per session."""
-    ends: dict[tuple[tuple[str, Any], ...], End] = {}
 
     def run(*, within_s: float = 120, **arguments: Any) -> End:
-        key = tuple(sorted(arguments.items()))
-        if key not in ends:
+        script = _found(arguments.pop("script", elastic_script), request)
+        key = repr((str(script), sorted(arguments.items())))
+        if key not in _undisturbed_ends:
             folder = tmp_path_factory.mktemp("undisturbed")
-            with _cluster(elastic_script, folder / "drill", folder / "run", dict(arguments)) as alone:
+            with _cluster(script, folder / "drill", folder / "run", dict(arguments)) as alone:
                 end = alone.finish(within_s=within_s)
             assert end.verdict.ok, f"the undisturbed run itself fails\n{end.verdict}\n{end.output}"
-            ends[key] = end
-        return ends[key]
+            _undisturbed_ends[key] = end
+        request.node.stash.setdefault(_UNDISTURBED, []).append(_undisturbed_ends[key])
+        return _undisturbed_ends[key]
 
     return run
 
 
-def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, Any]) -> Cluster:
+def _found(script: str | Path, request: pytest.FixtureRequest) -> Path:
+    """A relative path: in the working directory, or else beside the test or in pytest's root. Raises pytest.UsageError
+    where there is no such file."""
+    places = [Path.cwd(), request.path.parent, request.config.rootpath]
+    found = next((place / script for place in places if (place / script).is_file()), None)
+    if found is None:
+        looked = ", ".join(dict.fromkeys(map(str, places)))
+        raise pytest.UsageError(f"elastic_script: there is no file {script}, looked for in {looked}")
+    return found
+
+
+def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, Any]) -> Remembering:
     """Splits the arguments into Cluster's own and the script's; `steps` is both's."""
-    from elastic.drill.cluster import Cluster
+    from elastic.drill.telling.told import Remembering
 
     own = {name: arguments.pop(name) for name in _OF_CLUSTER & arguments.keys()}
-    script = arguments.pop("script", script)
-    return Cluster(script, [str(url), *_flags(arguments)], url=url, folder=folder, steps=arguments.get("steps"), **own)
+    steps = arguments.get("steps")
+    return Remembering(script, [str(url), *_flags(arguments)], url=url, folder=folder, steps=steps, **own)
 
 
 def _drawn(seed: int, kinds: str, rate: float, arguments: dict[str, Any]) -> Plan:
     """Raises pytest.UsageError where it cannot be drawn."""
-    from elastic.drill.draw import MAKES, drawn
     from elastic.drill.faults import Plan
+    from elastic.drill.planning.draw import MAKES, drawn
 
     asked = kinds.split(",")
-    unknown = sorted(set(asked) - MAKES.keys())
-    if unknown or "steps" not in arguments or "plan" in arguments:
-        raise pytest.UsageError(
-            f"cluster(faults={kinds!r}, …) draws a plan: it takes steps=, no plan=, and kinds of {', '.join(MAKES)}"
-        )
     workers, nodes = arguments.get("workers") or 1, arguments.get("nodes", 1)
+    able = [kind for kind in MAKES if kind not in _OF_THE_COMMAND and (kind != "kill-agent" or nodes > 1)]
+    unable = sorted(set(asked) - set(able))
+    if unable or "steps" not in arguments or "plan" in arguments:
+        raise pytest.UsageError(
+            f"cluster(faults={kinds!r}, …) draws a plan: it takes steps=, no plan=, and kinds of {', '.join(able)}"
+            + (f"; {', '.join(unable)}: for `elastic drill` only" if MAKES.keys() >= set(unable) != set() else "")
+        )
     faults = drawn(
         seed, kinds=asked, rate=rate, steps=arguments["steps"], workers=workers, nodes=nodes, resume_workers=workers
     )
+    if {"kill-agent", "leave-node"} & set(asked) and nodes > 1:
+        arguments.setdefault("nodes_max", nodes + 1)  # else the others would wait for the node that is gone
+    arguments.setdefault("restarts", max(_RESTARTS, 1 + len(faults)))  # as `elastic drill`: all may strike one place
     return Plan(faults, seed)
 
+
+_RESTARTS = 3
+_OF_THE_COMMAND = {"join", "lose-all", "flip-bytes", "disk-full", "read-only"}
+"""Kinds that take more than one launch in a folder: another node, another launch, a disk or a checkpoint to spoil."""
 
 _OF_CLUSTER = {
     "workers",
@@ -163,4 +220,8 @@ _OF_CLUSTER = {
 
 
 def _flags(options: dict[str, Any]) -> Sequence[str]:
-    return [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    flags: list[str] = []
+    for name, value in options.items():
+        if value is not False:
+            flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return flags

@@ -9,19 +9,20 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 
 from rich.console import Console
 
-from elastic.drill import disk
-from elastic.drill.acts import alive_among
 from elastic.drill.cluster import Cluster
-from elastic.drill.faults import Disk, Fault, KillAgent, KillAll, LeaveNode, Terminate
-from elastic.drill.follow import Follow
-from elastic.drill.plan import DrillPlan
-from elastic.drill.story import Story
+from elastic.drill.faults import Disk, Fault, KillAgent, KillAll, KillTogether, LeaveNode, Terminate, lost_to
+from elastic.drill.planning.plan import DrillPlan
+from elastic.drill.striking import disk
+from elastic.drill.striking.acts import alive_among
+from elastic.drill.telling.follow import Follow
+from elastic.drill.telling.story import Story
 from elastic.observe.events import Event
 
 
@@ -96,6 +97,31 @@ def goes_on(launched: Sequence[Event], plan: DrillPlan) -> str | None:
     if struck_in(launched, plan, KillAll):
         return "lost"
     return "left" if struck_in(launched, plan, KillAgent, LeaveNode, Terminate) else None
+
+
+def failed(codes: Mapping[int, int | None], launched: Sequence[Event], plan: DrillPlan) -> int:
+    """The exit status of a launcher that had no reason to end so; 0: there is none.
+
+    One that is killed has the signal's. One that is told to leave ends with 1 if a worker of its node does not get to
+    the boundary, because another fault has taken it.
+
+    codes  of the launchers, by pid
+    """
+    agents = {event["worker"]: event["agent"] for event in launched if event["event"] == "placed"}
+    hit: dict[int, list[Fault]] = defaultdict(list)
+    together = False
+    for event in launched:
+        if event["event"] == "fault":
+            fault = plan.faults[event["index"]]
+            hit[agents.get(event["worker"], 0)].append(fault)
+            together |= isinstance(fault, KillTogether)
+    for pid, code in codes.items():
+        killed = any(isinstance(fault, KillAgent) for fault in hit[pid])
+        leaves = any(isinstance(fault, LeaveNode) for fault in hit[pid])
+        taken = together or any(lost_to(fault) != 0 for fault in hit[pid])
+        if code and not (killed and code == -signal.SIGKILL) and not (leaves and taken and code == 1):
+            return code
+    return 0
 
 
 def struck_in(launched: Sequence[Event], plan: DrillPlan, *kinds: type[Fault]) -> bool:

@@ -7,39 +7,48 @@ acts.py's; how reads are noted, reading.py's: they become `reads` events when th
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from elastic.drill import inside
-from elastic.drill.acts import OnPurpose, act, alive_among, loader_processes, possible
 from elastic.drill.faults import (
     IN_BACKWARD,
     IN_EXCHANGE,
     IN_TRANSFER,
     IN_UPDATE,
+    OF_A_SHARE,
+    Fault,
     Hold,
+    Join,
     KillTogether,
     Plan,
     Slow,
     StickLoader,
+    as_failure,
     due,
 )
-from elastic.drill.reading import Collating, Reading, described
+from elastic.drill.machine.holdings import Holdings
+from elastic.drill.striking import inside
+from elastic.drill.striking.acts import OnPurpose, act, alive_among, loader_processes, possible
+from elastic.drill.striking.imposed import Imposed
+from elastic.drill.striking.reading import Collating, Reading, described
 from elastic.observe.events import local_folder
 from elastic.observe.observer import MOMENTS, ObservedRun, Observer
 from elastic.state.survives import weights_digest
 
-__all__ = ["HAPPENED", "LET_GO", "PLAN_FILE", "STORAGE_FILE", "Injector", "OnPurpose", "observer"]
+__all__ = ["CAME", "HAPPENED", "LET_GO", "PLAN_FILE", "Injector", "OnPurpose", "observer"]
 
 PLAN_FILE = "plan.json"
-STORAGE_FILE = "storage.json"  # where the run is to live, whatever the script says
 HAPPENED = "happened"
 LET_GO = "let_go"
+CAME = "came"  # the pids of agents of whom a worker has entered its Run
+_LOOK_S = 0.02
 _COMING = "coming-"
+_FAILED = "failed-"
+_APART = 2  # steps
 _PLACES = "places"
 _BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update", IN_TRANSFER: "transfer"}
 _BEFORE_THE_UPDATE = MOMENTS[: MOMENTS.index("update") + 1]
@@ -55,12 +64,13 @@ class Injector(Observer):
 
     folder  the drill's: holds plan.json, `happened/` with a file for each fault that has happened, and, if workers are
             to be killed together, `places/` with the pid of each rank of a view. Where it has an `events/`, the
-            worker's events go there as well; a storage.json says where the run lives
+            worker's events go there as well
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._plan = Plan.from_json((folder / PLAN_FILE).read_text())
+        self._imposed = Imposed.read(folder)
         self._run: ObservedRun | None = None
         self._step = 0  # as At.step counts
         self._forget: list[Callable[[], None]] = []
@@ -68,16 +78,22 @@ class Injector(Observer):
         self._slow: list[Slow] = []
         self._slow_shares = 0
         self._reading: Reading | None = None
+        self._holdings = Holdings()
         self._storage: Path | None = None  # the run's, where it is a local folder
 
     def storage(self, url: str, storage_options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
-        try:
-            imposed = json.loads((self._folder / STORAGE_FILE).read_text())
-        except FileNotFoundError:
+        if self._imposed.url is None:
             self._storage = local_folder(url)
             return url, storage_options
-        self._storage = local_folder(imposed["url"].removeprefix("faulty://"))
-        return imposed["url"], imposed["storage_options"]
+        target = self._imposed.url.removeprefix("faulty://")
+        self._storage = local_folder(target) if target.startswith("/") else None
+        return self._imposed.url, self._imposed.storage_options
+
+    def cadence(self, save_every: int | str) -> int | str:
+        imposed = self._imposed.save_every
+        if imposed is None:
+            return save_every
+        return int(imposed) if imposed.isdecimal() else imposed
 
     def dataset(self, dataset: Any) -> Any:
         if self._run is not None:
@@ -104,7 +120,15 @@ class Injector(Observer):
             run.events.tee(self._folder)
         if moment == "start":
             run.events.emit("placed", agent=os.getppid())
+            (self._folder / CAME / str(os.getppid())).touch()
         self._step = run.step_index if moment in _BEFORE_THE_UPDATE else run.step_index - 1
+        if moment == "start":
+            run.events.hear(self._holdings.hear)
+        view = {"generation": run.generation, "world_size": run.world_size}
+        if moment == "applied" and (holds := self._holdings.after_step(**view)) is not None:
+            run.events.emit("held", last=False, **holds)
+        if moment == "finish":
+            run.events.emit("held", last=True, **self._holdings.at_the_end(**view))
         if moment == "applied":
             models = run.model if isinstance(run.model, Mapping) else {"model": run.model}
             run.events.emit("weights", step=self._step, digest=weights_digest(models))
@@ -145,9 +169,11 @@ class Injector(Observer):
         """The fault itself, unless it has happened already."""
         assert self._run is not None
         fault = self._plan.faults[index]
-        if not possible(fault, self._folder, self._storage) or not self._first_at(index):
-            return
         run = self._run
+        if not possible(fault, self._folder, self._storage) or self._would_repeat(fault) or not self._first_at(index):
+            return
+        if (kind := as_failure(fault)) is not None:
+            (self._folder / HAPPENED / f"{_FAILED}{kind}-{run.step_index}").touch()
         run.events.emit("fault", index=index, fault=str(fault), step=self._step, phase=fault.when.phase)
         run.events.flush(wait=True)
         if isinstance(fault, Slow):
@@ -157,8 +183,31 @@ class Injector(Observer):
             self._reading.stuck = True
         let_go = self._folder / LET_GO / str(index)
         act(fault, self._folder, storage=self._storage, peers=lambda: self._peers(fault), let_go=let_go)
+        if isinstance(fault, Join) and self._imposed.joins_await_s:
+            self._await(index, let_go)
         if isinstance(fault, Hold):
             (self._folder / HAPPENED / str(index)).write_text("")  # the next fault may come in this view
+
+    def _await(self, index: int, let_go: Path) -> None:
+        """Stands still until the node that was called is there, as a run that is long enough would meet it. Nobody
+        takes this worker for hung meanwhile."""
+        assert self._run is not None
+        run, begun_s, at_most_s = self._run, time.monotonic(), self._imposed.joins_await_s
+        computes = self._plan.faults[index].when.phase in OF_A_SHARE
+        with run.long_section(2 * at_most_s) if computes else contextlib.nullcontext():
+            while not let_go.exists() and time.monotonic() - begun_s < at_most_s:
+                time.sleep(_LOOK_S)
+        run.events.emit("awaited", index=index, seconds=time.monotonic() - begun_s, there=let_go.exists())
+
+    def _would_repeat(self, fault: Fault) -> bool:
+        """Whether the run would take it for a bug: the same failure at one step, twice. One that may come later does,
+        a few steps on, since a loader's failure shows some steps after it."""
+        kind = as_failure(fault)
+        if kind is None or not fault.when.later:
+            return False
+        assert self._run is not None
+        failed = (self._folder / HAPPENED).glob(f"{_FAILED}{kind}-*")
+        return any(abs(int(path.name.rpartition("-")[2]) - self._run.step_index) <= _APART for path in failed)
 
     def _slow_down(self) -> None:
         time.sleep(self._slow[-1].seconds)

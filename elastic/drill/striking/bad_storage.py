@@ -1,4 +1,4 @@
-"""Storage on a bad day, for a run in a drill: its folder behind `faulty://` (checkpoint.testing), in every process.
+"""Storage on a bad day, for a run in a drill: where it lives behind `faulty://` (checkpoint.testing), in every process.
 
 Each process counts its own operations, and chance decides from the seed and that count; what struck is put on record in
 one file of all of them.
@@ -14,9 +14,8 @@ from typing import Any
 from checkpoint.format.names import commit_id, data_owner
 from checkpoint.testing import Delay, Error, Plan, StaleList, TornWrite
 from checkpoint.testing.plan import Rule
-from elastic.drill.cluster import Imposed
-from elastic.drill.plan import StorageFaults
-from elastic.drill.story import counted
+from elastic.drill.planning.plan import StorageFaults
+from elastic.drill.telling.story import counted
 
 _ERRORS = ("timeout", "reset", "slow_down", "server")
 _DID = {"Error": "failed", "Delay": "stalled", "TornWrite": "torn", "StaleList": "stale"}
@@ -24,14 +23,18 @@ _NAMES = {"write": "write", "read": "read", "list": "listing", "look": "look-up"
 RECORD = "storage-faults.jsonl"
 
 
-def imposed(folder: Path, faults: StorageFaults, *, seed: int, record: Path) -> Imposed:
-    """What makes a script use `folder`; with faults between, if there are any."""
+def behind_faults(
+    url: str, options: dict[str, Any] | None, faults: StorageFaults, *, seed: int, record: Path
+) -> tuple[str, dict[str, Any] | None]:
+    """What makes a script use `url`, a folder or an fsspec URL, with faults between, if there are any."""
     if not faults.any:
-        return Imposed(str(folder))
+        return url, options
+    protocol, separator, path = url.partition("://")
+    target: dict[str, Any] = {"target_protocol": protocol, "target_options": options}
+    if not separator:
+        path, target = url, {"target_protocol": "file", "target_options": {"auto_mkdir": True}}
     plan = Plan(*_rules(faults), seed=seed)
-    target = {"target_protocol": "file", "target_options": {"auto_mkdir": True}}
-    options = {**target, "faults": plan.document(), "record": str(record)}
-    return Imposed(f"faulty://{folder}", options)
+    return f"faulty://{path}", {**target, "faults": plan.document(), "record": str(record)}
 
 
 def told(record: Path) -> str:

@@ -7,6 +7,7 @@ elsewhere.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 from collections.abc import Iterable
@@ -59,14 +60,22 @@ def strike(folder: Path, how: str) -> None:
 
 
 def heal(folder: Path) -> None:
-    """It can be written again."""
-    if _mounted(folder) > 1:
+    """It can be written again, unless it is struck meanwhile."""
+    for _ in range(1, _mounted(folder)):
         _umount(folder)
-    (folder / _BALLAST).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (folder / _BALLAST).unlink(missing_ok=True)
 
 
 def _fill(folder: Path) -> None:
-    with (folder / _BALLAST).open("wb", buffering=0) as file:
+    """One that is read-only just now stays as it is: it takes nothing either."""
+    try:
+        ballast = (folder / _BALLAST).open("wb", buffering=0)
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            return
+        raise
+    with ballast as file:
         room = os.statvfs(folder)
         with contextlib.suppress(OSError):  # someone else took a part of the room meanwhile
             os.posix_fallocate(file.fileno(), 0, max(1, room.f_bavail * room.f_frsize))

@@ -6,15 +6,17 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     position    each worker applies the steps after the state that it loaded, none skipped, none twice
     lineage     the surviving state's steps are 0 … last, each built on the one before
     zombie      no claim goes on from what a superseded writer left
-    durable     no claim goes behind a save that was committed before it
+    writer      once a newer claim is taken, workers of an older one finish the step in hand at most
+    durable     no claim goes behind a save that was committed before it, and a run that ends is saved
     view        the members of a view name the same workers, and its blocks of shares join
     shares      each share of a surviving step was read by exactly one worker, within its block
-    batch       each surviving step applied as many examples as its place in the epoch says
+    batch       each surviving step applied as many examples as its place in the epoch says, and whoever goes on from
+                storage knows that place
     coverage    in each epoch each example was applied exactly once (in one under way: at most once)
     content     an example is the same at one step wherever and however often it is read
     record      the digest of indices that a worker reported is that of the indices it read
     agreement   workers that did one thing together report one result
-    state       a state that was saved or loaded is the state that training had there
+    state       a state that was saved or loaded, or lies in storage, is the state that training had there
     repeat      a step done again gave the same sums and weights
     reference   sums, weights and final digest equal those of the undisturbed run
     finished    every worker that finished reports the same, and the run reached its end
@@ -30,10 +32,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from elastic.drill.contents import content
-from elastic.drill.lineage import Application, Lineage, place_of, trace
-from elastic.drill.survival import survival
-from elastic.drill.verdict import Verdict, Violation, differing
+from elastic.drill.judging.contents import content
+from elastic.drill.judging.lineage import Application, Lineage, place_of, trace
+from elastic.drill.judging.stored import Stored, storage_holds
+from elastic.drill.judging.survival import survival
+from elastic.drill.judging.verdict import Verdict, Violation, differing
 from elastic.observe.events import Event, digest_of_indices
 from elastic.observe.views import ViewSeen, views
 
@@ -47,25 +50,27 @@ def judge(
     steps: int | None = None,
     exact: bool = True,
     reference: Sequence[Event] | str | None = None,
-    checkpoints: Mapping[str, str | None] | None = None,
+    checkpoints: Sequence[Stored] | None = None,
     redone_max: int | None = None,
     lost_max: int | None = None,
     may_fall_back: bool = False,
+    cut_off: bool = False,
 ) -> Verdict:
     """The verdict on one run, all of its launches together.
 
     steps          that the run was to apply; None: as many as it did, and it need not have finished
     exact          mode="exact": the same step gives the same bits wherever it is done
     reference      an undisturbed run's events, or only its final digest
-    checkpoints    name -> what is wrong with it, None if it is whole
+    checkpoints    that the run could go on from, newest first; None: nobody looked
     redone_max     bound on the number of times that a step was begun again
     lost_max       how many workers were taken from the run against their will; None: who knows
     may_fall_back  checkpoints were damaged on purpose
+    cut_off        workers were cut off from the others, and go on under their old claim until they notice
     """
     of_kind: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         of_kind[event["event"]].append(event)
-    lineage = trace(events, may_fall_back=may_fall_back)
+    lineage = trace(events, may_fall_back=may_fall_back, cut_off=cut_off)
     redone = len(lineage.begun) - len({step for _, step in lineage.begun})
     seen = views(events)
 
@@ -77,6 +82,7 @@ def judge(
         violations += _records(lineage.path[step])
     violations += content(events, reference)
     violations += _coverage(lineage, dataset_length, batch_size, last_batch)
+    violations += _epochs(of_kind, dataset_length, batch_size, last_batch)
     violations += _agreement(of_kind, exact)
     violations += _states(of_kind, lineage)
     violations += _finish(of_kind["finished"], steps, len(lineage.path))
@@ -84,9 +90,8 @@ def judge(
         violations += _against(of_kind, lineage, reference)
     if redone_max is not None and redone > redone_max:
         violations.append(Violation("redone", f"{redone} steps were begun again, allowed are {redone_max}"))
-    for name, wrong in (checkpoints or {}).items():
-        if wrong is not None:
-            violations.append(Violation("checkpoint", f"{name}: {wrong}"))
+    if checkpoints is not None:
+        violations += storage_holds(checkpoints, of_kind, may_fall_back=may_fall_back)
 
     return Verdict(
         violations=tuple(violations),
@@ -98,6 +103,7 @@ def judge(
             index for done in lineage.path.values() for read in done.reads for index in read["indices"]
         ),
         weights_sha256=of_kind["finished"][-1]["digest"] if of_kind["finished"] else None,
+        checkpoints=len(checkpoints or ()),
     )
 
 
@@ -182,6 +188,24 @@ def _coverage(lineage: Lineage, length: int, batch_size: int, last_batch: str) -
         if over and len(missing) > length - per_epoch:
             what = f"{len(missing)} examples were not applied in epoch {epoch}, {missing[:10]} among them"
             yield Violation("coverage", what)
+
+
+def _epochs(
+    of_kind: Mapping[str, Sequence[Event]], length: int, batch_size: int, last_batch: str
+) -> Iterator[Violation]:
+    """Of those who load from storage. Who takes over from a peer may do so before that one has come to a boundary."""
+    steps_per_epoch = length // batch_size if last_batch == "drop" else -(-length // batch_size)
+
+    def epoch_of(step: int) -> int:
+        return step * batch_size // length if last_batch == "carry" else step // steps_per_epoch
+
+    ends = {event["step"] for event in of_kind["finished"]}  # no step comes next there
+    for load in of_kind["loaded"]:
+        step = load["step"]
+        possible = {epoch_of(step), epoch_of(step - 1) if step in ends else epoch_of(step)}
+        if "digest" in load and load["epoch"] not in possible:
+            what = f"the state after {step} steps was loaded as one of epoch {load['epoch']}, not {epoch_of(step)}"
+            yield Violation("batch", what, (load,))
 
 
 def _agreement(of_kind: Mapping[str, Sequence[Event]], exact: bool) -> Iterator[Violation]:

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from elastic.drill.costs import Cost
 from elastic.drill.faults import (
     Disk,
     Fault,
@@ -31,8 +30,9 @@ from elastic.drill.faults import (
     Stop,
     Terminate,
 )
-from elastic.drill.follow import Follow
-from elastic.drill.lineage import place_of
+from elastic.drill.judging.lineage import place_of
+from elastic.drill.telling.costs import Cost
+from elastic.drill.telling.follow import Follow
 from elastic.observe.events import Event
 
 _ERROR_CHARS = 100
@@ -141,6 +141,9 @@ class Story:
             fault = self._faults[event["index"]]
             self._open += [] if isinstance(fault, Slow | Hold | KillChild | Join | Flip | Disk) else [event]
             yield f"[bold red]step {event['step']}, {event['phase']}: {escape(words(fault))}[/]"
+        elif kind == "awaited":
+            came = "the node is there" if event["there"] else "the node did not come, and the run goes on"
+            yield f"         {came}; the run has waited for it, {event['seconds']:.2f} s"
         elif kind == "step_applied":
             yield from self._applied(event)
         elif kind == "save_failed":

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
-from elastic.drill.costs import Cost
-from elastic.drill.diagnosis import Diagnosis
-from elastic.drill.plan import DrillPlan
-from elastic.drill.verdict import Verdict, Violation
+from elastic.drill.faults import lost_to
+from elastic.drill.judging.verdict import Verdict, Violation
+from elastic.drill.planning.plan import DrillPlan
+from elastic.drill.telling.costs import Cost
+from elastic.drill.telling.diagnosis import Diagnosis
 from elastic.observe.events import Event
 
 PROMISES: dict[str, frozenset[str]] = {
@@ -21,7 +23,7 @@ PROMISES: dict[str, frozenset[str]] = {
     ),
     "every example was applied exactly once in each epoch": frozenset({"coverage", "batch", "shares", "record"}),
     "an example is the same wherever and whenever it is read": frozenset({"content"}),
-    "no step was applied twice, and none skipped": frozenset({"position", "lineage"}),
+    "no step was applied twice, and none skipped": frozenset({"position", "lineage", "writer"}),
     "done again: only steps in flight, or not saved when all was lost": frozenset(
         {"redone", "restarted", "storage", "durable", "zombie"}
     ),
@@ -29,7 +31,7 @@ PROMISES: dict[str, frozenset[str]] = {
     "no worker was lost but those that were taken": frozenset({"lost"}),
     "every checkpoint that is listed verifies": frozenset({"checkpoint"}),
     "the run came to its end, each wait by its deadline": frozenset({"finished", "deadline"}),
-    "no process, file or shared memory was left behind": frozenset({"left"}),
+    "no process, socket, thread, file or shared memory was left behind": frozenset({"left"}),
 }
 
 
@@ -45,6 +47,7 @@ class Findings:
     sizes        dataset length and batch size
     replay       the command that strikes the same faults again
     kept         where both runs lie; None: they are removed
+    elsewhere    of what is kept, the storage of both runs, where that is not a folder of the drill's
     """
 
     plan: DrillPlan
@@ -61,12 +64,20 @@ class Findings:
     replay: str
     kept: Path | None
     seconds: float = field(default=0.0)
+    elsewhere: str | None = None
 
     @property
     def broken(self) -> tuple[tuple[str, Violation], ...]:
         """(run, violation) of both runs."""
         calm = (("without faults", one) for one in self.calm.violations)
         return (*calm, *(("with faults", one) for one in self.hurt.violations))
+
+    @property
+    def replaced(self) -> bool:
+        """Whether it was seen that somebody comes after a loss, wherever one was to."""
+        sizes = self.hurt.world_sizes
+        lost = any(lost_to(cost.fault) for cost in self.struck)
+        return not lost or sizes[-1] >= sizes[0] or any(later > size for size, later in pairwise(sizes))
 
     @property
     def finished(self) -> bool:

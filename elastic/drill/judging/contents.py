@@ -2,7 +2,8 @@
 
 A step reads the same indices whoever computes it, and what is drawn at random inside `dataset[i]` is seeded from the
 seed, the epoch and i. So one index at one step has one content, in the undisturbed run and in this one, the first time
-and when it is done again. Where it has two, the dataset depends on something that elastic cannot give back.
+and when it is done again. Where it has two, the dataset depends on something that elastic cannot give back. A step that
+is filled from the next epoch (last_batch="carry") may read an index in both, with a content in each: it tells nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.drill.verdict import Violation
+from elastic.drill.judging.lineage import Place, place_of
+from elastic.drill.judging.verdict import Violation
 from elastic.observe.events import Event
 
 
@@ -29,12 +31,26 @@ class Conflict:
 def conflicts(events: Sequence[Event], reference: Sequence[Event] = ()) -> Iterator[Conflict]:
     """reference  an undisturbed run's events, whose version counts as the first"""
     known: dict[tuple[int, int], tuple[str, Event]] = {}
-    for event in (*reference, *events):
-        if event["event"] == "reads":
-            for index, content in notes(event):
+    runs = [[event for event in run if event["event"] == "reads"] for run in (reference, events)]
+    twice = _read_twice(runs[0]) | _read_twice(runs[1])
+    for event in (*runs[0], *runs[1]):
+        for index, content in notes(event):
+            if (event["step"], index) not in twice:
                 was, first = known.setdefault((event["step"], index), (content, event))
                 if was != content:
                     yield Conflict(event["step"], index, (was, content), first, event)
+
+
+def _read_twice(reads: Sequence[Event]) -> set[tuple[int, int]]:
+    """(step, index) of what two shares of one step read in one view."""
+    seen: dict[tuple[Place, int, int], tuple[str, int]] = {}
+    return {
+        (read["step"], index)
+        for read in reads
+        for index in read["indices"]
+        if seen.setdefault((place_of(read), read["step"], index), (read["worker"], read["share"]))
+        != (read["worker"], read["share"])
+    }
 
 
 def notes(read: Event) -> list[tuple[int, str]]:

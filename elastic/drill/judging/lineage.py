@@ -11,12 +11,12 @@ positions must follow each other, or a step was skipped or applied twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
-from elastic.drill.verdict import Violation
+from elastic.drill.judging.verdict import Violation
 from elastic.observe.events import Event
 
 Place = tuple[int, int]
@@ -46,10 +46,11 @@ def place_of(event: Event) -> Place:
     return (event.get("claim") or 0, event.get("generation") or 0)
 
 
-def trace(events: Sequence[Event], *, may_fall_back: bool = False) -> Lineage:
+def trace(events: Sequence[Event], *, may_fall_back: bool = False, cut_off: bool = False) -> Lineage:
     """The lineage of a run's events.
 
     may_fall_back  checkpoints were damaged on purpose, so a load may go behind the newest save
+    cut_off        workers were cut off from the others, and go on under their old claim until they notice
     """
     of_kind: dict[str, list[Event]] = defaultdict(list)
     for event in events:
@@ -58,6 +59,8 @@ def trace(events: Sequence[Event], *, may_fall_back: bool = False) -> Lineage:
     for event in (*of_kind["reads"], *of_kind["step_applied"]):
         found.begun.add((place_of(event), event["step"]))
     found.violations += _origins(of_kind, may_fall_back)
+    if not cut_off:
+        found.violations += _writers(of_kind)
 
     everything = _applications(of_kind["step_applied"], of_kind["reads"])
     steps_at: dict[Place, list[int]] = defaultdict(list)
@@ -175,6 +178,19 @@ def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Viola
             what = f"claim {claim} went back to step {step}, though step {newest} was saved"
             broken.append(Violation("durable", what, (*durable[-1:], first[claim])))
     return broken
+
+
+def _writers(of_kind: dict[str, list[Event]]) -> Iterator[Violation]:
+    """A claim is taken from who is gone, or is going: the step in hand is the last that it applies."""
+    for newer in of_kind["claimed"]:
+        went_on: dict[str, list[Event]] = defaultdict(list)
+        for done in of_kind["step_applied"]:
+            if (done.get("claim") or 0) < newer["claim"] and done["t"] > newer["t"]:
+                went_on[done["worker"]].append(done)
+        for worker, steps in went_on.items():
+            if len(steps) > 1:
+                what = f"{worker} applied {len(steps)} steps after another writer took claim {newer['claim']}"
+                yield Violation("writer", what, (newer, *steps[:2]))
 
 
 def _bounds(origin: dict[int, tuple[int | None, int]], claim: int) -> dict[int | None, float]:

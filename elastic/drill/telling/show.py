@@ -12,9 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from elastic.drill.findings import PROMISES, Findings
-from elastic.drill.story import of_costs
-from elastic.drill.verdict import Violation
+from elastic.drill.judging.verdict import Violation
+from elastic.drill.telling.findings import PROMISES, Findings
+from elastic.drill.telling.story import of_costs
 from elastic.observe.events import Event
 
 _EVIDENCE_SHOWN = 8
@@ -61,6 +61,9 @@ def show(console: Console, found: Findings) -> None:
     else:
         console.print("[bold green]Every promise held.[/bold green]", end=" ")
         console.print(f"Faults: {len(found.struck)}. Time: {found.seconds:.0f} s.", highlight=False)
+    if not broken and not found.replaced:
+        what = "nobody came in a lost worker's place before the run's end: with more steps the drill shows that, too"
+        console.print(f"  [yellow]{what}[/yellow]", soft_wrap=True)
     for never in found.never:
         console.print(f"  never struck: {never}", markup=False, soft_wrap=True)
     if broken and not found.diagnoses:
@@ -71,7 +74,10 @@ def show(console: Console, found: Findings) -> None:
         )
     if found.kept is not None:
         console.print(f"  kept    {found.kept}", markup=False, soft_wrap=True, highlight=False)
-        console.print(f"  report  elastic report {found.kept / 'disturbed'}", soft_wrap=True, highlight=False)
+        if found.elsewhere is not None:
+            console.print(f"          {found.elsewhere}", markup=False, soft_wrap=True, highlight=False)
+        events = found.kept / ("disturbed" if found.elsewhere is None else "disturbed-drill")
+        console.print(f"  report  elastic report {events}", markup=False, soft_wrap=True, highlight=False)
     if broken or found.never or found.kept is not None:
         console.print(f"  replay  {found.replay}", markup=False, soft_wrap=True, highlight=False)
 

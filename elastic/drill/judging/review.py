@@ -7,13 +7,18 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from checkpoint import Checkpointer
 from checkpoint.cli.diff import Side, compare
+from checkpoint.format.names import CommitId
+from checkpoint.reader import read_commit, verify
 from checkpoint.runs.history import read_history
-from checkpoint.storage import open_storage
-from elastic.drill.judge import judge
-from elastic.drill.verdict import Verdict, Violation
+from checkpoint.storage import Storage, open_storage
+from elastic.drill.judging.judge import judge
+from elastic.drill.judging.stored import Stored
+from elastic.drill.judging.verdict import Verdict, Violation
 from elastic.observe.events import Event
+from elastic.state.survives import weights_digest
+
+_OUTPUT_SHOWN = 3000  # characters of what a launch printed that failed
 
 
 def review(
@@ -25,6 +30,7 @@ def review(
     redone_max: int | None = None,
     lost_max: int | None = None,
     may_fall_back: bool = False,
+    cut_off: bool = False,
     spoilt: Collection[str] = (),
     storage_options: dict[str, Any] | None = None,
 ) -> Verdict:
@@ -53,27 +59,61 @@ def review(
         exact=sizes["mode"] == "exact",
         steps=steps,
         reference=reference,
-        checkpoints={name: wrong for name, wrong in damage(url, storage_options).items() if name not in spoilt},
+        checkpoints=stored(url, storage_options, but=spoilt),
         redone_max=redone_max,
         lost_max=lost_max,
         may_fall_back=may_fall_back,
+        cut_off=cut_off,
     )
 
 
-def damage(url: str, storage_options: dict[str, Any] | None = None) -> dict[str, str | None]:
-    """Checkpoint name -> what is wrong with it (None: nothing), for all that the run could go on from."""
+def stored(
+    url: str, storage_options: dict[str, Any] | None = None, *, but: Collection[str] = ()
+) -> list[Stored] | None:
+    """What the run could go on from, newest first, read to the last byte. None: it lived and died with the process."""
     if url.startswith("memory:"):
-        return {}  # it lived and died with the process
-    with Checkpointer(url, storage_options=storage_options) as checkpoints:
-        return {v.name: "; ".join(v.problems) or None for v in checkpoints.verify() if v.in_lineage}
+        return None
+    storage = open_storage(url, storage_options)
+    try:
+        lineage = read_history(storage, lambda _: None).lineage
+        return [_stored(storage, id) for id in lineage if str(id) not in but]
+    finally:
+        storage.close()
 
 
-def final_states(calm: str, hurt: str) -> list[Violation]:
+def _stored(storage: Storage, id: CommitId) -> Stored:
+    found = verify(storage, id, True)
+    if found.problems:
+        return Stored(str(id), id.claim, id.step, wrong="; ".join(found.problems))
+    tree = read_commit(storage, id, shared=True).tree
+    parts = ((name.partition("."), part) for name, part in tree.items())
+    models = {name or kind: part for (kind, _, name), part in parts if kind == "model"}
+    return Stored(str(id), id.claim, id.step, digest=weights_digest(models) if models else None)
+
+
+def aftermath(
+    *, exit_code: int = 0, output: str = "", left_behind: Sequence[str] = (), late: str | None = None
+) -> list[Violation]:
+    """What is wrong with the end of a run, beside what it recorded.
+
+    exit_code    of its last launch
+    output       what that printed
+    left_behind  on the machine, in words
+    late         what was known when its deadline had passed; None: it ended in time
+    """
+    violations = [Violation("deadline", f"the run with faults: {late}")] if late is not None else []
+    if exit_code and late is None:
+        what = f"its last launch ended with status {exit_code}\n{output[-_OUTPUT_SHOWN:]}"
+        violations.append(Violation("finished", what))
+    return violations + [Violation("left", f"left behind: {what}") for what in left_behind]
+
+
+def final_states(calm: str, hurt: str, storage_options: dict[str, Any] | None = None) -> list[Violation]:
     """What differs between the last checkpoints of both runs: weights, optimizer, and all else that survives."""
     with contextlib.ExitStack() as stack:
         sides = []
         for url in (calm, hurt):
-            storage = open_storage(url)
+            storage = open_storage(url, storage_options)
             stack.callback(storage.close)
             lineage = read_history(storage, lambda _: None).lineage
             if not lineage:

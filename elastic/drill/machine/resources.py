@@ -5,26 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from elastic.drill.cluster import Cluster
-from elastic.drill.processes import marked
-from elastic.observe.events import Event
+from elastic.drill.machine import holdings
+from elastic.drill.machine.holdings import OF_A_GROUP, given_up
+from elastic.drill.machine.processes import marked
 
-# gloo keeps a collective whose message was torn, and the threads, descriptors and sockets of its group, until its own
-# deadline.
-GIVEN_UP = ("did not end after a peer hung up", "a peer was lost while the group was formed")
-OF_A_GROUP = 5
+__all__ = ["beyond", "given_up", "held", "settled"]
+
 # A coordinator starts the writer process of its saves once it has trained for a while.
 WRITER = b"checkpoint.background.resident"
-OF_A_WRITER = {"writers": 1, "processes": 1, "descriptors": 4, "sockets": 1, "threads": 1}
+OF_A_WRITER = {"writers": 1, "processes": 1, **holdings.OF_A_WRITER}
 SETTLED_S, CALM_S = 15.0, 2.5  # an agent forks its next spare a second after the last start
-
-
-def given_up(events: Sequence[Event]) -> int:
-    """How many collectives a run has given up, each with what gloo keeps of it."""
-    return sum(e["event"] == "peer_lost" and any(of in e["error"] for of in GIVEN_UP) for e in events)
 
 
 def beyond(before: dict[str, int], after: dict[str, int], groups: int = 0) -> list[str]:

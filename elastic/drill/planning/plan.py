@@ -70,6 +70,7 @@ class DrillPlan:
     resume_workers  after everything was lost
     seed            what the faults were drawn from; of the storage's chances, too. None: nothing was drawn
     grace_s         after which a worker that was told to leave and is still there is killed
+    save_every      how often the run saves: steps, or a time such as "5s"; None: what the script says
     """
 
     workers: int = 4
@@ -77,6 +78,7 @@ class DrillPlan:
     resume_workers: int = 4
     seed: int | None = None
     grace_s: float = 30.0
+    save_every: str | None = None
     storage: StorageFaults = field(default_factory=StorageFaults)
     faults: tuple[Fault, ...] = ()
 

@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic.data.scratch import CHILD
+
 SHARED_MEMORY = Path("/dev/shm")
 _NAMED = re.compile(r"torch_(\d+)_")
 OF_LOADERS = "elst-"
@@ -31,15 +33,19 @@ class Snapshot:
     def new(self, folder: Path, pids: Collection[int], *, killed: bool = False) -> list[str]:
         """What is there now and was not, in words.
 
-        killed  workers were: what each of them kept for its loader processes' sockets is removed by the next worker
-                that starts on the machine (data/scratch.py), so it is no leak once its lock is free
+        killed  workers were: what each of them kept for its loader processes' sockets, and what those left in shared
+                memory, is removed by the next worker that starts on the machine (data/scratch.py), so it is no leak
+                once its lock is free
         pids    of the launch's processes. Shared memory that names another process, or that a living process holds,
               is somebody else's
         """
         files = sorted(_names(folder / "tmp") - self.temporary)
-        files = [name for name in files if not (killed and _is_next_ones(folder / "tmp" / name))]
+        next_ones = {name for name in files if killed and _is_next_ones(folder / "tmp" / name)}
+        files = [name for name in files if name not in next_ones]
         temporary = [f"temporary file {name}" for name in files if not name.startswith(TORCH_S_OWN)]
+        noted = {child for name in next_ones for child in _names(folder / "tmp" / name) if child.startswith(CHILD)}
         candidates = [name for name in sorted(_names(SHARED_MEMORY) - self.shared) if _may_be_of(name, pids)]
+        candidates = [name for name in candidates if f"{CHILD}{_pid_in(name)}" not in noted]
         held = _held() if candidates else set()
         return temporary + [f"shared memory {SHARED_MEMORY / name}" for name in candidates if name not in held]
 
@@ -77,6 +83,11 @@ def _may_be_of(name: str, pids: Collection[int]) -> bool:
     """torch names its files torch_<pid>_<random>_<number>; other names tell nothing."""
     named = _NAMED.match(name)
     return named is None or int(named[1]) in pids
+
+
+def _pid_in(name: str) -> str:
+    named = _NAMED.match(name)
+    return named[1] if named is not None else ""
 
 
 def _held() -> set[str]:

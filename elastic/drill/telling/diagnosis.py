@@ -3,6 +3,7 @@
 The evidence is what the two runs recorded: the state that each began with, what was in each example that was read, the
 sums and weights of each step. The first thing that differs names the kind:
 
+    an exception                        the script raised it, and no fault did
     the first weights                   they are initialised without a seed
     an example's content, by the rank   the dataset or its sampler asks which worker this is
     an example's content, by time       it has state that changes as it is read: a counter, a cache
@@ -13,13 +14,16 @@ sums and weights of each step. The first thing that differs names the kind:
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.drill import suspects
-from elastic.drill.contents import conflicts, notes
-from elastic.drill.suspects import Line
+import checkpoint.errors
+import elastic.errors
+from elastic.drill.judging.contents import conflicts, notes
+from elastic.drill.telling import suspects
+from elastic.drill.telling.suspects import Line
 from elastic.observe.events import Event
 
 
@@ -47,7 +51,7 @@ def diagnose(
     script      its file
     exact       mode="exact"; else only the data is compared
     """
-    found = [one for one in (_data(calm, hurt),) if one is not None]
+    found = [one for one in (_raised(hurt, script), _data(calm, hurt)) if one is not None]
     if exact and (first := _first_weights(calm, hurt, script)) is not None:
         return [first, *found]
     if exact and not found and (later := _sums_or_weights(calm, hurt, script)) is not None:
@@ -74,6 +78,31 @@ def _first_weights(calm: Sequence[Event], hurt: Sequence[Event], script: str | N
     )
 
 
+def _raised(hurt: Sequence[Event], script: str | None) -> Diagnosis | None:
+    """An exception that no fault of the drill's raised, though the run may have gone on without that worker."""
+    errors = [event for event in hurt if event["event"] == "error" and _of_script(str(event["error"]))]
+    if not errors:
+        return None
+    first = errors[0]
+    what = str(first["error"]).splitlines()[0]
+    return Diagnosis(
+        f"the script raised an exception, which no fault of the drill asked for: {what}",
+        f"worker {first.get('rank')} of {first.get('world_size')} raised it at step {first.get('step')}"
+        + (f"; {len(errors)} were raised in all" if len(errors) > 1 else "")
+        + "; the run without faults came to its end",
+        "its traceback is in disturbed-drill/output-*.txt of the folder below",
+        tuple(suspects.raising(script, what.partition(":")[0]) if script is not None else ()),
+    )
+
+
+def _of_script(error: str) -> bool:
+    """Neither what the faults raise, nor elastic's own and the storage's, which are no matter of the script."""
+    name = error.partition(":")[0].rpartition(".")[2]
+    ours = any(hasattr(module, name) for module in (elastic.errors, checkpoint.errors))
+    raised_by_faults = name in ("OnPurpose", "MemoryError") or "memory" in error
+    return not (ours or raised_by_faults or (hasattr(builtins, name) and issubclass(getattr(builtins, name), OSError)))
+
+
 def _data(calm: Sequence[Event], hurt: Sequence[Event]) -> Diagnosis | None:
     found = list(conflicts(hurt, calm))
     if not found:
@@ -89,30 +118,37 @@ def _data(calm: Sequence[Event], hurt: Sequence[Event]) -> Diagnosis | None:
     seen = f"{name}[{one.index}] at step {one.step} was read as {versions}; so were {len(found)} reads"
     agreed, at_first, steps = _of_rank_0(calm, hurt)
     getitem = _getitem(file, line)
-    if agreed and steps > 1:
+    asks = suspects.rank(file) if file else []
+    changed = suspects.counters(file, line) if file else []
+    if agreed and steps > 1 and (asks or not changed):
         return Diagnosis(
             f"what {name} gives for an index depends on which worker reads it: on its rank, or the number of workers",
             seen + "; worker 0 always read what the run without faults did, the others did not",
             "make it a function of the index alone: which examples a worker reads is elastic's to say, so a sampler or "
             "shuffle of its own, seeded from the rank, must go",
-            tuple((suspects.rank(file) if file else []) or getitem),
+            tuple(asks or getitem),
         )
-    if at_first:
+    if at_first or agreed:
         return Diagnosis(
             f"what {name} gives for an index depends on what was read before in the same process: a counter, a cache, "
             "or another state that changes as it is read" + (", or on the worker's rank" if agreed else ""),
-            seen + "; the first read of a process was the same in both runs, later ones were not",
+            seen
+            + (
+                "; worker 0 always read what the run without faults did, the others did not"
+                if agreed
+                else "; the first read of a process was the same in both runs, later ones were not"
+            ),
             "make it a function of the index alone: a worker that replaces a lost one begins without that state, and a "
             "step that is done again reads twice",
-            tuple((suspects.counters(file, line) if file else []) or getitem),
+            tuple(changed or getitem),
         )
     return Diagnosis(
         f"what {name} gives for an index is drawn from something that no seed of the run decides: random numbers "
-        "of its own, the clock, the number of workers",
+        "of its own, the clock, the order of a set or hash() of a text, a file that changes, the number of workers",
         seen + "; even the first read differed",
         "inside dataset[i] draw from random, numpy.random or torch, which elastic seeds for each example; generators "
         "of your own must be seeded from the index",
-        tuple((suspects.randomness(file, line) if file else []) or getitem),
+        tuple(([*suspects.randomness(file, line), *suspects.hashed(file, line)] if file else []) or getitem),
     )
 
 
@@ -139,29 +175,44 @@ def _sums_or_weights(calm: Sequence[Event], hurt: Sequence[Event], script: str |
     struck = min((event["step"] for event in hurt if event["event"] == "fault" and "step" in event), default=None)
     if sums is None and weights is None:
         return None
-    look: tuple[Line, ...] = ()
-    if script is not None:
-        look = (*suspects.counters(script)[:3], *suspects.randomness(script)[:3], *suspects.rank(script)[:2])
     step = min(one["step"] for one in (sums, weights) if one is not None)
     before = struck is None or step < struck
+    look = _of_the_loop(calm, hurt, script, workers_are_enough=before)
     when = (
         "before any fault struck, so the number of workers is enough" if before else f"the first fault was at {struck}"
     )
     if sums is not None and sums["step"] == step:
         return Diagnosis(
-            "the same examples gave other sums: the loop's body has state or randomness that is not kept by elastic: a "
-            "global counter, a generator of its own, what a worker computed from its rank",
+            "the same examples gave other sums: the loop's body has state or randomness that is not kept by elastic: "
+            "a global counter or cache, a generator of its own (in collate_fn, too), what a worker computed from "
+            "its rank",
             f"step {step} is the first that differs, though its examples and the weights before it are equal; {when}",
             "put what must survive into extra=, and draw random numbers from torch, numpy.random or random: inside a "
             "share these are seeded by elastic",
             look,
         )
     return Diagnosis(
-        "the same sums gave other weights: the update has state or randomness that is not kept by elastic",
+        "the same sums gave other weights: the update has state or randomness that is not kept by elastic, or depends "
+        "on the number of workers",
         f"step {step} is the first whose weights differ, with equal sums; {when}",
-        "put what update, on_apply or the scheduler remember into extra=",
+        "put what update, on_apply or the scheduler remember into extra=; a learning rate must be the same at every "
+        "number of workers",
         look,
     )
+
+
+def _of_the_loop(
+    calm: Sequence[Event], hurt: Sequence[Event], script: str | None, *, workers_are_enough: bool
+) -> tuple[Line, ...]:
+    """Lines of the script but for its dataset, whose examples were equal. The likeliest first."""
+    if script is None:
+        return ()
+    asks = suspects.rank(script)[:3]
+    lines = [*suspects.counters(script)[:3], *suspects.randomness(script)[:3]]
+    lines = [*asks, *lines] if workers_are_enough else [*lines, *asks]
+    where = next((event for event in (*calm, *hurt) if event["event"] == "dataset"), {})
+    lines = suspects.without(lines, where.get("file"), where.get("line"))
+    return tuple(dict.fromkeys(lines or suspects.unkept(script)))
 
 
 def _first_difference(calm: Sequence[Event], hurt: Sequence[Event], kind: str, fact: str) -> Event | None:

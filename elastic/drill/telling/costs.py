@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import inf
 
 from elastic.drill.faults import Disk, Fault, Flip, Hold, Join, KillChild, Slow
-from elastic.drill.lineage import place_of
+from elastic.drill.judging.lineage import place_of
 from elastic.observe.events import Event
 
 

@@ -38,6 +38,7 @@ class Verdict:
     world_sizes       of the views that were formed, in order
     examples_applied  example index -> how often it is in the surviving state, over all epochs
     weights_sha256    the final digest, None if no worker finished
+    checkpoints       how many were read to the last byte
     """
 
     violations: tuple[Violation, ...]
@@ -47,6 +48,7 @@ class Verdict:
     world_sizes: tuple[int, ...]
     examples_applied: Counter[int]
     weights_sha256: str | None
+    checkpoints: int = 0
 
     @property
     def ok(self) -> bool:

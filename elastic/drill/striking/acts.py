@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from checkpoint.format.names import COMMITS, CommitId, commit_id
-from elastic.drill import disk
 from elastic.drill.faults import (
     Disk,
     Fault,
@@ -33,11 +32,13 @@ from elastic.drill.faults import (
     Stop,
     Terminate,
 )
-from elastic.drill.processes import kill_marked, marked
+from elastic.drill.machine.processes import kill_marked, marked
+from elastic.drill.striking import disk
 
 _FLIPPED = "flipped"
 _LOOK_S = 0.02
 _SPARE_BYTES = 256 << 20  # what may still be had under the limit, for whoever clears up
+_FORKED_ONLY = 0x40  # the kernel's PF_FORKNOEXEC
 _COMMANDS = {"writer": b"checkpoint.background.resident", "warm": b"elastic.launch.warm"}
 
 
@@ -116,13 +117,18 @@ def helpers(fault: KillChild, folder: Path) -> list[int]:
     if fault.of == "loader":
         return loader_processes()
     parent = os.getppid() if fault.of == "warm" else os.getpid()
-    return [pid for pid in _children(parent) if _COMMANDS[fault.of] in _command(pid)]
+    return [pid for pid in _children(parent) if _COMMANDS[fault.of] in _command(pid) and not _only_forked(pid)]
 
 
 def loader_processes() -> list[int]:
     """This process's own forks."""
     own = _command(os.getpid())
     return [pid for pid in _children(os.getpid()) if _command(pid) == own]
+
+
+def writer_processes() -> list[int]:
+    """Of this process's checkpoints."""
+    return [pid for pid in _children(os.getpid()) if _COMMANDS["writer"] in _command(pid)]
 
 
 def _run_out_of_memory() -> None:
@@ -169,6 +175,15 @@ def _children(parent: int) -> list[int]:
             if int(fields[1]) == parent and fields[0] != "Z":
                 found.append(int(entry.name))
     return sorted(found)
+
+
+def _only_forked(pid: int) -> bool:
+    """Whether its command is that of the process which it was forked from, as a worker's is the warm process's."""
+    try:
+        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+    except OSError:
+        return False
+    return bool(flags & _FORKED_ONLY)
 
 
 def _command(pid: int) -> bytes:

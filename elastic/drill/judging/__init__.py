@@ -1,0 +1,1 @@
+"""Did the run keep its promises? Pure functions of its events, and of what it stored."""

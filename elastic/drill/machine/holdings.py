@@ -1,0 +1,141 @@
+"""What does a worker hold of its machine, and has that grown when it ends? Descriptors, sockets and threads. Linux.
+
+    in the worker  a look at /proc/self after the 1st, 2nd, 4th, 8th … step of each view, and at the run's end
+    afterwards     of each worker that came to the end: its last view against the first one of as many workers
+
+A survivor goes from view to view, and what a view forgets to give back would grow with each loss. What it may keep is
+known: gloo holds a torn collective until its own deadline, a coordinator gets a writer process, a client of object
+storage its connections; and what the script itself comes to hold shows in the undisturbed run.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elastic.drill.judging.verdict import Violation
+from elastic.drill.striking.acts import writer_processes
+from elastic.observe.events import Event
+
+GIVEN_UP = ("did not end after a peer hung up", "a peer was lost while the group was formed")
+OF_A_GROUP = 5
+OF_A_WRITER = {"descriptors": 4, "sockets": 1, "threads": 1}
+OF_A_STORE = {"descriptors": 16, "sockets": 12, "threads": 8}  # a pool of ten connections, and who looks up names
+KINDS = ("sockets", "threads", "descriptors")
+_SHARED = ("/dev/shm/", "/memfd:")  # batches from loader processes come and go; what stays is found elsewhere
+_SETTLED_S, _LOOK_S = 3.0, 0.05
+
+
+class Holdings:
+    """One worker's looks at itself."""
+
+    def __init__(self) -> None:
+        self._generation: int | None = None
+        self._steps = 0
+        self._looks: list[Event] = []
+        self._given_up = 0
+
+    def hear(self, event: Event) -> None:
+        """An EventLog's listener."""
+        self._given_up += given_up([event])
+
+    def after_step(self, *, generation: int, world_size: int) -> dict[str, int] | None:
+        """What is to be recorded now, if it is time for a look."""
+        if generation != self._generation:
+            self._generation, self._steps = generation, 0
+        self._steps += 1
+        if self._steps & (self._steps - 1):
+            return None
+        found = here()
+        self._looks.append({"generation": generation, "world_size": world_size, **found})
+        return found
+
+    def at_the_end(self, *, generation: int, world_size: int) -> dict[str, int]:
+        """The group of the view before ends in the background: a moment is waited for that, where it matters."""
+        deadline = time.monotonic() + _SETTLED_S
+        kept = OF_A_GROUP * self._given_up
+        first = _comparable(self._looks, {"generation": generation, "world_size": world_size})
+        gc.collect()
+        while True:
+            found = here()
+            more = [kind for kind in KINDS if first and min(_more(kind, look, found) for look in first) > kept]
+            if not more or time.monotonic() > deadline:
+                return found
+            time.sleep(_LOOK_S)
+
+
+def here() -> dict[str, int]:
+    """Of this process."""
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            continue  # the listing's own
+    links = [link for link in links if not link.startswith(_SHARED)]
+    sockets, threads = sum(link.startswith("socket:") for link in links), len(os.listdir("/proc/self/task"))
+    return {"descriptors": len(links), "sockets": sockets, "threads": threads, "writers": len(writer_processes())}
+
+
+def given_up(events: Sequence[Event]) -> int:
+    """How many collectives were given up, each with what gloo keeps of it."""
+    return sum(e["event"] == "peer_lost" and any(of in e["error"] for of in GIVEN_UP) for e in events)
+
+
+def grown(events: Sequence[Event], calm: Sequence[Event] = (), *, store: bool = False) -> list[Violation]:
+    """What workers held more of at the end than they may, with the looks that show it.
+
+    calm   of the undisturbed run: what the script comes to hold by itself
+    store  the run lives in an object store
+    """
+    by_itself = dict.fromkeys(KINDS, 0)
+    for looks in _looks(calm).values():
+        by_itself = {kind: max(more, _more(kind, looks[0], looks[-1])) for kind, more in by_itself.items()}
+    found = []
+    for worker, looks in _looks(events).items():
+        last = looks[-1]
+        first = _comparable(looks, last)
+        if not last["last"] or not first:
+            continue
+        kept = OF_A_GROUP * given_up([event for event in events if event["worker"] == worker])
+        for kind in KINDS:
+            more, before = min((_more(kind, look, last), look[kind]) for look in first)
+            if more > kept + by_itself[kind] + (OF_A_STORE[kind] if store else 0):
+                what = (
+                    f"worker {worker} held {last[kind]} {kind} in its last view, of {last['world_size']} workers, and "
+                    f"{before} in the first one of {first[0]['world_size']}; {kept + by_itself[kind]} are accounted for"
+                )
+                found.append(Violation("left", f"left behind: {what}", (first[0], last)))
+    return found
+
+
+def _more(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+    """Than before, its writer processes left out."""
+    of_writers = OF_A_WRITER[kind] * max(0, after["writers"] - before["writers"])
+    return int(after[kind] - before[kind] - of_writers)
+
+
+def _looks(events: Sequence[Event]) -> dict[str, list[Event]]:
+    looks: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event["event"] == "held":
+            looks[event["worker"]].append(event)
+    return looks
+
+
+def _comparable(looks: Sequence[Event], last: Event) -> list[Event]:
+    """Of the first earlier view of as many workers, else of more: there is a connection to each.
+
+    A view of one step does not count: a peer that dies meanwhile takes its connection with it before the look.
+    """
+    earlier: dict[int, list[Event]] = defaultdict(list)
+    for look in looks:
+        if look["generation"] != last["generation"] and look["world_size"] >= last["world_size"]:
+            earlier[look["generation"]].append(look)
+    long = [view for _, view in sorted(earlier.items()) if len(view) > 1]
+    equal = [view for view in long if view[0]["world_size"] == last["world_size"]]
+    return next(iter([*equal, *long]), [])

@@ -1,0 +1,55 @@
+"""Ends a drill's processes when the drill itself is gone, however it ended: a small process that waits beside it.
+
+    python -m elastic.drill.machine.lifeline FOLDER: its input ends without a word  ->  SIGKILL to all with the mark
+
+What a drill starts lives in sessions of its own, so nothing else would end it once the drill was killed outright.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+from elastic.drill.machine import processes
+
+_LET_GO = b"let go\n"
+_CLOSE_S = 10.0
+
+
+class Lifeline:
+    """folder: the drill's. Held from `hold` to `let_go`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def hold(self) -> None:
+        """From now on. Harmless when repeated."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "elastic.drill.machine.lifeline", str(self._folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C is not for it
+            )
+
+    def let_go(self) -> None:
+        """Nothing of the drill runs any more. Harmless when repeated."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+            process.communicate(_LET_GO, timeout=_CLOSE_S)
+        process.kill()
+        process.wait()
+
+
+def main() -> None:
+    if sys.stdin.buffer.read() != _LET_GO:
+        processes.kill_marked(Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

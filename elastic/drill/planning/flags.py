@@ -1,0 +1,105 @@
+"""The flags of `elastic drill`, and its help. What they mean together is options.py's."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from elastic.drill.moments import PHASES
+from elastic.drill.planning.draw import MAKES
+
+DEFAULT_FAULTS, DEFAULT_RATE = "kill,stop,leave,lose-all", 0.05
+_DESCRIPTION = (
+    "Runs a training script twice, without faults and with faults, each in fresh storage of its own whatever URL the "
+    "script names, and judges: the same weights, every example applied exactly once, nothing done twice, nothing left "
+    "behind. The script is not changed. Arguments of the script that begin with a dash follow after --."
+)
+_EPILOG = """\
+A moment is WORKER@step=N, or WORKER@step=N,phase=PHASE[,share=K]: the worker that has this rank when it passes that
+phase of that step, or of the first step after it in which it can. PHASE is one of
+  {phases}
+(in_… is in the midst of it). Without a phase it is the beginning of a backward pass.
+
+  elastic drill train.py --workers 4 --kill 2@step=30 --lose-all @step=70 --resume-workers 2
+  elastic drill train.py --workers 4 --nodes 2 --seed 41 --faults kill,stop,leave,join,lose-all --rate 0.05
+  elastic drill train.py --kill 1@step=30,phase=in_update --storage-errors 0.05 -- --epochs 3
+  elastic drill -m package.train --plan plan.json
+
+exit status  0 every invariant holds   1 one is broken   2 the drill could not be run as asked   130 interrupted
+"""
+STRIKES = {
+    "kill": ("W@…", "SIGKILL to a worker; W,W@… kills several at once"),
+    "stop": ("W@…", "SIGSTOP to a worker, which nobody wakes"),
+    "leave": ("W@…", "SIGTERM to a worker: a notice to leave, and SIGKILL after --grace"),
+    "join": ("@…", "another node arrives, with one worker"),
+    "lose-all": ("@…", "SIGKILL to everything at once, agents included; the run is then started again"),
+    "exception": ("W@…", "an exception in the script's code"),
+    "oom": ("W@…", "no more memory, by a limit of the kernel's"),
+    "slow": ("W@…", "a worker that lags: 0.1 s in each of 30 shares; W@…,seconds=S,shares=N for others"),
+    "stick-loader": ("W@…", "a read that does not come back, until --hang-limit"),
+    "kill-loader": ("W@…", "SIGKILL to one of a worker's loader processes"),
+    "kill-warm": ("W@…", "SIGKILL to the warm process that its agent forks workers from"),
+    "kill-writer": ("@…", "SIGKILL to the process that writes checkpoints"),
+    "flip-bytes": ("@…", "a byte of the newest checkpoint is changed: it matters where --lose-all follows"),
+    "disk-full": ("@…", "the run's disk is full for a second; @…,seconds=S for longer. Root only"),
+    "read-only": ("@…", "the run's disk is read-only for a second; @…,seconds=S for longer. Root only"),
+    "kill-agent": ("W@…", "SIGKILL to the agent of a worker's node"),
+    "leave-node": ("W@…", "SIGTERM to the agent of a worker's node: all its workers leave"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    phases = ", ".join(PHASES)
+    made = argparse.ArgumentParser(
+        prog="elastic drill",
+        usage="elastic drill [options] SCRIPT [-- arguments of the script]\n       elastic drill [options] -m MODULE …",
+        description=_DESCRIPTION,
+        epilog=_EPILOG.format(phases=phases.replace("loaded, ", "loaded,\n  ")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("script", metavar="SCRIPT", help="a training script, or with -m a module")
+    made.add_argument("args", nargs="*", metavar="ARG", help=argparse.SUPPRESS)
+    made.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
+    who = made.add_argument_group("on how many workers")
+    who.add_argument("--workers", type=int, metavar="N", help="in the run with faults (default 4)")
+    who.add_argument("--nodes", type=int, metavar="N", help="agents, all on this machine (default 1)")
+    who.add_argument("--resume-workers", type=int, metavar="N", help="after everything was lost (default: --workers)")
+    who.add_argument(
+        "--undisturbed-workers", type=int, default=1, metavar="N", help="in the run without faults (default 1)"
+    )
+    drawing = made.add_argument_group("faults drawn from a seed")
+    drawing.add_argument("--seed", type=int, metavar="S", help="(default: one that is drawn, and printed)")
+    drawing.add_argument(
+        "--faults",
+        metavar="KINDS",
+        help=f"of {', '.join(MAKES)}, with commas between (default, where no fault is named: {DEFAULT_FAULTS})",
+    )
+    drawing.add_argument("--rate", type=float, metavar="R", help=f"faults per step (default {DEFAULT_RATE})")
+    named = made.add_argument_group("faults at moments that you name (each may be given several times)")
+    for name, (shape, what) in STRIKES.items():
+        named.add_argument(f"--{name}", action="append", default=[], metavar=shape, help=what)
+    named.add_argument("--grace", type=float, metavar="SECONDS", help="for --leave (default 30)")
+    storage = made.add_argument_group("storage, and what it suffers: probabilities, per operation")
+    storage.add_argument("--storage-errors", type=float, metavar="P", help="it fails, and may work when tried again")
+    storage.add_argument("--storage-stalls", type=float, metavar="P", help="it takes 2 s longer")
+    storage.add_argument("--torn-writes", type=float, metavar="P", help="a write leaves half of the object")
+    storage.add_argument("--stale-listings", type=float, metavar="P", help="a listing shows what the last one showed")
+    storage.add_argument("--storage", metavar="URL", help="both runs live below it, in folders of their own that go")
+    storage.add_argument(
+        "--storage-options",
+        metavar="JSON",
+        help="for fsspec's filesystem, or @ and a file with it: credentials are safer there, or in the environment",
+    )
+    storage.add_argument(
+        "--save-every",
+        metavar="N|TIME",
+        help="steps, or a time such as 5s (default: what the script says, unless all is lost before its first save)",
+    )
+    how = made.add_argument_group("the drill")
+    how.add_argument("--plan", type=Path, metavar="FILE", help="replay a plan: it says workers, nodes and all faults")
+    how.add_argument("--folder", type=Path, help="where both runs go: absent or empty (default: a temporary folder)")
+    how.add_argument("--keep", action="store_true", help="keep both runs; those of a failed drill are kept anyway")
+    how.add_argument("--within", type=float, default=900.0, metavar="SECONDS", help="for each run (default 900)")
+    how.add_argument("--hang-limit", type=float, metavar="SECONDS", help="as for elastic run (default 30)")
+    return made

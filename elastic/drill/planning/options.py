@@ -1,0 +1,200 @@
+"""The command line of `elastic drill`, checked before anything starts. Pure but for reading a plan's file.
+
+Everything before `--` is the drill's, and what follows is the script's: a misspelt option is an error, and never an
+argument of the script that nobody reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import secrets
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from elastic.drill.faults import Disk, Flip
+from elastic.drill.planning import saves
+from elastic.drill.planning.draw import MAKES, drawn
+from elastic.drill.planning.flags import DEFAULT_FAULTS, DEFAULT_RATE, STRIKES, parser
+from elastic.drill.planning.named import in_order, named
+from elastic.drill.planning.plan import DrillPlan, StorageFaults
+from elastic.drill.striking import disk
+from elastic.drill.where import Below
+from elastic.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """
+    asked    the plan as far as it is known: all of it, unless faults are to be drawn
+    kinds    what to draw, at `rate` faults per step; empty: nothing
+    folder   where both runs go; None: a temporary one
+    within_s how long each run may take
+    hang_s   --hang-limit of `elastic run`; None: its own default
+    below    the URL below which both runs live; None: in `folder`
+    saves    where all is lost before the script would have saved, the drill may set a cadence of its own
+    """
+
+    script: str
+    module: bool
+    args: tuple[str, ...]
+    asked: DrillPlan
+    kinds: tuple[str, ...]
+    rate: float
+    undisturbed_workers: int
+    folder: Path | None
+    keep: bool
+    within_s: float
+    hang_s: float | None
+    below: Below | None = None
+    saves: bool = True
+
+    def plan(self, steps: int) -> DrillPlan:
+        """The plan for a run of so many steps."""
+        asked = self.asked
+        if not self.kinds:
+            return asked
+        assert asked.seed is not None
+        sizes = {"workers": asked.workers, "nodes": asked.nodes, "resume_workers": asked.resume_workers}
+        found = drawn(asked.seed, kinds=self.kinds, rate=self.rate, steps=steps, **sizes)
+        return replace(asked, faults=in_order((*asked.faults, *found)))
+
+    def replay(self, plan: Path) -> str:
+        """The command that strikes the same faults again."""
+        script = ["-m"] * self.module + [self.script]
+        rest = ["--", *self.args] if self.args else []
+        undisturbed = [] if self.undisturbed_workers == 1 else [f"--undisturbed-workers={self.undisturbed_workers}"]
+        hang = [] if self.hang_s is None else [f"--hang-limit={self.hang_s:g}"]
+        where = [] if self.below is None else self.below.replay()
+        return shlex.join(["elastic", "drill", *script, "--plan", str(plan), *where, *undisturbed, *hang, *rest])
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Raises ConfigError; prints and raises SystemExit for --help and what argparse refuses."""
+    argv = list(argv)
+    cut = argv.index("--") if "--" in argv else len(argv)
+    made = parser()
+    given, unknown = made.parse_known_intermixed_args(argv[:cut])
+    if unknown:
+        known = [text for action in made._actions for text in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"unknown option {unknown[0]}\n  next  {hint}The script's own options follow after --")
+    if not given.module and not os.path.isfile(given.script):
+        raise ConfigError(f"there is no script {given.script} (from {os.getcwd()}); for a module, use -m")
+    for name in ("within", "hang_limit", "undisturbed_workers", "grace"):
+        value = getattr(given, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0; found {value}")
+    if given.folder is not None and given.folder.exists() and any(given.folder.iterdir()):
+        raise ConfigError(f"--folder {given.folder}: it is not empty, and a drill wants fresh storage")
+    kinds, rate = _kinds(given), given.rate if given.rate is not None else DEFAULT_RATE
+    if not 0 < rate <= 1:
+        raise ConfigError(f"--rate is faults per step, above 0 and up to 1; found {rate}")
+    plan = _replayed(given) if given.plan is not None else _asked(given, drawing=bool(kinds))
+    if given.storage_options is not None and given.storage is None:
+        raise ConfigError("--storage-options are those of --storage URL, which is not given")
+    below = Below.asked(given.storage, given.storage_options) if given.storage is not None else None
+    if disk.needed(plan.faults) or {"disk-full", "read-only"} & set(kinds):
+        disk.check()
+    if below is not None:
+        _check_elsewhere(plan, kinds)
+    return Options(
+        script=given.script,
+        module=given.module,
+        args=(*given.args, *argv[cut + 1 :]),
+        asked=plan,
+        kinds=kinds,
+        rate=rate,
+        undisturbed_workers=given.undisturbed_workers,
+        folder=given.folder,
+        keep=given.keep,
+        within_s=given.within,
+        hang_s=given.hang_limit,
+        below=below,
+        saves=given.plan is None and given.save_every is None,
+    )
+
+
+def _check_elsewhere(plan: DrillPlan, kinds: Sequence[str]) -> None:
+    """What needs a folder of this machine."""
+    found = {"flip-bytes", "disk-full", "read-only"} & set(kinds)
+    found |= {fault.kind for fault in plan.faults if isinstance(fault, Disk | Flip)}
+    if found:
+        raise ConfigError(
+            f"{min(found)} needs a run in a folder of this machine; leave out --storage, or use --torn-writes"
+        )
+
+
+def _kinds(given: argparse.Namespace) -> tuple[str, ...]:
+    named = any(getattr(given, name.replace("-", "_")) for name in STRIKES) or _storage(given).any
+    text = given.faults
+    if text is None:
+        if given.plan is not None or (named and given.rate is None):
+            return ()
+        text = DEFAULT_FAULTS
+    kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
+    for kind in kinds:
+        if kind not in MAKES:
+            near = difflib.get_close_matches(kind, MAKES, n=1)
+            raise ConfigError(
+                f"--faults: unknown {kind!r}; "
+                + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(MAKES)}")
+            )
+    if not kinds:
+        raise ConfigError(f"--faults names none; known: {', '.join(MAKES)}")
+    return kinds
+
+
+def _replayed(given: argparse.Namespace) -> DrillPlan:
+    of_the_plan = ["workers", "nodes", "resume_workers", "seed", "faults", "rate", "grace"]
+    of_the_plan += ["save_every", "storage_errors", "storage_stalls", "torn_writes", "stale_listings"]
+    both = [name for name in of_the_plan if getattr(given, name) is not None]
+    both += [name for name in map(_attribute, STRIKES) if getattr(given, name)]
+    if both:
+        raise ConfigError(f"--plan says all that goes wrong and on how many workers; leave out --{_flag(both[0])}")
+    try:
+        return DrillPlan.from_json(given.plan.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--plan {given.plan}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"--plan {given.plan}: {error}") from error
+
+
+def _asked(given: argparse.Namespace, *, drawing: bool) -> DrillPlan:
+    workers = given.workers if given.workers is not None else 4
+    storage = _storage(given)
+    seed = given.seed
+    if seed is None and (drawing or storage.any):
+        seed = secrets.randbelow(1_000_000)
+    faults = [named(name, text) for name in STRIKES for text in getattr(given, _attribute(name))]
+    return DrillPlan(
+        workers=workers,
+        nodes=given.nodes if given.nodes is not None else 1,
+        resume_workers=given.resume_workers if given.resume_workers is not None else workers,
+        seed=seed,
+        grace_s=given.grace if given.grace is not None else 30.0,
+        save_every=saves.asked(given.save_every) if given.save_every is not None else None,
+        storage=storage,
+        faults=in_order(faults),
+    )
+
+
+def _storage(given: argparse.Namespace) -> StorageFaults:
+    return StorageFaults(
+        errors=given.storage_errors or 0.0,
+        stalls=given.storage_stalls or 0.0,
+        torn=given.torn_writes or 0.0,
+        stale=given.stale_listings or 0.0,
+    )
+
+
+def _attribute(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,85 @@
+"""The nodes that join a run in a drill: started when the fault Join has happened, or standing ready until then.
+
+The worker that sets a Join off may stand still until the node is there (injection.py): it is let go here, once a worker
+of that node has entered its Run, or when the node has ended.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from elastic.drill.faults import Fault, Join
+from elastic.drill.striking.injection import CAME, LET_GO
+
+_ENDS_S = 10.0
+
+
+class Joining:
+    """
+    folder  the drill's
+    start   starts a node of so many workers (None: as many as every other has) that waits for a file, if one is given
+    ready   the next one stands ready, its imports done
+    """
+
+    def __init__(
+        self, folder: Path, start: Callable[[int | None, Path | None], subprocess.Popen[bytes]], *, ready: bool
+    ) -> None:
+        self._folder = folder
+        self._start = start
+        self._ready = ready
+        self._joined: set[int] = set()  # indices of faults
+        self._standing: tuple[int, subprocess.Popen[bytes]] | None = None  # ready for the fault of this index
+        self._awaited: dict[int, subprocess.Popen[bytes]] = {}  # by that index
+
+    def begin(self, faults: Sequence[Fault], happened: Collection[int]) -> None:
+        """A launch has begun."""
+        self._awaited = {}
+        self._stand_ready(faults, happened)
+
+    def look(self, faults: Sequence[Fault], happened: Collection[int]) -> list[subprocess.Popen[bytes]]:
+        """The nodes that have joined since the last look."""
+        found = []
+        for index in set(happened) - self._joined:
+            fault = faults[index]
+            if isinstance(fault, Join):
+                self._joined.add(index)
+                self._awaited[index] = self._join(index, fault)
+                found.append(self._awaited[index])
+        for index, node in list(self._awaited.items()):
+            if (self._folder / CAME / str(node.pid)).exists() or node.poll() is not None:
+                del self._awaited[index]
+                let_go(self._folder, index)
+                self._stand_ready(faults, happened)  # of two nodes at once, one would hold up the other
+        return found
+
+    def dismiss(self) -> None:
+        """The node that stands ready is not needed any more."""
+        if self._standing is not None:
+            self._standing[1].kill()
+            self._standing[1].wait(timeout=_ENDS_S)
+            self._standing = None
+
+    def _join(self, index: int, fault: Join) -> subprocess.Popen[bytes]:
+        if self._standing is None or self._standing[0] != index:
+            return self._start(fault.workers, None)
+        self._call(index).touch()
+        node, self._standing = self._standing[1], None
+        return node
+
+    def _stand_ready(self, faults: Sequence[Fault], happened: Collection[int]) -> None:
+        waiting = [(at, fault) for at, fault in enumerate(faults) if isinstance(fault, Join) and at not in happened]
+        if self._ready and self._standing is None and waiting:
+            index, fault = waiting[0]
+            self._standing = index, self._start(fault.workers, self._call(index))
+
+    def _call(self, index: int) -> Path:
+        """The file that calls the node of this fault."""
+        return self._folder / f"join-{index}"
+
+
+def let_go(folder: Path, index: int) -> None:
+    """Whoever stands still at this fault goes on."""
+    (folder / LET_GO).mkdir(exist_ok=True)
+    (folder / LET_GO / str(index)).touch()

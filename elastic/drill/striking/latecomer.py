@@ -1,0 +1,42 @@
+"""A node that stands ready beside a run and joins when it is called: `python -m` this FILE ARGUMENTS…
+
+What a machine does before it is of use (booting, importing torch and what the script imports) is done, so that in a
+short run it still comes in time. Once FILE is there this process is `elastic run ARGUMENTS…`. It ends with the drill
+that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from elastic.launch.starter import Starter
+
+_LOOK_S = 0.02
+_IMPORTS = ("agent", "hubs", "logs", "nodes")
+
+
+def main(argv: Sequence[str]) -> int:
+    called, *arguments = argv
+    drill = os.getppid()
+    from elastic.launch import run_command
+
+    def stand_ready(starter: Starter) -> None:
+        for name in _IMPORTS:
+            import_module(f"elastic.launch.{name}")
+        while not Path(called).exists():
+            if os.getppid() != drill:
+                raise SystemExit(1)
+            for key, _ in starter.loop.select(_LOOK_S):
+                key.data()
+
+    return run_command.main(arguments, waits=stand_ready)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""How the nodes of a drill's run are started: each one's command, environment and process. All on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from elastic.drill.machine import processes
+from elastic.drill.striking.imposed import Imposed
+from elastic.errors import ConfigError
+
+TEMPORARY_MAX = 64  # characters of a TMPDIR
+
+Launcher = Literal["elastic", "torchrun"]
+
+
+@dataclass(kw_only=True)
+class Starting:
+    """Of one run, for all its launches; see Cluster for the meanings.
+
+    script   with its arguments, as for python
+    launches so far
+    """
+
+    script: Sequence[str]
+    folder: Path
+    workers: int | None
+    launcher: Launcher
+    nodes: int
+    nodes_max: int
+    restarts: int
+    options: Sequence[str]
+    env: Mapping[str, str]
+    observed: bool
+    imposed: Imposed
+    launches: int = 0
+    _meet_at: int = 0  # the port of torchrun's rendezvous, where there are nodes
+
+    def begin(self) -> None:
+        """The next launch."""
+        self.launches += 1
+        self._make_temporary()
+        self.imposed.write(self.folder)
+        self.output.write_bytes(b"")
+        self._meet_at = _free_port() if self.nodes_max > 1 else 0
+
+    def node(self, *, first: bool, workers: int | None = None, called: Path | None = None) -> subprocess.Popen[bytes]:
+        """Starts one.
+
+        first    of its launch. It hosts torchrun's rendezvous store: were it whoever comes first, a node that leaves
+                 might take it along, and nobody can join any more
+        workers  of this node; None: as many as every other has
+        called   it waits for this file, its imports done
+        """
+        command = self._command(workers)
+        if called is not None:
+            at = command.index("run")
+            command = [command[0], "-m", "elastic.drill.striking.latecomer", str(called), *command[at + 1 :]]
+        meeting = {"PET_RDZV_CONF": f"is_host={int(first)}"} if self.nodes_max > 1 else {}
+        with self.output.open("ab") as output:
+            return subprocess.Popen(
+                command,
+                env={**self._environment(), **meeting},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> Path:
+        """What the launch prints."""
+        return self.folder / f"output-{self.launches}.txt"
+
+    def remove_temporary(self) -> None:
+        """Where it lies outside the drill's folder."""
+        if self._temporary.is_symlink():
+            shutil.rmtree(self._temporary.resolve(), ignore_errors=True)
+            self._temporary.unlink()
+
+    @property
+    def _temporary(self) -> Path:
+        return self.folder / "tmp"
+
+    def _command(self, workers: int | None) -> list[str]:
+        if self.workers is None:
+            return [sys.executable, *self.script]
+        per_node, rest = divmod(self.workers, self.nodes)
+        if rest:
+            raise ConfigError(f"{self.workers} workers cannot be spread evenly over {self.nodes} nodes")
+        if self.nodes_max == 1:
+            meet = ["--standalone"]
+        else:
+            nodes = str(self.nodes) if self.nodes == self.nodes_max else f"1:{self.nodes_max}"
+            meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._meet_at}"]
+            meet += [f"--rdzv-id=launch-{self.launches}"]
+        module = ["elastic", "run"] if self.launcher == "elastic" else ["torch.distributed.run"]
+        flags = [*meet, f"--nproc-per-node={workers or per_node}", f"--max-restarts={self.restarts}"]
+        flags += [f"--log-dir={self.folder / 'logs'}", *self.options]
+        return [sys.executable, "-m", *module, *flags, *self.script]
+
+    def _environment(self) -> dict[str, str]:
+        drill = {processes.MARK: str(self.folder), "TMPDIR": str(self._temporary.resolve()), "PYTHONUNBUFFERED": "1"}
+        torchrun = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # its shared store keeps a dead round's keys
+        by = f"elastic.drill.striking.injection:observer:{self.folder}"
+        observer = {"ELASTIC_OBSERVER": by} if self.observed else {}
+        return {**os.environ, **drill, **torchrun, **observer, **self.imposed.environment(), **self.env}
+
+    def _make_temporary(self) -> None:
+        """The launch's TMPDIR. multiprocessing's sockets lie there, whose paths the kernel cuts at 108 characters."""
+        if self._temporary.exists():
+            return
+        if len(str(self._temporary)) <= TEMPORARY_MAX:
+            self._temporary.mkdir()
+        else:
+            shortest = min((tempfile.gettempdir(), "/tmp"), key=len)
+            self._temporary.symlink_to(tempfile.mkdtemp(prefix="drill-", dir=shortest))
+
+
+def _free_port() -> int:
+    """A port that was free a moment ago: agents of several nodes must be told one before any of them listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,124 @@
+"""Where both runs of a drill live: folders of the drill's own, or below a URL that the user gave. Fresh, and removable.
+
+What a URL's storage needs may hold credentials: it is in no file of the drill's and in nothing that it prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checkpoint.storage.base import Storage
+from checkpoint.storage.redact import redact
+from elastic.errors import ConfigError
+
+_REMOVE_WITHIN_S = 60.0
+_ANSWER_WITHIN_S = 60.0
+_THEN = "\n  state"  # what storage errors go on with, which speaks of saves
+
+
+@dataclass(frozen=True)
+class Below:
+    """url: given by the user   options: for fsspec's filesystem   said: how the user gave the options"""
+
+    url: str = field(repr=False)
+    options: dict[str, Any] | None = field(default=None, repr=False)
+    said: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def asked(cls, url: str, options: str | None) -> Below:
+        """options: JSON, or @ and a file with it. Raises ConfigError, which shows neither."""
+        if "://" not in url or url.startswith(("file://", "local://", "memory://", "faulty://")):
+            raise ConfigError(
+                f"--storage {redact(url)}: expected the URL of an object store, such as s3://bucket/folder; for a "
+                "folder of this machine, use --folder"
+            )
+        if options is None:
+            return cls(url)
+        try:
+            found = json.loads(Path(options[1:]).read_text() if options.startswith("@") else options)
+        except OSError as error:
+            raise ConfigError(f"--storage-options: {error}") from error
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ConfigError(
+                '--storage-options: expected JSON such as {"endpoint_url": "http://…"}, or @ and the name of a file '
+                "with it"
+            )
+        return cls(url, found, options)
+
+    def replay(self) -> list[str]:
+        """As on a command line; options that were given in it are not repeated."""
+        options = [] if self.said is None else ["--storage-options", self.said if self.said[0] == "@" else "@FILE"]
+        return ["--storage", redact(self.url), *options]
+
+
+class Where:
+    """below: where the user wants the runs; None: in the drill's own folder"""
+
+    def __init__(self, below: Below | None) -> None:
+        self._root = None if below is None else f"{below.url.rstrip('/')}/elastic-drill-{secrets.token_hex(4)}"
+        self.options = below.options if below is not None else None
+
+    def url(self, folder: Path, name: str) -> str:
+        """folder: the drill's own"""
+        return str(folder / name) if self._root is None else f"{self._root}/{name}"
+
+    @property
+    def elsewhere(self) -> str | None:
+        """What is not in the folder, for people."""
+        return redact(self._root) if self._root is not None else None
+
+    def check(self) -> None:
+        """That it takes an object, before anything runs. Raises ConfigError; waits no longer than a minute."""
+        if self._root is not None and (why := _in_time(self._try, _ANSWER_WITHIN_S)) is not None:
+            raise ConfigError(
+                f"--storage {self.elsewhere}: no object could be written there\n"
+                f"  found  {why.partition(_THEN)[0]}\n"
+                "  state  nothing was run\n"
+                "  next   see that the URL, its bucket and --storage-options are right, and that the server answers"
+            )
+
+    def remove(self) -> str | None:
+        """Removes what is not in the folder; returns why that failed, if it did. Waits no longer than a minute."""
+        return _in_time(self._remove, _REMOVE_WITHIN_S) if self._root is not None else None
+
+    def _try(self) -> None:
+        with contextlib.closing(self._open(retry_s=_ANSWER_WITHIN_S / 4)) as storage:
+            storage.put_new("probe", b"of a drill")
+            storage.delete("probe")
+
+    def _remove(self) -> None:
+        with contextlib.closing(self._open(retry_s=_REMOVE_WITHIN_S / 2)) as storage:
+            for name in list(storage.list("")):
+                storage.delete(name)
+            storage.tidy(0.0)
+
+    def _open(self, *, retry_s: float) -> Storage:
+        from checkpoint.storage import open_storage
+
+        return open_storage(str(self._root), self.options, retry_s=retry_s)
+
+
+def _in_time(do: Callable[[], None], within_s: float) -> str | None:
+    """Why it failed, if it did: a server that does not answer is not waited for."""
+    failure: list[str] = [f"not done within {within_s:.0f} s"]
+
+    def run() -> None:
+        try:
+            do()
+            failure.clear()
+        except Exception as error:  # whatever it is, the user is told, and the drill ends
+            failure[0] = str(error)
+
+    thread = threading.Thread(target=run, name="drill-storage", daemon=True)
+    thread.start()
+    thread.join(within_s)
+    return failure[0] if failure else None
