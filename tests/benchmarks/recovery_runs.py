@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from elastic.drill.processes import MARK, gone, kill_marked
+from elastic.drill.machine.processes import MARK, gone, kill_marked
 from tests.benchmarks.recovery_events import Events, View
 
 ROOT = Path(__file__).resolve().parents[2]

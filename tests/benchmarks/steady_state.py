@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from elastic.drill.processes import MARK, kill_marked
+from elastic.drill.machine.processes import MARK, kill_marked
 
 ROOT = Path(__file__).resolve().parents[2]
 CYCLES = {"digits": 60, "gpt": 12}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from elastic.drill import processes
+from elastic.drill.machine import processes
 
 OUTPUT_SHOWN = 6000  # characters, in an error
 POLL_S = 0.02
@@ -43,7 +43,7 @@ class Launch:
         self._folder = Path(tempfile.mkdtemp(prefix="launch-")).resolve()
         launcher = ["-m", "torch.distributed.run", *torchrun, f"--nproc-per-node={workers}"] if workers else []
         command = [sys.executable, *launcher, "-m", module, *map(str, args)]
-        marked = {processes.MARK: str(self._folder), "PYTHONUNBUFFERED": "1"}
+        marked = {processes.MARK: str(self._folder), "TMPDIR": str(self._folder), "PYTHONUNBUFFERED": "1"}
         with (self._folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
                 command,

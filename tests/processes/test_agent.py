@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.drill import processes
-from elastic.drill.leftovers import Snapshot
+from elastic.drill.machine import processes
+from elastic.drill.machine.leftovers import Snapshot
 from tests.kit.launch import POLL_S, Launch
 
 WITHIN_S = 60.0

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from elastic.drill.cluster import Cluster
-from elastic.drill.draw import drawn
 from elastic.drill.end import End
+from elastic.drill.planning.draw import drawn
 
 
 def test_drawn_faults_change_nothing(

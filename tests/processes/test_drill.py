@@ -16,7 +16,7 @@ import pytest
 from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.end import End
 from elastic.drill.faults import BEFORE_STEPS, IN_EXCHANGE, IN_TRANSFER, PHASES, At, Kill, Plan
-from elastic.drill.processes import marked
+from elastic.drill.machine.processes import marked
 from elastic.observe.events import read_events
 from tests.kit.s3 import s3_server
 
@@ -197,3 +197,14 @@ def test_a_signal_from_outside_reaches_the_run_at_an_event(cluster: MakeCluster,
     end = run.start().finish(within_s=120, reference=undisturbed(steps=400, seed=7, length=96).weights_sha256)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert end.steps_redone == 0
+
+
+def test_a_fault_that_never_struck_is_no_success(cluster: MakeCluster) -> None:
+    """The run is right, and the drill has shown nothing."""
+    run = cluster(steps=2, seed=7)
+    run.kill(worker=0, when=At(step=50, phase="backward"))
+    end = run.finish(within_s=60)
+
+    assert end.verdict.ok
+    assert end.not_reached == ("step 50 backward: kill w0",)
+    assert not end.ok

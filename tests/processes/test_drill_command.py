@@ -5,6 +5,8 @@ What the command line refuses is tests/pure/test_drill_plan.py's.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shlex
@@ -12,15 +14,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import s3fs
 
 from elastic.drill.command import BROKEN, CANNOT, HOLDS, main
-from elastic.drill.plan import DrillPlan
-from elastic.drill.processes import MARK
+from elastic.drill.machine.processes import MARK
+from elastic.drill.planning.plan import DrillPlan
 from elastic.observe.events import read_events
+from tests.kit.s3 import s3_server
 
 PROGRAMS = Path(__file__).parents[1] / "kit" / "programs"
 SMALL = str(PROGRAMS / "small.py")
@@ -39,17 +44,24 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert marked_in(drills) == []
 
 
-def marked_in(drills: Path) -> list[str]:
-    """The commands of processes that belong to a drill in there."""
+def pids_in(drills: Path) -> list[int]:
+    """The processes that belong to a drill in there."""
     mark = f"{MARK}={drills}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
+            with contextlib.suppress(OSError):  # it has ended
                 if mark in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_bytes().decode())
-            except OSError:
-                continue  # it has ended
+                    found.append(int(entry.name))
+    return found
+
+
+def marked_in(drills: Path) -> list[str]:
+    """The commands of these processes."""
+    found = []
+    for pid in pids_in(drills):
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().decode())
     return found
 
 
@@ -74,6 +86,63 @@ def test_a_drill_of_all_that_happens_to_fleets_holds(here: Path, capsys: pytest.
     assert "too late to join" not in shown
     assert list((here / "drills").iterdir()) == []
     assert not (here / "own").exists()
+
+
+def test_nodes_that_join_are_waited_for_and_take_part_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """However short the run is: a replay then has them join at the same steps. And nobody who waits counts as hung."""
+    joins = "--workers 1 --join @step=2 --join @step=5 --join @step=8 --hang-limit 1"
+    script = [SMALL, *joins.split(), "--", "own", "--steps", "16"]
+    assert main(["--keep", "--folder", "kept", *script]) == HOLDS, capsys.readouterr().out
+    shown = capsys.readouterr().out
+
+    assert "too late to join" not in shown
+    assert shown.count("the node is there") == 3
+    events = read_events(here / "kept" / "disturbed-drill")
+    assert [event["there"] for event in events if event["event"] == "awaited"] == [True] * 3
+    applied = {event["step"]: event["world_size"] for event in events if event["event"] == "step_applied"}
+    assert [applied[step] for step in (1, 4, 7, 11)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("option", "every"), [((), 4), (("--save-every", "3"), 3), (("--save-every", "script"), None)])
+def test_a_run_that_loses_all_has_saved_before(
+    here: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...], every: int | None
+) -> None:
+    """Of a script that saves every ten minutes a drill of seconds would show nothing else."""
+    script = [SMALL, *option, "--lose-all", "@step=11", "--", "own", "--steps", "32", "--save-every", "10min"]
+    assert main(["--keep", "--folder", "kept", "--workers", "2", *script]) == HOLDS, capsys.readouterr().out
+    shown = capsys.readouterr().out
+
+    assert f"goes on from step {11 // every * every if every else 0}, the newest save" in shown
+    plan = DrillPlan.from_json((here / "kept" / "plan.json").read_text())
+    assert plan.save_every == (str(every) if every else None)
+    assert (f"the run saves every {every} steps" in shown) == (every is not None)
+
+
+def test_both_runs_may_live_in_an_object_store(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything that they wrote there goes, and what opens it is told to nobody."""
+    with s3_server() as server:
+        bucket = server.new_bucket("drills")
+        (here / "options.json").write_text(json.dumps(server.options))
+        where = ["--storage", f"{bucket}/here", "--storage-options", "@options.json", "--storage-errors", "0.02"]
+        script = [SMALL, *where, "--workers", "2", "--seed", "3", "--kill", "1@step=5", "--lose-all", "@step=9"]
+        command = ["--keep", "--folder", "kept", *script, "--", "own", "--steps", "16"]
+        assert main(command) == HOLDS, capsys.readouterr()
+        shown = capsys.readouterr().out
+        storage = s3fs.S3FileSystem(**server.options)
+        (kept,) = storage.ls(f"{bucket}/here")
+        assert f"--storage {bucket}/here --storage-options @options.json" in shown.rpartition("replay")[2]
+        short = [SMALL, *where[:4], "--workers", "1", "--slow", "0@step=1,shares=1", "--", "own", "--steps", "3"]
+        assert main(short) == HOLDS, capsys.readouterr()
+        shown += capsys.readouterr().out
+        storage.invalidate_cache()
+        assert storage.ls(f"{bucket}/here") == [kept]
+
+    assert "goes on from step" in shown
+    assert not (here / "kept" / "disturbed").exists()
+    assert list((here / "drills").iterdir()) == []
+    told = shown.encode() + b"".join(path.read_bytes() for path in (here / "kept").rglob("*") if path.is_file())
+    assert server.key.encode() not in told
+    assert server.secret.encode() not in told
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
@@ -152,6 +221,19 @@ def test_a_bug_of_the_script_is_told_in_words_that_lead_to_the_line(
     assert not (here / "runs").exists()
 
 
+def test_what_survivors_hold_more_of_from_view_to_view_is_left_behind(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fleet that is preempted every few minutes for weeks dies of what each loss leaves open."""
+    script = str(PROGRAMS / "leaky.py")
+    assert main([script, "--workers", "3", "--kill", "2@step=4", "--leave", "1@step=10", "--", "own"]) == BROKEN
+    shown = capsys.readouterr().out
+
+    assert "✗  no process, socket, thread, file or shared memory was left behind" in shown
+    assert shown.count("✗") == 1
+    assert re.search(r"left behind: worker \S+ held \d+ (sockets|descriptors) in its last view", shown)
+
+
 def test_a_script_that_fails_without_faults_is_shown_and_no_verdict_is_given(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,10 +257,21 @@ def test_a_fault_whose_moment_never_comes_is_no_success(here: Path, capsys: pyte
     assert "never struck: step 50: SIGKILL to worker 1" in shown
 
 
+def test_storage_that_takes_no_object_is_told_before_anything_runs(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([SMALL, "--kill", "0@step=1", "--storage", "nosuch://a/b", "--", "own"]) == CANNOT
+    shown = capsys.readouterr()
+
+    assert "--storage nosuch://a/b/elastic-drill-" in shown.err
+    assert "found  Protocol not known: nosuch\n  state  nothing was run" in shown.err
+    assert "Without faults" not in shown.out
+    assert list((here / "drills").iterdir()) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_drill_that_is_told_to_end_leaves_nothing(here: Path, number: signal.Signals) -> None:
     """Processes, shared memory and storage go, at once and whichever run is under way."""
-    before = set(os.listdir("/dev/shm"))
     drills = here / "drills"
     plan = ["--workers", "3", "--kill", "1@step=3"] if number == signal.SIGTERM else ["--kill", "1@step=3000"]
     steps = "8" if number == signal.SIGTERM else "4000"
@@ -193,7 +286,8 @@ def test_a_drill_that_is_told_to_end_leaves_nothing(here: Path, number: signal.S
             line = drill.stdout.readline()
             assert line, shown
             shown += line
-        assert marked_in(drills) != [], shown
+        pids = pids_in(drills)
+        assert pids != [], shown
         drill.send_signal(number)
         shown += drill.communicate(timeout=60)[0]
 
@@ -201,4 +295,20 @@ def test_a_drill_that_is_told_to_end_leaves_nothing(here: Path, number: signal.S
     assert f"ended by {number.name}" in shown
     assert marked_in(drills) == []
     assert list(drills.iterdir()) == []
-    assert {name for name in os.listdir("/dev/shm") if name not in before and "torch_" in name} == set()
+    assert [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))] == []
+
+
+def test_the_runs_of_a_drill_that_is_killed_outright_end_with_it(here: Path) -> None:
+    """Nobody tells it, and what it has started lives in sessions of its own."""
+    command = [sys.executable, "-m", "elastic", "drill", SMALL, "--kill", "1@step=3000", "--", "own", "--steps", "4000"]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ) as drill:
+        assert drill.stdout is not None
+        while "it begins at step 0" not in (line := drill.stdout.readline()):
+            assert line
+        assert marked_in(here / "drills") != []
+        drill.kill()
+    deadline = time.monotonic() + 60
+    while left := marked_in(here / "drills"):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)

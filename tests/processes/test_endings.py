@@ -26,7 +26,7 @@ from torch.utils.data import TensorDataset
 import checkpoint
 import elastic
 from elastic.drill.faults import At
-from elastic.drill.processes import described
+from elastic.drill.machine.processes import described
 from elastic.observe.events import Event, read_events
 from elastic.recovery import EXIT_RESTART
 from tests.kit.launch import ROOT, Launch

@@ -21,8 +21,8 @@ from pathlib import Path
 from checkpoint import Checkpointer
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
-from elastic.drill.processes import gone, kill_marked, marked
-from elastic.drill.review import review
+from elastic.drill.judging.review import review
+from elastic.drill.machine.processes import gone, kill_marked, marked
 
 SEED = int(os.environ.get("KILLS_SEED") or secrets.randbelow(1_000_000))
 KILLS = int(os.environ.get("KILLS") or 8)

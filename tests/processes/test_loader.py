@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections import Counter, namedtuple
@@ -845,3 +846,16 @@ def test_the_folder_of_a_killed_worker_is_removed_by_the_next_one(tmp_path: Path
             newcomer.communicate(timeout=30)
         living.communicate(timeout=30)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_tmpdir_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch system's is as long as the job's name. The kernel takes no socket's path of 108 bytes, and a child that
+    could not make its own would die without a word."""
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with loader(Asked(lambda i: torch.full((1000,), i)), num_workers=2) as made:
+        made.open(consecutive(20))
+        assert [int(loaded.batch[0, 0]) for loaded in read_all(made)] == list(range(0, 60, 3))
+        assert len(list(deep.iterdir())) == 1
+    assert list(deep.iterdir()) == []

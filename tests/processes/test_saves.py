@@ -6,6 +6,8 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,26 @@ from elastic.drill.faults import At, Kill, KillTogether, Plan
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
+LOSES_ITS_WRITER = """
+import os, signal, sys, threading, time, psutil, torch, elastic
+def writer():
+    return next((one for one in psutil.Process().children() if "checkpoint.background.resident" in one.cmdline()), None)
+model = torch.nn.Linear(4, 1)
+optimizer, dataset = torch.optim.SGD(model.parameters(), 0.1), [torch.full((4,), float(i)) for i in range(32)]
+with elastic.Run(sys.argv[1], model=model, optimizer=optimizer, dataset=dataset, batch_size=4, virtual_workers=2,
+                 epochs=1, seed=0, save_every=1) as run:
+    for step in run:
+        for x in step:
+            step.backward(model(x).sum(), count=len(x))
+        if step.index == 2:
+            time.sleep(2.5)  # the writer process is made ready after two
+        if step.index == 7:
+            ends = time.monotonic() + 30
+            while writer() is None and time.monotonic() < ends:
+                time.sleep(0.05)
+            writer().suspend()
+            threading.Timer(1.0, writer().kill).start()
+"""
 LAST = 79  # the writer process is ready two seconds after a coordinator has begun
 SLOW: dict[str, Any] = {"steps": 90, "save_every": 20, "unhurried": 99}
 KILLED = Plan((Kill(0, At(LAST, "saved")),))
@@ -149,3 +171,17 @@ def test_saves_commit_while_uploads_are_slow_and_workers_are_lost(
     assert set(staged(end)) <= {event["step"] for event in end.events if event["event"] == "saved"} | set(
         committed(run, options)
     )
+
+
+def test_the_last_save_is_made_again_where_its_writer_process_is_killed(tmp_path: Path) -> None:
+    """The kernel's OOM killer takes it when all else is done: the run failed, and what it had not saved was lost."""
+    script, url = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(LOSES_ITS_WRITER)
+    command: list[str] = [sys.executable, os.fspath(script), os.fspath(url)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "the last save failed, and is tried again in 1 s: step 8 was not saved: the writer process" in (
+        ended.stdout + ended.stderr
+    )
+    with checkpoint.Checkpointer(url) as checkpoints:
+        assert checkpoints.read().step == 8

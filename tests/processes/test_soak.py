@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elastic.drill.cluster import Cluster
-from elastic.drill.draw import soak
 from elastic.drill.end import End
-from elastic.drill.resources import beyond, given_up, settled
+from elastic.drill.machine.resources import beyond, given_up, settled
+from elastic.drill.planning.draw import soak
 
 SEED = int(os.environ.get("SEED") or secrets.randbelow(1_000_000))
 FAULTS = int(os.environ.get("FAULTS") or 12)

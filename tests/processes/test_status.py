@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import signal
 import struct
 import sys
 import termios
@@ -37,15 +38,7 @@ def test_where_there_is_no_terminal_each_change_is_a_line(cluster: Callable[...,
 def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
     """The script's own lines stay whole, and the terminal is given back."""
     url = tmp_path / "run"
-    script = str(ROOT / "tests" / "kit" / "programs" / "small.py")
-    command = [sys.executable, "-m", "elastic", "run", "--standalone", "--nproc-per-node=2", script, str(url)]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        environ = {**os.environ, "TERM": "xterm-256color"}
-        os.chdir(ROOT)
-        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        os.execve(sys.executable, [*command, "--steps=60", "--unhurried=3"], environ)
-    os.set_blocking(terminal, False)
+    pid, terminal = on_a_terminal(url, "--steps=60")
     shown = b""
     deadline = time.monotonic() + WITHIN_S
     while os.waitpid(pid, os.WNOHANG) == (0, 0):
@@ -63,6 +56,60 @@ def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
         assert f"step {step} loss ".encode() in shown
     assert b"after the loss" not in shown
     assert_observed(read_events(url))
+
+
+def test_under_torchrun_rank_0_shows_the_status(tmp_path: Path) -> None:
+    """Its agent is not ours, and people watch such a run as well; others have only lines to say."""
+    pid, terminal = on_a_terminal(tmp_path / "run", "--steps=60", module="torch.distributed.run")
+    shown = b""
+    deadline = time.monotonic() + WITHIN_S
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        assert time.monotonic() < deadline, shown
+        shown += read(terminal)
+        time.sleep(0.02)
+    shown += read(terminal)
+    os.close(terminal)
+
+    assert b"2 workers" in shown
+    assert shown.count(b"\x1b[r") == 1
+    assert shown.rindex(b"\x1b[r") > shown.rindex(b" of 60 ")
+    assert [f"step {step} loss ".encode() in shown for step in range(60)] == [True] * 60
+
+
+def test_an_agent_that_is_killed_gives_the_terminal_back(tmp_path: Path) -> None:
+    """What a person types next scrolls as ever, and nobody has to know of `reset`."""
+    pid, terminal = on_a_terminal(tmp_path / "run", "--steps=4000")
+    shown = b""
+    deadline = time.monotonic() + WITHIN_S
+    while b" of 4,000 " not in shown:
+        assert time.monotonic() < deadline, shown
+        shown += read(terminal)
+        time.sleep(0.02)
+    assert b"\x1b[r" not in shown
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    while b"\x1b[r" not in shown:
+        assert time.monotonic() < deadline, shown
+        shown += read(terminal)
+        time.sleep(0.02)
+    os.close(terminal)
+
+    assert b"\x1b7\x1b[r\x1b[29;1H\x1b[2K\x1b[30;1H\x1b[2K\x1b8" in shown[shown.rindex(b" of 4,000 ") :]
+
+
+def on_a_terminal(url: Path, *options: str, module: str = "elastic") -> tuple[int, int]:
+    """A launcher with two workers, on a terminal of 30 lines: its pid, and the terminal."""
+    script = str(ROOT / "tests" / "kit" / "programs" / "small.py")
+    launcher = [sys.executable, "-m", module, *["run"] * (module == "elastic")]
+    command = [*launcher, "--standalone", "--nproc-per-node=2", script, str(url)]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        environ = {**os.environ, "TERM": "xterm-256color"}
+        os.chdir(ROOT)
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        os.execve(sys.executable, [*command, "--unhurried=3", *options], environ)
+    os.set_blocking(terminal, False)
+    return pid, terminal
 
 
 def read(terminal: int) -> bytes:

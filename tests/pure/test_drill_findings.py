@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from elastic.drill import suspects
-from elastic.drill.contents import conflicts
-from elastic.drill.costs import costs
-from elastic.drill.diagnosis import Diagnosis, diagnose
-from elastic.drill.faults import At, Join, Kill, Slow
-from elastic.drill.findings import PROMISES
-from elastic.drill.follow import Follow
-from elastic.drill.reading import Reading, described, digest_of
+from elastic.drill.faults import At, Fault, Join, Kill, KillAll, Slow, Terminate
+from elastic.drill.judging.contents import conflicts
+from elastic.drill.judging.verdict import Verdict
+from elastic.drill.planning.plan import DrillPlan
+from elastic.drill.striking.reading import Reading, described, digest_of
+from elastic.drill.telling import suspects
+from elastic.drill.telling.costs import Cost, costs
+from elastic.drill.telling.diagnosis import Diagnosis, diagnose
+from elastic.drill.telling.findings import PROMISES, Findings
+from elastic.drill.telling.follow import Follow
+from elastic.drill.telling.show import show
 from elastic.observe.events import Event, EventLog
 from tests.kit.story import Story
 
@@ -112,6 +118,86 @@ def test_suspicious_lines_are_found_in_the_source(program: str, find: Any, text:
     assert any(text in line.text for line in find(str(BUGGY / f"{program}.py")))
 
 
+LOOP = """
+import random
+import torch
+
+SEEN = {}
+
+
+class Points:
+    def __init__(self):
+        self.kept = {}
+        self.kept[0] = 1
+
+    def __getitem__(self, index):
+        drawn = torch.Generator().manual_seed(index)
+        words = {"red", "green"}
+        self.kept[index] = torch.randn(4, generator=drawn)
+        return self.kept[index] + list(words).index("red")
+
+
+def mix(batch, means):
+    SEEN[len(SEEN)] = batch
+    return torch.randn(4, generator=torch.Generator().manual_seed(int(time.time())))
+
+
+def main():
+    model = torch.nn.Linear(4, 1)
+    means = [p.clone() for p in model.parameters()]
+    with elastic.Run("run", model=model, dataset=Points()) as run:
+        for step in run:
+            mix(step, means)
+"""
+
+
+def test_lines_that_are_sound_are_no_leads(tmp_path: Path) -> None:
+    """A generator seeded from the index, and what __init__ fills, once stood first among the lines to look at."""
+    file = str(tmp_path / "loop.py")
+    Path(file).write_text(LOOP)
+    getitem = 1 + LOOP[: LOOP.index("def __getitem__")].count("\n")
+
+    assert [line.text for line in suspects.counters(file, getitem)] == [
+        "self.kept[index] = torch.randn(4, generator=drawn)"
+    ]
+    assert suspects.randomness(file, getitem) == []
+    assert [line.text for line in suspects.hashed(file, getitem)] == ['words = {"red", "green"}']
+    assert [line.text for line in suspects.unkept(file)] == ["means = [p.clone() for p in model.parameters()]"]
+    assert any("time.time()" in line.text for line in suspects.randomness(file))
+    of_the_loop = suspects.without(suspects.counters(file), file, getitem)
+    assert [line.text for line in of_the_loop] == ["SEEN[len(SEEN)] = batch"]
+
+
+def test_an_exception_of_the_script_s_own_is_told_with_the_line_that_raises_it(tmp_path: Path) -> None:
+    """The run goes on without that worker, and the verdict once said that the records show no cause in the script."""
+    file = tmp_path / "loop.py"
+    file.write_text("if size == 2:\n    raise ValueError('odd world')\n")
+    calm, hurt = (told(9, content=lambda index, *_: index), told(1, 2, content=lambda index, *_: index))
+    error = {"worker": "w2", "t": 1.0, "event": "error", "rank": 1, "world_size": 2, "step": 3}
+    found = only(diagnose(calm, [*hurt, {**error, "error": "ValueError: odd world"}], script=str(file)))
+
+    assert "ValueError: odd world" in found.what
+    assert "step 3" in found.seen
+    assert [line.number for line in found.look] == [2]
+    for ours in ("OnPurpose: by a drill", "checkpoint.errors.ClaimHeld: ...", "OSError: [Errno 28] no space"):
+        assert diagnose(calm, [*hurt, {**error, "error": ours}], script=str(file)) == [], ours
+
+
+def test_a_cache_that_worker_0_fills_as_before_is_not_called_a_matter_of_the_rank(tmp_path: Path) -> None:
+    file = tmp_path / "loop.py"
+    file.write_text(LOOP)
+    getitem = 1 + LOOP[: LOOP.index("def __getitem__")].count("\n")
+    where = {"event": "dataset", "dataset": "Points", "file": str(file), "line": getitem, "worker": "w9", "t": 0.0}
+
+    def content(index: int, step: int, rank: int, read: int) -> int:
+        return index + 100 * rank
+
+    found = only(diagnose([where, *told(9, content=content)], told(1, 2, content=content), script=str(file)))
+
+    assert "a counter, a cache" in found.what
+    assert [line.text for line in found.look] == ["self.kept[index] = torch.randn(4, generator=drawn)"]
+
+
 def test_a_source_that_is_none_has_no_suspects(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def (")
     assert suspects.rank(str(tmp_path / "broken.py")) == []
@@ -137,7 +223,7 @@ def test_a_loss_costs_the_step_in_flight_and_the_time_to_the_next() -> None:
 
 def test_every_invariant_of_the_judge_belongs_to_one_promise() -> None:
     """A violation that no line of the verdict stands for would be an exit status without a word."""
-    from elastic.drill import judge
+    from elastic.drill.judging import judge
 
     listed = {line.split()[0] for line in (judge.__doc__ or "").splitlines() if line.startswith("    ")}
     promised = [invariant for invariants in PROMISES.values() for invariant in invariants]
@@ -222,3 +308,45 @@ def test_a_node_has_joined_when_a_worker_of_its_own_agent_applies_a_step() -> No
     assert (cost.after_s, cost.workers, cost.redone) == (4.0, 3, 0)
     (late,) = costs([*begin, *replaced, *relaunched], plan)
     assert late.after_s is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fault", "replaced"),
+    [
+        ((3, 2), Kill(1, At(2, "data")), False),
+        ((3, 2, 3), Kill(1, At(2, "data")), True),
+        ((3, 3), Kill(1, At(2, "data")), True),
+        ((4, 3, 4, 3), Kill(1, At(2, "data")), True),
+        ((3, 2), Terminate(1, At(2, "data")), True),
+        ((3, 2), KillAll(At(2, "data")), True),
+    ],
+)
+def test_a_run_that_ends_before_anybody_came_in_a_lost_worker_s_place_is_known(
+    sizes: tuple[int, ...], fault: Fault, replaced: bool
+) -> None:
+    """It has not shown that a script which begins from its first line finds its state."""
+    verdict = Verdict(
+        violations=(), steps=8, redone=1, discarded=0, world_sizes=sizes, examples_applied=Counter(), weights_sha256="a"
+    )
+    struck = Cost(
+        index=0, fault=fault, at_s=1.0, step=2, phase="data", after_s=0.1, redone=1, resumed=2, workers=sizes[-1]
+    )
+    found = Findings(
+        plan=DrillPlan(workers=sizes[0], faults=(fault,)),
+        calm=verdict,
+        hurt=verdict,
+        events=((), ()),
+        struck=[struck],
+        never=(),
+        storage="",
+        checkpoints=1,
+        sizes=(64, 8),
+        exact=True,
+        diagnoses=(),
+        replay="",
+        kept=None,
+    )
+    assert found.replaced is replaced
+    console = Console(file=StringIO(), width=200)
+    show(console, found)
+    assert ("nobody came in a lost worker's place" in console.file.getvalue()) is not replaced  # type: ignore[attr-defined]

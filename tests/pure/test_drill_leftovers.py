@@ -1,12 +1,18 @@
-"""What counts as left behind, and what is only waiting for the next worker to remove it."""
+"""What counts as left behind, what is only waiting for the next worker to remove it, and what a worker may hold."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import socket
 from pathlib import Path
+from typing import Any
 
-from elastic.drill.leftovers import Snapshot
+import pytest
+
+from elastic.drill.machine.holdings import OF_A_GROUP, Holdings, grown, here
+from elastic.drill.machine.leftovers import Snapshot
+from elastic.observe.events import Event
 
 
 def test_the_folder_of_a_killed_worker_s_loaders_is_the_next_worker_s_to_remove(tmp_path: Path) -> None:
@@ -29,3 +35,66 @@ def test_the_folder_of_a_killed_worker_s_loaders_is_the_next_worker_s_to_remove(
 def test_what_was_there_before_is_nobody_s(tmp_path: Path) -> None:
     (tmp_path / "tmp" / "old").mkdir(parents=True)
     assert Snapshot.take(tmp_path).new(tmp_path, []) == []
+
+
+def look(generation: int, size: int, sockets: int, *, rank: int = 1, last: bool = False, **more: Any) -> Event:
+    place = {"t": float(generation), "worker": "w1", "rank": rank, "world_size": size, "generation": generation}
+    holds = {"descriptors": 20 + sockets, "sockets": sockets, "threads": 8, "writers": 0}
+    return {**place, "event": "held", **holds, "last": last, **more}
+
+
+TORN: Event = {"t": 2.0, "worker": "w1", "event": "peer_lost", "error": "it did not end after a peer hung up"}
+
+
+@pytest.mark.parametrize(
+    ("events", "kinds"),
+    [
+        ([look(1, 4, 9), look(1, 4, 9), look(2, 3, 7), look(3, 4, 9, last=True)], set()),
+        ([look(1, 4, 9), look(1, 4, 9), look(2, 3, 7), look(3, 4, 10, last=True)], {"sockets", "descriptors"}),
+        ([look(1, 4, 9), look(1, 4, 11), look(2, 4, 11, last=True)], set()),
+        (
+            [look(1, 4, 9), look(1, 4, 9), look(2, 4, 10), look(2, 4, 9, last=True)],
+            set(),
+        ),  # a group's end takes a moment
+        (
+            [look(1, 4, 9), look(1, 4, 9), look(2, 3, 12, last=True)],
+            {"sockets", "descriptors"},
+        ),  # fewer workers need no more
+        ([look(1, 3, 7), look(1, 3, 7), look(2, 4, 9, last=True)], set()),  # each peer has a connection
+        ([look(1, 4, 9), look(1, 4, 9), look(2, 4, 9, threads=9, last=True)], {"threads"}),
+        (
+            [look(1, 4, 9), look(1, 4, 9), look(2, 4, 10, rank=0, threads=9, writers=1, last=True)],
+            set(),
+        ),  # the writer of checkpoints
+        ([look(1, 4, 9), look(1, 4, 9), TORN, look(2, 4, 9 + OF_A_GROUP, last=True)], set()),
+        ([look(1, 4, 9), look(1, 4, 9), TORN, look(2, 4, 10 + OF_A_GROUP, last=True)], {"sockets", "descriptors"}),
+        ([look(1, 4, 6), look(2, 4, 9), look(2, 4, 9), look(3, 4, 9, last=True)], set()),  # a peer died there
+        ([look(1, 4, 9), look(1, 4, 9), look(2, 4, 30)], set()),  # it was killed there
+    ],
+)
+def test_a_worker_holds_no_more_at_the_end_than_in_its_first_view_of_as_many(
+    events: list[Event], kinds: set[str]
+) -> None:
+    found = grown(events)
+    told = [one.message.partition(" in its last view")[0].rpartition(" ")[2] for one in found]
+    assert sorted(told) == sorted(kinds)
+    assert all(len(one.evidence) == 2 for one in found)
+
+
+def test_what_the_script_comes_to_hold_by_itself_shows_without_faults() -> None:
+    """A data set that opens its files one by one is no leak."""
+    hurt = [look(1, 2, 5), look(1, 2, 5), look(2, 2, 8, last=True)]
+    assert grown(hurt, [look(1, 1, 3, rank=0), look(1, 1, 6, rank=0, last=True)]) == []
+    assert grown(hurt, [look(1, 1, 3, rank=0), look(1, 1, 5, rank=0, last=True)]) != []
+
+
+def test_a_worker_looks_at_itself_less_and_less_often() -> None:
+    """A long run is not to be slowed down by its drill, and a view of few steps is to be seen."""
+    worker = Holdings()
+    seen = [step for step in range(1, 40) if worker.after_step(generation=1, world_size=2) is not None]
+    assert seen == [1, 2, 4, 8, 16, 32]
+    assert worker.after_step(generation=2, world_size=2) is not None
+    before = here()
+    with socket.socket():
+        assert here()["sockets"] == before["sockets"] + 1
+    assert worker.at_the_end(generation=2, world_size=2) == here()

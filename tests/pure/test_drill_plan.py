@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from elastic.drill.draw import MAKES, drawn, soak
 from elastic.drill.faults import At, Hold, Join, Kill, KillAll, KillChild, KillTogether, Slow, Terminate, due
 from elastic.drill.moments import OF_THE_SCRIPT
-from elastic.drill.options import Options, parse
-from elastic.drill.plan import DrillPlan, StorageFaults
-from elastic.drill.story import of_plan
+from elastic.drill.planning.draw import MAKES, drawn, soak
+from elastic.drill.planning.options import Options, parse
+from elastic.drill.planning.plan import DrillPlan, StorageFaults
+from elastic.drill.planning.saves import with_saves
+from elastic.drill.telling.story import of_plan
 from elastic.errors import ConfigError
 
 SIZES = {"steps": 120, "workers": 4, "nodes": 1, "resume_workers": 2}
@@ -199,11 +200,20 @@ def test_the_replay_command_reads_back_as_the_same_drill(script: str, tmp_path: 
         ("train.py --workers 3 --nodes 2", "3 workers cannot be spread evenly over 2 nodes"),
         ("train.py --workers 0", "are 1 or more"),
         ("train.py --within 0", "--within must be above 0"),
+        ("train.py --grace -1", "--grace must be above 0"),
         ("train.py --plan absent.json", "--plan absent.json: .*No such file"),
         ("train.py --plan train.py", "not a drill's plan"),
         ("train.py --plan train.py --kill 1@step=3", "leave out --kill"),
         ("train.py --plan train.py --workers 2", "leave out --workers"),
         ("train.py --folder .", "not empty"),
+        ("train.py --save-every often", "--save-every takes a number of steps, a time such as 5s, or 'script'"),
+        ("train.py --save-every 0", "--save-every takes"),
+        ("train.py --storage runs", "expected the URL of an object store"),
+        ("train.py --storage memory://runs", "expected the URL of an object store"),
+        ("train.py --storage-options {}", "are those of --storage URL, which is not given"),
+        ("train.py --storage s3://b --storage-options @absent.json", "--storage-options: .*No such file"),
+        ("train.py --storage s3://b --flip-bytes @step=3", "flip needs a run in a folder of this machine"),
+        ("train.py --plan train.py --save-every 3", "leave out --save-every"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_starts(script: str, text: str, says: str) -> None:
@@ -218,6 +228,46 @@ def test_a_disk_without_root_is_refused_before_anything_starts(
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "which only root may" in refusal(f"train.py {text}")
     assert asked("train.py --storage-errors 0.1").asked.storage.any
+
+
+def test_what_opens_storage_is_shown_to_nobody(script: str, tmp_path: Path) -> None:
+    """Not in an error, not in a repr, not in the command that replays a drill, not in its plan."""
+    assert "hunter2" not in refusal("train.py --storage s3://me:hunter2@b --storage-options '{hunter2}'")
+    assert "hunter2" not in refusal("train.py --storage file://me:hunter2@b")
+    options = asked(
+        'train.py --kill 1@step=3 --storage s3://me:hunter2@b/c --storage-options \'{"secret": "hunter2"}\''
+    )
+    assert options.below is not None
+    assert options.below.options == {"secret": "hunter2"}
+    assert "hunter2" not in repr(options) + options.replay(tmp_path) + options.plan(9).to_json()
+    assert "--storage s3://b/c --storage-options @FILE" in options.replay(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "saved", "every"),
+    [
+        ("--lose-all @step=70", 120, [0, 120], "15"),  # eight saves in a run
+        ("--lose-all @step=9", 120, [], "4"),  # or two before it is lost
+        ("--lose-all @step=1 --lose-all @step=60", 120, [], "1"),
+        ("--lose-all @step=70", 120, [0, 60, 120], None),  # the script saves in time
+        ("--lose-all @step=70", 120, [0, 80, 120], "15"),
+        ("--lose-all @step=70 --save-every 40", 120, [], "40"),
+        ("--lose-all @step=70 --save-every 5s", 120, [], "5s"),
+        ("--kill 1@step=70", 120, [], None),
+    ],
+)
+def test_a_drill_that_loses_all_sees_to_it_that_something_was_saved(
+    script: str, text: str, steps: int, saved: list[int], every: str | None
+) -> None:
+    plan = with_saves(asked(f"train.py {text}").plan(steps), steps=steps, saved=saved)
+    assert plan.save_every == every
+    assert DrillPlan.from_json(plan.to_json()) == plan
+
+
+def test_who_says_how_often_is_saved_is_left_to_it(script: str) -> None:
+    assert asked("train.py --lose-all @step=3").saves
+    assert not asked("train.py --lose-all @step=3 --save-every script").saves
+    assert asked("train.py --lose-all @step=3 --save-every script").asked.save_every is None
 
 
 PLAN = DrillPlan(seed=1, faults=(Kill(1, At(3, "data", later=True)),))

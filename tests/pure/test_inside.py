@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.drill import inside
+from elastic.drill.striking import inside
 
 Made = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from elastic.drill import judge as judge_module
-from elastic.drill.judge import judge
-from elastic.drill.verdict import Verdict
+from elastic.drill.judging import judge as judge_module
+from elastic.drill.judging.judge import judge
+from elastic.drill.judging.stored import Stored
+from elastic.drill.judging.verdict import Verdict
 from elastic.observe.events import Event, digest_of_indices
 from tests.kit.story import Story
 
@@ -122,6 +124,11 @@ def test_examples_that_a_dropped_batch_leaves_out_are_not_missed_but_others_are(
     assert judge(consistent(twice), **rules).broken() == {"coverage"}
 
 
+def stored(*steps: int) -> list[Stored]:
+    """Checkpoints of an undisturbed run, after so many steps."""
+    return [Stored(f"c1.s{step}", claim=1, step=step, digest=f"weights after {step}") for step in steps]
+
+
 Planted = Callable[[], tuple[list[Event], dict[str, Any]]]
 PLANTED: dict[str, tuple[set[str], Planted]] = {}
 
@@ -172,6 +179,21 @@ def a_claim_goes_on_from_a_superseded_writer() -> tuple[list[Event], dict[str, A
         story.launch(2).train(STEPS).finish().events, "step_applied", {"claim": 1, "step": 4}, sums="other"
     )
     return events, {"reference": undisturbed().events[-1]["digest"]}
+
+
+@breaks("writer")
+def a_claim_is_taken_from_a_living_writer() -> tuple[list[Event], dict[str, Any]]:
+    """A second launch, by accident; the first one goes on beside it."""
+    story = Story().launch(4).train(5)
+    beside = Story().launch(4).train(7).events[len(story.events) :]
+    events = story.launch(2).train(STEPS).finish().events
+    last = events[-1]["t"]
+    return [*events[:-2], *({**e, "t": last} for e in beside), *events[-2:]], {}
+
+
+@breaks("durable")
+def a_run_ends_without_its_last_state_in_storage() -> tuple[list[Event], dict[str, Any]]:
+    return undisturbed().events, {"checkpoints": stored(6, 4)}
 
 
 @breaks("durable")
@@ -225,6 +247,11 @@ def a_step_counts_as_the_next_epoch_s() -> tuple[list[Event], dict[str, Any]]:
     return changed(undisturbed().events, "step_applied", {"step": 3}, epoch=1), {}
 
 
+@breaks("batch")
+def a_run_goes_on_in_the_wrong_epoch() -> tuple[list[Event], dict[str, Any]]:
+    return changed(restarted().events, "loaded", {"claim": 3}, epoch=0), {}
+
+
 @breaks("coverage")
 def an_example_takes_the_place_of_another() -> tuple[list[Event], dict[str, Any]]:
     return consistent(changed(undisturbed().events, "reads", {"step": 1, "share": 3}, indices=[0, 11])), {}
@@ -258,6 +285,12 @@ def one_worker_loads_another_state() -> tuple[list[Event], dict[str, Any]]:
 @breaks("state")
 def a_save_holds_another_state_than_training_had() -> tuple[list[Event], dict[str, Any]]:
     return changed(undisturbed().events, "saved", {"step": 4}, digest="other"), {}
+
+
+@breaks("state")
+def a_checkpoint_holds_another_step_than_it_says() -> tuple[list[Event], dict[str, Any]]:
+    last, before = stored(8, 6)
+    return undisturbed().events, {"checkpoints": [last, replace(before, digest="weights after 5")]}
 
 
 @breaks("repeat")
@@ -349,7 +382,8 @@ def an_example_is_another_one_than_in_the_undisturbed_run() -> tuple[list[Event]
 
 @breaks("checkpoint")
 def a_checkpoint_is_damaged() -> tuple[list[Event], dict[str, Any]]:
-    return undisturbed().events, {"checkpoints": {"c1.s2": None, "c1.s4": "object 0: hash differs"}}
+    last, before = stored(8, 6)
+    return undisturbed().events, {"checkpoints": [last, replace(before, wrong="object 0: hash differs", digest=None)]}
 
 
 @pytest.mark.parametrize("planted", PLANTED)
@@ -398,9 +432,29 @@ def test_a_superseded_writer_s_late_steps_and_saves_change_nothing() -> None:
     survivors = story.launch(2).train(STEPS).finish().events[len(zombie) :]
     late = [{**e, "t": 1000.0 + at} for at, e in enumerate(late)]
 
-    verdict = verdict_on([*zombie, *survivors[:-2], *late, *survivors[-2:]])
+    verdict = verdict_on([*zombie, *survivors[:-2], *late, *survivors[-2:]], cut_off=True)
     assert verdict.ok, str(verdict)
     assert verdict.discarded == 3
+
+
+def test_what_storage_holds_is_acquitted_where_it_is_what_training_had() -> None:
+    """The state at step 0 has no `weights` record, and a checkpoint of steps that nobody observed tells nothing."""
+    verdict = verdict_on(restarted().events, checkpoints=[replace(stored(8)[0], claim=3), *stored(4, 2, 0)])
+    assert verdict.ok, str(verdict)
+    assert verdict.checkpoints == 4
+    prolonged = verdict_on(undisturbed().events, checkpoints=stored(10, 8))  # and killed on its way
+    assert prolonged.ok, str(prolonged)
+
+
+def test_a_worker_may_finish_the_step_in_hand_when_its_launch_is_given_up() -> None:
+    """Its agent was killed, and another launch is quick: it applies that step, and learns then that it is out."""
+    story = Story().launch(4).train(5).read()
+    before = len(story.events)
+    in_hand = story.apply().events[before:]
+    story = Story().launch(4).train(5).read()
+    events = story.launch(2).train(STEPS).finish().events
+    last = events[-1]["t"]
+    assert verdict_on([*events[:-2], *({**e, "t": last} for e in in_hand), *events[-2:]]).ok
 
 
 def test_falling_back_from_damaged_checkpoints_is_allowed_where_it_is_asked_for() -> None:

@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from elastic.launch.logs import LogRules, Logs
-from elastic.launch.progress import Patience
+from elastic.launch.progress import Doubts, Patience
 from elastic.membership.progress import BYTES, COMPUTING, EVALUATING, SAVING, STARTING, WAITING, Record
 
 
@@ -57,6 +57,54 @@ def test_a_stopped_process_is_found_at_the_second_look() -> None:
 def test_a_watcher_that_was_held_up_itself_accuses_nobody() -> None:
     """A machine that was suspended, or a frozen container, stops all of them."""
     assert Patience().stuck(5000.0, computing(), "R", not_before_s=4990.0) is None
+
+
+def test_a_worker_that_was_killed_for_a_hang_may_only_have_been_slow() -> None:
+    """Whoever takes the step over gets twice the time, or nobody ever gets through it."""
+    doubts = Doubts()
+    doubts.killed(200.0, computing(), 30.0)
+    doubts.look(210.0, [computing(), computing(step=6)])
+    assert doubts.patience == 2.0
+    doubts.look(231.0, [computing()])
+    doubts.look(232.0, [computing(step=8)])  # it took as long as the one before
+    assert doubts.patience == 2.0
+    doubts.killed(300.0, computing(step=9), 60.0)
+    assert doubts.patience == 4.0
+
+
+def test_a_hang_that_was_one_is_not_held_against_the_next() -> None:
+    """The sixth hang of a run was found after 32 times the limit. (Random drill 102.)"""
+    doubts = Doubts()
+    for step in (0, 5, 5, 13, 17):
+        doubts.killed(100.0 * step, computing(step=step), 30.0)
+        doubts.look(100.0 * step + 3, [computing(step=step + 1)])
+        assert doubts.patience == 1.0
+    doubts.killed(3000.0, computing(generation=0, step=0), 30.0)
+    doubts.look(3001.0, [computing(generation=0), computing(step=0)])
+    assert doubts.patience == 1.0
+
+
+def test_a_step_that_is_slow_for_all_workers_is_no_hang_of_the_one_that_was_killed() -> None:
+    """45 s of user code every thousand steps, where 30 may be: one worker was killed each time, and the other, which
+    ended 15 s later, was taken for the proof that it had hung."""
+    doubts = Doubts()
+    doubts.killed(130.5, computing(), 30.5, [computing(since_s=100.2), computing(phase=WAITING)])
+    doubts.look(145.5, [computing(step=8)])
+    assert doubts.patience == 2.0
+    doubts.killed(200.5, computing(step=8), 60.5, [computing(step=8, since_s=199.0), computing(phase=WAITING)])
+    doubts.look(201.5, [computing(step=9)])
+    assert doubts.patience == 1.0
+
+
+def test_what_the_coordinator_alone_does_between_steps_is_redone_by_nobody_and_proves_no_hang() -> None:
+    """It wrote samples for longer than the limit: at each such step a coordinator was killed, and at the fourth a place
+    was given up for ever, where one kill had been enough to learn that it takes so long."""
+    doubts = Doubts()
+    doubts.killed(130.5, computing(), 30.5, [computing(step=8, phase=WAITING, since_s=100.1)])
+    doubts.look(130.7, [computing(step=8, phase=WAITING)])
+    assert doubts.patience == 2.0
+    doubts.look(131.0, [computing(step=9)])
+    assert doubts.patience == 2.0
 
 
 def test_each_incarnation_of_a_worker_has_its_own_files(tmp_path: os.PathLike[str]) -> None:

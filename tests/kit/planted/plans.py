@@ -1,0 +1,125 @@
+"""The runs in which planted bugs show: small ones, with real faults, each green while no bug is planted.
+
+All of them train the same: 24 steps in epochs of 24, 24 and 20 examples. So one undisturbed run, by one process, is the
+reference of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from elastic.drill.cluster import Cluster, DrillTimeout
+from elastic.drill.faults import At, Fault, Hold, Kill, Plan, Terminate
+from elastic.drill.judging.review import aftermath, final_states, review
+from elastic.drill.judging.verdict import Verdict, Violation
+from elastic.drill.machine.holdings import grown
+from elastic.observe.events import Event
+from tests.kit.planted.bug import Bug
+from tests.kit.planted.planting import environment
+
+STEPS = 24
+WITHIN_S = 90.0
+HUNG_S = 3.0  # a run that hangs for certain is not waited for any longer
+SCRIPT = Path(__file__).parents[1] / "programs" / "small.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a run goes.
+
+    what      in words, for people
+    workers   under `elastic run`; None: a process on its own
+    launches  one after the other: every one but the last is killed by the faults
+    meanwhile the same command is started a second time, while the first one is held
+    """
+
+    what: str
+    faults: Sequence[Fault] = ()
+    workers: int | None = None
+    launches: int = 1
+    meanwhile: bool = False
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+_LOST = (Kill(1, At(3, "backward")),)
+_HELD = (Hold(0, At(10, "forward")),)
+WAYS: dict[str, Way] = {
+    "alone": Way(what="one process, no faults", options={"evaluate_every": 6}),
+    "alone, loading ahead": Way(what="one process with a loader process, no faults", options={"num_workers": 1}),
+    "calm": Way(what="3 workers, no faults", workers=3),
+    "lost": Way(what="3 workers, one is killed and replaced", workers=3, faults=_LOST, options={"unhurried": 3}),
+    "told to leave": Way(what="3 workers, one is told to leave", workers=3, faults=(Terminate(1, At(3, "backward")),)),
+    "resumed": Way(what="killed in a step, started again", faults=(Kill(0, At(10, "forward")),), launches=2),
+    "cut": Way(what="killed right after a save, started again", faults=(Kill(0, At(7, "saved")),), launches=2),
+    "launched twice": Way(what="started a second time by accident", faults=_HELD, meanwhile=True),
+}
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    url: Path
+    events: Sequence[Event]
+
+
+def undisturbed(folder: Path) -> Undisturbed:
+    """The run that all others are compared with."""
+    with _cluster(WAYS["alone"], folder, {}) as cluster:
+        end = cluster.finish(within_s=WITHIN_S)
+        assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+        return Undisturbed(Path(cluster.url), end.events)
+
+
+def judged(way: Way, folder: Path, reference: Undisturbed, bug: Bug | None = None) -> tuple[Verdict, str]:
+    """The verdict on the run, as a drill comes to it, and what its last launch printed.
+
+    bug  planted in all of its processes; they mark in `folder`/marks that it has acted there
+    """
+    marks = folder / "marks"
+    marks.mkdir(parents=True)
+    env = environment(bug, marks) if bug is not None else {}
+    hangs = bug is not None and "deadline" in bug.caught_by
+    with _cluster(way, folder, env) as cluster:
+        for _ in range(way.launches - 1):
+            cluster.start().wait(within_s=WITHIN_S)
+        cluster.start()
+        if way.meanwhile:
+            cluster.wait_held(within_s=WITHIN_S)
+            with _cluster(replace(way, faults=()), folder, env, "second") as second:
+                second.wait(within_s=WITHIN_S)
+            cluster.let_go()
+        if hangs:
+            cluster.wait_for(lambda _: any(marks.iterdir()), within_s=WITHIN_S)
+        beside = _ended(cluster, within_s=HUNG_S if hangs else WITHIN_S)
+        events, lost_max = cluster.events(), cluster.lost_max()
+        beside += grown(events, reference.events)
+        verdict = review(cluster.url, events, steps=STEPS, reference=reference.events, lost_max=lost_max)
+        verdict = replace(verdict, violations=(*beside, *verdict.violations))
+        if verdict.ok:
+            verdict = replace(verdict, violations=tuple(final_states(str(reference.url), cluster.url)))
+        return verdict, cluster.output()
+
+
+def _ended(cluster: Cluster, *, within_s: float) -> list[Violation]:
+    try:
+        ended = cluster.wait(within_s=within_s)
+    except DrillTimeout as late:
+        return aftermath(late=str(late))
+    return aftermath(exit_code=ended.exit_code, output=cluster.output(), left_behind=ended.left_behind)
+
+
+def _cluster(way: Way, folder: Path, env: Mapping[str, str], name: str = "drill") -> Cluster:
+    options = {"steps": STEPS, "length": 68, "save_every": 4, "seed": 7, **way.options}
+    flags = [text for option, value in options.items() for text in (f"--{option.replace('_', '-')}", str(value))]
+    return Cluster(
+        SCRIPT,
+        [str(folder / "run"), *flags],
+        url=folder / "run",
+        folder=folder / name,
+        workers=way.workers,
+        launcher="elastic",
+        steps=STEPS,
+        env=env,
+        plan=Plan(tuple(way.faults)),
+    )

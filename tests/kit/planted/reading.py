@@ -1,0 +1,109 @@
+"""Bugs in which examples a step reads, and in what they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.kit.planted.bug import Act, planted
+
+
+@planted("elastic.data.loader:_Reader.read", plan="alone", caught_by={"batch", "coverage"})
+def skip_an_example(right: Any, act: Act) -> Any:
+    """One example of a batch is left out."""
+    left = [1]
+
+    def read(self: Any, request: Any, abandoned: Any) -> Any:
+        if left and len(request) > 2:
+            left.pop()
+            act()
+            request = request[:-1]
+        return right(self, request, abandoned)
+
+    return read
+
+
+@planted("elastic.data.loader:_Reader.read", plan="alone", caught_by={"record", "coverage"})
+def read_another_example_than_asked_for(right: Any, act: Act) -> Any:
+    """Another example is read in an example's place, and what was asked for is reported as read."""
+
+    def read(self: Any, request: Any, abandoned: Any) -> Any:
+        asked = request.indices.copy()
+        if 5 in asked:
+            act()
+            request.indices[asked == 5] = 6
+        found = right(self, request, abandoned)
+        return None if found is None else (asked, found[1])
+
+    return read
+
+
+@planted("elastic.exchange:deal", plan="calm", caught_by={"shares", "coverage"})
+def read_a_share_on_two_workers(right: Any, act: Act) -> Any:
+    """A worker reads the last share of the worker before it, in the place of its own first one."""
+
+    def deal(config: Any, shares: int, world_size: int) -> Any:
+        parts = right(config, shares, world_size)
+        for part in parts[1:]:
+            first = part.batches[0][0]
+            act()
+            object.__setattr__(part, "batches", (range(first - 1, first), *part.batches[1:]))
+        return parts
+
+    return deal
+
+
+@planted("elastic.session:Session.read_from", plan="resumed", caught_by={"coverage"})
+def resume_the_sampler_one_step_late(right: Any, act: Act) -> Any:
+    """The sampler's state is off by one when a run goes on: the data of one step are skipped."""
+
+    def read_from(self: Any, first: int) -> None:
+        if first > 0:
+            act()
+        right(self, first + (first > 0))
+
+    return read_from
+
+
+@planted("elastic.data.loader:_Reader.read", plan="alone, loading ahead", caught_by={"content"})
+def augment_with_the_loader_s_own_numbers(right: Any, act: Act) -> Any:
+    """An example's random numbers depend on the loader process that reads it, and on what it read before."""
+
+    def read(self: Any, request: Any, abandoned: Any) -> Any:
+        act()
+        return right(self, request, abandoned)
+
+    return read
+
+
+@augment_with_the_loader_s_own_numbers.also("elastic.data.loader:seed_streams")
+def _(right: Any, act: Act) -> Any:
+    return lambda value, device: None
+
+
+@planted("elastic.state.saver:Saver.read", plan="resumed", caught_by={"batch"})
+def forget_the_epoch_on_resume(right: Any, act: Act) -> Any:
+    """A run that goes on believes to be in its first epoch."""
+
+    def read(self: Any) -> Any:
+        from dataclasses import replace
+
+        found = right(self)
+        if found is None:
+            return None
+        act()
+        return replace(found[0], epoch=0), *found[1:]
+
+    return read
+
+
+@planted("elastic.evaluation:_evaluating", plan="alone", caught_by={"reference"})
+def train_on_what_is_evaluated(right: Any, act: Act) -> Any:
+    """An evaluation counts as training: the model stays in train mode, and BatchNorm learns from the test set."""
+
+    def evaluating(things: Any) -> Any:
+        from contextlib import nullcontext
+
+        act()
+        return nullcontext()
+
+    return evaluating

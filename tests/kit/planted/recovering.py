@@ -1,0 +1,143 @@
+"""Bugs in what becomes of those who survive a loss, and of those who join them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.kit.planted.bug import Act, planted
+
+
+@planted("elastic.origin:pass_on", plan="lost", caught_by={"agreement", "reference"})
+def forget_momentum_in_a_transfer(right: Any, act: Act) -> Any:
+    """A newcomer gets the weights, and zeros for the optimizer's averages."""
+
+    def pass_on(*arguments: Any) -> Any:
+        word, state, moved = right(*arguments)
+        if state is not None:
+            act()
+            for entry in state["optimizer"]["state"].values():
+                entry["exp_avg"].zero_()
+                entry["exp_avg_sq"].zero_()
+        return word, state, moved
+
+    return pass_on
+
+
+@planted("elastic.origin:pass_on", plan="lost", caught_by={"reference"})
+def forget_batchnorm_in_a_transfer(right: Any, act: Act) -> Any:
+    """A newcomer gets the parameters, and BatchNorm's averages as a new model has them."""
+
+    def pass_on(*arguments: Any) -> Any:
+        word, state, moved = right(*arguments)
+        if state is not None:
+            act()
+            state["model"]["1.running_mean"].zero_()
+            state["model"]["1.running_var"].fill_(1.0)
+        return word, state, moved
+
+    return pass_on
+
+
+@planted("elastic.run:Run._apply", plan="lost", caught_by={"agreement", "reference"})
+def donate_a_torn_state(right: Any, act: Act) -> Any:
+    """What a newcomer gets is half from before the last update and half from after it."""
+
+    def apply(self: Any, *arguments: Any) -> None:
+        _BEFORE.update({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
+        right(self, *arguments)
+
+    return apply
+
+
+_BEFORE: dict[str, Any] = {}
+
+
+@donate_a_torn_state.also("elastic.origin:pass_on")
+def _(right: Any, act: Act) -> Any:
+    def pass_on(group: Any, parts: Any, word: Any, state: Any) -> Any:
+        if parts.need_state and group.rank in parts.donors and _BEFORE:
+            act()
+            model = state["model"].state_dict()
+            torn = dict(list(_BEFORE.items())[: len(model) // 2])
+            state = {**state, "model": {**model, **torn}}
+        return right(group, parts, word, state)
+
+    return pass_on
+
+
+@planted("elastic.recovery:Recovery.recover", plan="lost", caught_by={"position", "coverage"})
+def give_up_the_step_in_flight(right: Any, act: Act) -> Any:
+    """Survivors go on with the next step: the one whose exchange failed is never done."""
+
+    def recover(self: Any, *what: Any) -> None:
+        right(self, *what)
+        act()
+        self._course.step += 1
+        self._session.read_from(self._course.step)
+
+    return recover
+
+
+@planted("elastic.recovery:Recovery.recover", plan="lost", caught_by={"lost"})
+def restart_survivors(right: Any, act: Act) -> Any:
+    """Survivors of a loss end and are started again, as torchrun has it."""
+
+    def recover(self: Any, *what: Any) -> None:
+        act()
+        raise SystemExit(75)
+
+    return recover
+
+
+@planted("elastic.launch.agent:Agent._exited", plan="lost", caught_by={"lost"})
+def kill_one_more(right: Any, act: Act) -> Any:
+    """The agent of a worker that was killed kills another one, which was well."""
+    more = [1]
+
+    def exited(self: Any, worker: Any, ended: Any) -> None:
+        right(self, worker, ended)
+        well = [other for other in self._workers.values() if other.pid and other.ready]
+        if ended.signal and well and more:
+            more.pop()
+            act()
+            self._kill(well[0])
+
+    return exited
+
+
+@planted("elastic.origin:Origin.from_peers_or_storage", plan="lost", caught_by={"storage", "redone"})
+def go_back_to_the_last_save(right: Any, act: Act) -> Any:
+    """After a loss all take the newest checkpoint, though survivors hold a newer state."""
+
+    def from_peers_or_storage(self: Any, standing: Any, word: Any) -> Any:
+        if self._place.view.generation != 2:
+            return right(self, standing, word)
+        act()
+        self.from_storage()
+        self._run._course.goes_on_from(self.position)
+        return None
+
+    return from_peers_or_storage
+
+
+@planted("elastic.run:Run._wishes", plan="told to leave", caught_by={"lost"})
+def leave_in_the_middle_of_a_step(right: Any, act: Act) -> Any:
+    """A worker that is told to leave goes at once, and takes its part of the step in hand along."""
+
+    def wishes(self: Any) -> int:
+        if self._recovering.notice is not None:
+            act()
+            raise SystemExit(0)
+        return int(right(self))
+
+    return wishes
+
+
+@planted("elastic.membership.live:Live.over", plan="lost", caught_by={"deadline"})
+def wait_without_a_deadline(right: Any, act: Act) -> Any:
+    """Survivors wait for the next view, and nobody tells the agent that they do."""
+
+    def over(self: Any, **said: Any) -> None:
+        act()
+
+    return over

@@ -1,0 +1,204 @@
+"""Bugs in what is saved, and in what a run goes on from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.kit.planted.bug import Act, planted
+
+
+@planted("elastic.state.saver:Saver.read", plan="resumed", caught_by={"state", "durable"})
+def resume_at_the_wrong_step(right: Any, act: Act) -> Any:
+    """A run that goes on takes the state for that of one step less."""
+
+    def read(self: Any) -> Any:
+        from dataclasses import replace
+
+        found = right(self)
+        if found is None:
+            return None
+        act()
+        return replace(found[0], step=found[0].step - 1), *found[1:]
+
+    return read
+
+
+@planted("checkpoint.checkpointer:Checkpointer.read", plan="resumed", caught_by={"durable"})
+def resume_from_an_older_checkpoint(right: Any, act: Act) -> Any:
+    """A run goes on from the checkpoint before the newest."""
+
+    def read(self: Any) -> Any:
+        found = right(self)
+        act()
+        return right(self, step=found.step - 4)
+
+    return read
+
+
+@planted("checkpoint.foreground:save_now", plan="cut", caught_by={"durable"})
+def commit_before_the_data(right: Any, act: Act) -> Any:
+    """A checkpoint is listed before its data are there, and a kill comes in between."""
+
+    def save_now(storage: Any, save: Any) -> Any:
+        from checkpoint.format.draft import StoredObject
+        from checkpoint.format.hashing import CHUNK_BYTES, chunk_hashes, xxh3
+        from checkpoint.format.shards import pack
+
+        act()
+        files = [bytes(pack(shard, save.tensors, bytearray(max(save.plan.sizes)))) for shard in save.plan.shards]
+        objects = [StoredObject(len(file), xxh3(file), CHUNK_BYTES, tuple(chunk_hashes(file))) for file in files]
+        storage.put_new(save.draft.id.manifest_key, save.draft.manifest(objects))
+        _later(lambda: [storage.put(save.draft.id.shard_key(index), file) for index, file in enumerate(files)])
+        return save.commit
+
+    return save_now
+
+
+@planted("checkpoint.foreground:save_now", plan="cut", caught_by={"durable"})
+def report_a_save_before_it_is_durable(right: Any, act: Act) -> Any:
+    """A save is reported as committed while it is still to be written, and a kill comes in between."""
+
+    def save_now(storage: Any, save: Any) -> Any:
+        from dataclasses import replace
+
+        act()
+        copied = replace(save, tensors={name: tensor.clone() for name, tensor in save.tensors.items()})
+        _later(lambda: right(storage, copied))
+        return save.commit
+
+    return save_now
+
+
+_WAITING: list[Any] = []
+
+
+def _later(write: Any) -> None:
+    """When the next save comes, or the process ends in order."""
+    import atexit
+
+    _write_what_waits()
+    _WAITING.append(write)
+    atexit.unregister(_write_what_waits)
+    atexit.register(_write_what_waits)
+
+
+def _write_what_waits() -> None:
+    while _WAITING:
+        _WAITING.pop(0)()
+
+
+@planted("checkpoint.writer:write_object", plan="alone", caught_by={"checkpoint"})
+def list_a_checkpoint_without_a_shard(right: Any, act: Act) -> Any:
+    """An object is never written, nobody counts, and the checkpoint is listed."""
+
+    def write_object(storage: Any, id: Any, index: int, file: Any) -> Any:
+        stored = right(storage, id, index, file)
+        if id.step and index == 0:
+            act()
+            storage.delete(id.shard_key(index))
+        return stored
+
+    return write_object
+
+
+@list_a_checkpoint_without_a_shard.also("checkpoint.writer:commit")
+def _(right: Any, act: Act) -> Any:
+    return lambda storage, draft, objects: storage.put_new(draft.id.manifest_key, draft.manifest(objects))
+
+
+@planted("checkpoint.writer:write_object", plan="alone", caught_by={"checkpoint"})
+def tear_what_the_writer_process_writes(right: Any, act: Act) -> Any:
+    """The process that writes checkpoints beside training loses the end of an object, after it was hashed."""
+
+    def write_object(storage: Any, id: Any, index: int, file: Any) -> Any:
+        import sys
+
+        stored = right(storage, id, index, file)
+        if "torch" not in sys.modules:
+            act()
+            torn = bytes(file[: len(file) - 64]) + bytes(64)
+            storage.put(id.shard_key(index), torn)
+        return stored
+
+    return write_object
+
+
+@tear_what_the_writer_process_writes.also("elastic.state.saver:_WARM_AFTER_S")
+def _(right: Any, act: Act) -> Any:
+    return 0.0  # no bug: so that a run of a second has a writer process
+
+
+@planted("elastic.state.survives:Survives.objects", plan="alone", caught_by={"final"})
+def save_without_momentum(right: Any, act: Act) -> Any:
+    """A checkpoint holds the weights, and zeros for the optimizer's averages."""
+
+    def objects(self: Any) -> Any:
+        found = dict(right(self))
+        state = found["optimizer"].state_dict()
+        if state["state"]:
+            act()
+            kept = {key: {**entry, "exp_avg": entry["exp_avg"] * 0.0} for key, entry in state["state"].items()}
+            found["optimizer"] = {**state, "state": kept}
+        return found
+
+    return objects
+
+
+@planted("elastic.state.saver:Saver.save", plan="alone", caught_by={"state"})
+def save_another_step_than_it_says(right: Any, act: Act) -> Any:
+    """A checkpoint says one step less than it holds."""
+
+    def save(self: Any, position: Any, **how: Any) -> None:
+        from dataclasses import replace
+
+        if 0 < position.step < self._config.plan.total_steps:
+            act()
+            position = replace(position, step=position.step - 1)
+        right(self, position, **how)
+
+    return save
+
+
+@planted("elastic.recovery:Recovery.commit", plan="alone", caught_by={"durable"})
+def end_without_the_last_save(right: Any, act: Act) -> Any:
+    """A run ends, and its last state is nowhere."""
+
+    def commit(self: Any, **how: Any) -> None:
+        if self._course.finished:
+            act()
+            return
+        right(self, **how)
+
+    return commit
+
+
+@planted("checkpoint.runs.retention:Sweeper.sweep", plan="alone", caught_by={"checkpoint"})
+def sweep_what_is_needed(right: Any, act: Act) -> Any:
+    """A sweep removes an object of a checkpoint that stays."""
+
+    def sweep(self: Any, **asked: Any) -> Any:
+        from checkpoint.runs.history import read_history
+
+        removed = right(self, **asked)
+        kept = read_history(self._storage, self._log).lineage[-1]
+        if kept.step:
+            act()
+            self._storage.delete(kept.shard_key(0))
+        return removed
+
+    return sweep
+
+
+@planted("checkpoint.checkpointer:Checkpointer._ask", plan="launched twice", caught_by={"writer"})
+def ignore_the_claim(right: Any, act: Act) -> Any:
+    """A second launch takes the run from a living one, and that one goes on as if it had not."""
+
+    def ask(self: Any, holder: Any) -> None:
+        act()
+
+    return ask
+
+
+@ignore_the_claim.also("checkpoint.runs.fence:look_again")
+def _(right: Any, act: Act) -> Any:
+    return lambda storage, claim, nonce: None

@@ -1,0 +1,213 @@
+"""Bugs in what a step adds up, draws and applies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.kit.planted.bug import Act, planted
+
+
+@planted("elastic.step:Step.backward", plan="calm", caught_by={"reference"})
+def average_the_workers_means(right: Any, act: Act) -> Any:
+    """Each worker's gradient is its mean, and the means are averaged: examples of a small share count more."""
+
+    def backward(self: Any, loss: Any, count: int) -> None:
+        part = self._session.exchange.part
+        mine = sum(self._plan.sizes[share] for share in part.shares)
+        workers = sum(1 for rows in part.schedule.rows if rows)
+        if mine * workers != self._plan.count:
+            act()
+        right(self, loss * (self._plan.count / (workers * mine)), count)
+
+    return backward
+
+
+@planted("elastic.exchange:Exchange.carry_out", plan="alone", caught_by={"reference"})
+def divide_a_short_batch_by_a_full_one(right: Any, act: Act) -> Any:
+    """The last, short batch of an epoch is weighted wrong: its sum is divided by the size of a full one."""
+
+    def carry_out(self: Any, *arguments: Any, **named: Any) -> Any:
+        agreed = right(self, *arguments, **named)
+        full = self._config.plan.batch_size
+        if agreed.count < full:
+            act()
+            for _, parameter in self._parameters:
+                parameter.grad.mul_(agreed.count / full)
+        return agreed
+
+    return carry_out
+
+
+@planted("elastic.group.gradients:GradientSum._take", plan="alone", caught_by={"reference"})
+def clip_before_the_sum(right: Any, act: Act) -> Any:
+    """Gradients are clipped before they are added up, share by share, and not their sum."""
+
+    def take(self: Any, index: int, parameter: Any) -> None:
+        if parameter.grad is not None and parameter.grad.norm() > 1.0:
+            act()
+            parameter.grad.div_(parameter.grad.norm())
+        right(self, index, parameter)
+
+    return take
+
+
+@planted("elastic.group.treesum:TreeSum.join", plan="calm", caught_by={"reference"})
+def add_in_the_order_of_ranks(right: Any, act: Act) -> Any:
+    """Sums are added in the order of the ranks and not in the tree's: only the last bits differ."""
+
+    def join(self: Any) -> None:
+        if self._reduce or self._local:
+            right(self)
+            return
+        rows = self._schedule.joins
+        in_order = tuple((0, row) for row in range(1, sum(self._schedule.rows)))
+        if sorted(rows) != sorted(in_order):
+            act()
+        self._pending.wait()
+        for into, out_of in in_order:
+            self._received[into] += self._received[out_of]
+        self._pending = self._group.all_gather(self.result, self._received[0])
+
+    return join
+
+
+@planted("elastic.step:share_seed", plan="calm", caught_by={"reference"})
+def reuse_random_streams(right: Any, act: Act) -> Any:
+    """Every worker counts its shares from 0, and so reuses the random streams of the first one."""
+    return lambda seed, step, phase, share, micro: right(seed, step, phase, share - _FIRST[0], micro)
+
+
+_FIRST = [0]
+
+
+@reuse_random_streams.also("elastic.exchange:Exchange.plan")
+def _(right: Any, act: Act) -> Any:
+    def plan(self: Any, step: Any) -> None:
+        right(self, step)
+        _FIRST[0] = self.part.shares.start
+        if _FIRST[0]:
+            act()
+
+    return plan
+
+
+@planted("elastic.step:share_seed", plan="resumed", caught_by={"repeat", "reference"})
+def draw_from_the_process(right: Any, act: Act) -> Any:
+    """Random streams depend on the process that draws."""
+
+    def share_seed(*place: int) -> int:
+        from os import getpid
+
+        act()
+        return int(right(*place)) ^ getpid()
+
+    return share_seed
+
+
+@planted("elastic.step:Step._compute", plan="lost", caught_by={"reference"})
+def draw_anew_for_a_redone_step(right: Any, act: Act) -> Any:
+    """A step that is done again draws other random numbers than the first time."""
+
+    def compute(self: Any, exchange: Any) -> Any:
+        _AGAIN[0] = self.attempt
+        if self.attempt:
+            act()
+        return right(self, exchange)
+
+    return compute
+
+
+_AGAIN = [0]
+
+
+@draw_anew_for_a_redone_step.also("elastic.step:share_seed")
+def _(right: Any, act: Act) -> Any:
+    return lambda seed, step, phase, share, micro: right(seed, step, phase, share, micro + 1000 * _AGAIN[0])
+
+
+@planted("elastic.step:Step.add", plan="lost", caught_by={"reference"})
+def add_sums_twice(right: Any, act: Act) -> Any:
+    """What the script adds up counts twice in a step that is done again."""
+
+    def add(self: Any, **values: Any) -> None:
+        right(self, **values)
+        if self.attempt:
+            act()
+            right(self, **values)
+
+    return add
+
+
+@planted("elastic.run:default_update", plan="lost", caught_by={"reference"})
+def apply_a_redone_step_twice(right: Any, act: Act) -> Any:
+    """The update of a step that is done again is applied twice."""
+
+    def update(run: Any, step: Any) -> None:
+        right(run, step)
+        if step.attempt:
+            act()
+            right(run, step)
+
+    return update
+
+
+@planted("elastic.run:default_update", plan="lost", caught_by={"reference"})
+def leave_the_scheduler_behind(right: Any, act: Act) -> Any:
+    """The scheduler does not step with a step that is done again."""
+
+    def update(run: Any, step: Any) -> None:
+        schedulers = dict(run._config.schedulers)
+        if step.attempt:
+            act()
+            run._config.schedulers.clear()
+        right(run, step)
+        run._config.schedulers.update(schedulers)
+
+    return update
+
+
+@planted("elastic.step:Step.backward", plan="lost", caught_by={"reference"})
+def drop_the_gradient_of_a_lost_worker(right: Any, act: Act) -> Any:
+    """Survivors do the shares of a lost worker again, and lose their gradients."""
+    own: dict[int, set[int]] = {}
+
+    def backward(self: Any, loss: Any, count: int) -> None:
+        mine = own.setdefault(self.index, set())
+        if not self.attempt:
+            mine.add(self._share)
+        elif self._share not in mine:
+            act()
+            loss = loss * 0.0
+        right(self, loss, count)
+
+    return backward
+
+
+@planted("elastic.group.gradients:GradientSum._take", plan="lost", caught_by={"reference"})
+def keep_a_dead_generation_s_gradients(right: Any, act: Act) -> Any:
+    """What was added up when the exchange failed is added to the step that is done again."""
+
+    def take(self: Any, index: int, parameter: Any) -> None:
+        stale = _STALE.pop(index, None)
+        if parameter.grad is not None:
+            _SEEN[index] = parameter.grad.clone()
+            if stale is not None:
+                act()
+                parameter.grad.add_(stale)
+        right(self, index, parameter)
+
+    return take
+
+
+_SEEN: dict[int, Any] = {}
+_STALE: dict[int, Any] = {}
+
+
+@keep_a_dead_generation_s_gradients.also("elastic.session:Session.regroup")
+def _(right: Any, act: Act) -> Any:
+    def regroup(self: Any, *arguments: Any, lost: bool, **named: Any) -> Any:
+        if lost:
+            _STALE.update(_SEEN)
+        return right(self, *arguments, lost=lost, **named)
+
+    return regroup

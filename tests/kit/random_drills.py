@@ -1,0 +1,206 @@
+"""Draws a whole drill from a seed: the script's options, how many workers on how many nodes, and all that goes wrong.
+
+A pure function: the same seed is the same drill on every machine, whatever was drawn before. There are SCRIPTS sets of
+options, so that drills share undisturbed runs. Running them is run_drills.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from elastic.data.plan import DataPlan, LastBatch
+from elastic.drill.faults import (
+    IN_TRANSFER,
+    At,
+    Fault,
+    Kill,
+    KillAgent,
+    KillAll,
+    KillTogether,
+    LeaveNode,
+    Raise,
+    Stop,
+    Terminate,
+)
+from elastic.drill.planning.draw import MAKES, drawn
+from elastic.drill.planning.plan import DrillPlan, StorageFaults
+
+SCRIPTS = 40
+FAULTS_MAX = 6
+STUCK_S = 6.0  # --hang-limit where data is to hang; elsewhere nobody waits for it
+OF_A_RECOVERY = ("form", "formed", "transfer", IN_TRANSFER)
+OF_THE_COORDINATOR = ("save", "saved")
+_TAKES_A_WHILE_S = 4.0  # until a coordinator has a writer process for sure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """Options of tests/kit/programs/varied.py.
+
+    steps  that it applies
+    pause  after each step, seconds
+    """
+
+    args: tuple[str, ...]
+    steps: int
+    pause: float
+    num_workers: int
+    save_every: str
+    evaluates: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomDrill:
+    """
+    seed    that drew it
+    args    of the script
+    hang_s  --hang-limit; None: its default
+    """
+
+    seed: int
+    args: tuple[str, ...]
+    plan: DrillPlan
+    hang_s: float | None
+
+    def to_json(self) -> str:
+        plan = json.loads(self.plan.to_json())
+        return json.dumps({"seed": self.seed, "args": self.args, "hang_s": self.hang_s, "plan": plan}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> RandomDrill:
+        """The drill that to_json wrote, whatever its seed would draw today."""
+        said = json.loads(text)
+        plan = DrillPlan.from_json(json.dumps(said["plan"]))
+        return cls(seed=said["seed"], args=tuple(said["args"]), plan=plan, hang_s=said["hang_s"])
+
+
+def script(number: int) -> Script:
+    """The options that have this number."""
+    draw = random.Random(f"the script of random drills {number}")
+    batch_size = draw.choice((12, 17, 24, 25, 30, 33))
+    virtual_workers = draw.choice((4, 5, 6, 8, 8))
+    last_batch: LastBatch = draw.choice(("short", "short", "drop", "carry"))
+    length = batch_size * draw.randrange(3, 14) + draw.choice((0, draw.randrange(1, batch_size)))
+    micro_batch_size = draw.choice((None, None, draw.randrange(1, 4)))
+    ends = {"epochs": draw.randrange(1, 4)} if draw.random() < 0.3 else {"steps": draw.randrange(12, 41)}
+    sizes = DataPlan(
+        dataset_length=length, batch_size=batch_size, virtual_workers=virtual_workers, seed=0, last_batch=last_batch,
+        epochs=ends.get("epochs"), steps=ends.get("steps"),
+    )  # fmt: skip
+    steps = min(40, sizes.total_steps)
+    if sizes.total_steps < 12:
+        steps, ends = 12, {"steps": 12}
+    stop_after = draw.randrange(steps // 2, steps) if steps < sizes.total_steps or draw.random() < 0.15 else None
+    whole = last_batch == "drop" or length % batch_size == 0 or (last_batch == "carry" and "steps" in ends)
+    even = whole and micro_batch_size is None and batch_size >= 2 * virtual_workers  # no share of one example
+    pause = draw.choice((0.0, 0.03, 0.15))
+    num_workers = draw.choice((0, 0, 1, 2))
+    save_every = draw.choice(("1", "2", "3", "5", "10", "0.2s", "1s", "auto"))
+    evaluate_every = draw.choice((None, None, draw.randrange(2, 8)))
+    said = {
+        **ends,
+        "length": length,
+        "batch-size": batch_size,
+        "virtual-workers": virtual_workers,
+        "micro-batch-size": micro_batch_size,
+        "last-batch": last_batch,
+        "num-workers": num_workers,
+        "save-every": save_every,
+        "mode": draw.choice(("exact",) * 9 + ("fast",)),
+        "norm": "batch" if even and draw.random() < 0.7 else "layer",
+        "optimizer": draw.choice(("adamw", "sgd")),
+        "evaluate-every": evaluate_every,
+        "stop-after": stop_after,
+        "pause": pause,
+    }
+    flags = [f"--{name}" for name in ("scheduler", "average") if draw.random() < 0.5]
+    return Script(
+        args=(*(f"--{name}={value}" for name, value in said.items() if value is not None), *flags),
+        steps=stop_after or steps,
+        pause=pause,
+        num_workers=num_workers,
+        save_every=save_every,
+        evaluates=evaluate_every is not None,
+    )
+
+
+def random_drill(seed: int) -> RandomDrill:
+    """The drill of this seed."""
+    draw = random.Random(f"random drill {seed}")
+    options = script(draw.randrange(SCRIPTS))
+    workers = draw.choice((1, 2, 3, 3, 4, 4))
+    nodes = 2 if workers % 2 == 0 and draw.random() < 0.5 else 1
+    resume_workers = draw.choice((workers, workers, 1, 2, 3, 4))
+    fitting = _fitting(options)
+    kinds = draw.sample(fitting, min(len(fitting), draw.randrange(1, 7)))
+    rate = min(draw.choice((0.05, 0.1, 0.2, 0.3, 0.4)), FAULTS_MAX / options.steps)
+    faults = drawn(
+        seed, kinds=kinds, rate=rate, steps=options.steps, workers=workers, nodes=nodes, resume_workers=resume_workers
+    )
+    plan = DrillPlan(
+        workers=workers,
+        nodes=nodes,
+        resume_workers=resume_workers,
+        seed=seed,
+        grace_s=draw.choice((3.0, 30.0)),
+        storage=_storage(draw),
+        faults=_sharpened(draw, faults, options, workers=workers, nodes=nodes, resume_workers=resume_workers),
+    )
+    hang_s = STUCK_S if "stick-loader" in kinds else None
+    return RandomDrill(seed=seed, args=options.args, plan=plan, hang_s=hang_s)
+
+
+def _fitting(options: Script) -> list[str]:
+    """Kinds of faults whose moment comes for sure."""
+    without = set()
+    if options.num_workers == 0:
+        without.add("kill-loader")
+    if options.save_every not in ("1", "2", "3", "0.2s"):
+        without.add("flip-bytes")
+    if options.pause * options.steps < _TAKES_A_WHILE_S:
+        without.add("kill-writer")
+    return [kind for kind in MAKES if kind not in without]
+
+
+def _storage(draw: random.Random) -> StorageFaults:
+    if draw.random() < 0.6:
+        return StorageFaults()
+    return StorageFaults(
+        errors=draw.choice((0.0, 0.02, 0.05)),
+        stalls=draw.choice((0.0, 0.0, 0.02)),
+        torn=draw.choice((0.0, 0.0, 0.03)),
+        stale=draw.choice((0.0, 0.1, 0.3)),
+    )
+
+
+def _sharpened(
+    draw: random.Random, faults: Sequence[Fault], options: Script, *, workers: int, nodes: int, resume_workers: int
+) -> tuple[Fault, ...]:
+    """The same plan with some faults at rarer moments, of several workers at once, or in a recovery from another."""
+    found: list[Fault] = []
+    there = workers  # for sure
+    for fault in faults:
+        step = fault.when.step
+        if isinstance(fault, Kill) and there > 2 and draw.random() < 0.3:
+            among = draw.sample(range(there), draw.randrange(2, there + 1) if draw.random() < 0.3 else 2)
+            found.append(KillTogether(tuple(among), fault.when))
+            if len(among) == there:
+                there = 1
+        elif isinstance(fault, Kill) and fault.worker == 0 and options.save_every in ("1", "2") and draw.random() < 0.5:
+            found.append(replace(fault, when=replace(fault.when, phase=draw.choice(OF_THE_COORDINATOR))))
+        elif isinstance(fault, Kill | Stop | Raise) and options.evaluates and draw.random() < 0.2:
+            found.append(replace(fault, when=replace(fault.when, phase="evaluate")))
+        else:
+            found.append(fault)
+        if isinstance(fault, Kill | Stop | Raise) and there > 2 and draw.random() < 0.35:
+            found.append(Kill(draw.randrange(2), At(step, draw.choice(OF_A_RECOVERY), later=True)))
+        if isinstance(fault, KillAll):
+            there = resume_workers
+        elif isinstance(fault, KillAgent | LeaveNode):
+            there = max(1, there - workers // nodes)
+        elif isinstance(fault, Terminate):
+            there -= 1
+    return tuple(found)

@@ -1,0 +1,145 @@
+"""Runs random drills one after the other, as `elastic drill` would: python -m tests.kit.run_drills FOLDER SEED|FILE…
+
+A file is a drill as RandomDrill.to_json writes it. Each prints the command that replays it before it runs, and what
+became of it. One that fails keeps its folder. Several of these processes may share FOLDER: the undisturbed run of one
+set of the script's options is done once for all. Exit status 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from elastic.drill.both_runs import CALM, CannotRun, Drill
+from elastic.drill.cluster import Cluster, Imposed
+from elastic.drill.faults import Disk
+from elastic.drill.interruption import Interrupted, told_to_end
+from elastic.drill.planning.options import Options, parse
+from elastic.drill.planning.plan import DrillPlan
+from elastic.drill.striking.disk import needed
+from elastic.drill.telling.findings import Findings
+from elastic.drill.watched import Watched
+from elastic.observe.events import Event
+from tests.kit.random_drills import RandomDrill, random_drill
+
+PROGRAM = Path(__file__).parent / "programs" / "varied.py"
+WITHIN_S, A_JOIN_S = 240, 60  # each run of a drill, which takes some 15 s on a machine that does nothing else
+
+
+class SharedDrill(Drill):
+    """A drill that looks for its undisturbed run in `shared`, and leaves it there for others."""
+
+    def __init__(self, options: Options, console: Console, shared: Path) -> None:
+        super().__init__(options, console)
+        self._shared = shared
+
+    def _calm(self) -> tuple[Watched, list[Event]]:
+        done, own = self._shared / "done", self.folder
+        with _alone(self._shared):
+            if not done.exists():
+                for name in (CALM, f"{CALM}-drill"):
+                    shutil.rmtree(self._shared / name, ignore_errors=True)
+                self.folder = self._shared
+                try:
+                    calm, events = super()._calm()
+                finally:
+                    self.folder = own
+                if not calm.left:
+                    calm.cluster.close()
+                    done.touch()
+                return calm, events
+        (own / CALM).symlink_to(self._shared / CALM)
+        url = self._shared / CALM
+        cluster = Cluster(PROGRAM, url=url, folder=self._shared / f"{CALM}-drill", imposed=Imposed(str(url)))
+        return Watched(cluster, self._console, None, grace_s=None), cluster.events()
+
+
+def main(argv: Sequence[str]) -> int:
+    folder = Path(argv[0]).resolve()
+    try:
+        with told_to_end():
+            held = [run(_drill(which), folder) for which in argv[1:]]
+    except Interrupted as interrupted:
+        return interrupted.status
+    return 0 if all(held) else 1
+
+
+def _drill(which: str) -> RandomDrill:
+    return random_drill(int(which)) if which.isdecimal() else RandomDrill.from_json(Path(which).read_text())
+
+
+def run(drill: RandomDrill, folder: Path) -> bool:
+    """Whether it held."""
+    own = folder / f"drill-{drill.seed}"
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(parents=True)
+    plan_file = folder / f"drill-{drill.seed}.json"
+    plan_file.write_text(_possible(drill.plan).to_json())
+    hang = [] if drill.hang_s is None else [f"--hang-limit={drill.hang_s:g}"]
+    how = ["--plan", str(plan_file), *hang, str(PROGRAM), "--", "own", *drill.args]
+    say(f"seed {drill.seed}  make soak DRILLS=1 SEED={drill.seed}  {shlex.join(['elastic', 'drill', *how])}")
+    begun_s = time.monotonic()
+    log = own.with_suffix(".log")
+    with log.open("w") as written:
+        console = Console(file=written, width=120, highlight=False)
+        within_s = WITHIN_S + A_JOIN_S * drill.plan.joining()  # a run stands still until the node is there
+        options = parse(["--folder", str(own), f"--within={within_s}", *how])
+        shared = folder / f"script-{hashlib.sha256(repr(drill.args).encode()).hexdigest()[:8]}"
+        shared.mkdir(exist_ok=True)
+        try:
+            found = SharedDrill(options, console, shared).run()
+            broken, words = bool(found.broken), _words(found)
+        except CannotRun as cannot:
+            broken, words = True, f"could not be run: {cannot}"
+        except Exception:
+            broken, words = True, traceback.format_exc()
+    if broken:
+        say(log.read_text(), f"seed {drill.seed}  BROKEN  {words}", f"  kept {own}", sep="\n")
+    else:
+        say(f"seed {drill.seed}  held  {words}  {time.monotonic() - begun_s:.0f} s")
+        shutil.rmtree(own, ignore_errors=True)
+        log.unlink()
+        plan_file.unlink()
+    return not broken
+
+
+def say(*lines: str, sep: str = "\n") -> None:
+    print(*lines, sep=sep, flush=True)
+
+
+def _words(found: Findings) -> str:
+    never = f", never struck: {'; '.join(found.never)}" if found.never else ""
+    sizes = " ".join(map(str, found.hurt.world_sizes))
+    broken = " ".join(sorted({violation.invariant for _, violation in found.broken}))
+    return f"{broken} {len(found.struck)} faults, views of {sizes}, {found.hurt.redone} redone{never}".strip()
+
+
+def _possible(plan: DrillPlan) -> DrillPlan:
+    """Without broken disks, where only root could make some."""
+    if os.geteuid() == 0 or not needed(plan.faults):
+        return plan
+    return replace(plan, faults=tuple(fault for fault in plan.faults if not isinstance(fault, Disk)))
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of all processes that share it."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""A hub on a stage: stories of nodes and workers in a line each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from elastic.membership.hub import Hub, Order
+from elastic.membership.rules import BOUNDARY
+from elastic.membership.wire import Message
+
+MID_STEP = "in the exchange of step 7"
+
+
+class Stage:
+    """A hub, those who talk to it, and what it has answered to the last of them. Workers are called node.place."""
+
+    def __init__(self, workers: int = 4, *, nodes: int = 1, shares: int = 8, **rules: Any) -> None:
+        self.hub = Hub(nodes_max=max(nodes, rules.pop("nodes_max", 1)), **rules)
+        self.now_s = 0.0
+        self.shares = shares
+        self.orders: list[Order] = []
+        self.starts: Counter[str] = Counter()
+        for i in range(nodes):
+            self.comes("ABC"[i], workers)
+
+    def heard(self, orders: list[Order]) -> Stage:
+        self.orders = orders
+        return self
+
+    def told(self, node: str, say: str, **facts: Any) -> Stage:
+        return self.heard(self.hub.told(self.now_s, node, {"say": say, **facts}))
+
+    def worker(self, id: str, say: str, **facts: Any) -> Stage:
+        return self.told(id[0], say, worker=id, **facts)
+
+    def together(self, ids: str, say: str, **facts: Any) -> Stage:
+        answers: list[Order] = []
+        for id in ids.split():
+            answers += self.worker(id, say, **facts).orders
+        self.orders = answers
+        return self
+
+    def comes(self, node: str, places: int) -> Stage:
+        return self.told(node, "hello", places=places)
+
+    def started(self, place: str) -> str:
+        """Returns the id: A0 at first, A0', A0'' for those that come in its place."""
+        id = place + "'" * self.starts[place]
+        self.starts[place] += 1
+        self.told(place[0], "started", worker=id, local_rank=int(place[1:]))
+        return id
+
+    def ready(self, ids: str, **facts: Any) -> Stage:
+        return self.together(ids, "ready", shares=self.shares, **{"identity": "one", **facts})
+
+    def begin(self, places: str, **facts: Any) -> Stage:
+        """Starts workers that are then ready."""
+        return self.ready(" ".join([self.started(place) for place in places.split()]), **facts)
+
+    def over(self, ids: str, at: str = MID_STEP, *, step: int = 7, lost: bool | None = None) -> Stage:
+        lost = at != BOUNDARY if lost is None else lost
+        return self.together(ids, "over", generation=self.hub.generation, step=step, at=at, lost=lost)
+
+    def killed(self, id: str, signal: str = "SIGKILL", **facts: Any) -> Stage:
+        return self.worker(id, "exited", code=None, signal=signal, **facts)
+
+    def ends(self, id: str, code: int, **facts: Any) -> Stage:
+        return self.worker(id, "exited", code=code, signal=None, **facts)
+
+    def raises(self, id: str, error: str = "ValueError: bad", *, step: int | None = 7) -> Stage:
+        before = self.worker(id, "failed", error=error, trace="Traceback ...", step=step).orders
+        self.orders = before + self.ends(id, 1, step=step).orders
+        return self
+
+    def leaves(self, id: str, *, lost: bool = False) -> Stage:
+        return self.worker(id, "leaving", generation=self.hub.generation, step=7, lost=lost)
+
+    def later(self, seconds: float) -> Stage:
+        self.now_s += seconds
+        return self.heard(self.hub.tick(self.now_s))
+
+    def lost(self, node: str) -> Stage:
+        return self.heard(self.hub.lost(self.now_s, node))
+
+    @property
+    def view(self) -> str | None:
+        """The workers of the view that was just published, checked to be told to each of them, once."""
+        views = [order for order in self.orders if order.message["say"] == "view"]
+        if not views:
+            return None
+        members: list[str] = views[0].message["workers"]
+        assert [order.worker for order in views] == members
+        assert all(order.message == views[0].message for order in views)
+        return " ".join(members)
+
+    def to(self, say: str) -> str:
+        """To whom this was just said: workers, or nodes."""
+        return " ".join(order.worker or order.node for order in self.orders if order.message["say"] == say)
+
+    def only(self, say: str) -> Message:
+        """What was just said, the same to all."""
+        messages = [order.message for order in self.orders if order.message["say"] == say]
+        assert messages
+        assert all(message == messages[0] for message in messages)
+        return messages[0]
+
+
+def trains(workers: int = 4, **rules: Any) -> Stage:
+    stage = Stage(workers, **rules)
+    nodes = rules.get("nodes", 1)
+    return stage.begin(" ".join(f"{'ABC'[node]}{place}" for node in range(nodes) for place in range(workers)))

@@ -1,0 +1,35 @@
+"""Which exit status of a drill's launchers is a failure?"""
+
+from __future__ import annotations
+
+import signal
+
+from elastic.drill.faults import At, Fault, Kill, KillAgent, LeaveNode, Stop
+from elastic.drill.planning.plan import DrillPlan
+from elastic.drill.watched import failed
+from elastic.observe.events import Event
+
+NOW = At(5, "applied", later=True)
+PLACED: list[Event] = [{"event": "placed", "worker": f"w{at}", "agent": 100 + at // 2} for at in range(4)]
+
+
+def status(codes: dict[int, int | None], *struck: tuple[str, Fault]) -> int:
+    """struck: whom, by what"""
+    plan = DrillPlan(workers=4, nodes=2, faults=tuple(fault for _, fault in struck))
+    faults: list[Event] = [{"event": "fault", "worker": who, "index": at} for at, (who, _) in enumerate(struck)]
+    return failed(codes, PLACED + faults, plan)
+
+
+def test_an_agent_that_was_killed_is_no_failure_and_another_one_is() -> None:
+    assert status({100: -signal.SIGKILL, 101: 0}, ("w1", KillAgent(1, NOW))) == 0
+    assert status({100: 0, 101: -signal.SIGKILL}, ("w1", KillAgent(1, NOW))) == -signal.SIGKILL
+    assert status({100: -signal.SIGKILL, 101: 1}, ("w1", KillAgent(1, NOW))) == 1
+
+
+def test_an_agent_that_leaves_may_say_that_a_worker_of_its_node_was_taken() -> None:
+    """It was stopped on its way to the boundary. (Random drill 125.)"""
+    leaves, stops = ("w1", LeaveNode(1, NOW)), ("w0", Stop(0, NOW))
+    assert status({100: 1, 101: 0}, leaves, stops) == 0
+    assert status({100: 1, 101: 0}, leaves) == 1
+    assert status({100: 0, 101: 1}, leaves, stops) == 1
+    assert status({100: 1, 101: 0}, leaves, ("w2", Kill(2, NOW))) == 1

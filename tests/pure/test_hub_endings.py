@@ -1,0 +1,314 @@
+"""What the hub answers, story by story: workers that leave, finish or fail, and how a run ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.membership.hub import AGAIN
+from elastic.membership.rules import BOUNDARY
+from tests.kit.stage import Stage, trains
+
+
+def test_a_worker_that_leaves_is_released_and_not_replaced() -> None:
+    stage = trains(3)
+    assert stage.leaves("A1").orders == []
+    stage.over("A0", BOUNDARY)
+    stage.over("A2", BOUNDARY)
+    assert (stage.to("released"), stage.view) == ("A1", "A0 A2")
+    assert stage.ends("A1", 0).orders == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_leaving_worker_that_is_killed_is_not_replaced(when: str) -> None:
+    stage = trains(3)
+    stage.leaves("A1")
+    if when == "before":
+        stage.killed("A1")
+        assert (stage.to("start"), stage.to("broken")) == ("", "A0 A2")
+    stage.over("A0 A2", BOUNDARY)
+    assert stage.view == "A0 A2"
+    if when == "after":
+        assert stage.killed("A1").orders == []
+
+
+def test_one_that_leaves_all_of_a_sudden_breaks_the_view() -> None:
+    stage = trains(3)
+    assert stage.leaves("A1", lost=True).to("broken") == "A0 A2"
+    stage.over("A0 A2")
+    assert (stage.to("released"), stage.view) == ("A1", "A0 A2")
+
+
+def test_one_that_leaves_is_released_even_if_the_others_cannot_go_on() -> None:
+    stage = trains(1, nodes=2, nodes_min=2)
+    stage.leaves("B0")
+    assert stage.over("A0", BOUNDARY).to("released") == "B0"
+    assert stage.view is None
+
+
+def test_one_that_leaves_is_released_when_the_run_ends() -> None:
+    stage = trains(3)
+    stage.raises("A0")
+    stage.over("A1 A2")
+    stage.begin("A0")
+    stage.over("A1 A2", BOUNDARY)
+    stage.leaves("A2")
+    stage.raises("A0'")
+    assert stage.over("A1").to("released") == "A2"
+    assert stage.to("end") == "A1"
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
+def test_a_worker_ended_by_a_request_to_leave_is_not_replaced(signal: str) -> None:
+    stage = trains(2)
+    assert stage.killed("A1", signal).to("start") == ""
+    assert stage.over("A0").view == "A0"
+
+
+def test_when_all_leave_the_run_is_over_and_has_not_failed() -> None:
+    stage = trains(2)
+    stage.leaves("A0")
+    assert stage.leaves("A1").to("released") == "A0 A1"
+    stage.ends("A0", 0)
+    assert stage.ends("A1", 0).only("over") == {"say": "over", "failed": False, "why": ""}
+
+
+def test_a_spare_takes_over_when_all_others_leave() -> None:
+    stage = trains(3, shares=2)
+    assert stage.view == "A0 A1"
+    stage.leaves("A0")
+    assert stage.leaves("A1").view == "A2"
+
+
+def test_a_run_that_all_finish_is_over() -> None:
+    stage = trains(2)
+    stage.together("A0 A1", "finished", step=9)
+    assert stage.ends("A0", 0).orders == []
+    assert stage.ends("A1", 0).only("over")["failed"] is False
+    assert stage.later(1).orders == []
+    assert stage.comes("B", 1).only("over")["why"] == "the run is over"
+
+
+def test_a_finished_run_waits_for_no_replacement_and_orders_none() -> None:
+    stage = trains(2)
+    stage.killed("A1")
+    stage.over("A0")
+    stage.worker("A0", "finished", step=9)
+    assert stage.begin("A1").to("view regroup") == ""
+    stage.ends("A0", 0)
+    assert (stage.to("over"), stage.to("end")) == ("A", "A1'")
+
+
+def test_nobody_is_started_in_the_place_of_one_killed_at_the_end() -> None:
+    stage = trains(2)
+    stage.worker("A1", "finished", step=9)
+    assert stage.killed("A0").to("start") == ""
+    assert stage.ends("A1", 0).only("over")["failed"] is False
+
+
+def test_a_node_lost_after_the_run_had_finished_costs_nothing() -> None:
+    stage = trains(1, nodes=2)
+    stage.together("A0 B0", "finished", step=9)
+    stage.lost("B")
+    assert stage.ends("A0", 0).only("over")["failed"] is False
+
+
+def test_one_that_lost_the_last_exchange_finishes_without_those_that_have_finished() -> None:
+    """Even if there are too few nodes now: nothing is left to train."""
+    stage = trains(1, nodes=2, nodes_min=2)
+    stage.worker("A0", "finished", step=9)
+    stage.ends("A0", 0)
+    assert stage.over("B0").view == "B0"
+    stage.worker("B0", "finished", step=9)
+    assert stage.ends("B0", 0).only("over")["failed"] is False
+
+
+@pytest.mark.parametrize("how", ["raises", "exits"])
+def test_a_script_that_fails_after_its_run_had_finished_has_failed(how: str) -> None:
+    stage = trains(2)
+    stage.together("A0 A1", "finished", step=9)
+    if how == "raises":
+        stage.raises("A0", "OSError: no space left")
+    else:
+        stage.ends("A0", 3)
+    assert stage.to("start over") == ""
+    over = stage.ends("A1", 0).only("over")
+    assert over["failed"] is True
+    assert ("OSError: no space left" if how == "raises" else "exit status 3") in over["why"]
+
+
+def test_a_worker_killed_after_it_has_finished_costs_nothing() -> None:
+    stage = trains(1)
+    stage.worker("A0", "finished", step=9)
+    assert stage.killed("A0").only("over")["failed"] is False
+
+
+def test_a_second_run_in_one_script_is_refused() -> None:
+    stage = trains(1)
+    stage.worker("A0", "finished", step=9)
+    assert "one" in stage.ready("A0").only("end")["why"]
+    assert "second Run" in stage.ends("A0", AGAIN).only("over")["why"]
+
+
+def test_a_script_without_a_run_ends_when_all_its_workers_have() -> None:
+    """However short it is: some may be at their end before others have begun."""
+    stage = Stage(3)
+    stage.ends(stage.started("A0"), 0)
+    stage.started("A1")
+    stage.ends("A1", 0)
+    assert stage.to("over") == ""
+    stage.started("A2")
+    assert stage.ends("A2", 0).only("over")["failed"] is False
+
+
+def test_a_worker_that_was_never_started_is_not_waited_for() -> None:
+    stage = Stage(2)
+    stage.ends(stage.started("A0"), 0)
+    assert stage.told("A", "unstarted", local_rank=1).only("over")["failed"] is False
+
+
+def test_workers_whose_script_ends_early_are_not_replaced() -> None:
+    stage = trains(3)
+    assert stage.ends("A1", 0).to("start") == ""
+    assert stage.to("broken") == "A0 A2"
+    assert stage.over("A0 A2").view == "A0 A2"
+
+
+def test_the_same_failure_twice_at_one_step_ends_the_run_and_one_survivor_saves() -> None:
+    stage = trains(3)
+    assert stage.raises("A1").to("start") == "A"
+    stage.over("A0 A2")
+    stage.begin("A1")
+    stage.over("A0 A2", BOUNDARY)
+    assert stage.raises("A1'", "ValueError: bad at 0x7f").to("broken") == "A0 A2"
+    stage.over("A0", step=7)
+    stage.over("A2", step=8)
+    ends = {order.worker: order.message for order in stage.orders if order.message["say"] == "end"}
+    assert {worker: message["save"] for worker, message in ends.items()} == {"A0": False, "A2": True}
+    assert stage.only("over")["failed"] is True
+    assert "the same failure twice at step 7: ValueError: bad at 0x7f\nTraceback ..." in stage.only("over")["why"]
+
+
+def test_newcomers_are_told_of_the_end_and_save_nothing() -> None:
+    stage = trains(3)
+    stage.killed("A2")
+    stage.over("A0 A1")
+    stage.begin("A2")
+    stage.raises("A1")
+    stage.over("A0")
+    assert stage.to("start") == ""
+    stage.started("A1")
+    stage.ready("A1'")
+    stage.over("A0", BOUNDARY)
+    stage.raises("A1'")
+    assert stage.to("end") == ""
+    assert stage.killed("A0").to("start") == ""
+    stage.over("A2'", step=-1)
+    assert [(o.worker, o.message["save"]) for o in stage.orders if o.message["say"] == "end"] == [("A2'", True)]
+
+
+def test_one_that_does_not_come_to_a_clean_end_is_not_waited_for() -> None:
+    stage = trains(2, ending_s=60, restarts_max=0)
+    stage.raises("A1")
+    assert stage.later(59).to("over") == ""
+    assert stage.later(2).to("end") == "A0"
+    assert stage.to("over") == "A"
+
+
+def test_kills_and_requests_to_start_again_never_end_a_run() -> None:
+    stage = trains(2, restarts_max=0)
+    last = "A1"
+    for turn in range(20):
+        stage.killed(last) if turn % 2 else stage.ends(last, AGAIN, step=7)
+        assert stage.to("start") == "A"
+        stage.over("A0")
+        last = "A1" + "'" * (turn + 1)
+        stage.begin("A1")
+        assert stage.over("A0", BOUNDARY).view == f"A0 {last}"
+
+
+def test_one_that_asks_to_be_started_again_and_again_is_a_bug_unless_the_run_gets_on() -> None:
+    """A script of its own may end with that status, every time."""
+    stage = trains(2)
+    last, step = "A1", 7
+    for turn in range(60):
+        stage.ends(last, AGAIN, step=step)
+        assert stage.to("start") == "A"
+        if turn % 15 == 14:
+            step += 1
+        stage.over("A0", step=step)
+        last = "A1" + "'" * (turn + 1)
+        stage.begin("A1")
+    for turn in range(60, 90):
+        stage.ends(last, AGAIN, step=step)
+        if stage.to("start") == "":
+            break
+        stage.over("A0", step=step)
+        last = "A1" + "'" * (turn + 1)
+        stage.begin("A1")
+    assert turn < 89
+    assert f"exit status {AGAIN}" in stage.only("status")["text"]
+
+
+def test_a_worker_that_has_raised_is_not_taken_for_a_killed_one() -> None:
+    """It is killed while it comes to its end; its exception stays what it is."""
+    stage = trains(2, restarts_max=0)
+    stage.worker("A1", "failed", error="ValueError: bad", trace="", step=7)
+    assert stage.killed("A1").to("start") == ""
+    assert stage.over("A0").only("over")["failed"] is True
+
+
+def test_hangs_count_as_failures() -> None:
+    stage = trains(2, restarts_max=1)
+    assert stage.killed("A1", hung=True, step=7).to("start") == "A"
+    stage.over("A0")
+    stage.begin("A1")
+    stage.over("A0", BOUNDARY)
+    stage.killed("A1'", hung=True, step=9)
+    assert "hang" in stage.over("A0").only("over")["why"]
+
+
+@pytest.mark.parametrize("how", ["before it is ready", "in the view"])
+def test_a_newcomer_that_cannot_join_never_ends_a_healthy_run(how: str) -> None:
+    stage = trains(3)
+    stage.killed("A2")
+    stage.over("A0 A1")
+    for turn in (1, 2):
+        id = stage.started("A2")
+        if how == "in the view":
+            stage.ready(id)
+            stage.over("A0 A1", BOUNDARY)
+            assert stage.view == f"A0 A1 {id}"
+        stage.raises(id, "CudaError: out of memory", step=0 if how == "in the view" else None)
+        assert stage.to("start") == ("A" if turn == 1 else "")
+        answer = stage.orders
+        if how == "in the view":
+            stage.over("A0 A1")
+            assert stage.view == "A0 A1"
+    [status] = [order.message["text"] for order in answer if order.message["say"] == "status"]
+    assert "cannot join" in status
+    assert stage.to("over") == ""
+
+
+def test_a_start_that_fails_twice_ends_the_run() -> None:
+    stage = Stage(2)
+    stage.started("A0")
+    stage.started("A1")
+    assert stage.raises("A0", "ImportError: no", step=None).to("start") == "A"
+    assert stage.raises("A1", "ImportError: no", step=None).only("over")["failed"] is True
+
+
+def test_a_run_whose_last_workers_were_lost_with_their_node_has_failed() -> None:
+    stage = trains(1, nodes=2, nodes_min=1)
+    stage.leaves("A0")
+    stage.over("B0", BOUNDARY)
+    stage.ends("A0", 0)
+    over = stage.lost("B").only("over")
+    assert (over["failed"], over["why"]) == (True, "B was lost, and nobody is left")
+
+
+def test_a_node_whose_workers_have_left_is_not_lost() -> None:
+    stage = trains(1, nodes=2, nodes_min=1)
+    stage.together("A0 B0", "leaving", generation=1, step=7, lost=False)
+    stage.ends("B0", 0)
+    stage.lost("B")
+    assert stage.ends("A0", 0).only("over")["failed"] is False
