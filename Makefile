@@ -23,11 +23,16 @@ check: $(STAMP)  ## lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check  ## what CI runs: lint, types and every test
-	$(BIN)/python -m pytest
+test: check  ## what CI runs: lint, types and every test, three files at a time: make test JOBS=0 for one after the other
+	$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder
 
-soak: $(STAMP)  ## 200 random faults in one run, judged: make soak SEED=7 FAULTS=50
+soak: $(STAMP)  ## 200 random drills, and 200 random faults in one run: make soak DRILLS=50 SEED=7, or FAULTS=50
+ifneq ($(or $(DRILLS),$(if $(FAULTS),,200)),)
+	SEED=$(SEED) DRILLS=$(or $(DRILLS),200) $(BIN)/python -m pytest -s tests/processes/test_random_drills.py::test_random_drills_keep_every_promise
+endif
+ifneq ($(or $(FAULTS),$(if $(DRILLS),,200)),)
 	SEED=$(SEED) FAULTS=$(or $(FAULTS),200) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_soak.py
+endif
 
 kills: $(STAMP)  ## 100 SIGKILLs of trainers, writers and agents at random moments: make kills KILLS=20 KILLS_SEED=7
 	KILLS_SEED=$(KILLS_SEED) KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_kills.py
