@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+NEW_SEED := $(shell date +%s)
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -28,14 +29,14 @@ test: check  ## what CI runs: lint, types and every test, three files at a time:
 
 soak: $(STAMP)  ## 200 random drills, and 200 random faults in one run: make soak DRILLS=50 SEED=7, or FAULTS=50
 ifneq ($(or $(DRILLS),$(if $(FAULTS),,200)),)
-	SEED=$(SEED) DRILLS=$(or $(DRILLS),200) $(BIN)/python -m pytest -s tests/processes/test_random_drills.py::test_random_drills_keep_every_promise
+	SEED=$(or $(SEED),$(NEW_SEED)) DRILLS=$(or $(DRILLS),200) $(BIN)/python -m pytest -s tests/processes/test_random_drills.py::test_random_drills_keep_every_promise
 endif
 ifneq ($(or $(FAULTS),$(if $(DRILLS),,200)),)
-	SEED=$(SEED) FAULTS=$(or $(FAULTS),200) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_soak.py
+	SEED=$(or $(SEED),$(NEW_SEED)) FAULTS=$(or $(FAULTS),200) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_soak.py
 endif
 
 kills: $(STAMP)  ## 100 SIGKILLs of trainers, writers and agents at random moments: make kills KILLS=20 KILLS_SEED=7
-	KILLS_SEED=$(KILLS_SEED) KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_kills.py
+	KILLS_SEED=$(or $(KILLS_SEED),$(NEW_SEED)) KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_kills.py
 
 bench: $(STAMP)  ## steady-state throughput beside plain loops and DDP, as ratios
 	$(BIN)/python tests/benchmarks/steady_state.py

@@ -22,7 +22,7 @@ from elastic.drill.judging.review import review
 from elastic.drill.machine import leftovers, processes
 from elastic.drill.machine.lifeline import Lifeline
 from elastic.drill.striking.imposed import Imposed
-from elastic.drill.striking.injection import CAME, HAPPENED, LET_GO, PLAN_FILE
+from elastic.drill.striking.injection import CAME, HAPPENED, LET_GO, PLAN_FILE, STRUCK
 from elastic.drill.striking.joining import Joining, let_go
 from elastic.drill.striking.starting import Launcher, Starting
 from elastic.errors import ConfigError, ElasticError
@@ -133,7 +133,7 @@ class Cluster:
         starting = self._starting
         starting.workers = workers if workers is not None else starting.workers
         starting.nodes = nodes if nodes is not None else starting.nodes
-        for name in (HAPPENED, CAME, "logs"):
+        for name in (HAPPENED, STRUCK, CAME, "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self._lifeline.hold()
         starting.begin()

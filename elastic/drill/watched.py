@@ -21,6 +21,7 @@ from elastic.drill.faults import Disk, Fault, KillAgent, KillAll, KillTogether, 
 from elastic.drill.planning.plan import DrillPlan
 from elastic.drill.striking import disk
 from elastic.drill.striking.acts import alive_among
+from elastic.drill.striking.injection import STRUCK
 from elastic.drill.telling.follow import Follow
 from elastic.drill.telling.story import Story
 from elastic.observe.events import Event
@@ -36,6 +37,7 @@ class Watched:
         self._console = console
         self._faults = plan.faults if plan is not None else ()
         self._grace_s = grace_s
+        self._announced: dict[int, Event] = {}  # index of a fault with an end -> its event; it may not have struck yet
         self._leaving: dict[int, float] = {}  # pid -> when its grace is over, on the monotonic clock
         self._healthy_s: float | None = None  # when the disk is to be healed, on the same clock
 
@@ -58,6 +60,7 @@ class Watched:
 
         def watching() -> None:
             story.watching()
+            self._set_ends()
             self._end_grace()
             self._heal(time.monotonic())
 
@@ -68,12 +71,19 @@ class Watched:
         return ended.exit_code
 
     def _heard(self, event: Event) -> None:
-        fault = self._faults[event["index"]] if event["event"] == "fault" else None
-        if isinstance(fault, Terminate):
-            assert self._grace_s is not None
-            self._leaving[int(event["worker"].rsplit("-", 2)[1])] = time.monotonic() + self._grace_s
-        elif isinstance(fault, Disk):
-            self._healthy_s = time.monotonic() + fault.seconds
+        if event["event"] == "fault" and isinstance(self._faults[event["index"]], Terminate | Disk):
+            self._announced[event["index"]] = event
+
+    def _set_ends(self) -> None:
+        """Of the announced faults that have struck: it can take a while to record one where storage is slow."""
+        struck = self.cluster.folder / STRUCK
+        for index in [index for index in self._announced if (struck / str(index)).exists()]:
+            fault, event = self._faults[index], self._announced.pop(index)
+            if isinstance(fault, Disk):
+                self._healthy_s = time.monotonic() + fault.seconds
+            else:
+                assert self._grace_s is not None
+                self._leaving[int(event["worker"].rsplit("-", 2)[1])] = time.monotonic() + self._grace_s
 
     def _heal(self, now_s: float) -> None:
         if self._healthy_s is not None and now_s >= self._healthy_s:

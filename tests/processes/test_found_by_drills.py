@@ -13,9 +13,10 @@ import pytest
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
-from elastic.drill.faults import At, Disk, Kill, Plan, Raise
+from elastic.drill.faults import At, Disk, Flip, Kill, Plan, Raise
 from elastic.drill.machine.leftovers import Snapshot
 from elastic.drill.striking import disk
+from elastic.drill.striking.acts import possible
 
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
@@ -107,6 +108,25 @@ def test_a_disk_that_is_struck_twice_is_healed_of_both(tmp_path: Path) -> None:
             disk.strike(url, second)
             disk.heal(url)
             (url / "new").write_bytes(bytes(4096))
+    finally:
+        disk.unmount(url)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
+def test_no_byte_is_flipped_while_the_disk_is_read_only(tmp_path: Path) -> None:
+    """The worker that was to do it was lost. (Drill 773681.)"""
+    url = tmp_path / "disk"
+    disk.mount(url, like=tmp_path)
+    flip = Flip(0, At(1, "applied"))
+    try:
+        (url / "commits").mkdir()
+        for step in (1, 2):
+            (url / "commits" / f"c00000001.s{step:09d}-01a2014117fa41a53183.json").touch()
+        assert possible(flip, tmp_path, url)
+        disk.strike(url, "read_only")
+        assert not possible(flip, tmp_path, url)
+        disk.heal(url)
+        assert possible(flip, tmp_path, url)
     finally:
         disk.unmount(url)
 

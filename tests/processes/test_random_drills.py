@@ -1,13 +1,12 @@
 """Random drills: whatever a seed draws, every invariant holds. And those that failed once are run again.
 
-`make test` runs four of a seed of its own; the long test is `make soak DRILLS=200 SEED=7`. Two run at a time: each
+`make test` runs four, the same each time; the long test is `make soak DRILLS=200 SEED=7`. Two run at a time: each
 counts its own processes, files and shared memory only.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEED = int(os.environ.get("SEED") or secrets.randbelow(1_000_000))
+SEED = int(os.environ.get("SEED") or 41)
 DRILLS = int(os.environ.get("DRILLS") or 4)
 AT_ONCE = int(os.environ.get("DRILLS_AT_ONCE") or 2)
 FAILED_ONCE = sorted((ROOT / "tests" / "kit" / "drills").glob("*.json"))

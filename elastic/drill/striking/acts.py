@@ -100,7 +100,7 @@ def possible(fault: Fault, folder: Path, storage: Path | None) -> bool:
     if isinstance(fault, Disk):
         return storage is not None and storage.is_mount()
     if isinstance(fault, Flip):
-        return len(_commits(storage)) > 1
+        return len(_commits(storage)) > 1 and disk.writable(storage)
     return not isinstance(fault, KillChild) or bool(helpers(fault, folder))
 
 

@@ -59,6 +59,11 @@ def strike(folder: Path, how: str) -> None:
         _make_read_only(folder)
 
 
+def writable(folder: Path | None) -> bool:
+    """False for a disk that is read-only, and where there is no folder."""
+    return folder is not None and os.access(folder, os.W_OK)
+
+
 def heal(folder: Path) -> None:
     """It can be written again, unless it is struck meanwhile."""
     for _ in range(1, _mounted(folder)):

@@ -39,11 +39,12 @@ from elastic.observe.events import local_folder
 from elastic.observe.observer import MOMENTS, ObservedRun, Observer
 from elastic.state.survives import weights_digest
 
-__all__ = ["CAME", "HAPPENED", "LET_GO", "PLAN_FILE", "Injector", "OnPurpose", "observer"]
+__all__ = ["CAME", "HAPPENED", "LET_GO", "PLAN_FILE", "STRUCK", "Injector", "OnPurpose", "observer"]
 
 PLAN_FILE = "plan.json"
 HAPPENED = "happened"
 LET_GO = "let_go"
+STRUCK = "struck"
 CAME = "came"  # the pids of agents of whom a worker has entered its Run
 _LOOK_S = 0.02
 _COMING = "coming-"
@@ -183,6 +184,7 @@ class Injector(Observer):
             self._reading.stuck = True
         let_go = self._folder / LET_GO / str(index)
         act(fault, self._folder, storage=self._storage, peers=lambda: self._peers(fault), let_go=let_go)
+        (self._folder / STRUCK / str(index)).touch()
         if isinstance(fault, Join) and self._imposed.joins_await_s:
             self._await(index, let_go)
         if isinstance(fault, Hold):
