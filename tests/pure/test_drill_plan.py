@@ -198,7 +198,7 @@ def test_the_replay_command_reads_back_as_the_same_drill(script: str, tmp_path: 
         ("train.py --rate 2", "above 0 and up to 1"),
         ("train.py --storage-errors 1.5", "from 0 to below 1"),
         ("train.py --workers 3 --nodes 2", "3 workers cannot be spread evenly over 2 nodes"),
-        ("train.py --workers 0", "are 1 or more"),
+        ("train.py --workers 0", "--workers must be 1 or more; found 0"),
         ("train.py --within 0", "--within must be above 0"),
         ("train.py --grace -1", "--grace must be above 0"),
         ("train.py --plan absent.json", "--plan absent.json: .*No such file"),

@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("script", metavar="SCRIPT", help="a training script, or with -m a module")
-    made.add_argument("args", nargs="*", metavar="ARG", help=argparse.SUPPRESS)
+    made.add_argument("args", nargs="*", default=[], metavar="ARG", help=argparse.SUPPRESS)
     made.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
     who = made.add_argument_group("on how many workers")
     who.add_argument("--workers", type=int, metavar="N", help="in the run with faults (default 4)")

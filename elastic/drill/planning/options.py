@@ -88,7 +88,11 @@ def parse(argv: Sequence[str]) -> Options:
     for name in ("within", "hang_limit", "undisturbed_workers", "grace"):
         value = getattr(given, name)
         if value is not None and not value > 0:
-            raise ConfigError(f"--{name.replace('_', '-')} must be above 0; found {value}")
+            raise ConfigError(f"--{_flag(name)} must be above 0; found {value}")
+    for name in ("workers", "nodes", "resume_workers"):
+        count = getattr(given, name)
+        if count is not None and count < 1:
+            raise ConfigError(f"--{_flag(name)} must be 1 or more; found {count}")
     if given.folder is not None and given.folder.exists() and any(given.folder.iterdir()):
         raise ConfigError(f"--folder {given.folder}: it is not empty, and a drill wants fresh storage")
     kinds, rate = _kinds(given), given.rate if given.rate is not None else DEFAULT_RATE
