@@ -87,7 +87,7 @@ class Recovery:
         """See Place.told_by_all. Others may be long in coming: rank 0 may save."""
         self._run._phase(WAITING)
         told = self._session.place.told_by_all(word)
-        self._run._computes()
+        self._run._goes_on()
         return told
 
     def told_by_all(self, name: str, word: str | None) -> str | None:
@@ -216,7 +216,7 @@ class Recovery:
         if word is not None:
             course.take(word)
         session.read_from(course.step)
-        self._run._computes()
+        self._run._goes_on()
 
     def _ended(self, ended: RunEnded) -> None:
         """No view comes any more: the run ends with an error that its launcher shows, or this worker was told to leave.

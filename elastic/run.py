@@ -30,7 +30,7 @@ from elastic.group.sums import Agreed
 from elastic.launch import environment
 from elastic.launch.portable import pin_instruction_set
 from elastic.membership.live import RunEnded, ToldToLeave
-from elastic.membership.progress import COMPUTING, EVALUATING, OVER, SAVING, WAITING
+from elastic.membership.progress import BETWEEN, EVALUATING, OVER, SAVING, WAITING
 from elastic.membership.view import View
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums, plain_values
@@ -248,7 +248,7 @@ class Run:
         self._course.in_loop = self._course.looped = True
         self._joined_late = False
         while not self.finished:
-            self._computes()
+            self._goes_on()
             self._open_step = step = Step(self, session, session.step_plan(self.step_index))
             yield step
             if not step.applied:
@@ -305,7 +305,7 @@ class Run:
         else:
             name = f"evaluation {self._course.evaluations}"
             sums = self._recovering.agree(name, together, f"evaluating after step {self.step_index}")
-        self._computes()
+        self._goes_on()
         after = derive("after evaluation", self._config.plan.seed, self.step_index, self._course.evaluations)
         seed_streams(after, self.device)
         return sums
@@ -317,11 +317,11 @@ class Run:
 
         at_most_s  after which it counts as hung all the same
         """
-        self._phase(COMPUTING, at_most_s)
+        self._phase(BETWEEN, at_most_s)
         try:
             yield
         finally:
-            self._computes()
+            self._goes_on()
 
     @property
     def _here(self) -> Session:
@@ -343,8 +343,9 @@ class Run:
         self._here.stopwatch.at(_SPENT_ON.get(phase))
         self._here.progress.at(phase, generation=self.generation, step=self.step_index, limit_s=limit_s)
 
-    def _computes(self) -> None:
-        self._phase(OVER if self.finished and not self._course.in_loop else COMPUTING)
+    def _goes_on(self) -> None:
+        """In the script's own code, until a step's shares are computed."""
+        self._phase(OVER if self.finished and not self._course.in_loop else BETWEEN)
 
     def _wishes(self) -> int:
         """This worker's wishes, for the exchange that is about to be carried out."""

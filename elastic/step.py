@@ -21,7 +21,7 @@ from elastic.exchange import Exchange, pieces
 from elastic.group.buffers import disagreement
 from elastic.group.gradients import UNTOUCHED
 from elastic.group.sums import Agreed, ShareSums
-from elastic.membership.progress import WAITING
+from elastic.membership.progress import COMPUTING, WAITING
 from elastic.observe.timing import DATA
 from elastic.state.randomness import outside_seed, seed_streams, share_seed
 
@@ -75,6 +75,7 @@ class Step:
         while True:
             exchange = self._session.exchange
             exchange.plan(self._plan)
+            self._run._phase(COMPUTING)
             try:
                 yield from self._compute(exchange)
                 agreed = self._complete(exchange)
@@ -185,7 +186,7 @@ class Step:
         if len(digests) > 1:
             raise disagreement(exchange.buffers.exact_names(), None)
         self.sums, self.count = agreed.sums, agreed.count
-        run._computes()
+        run._goes_on()
         return agreed
 
 

@@ -42,6 +42,10 @@ from elastic.membership.wire import Message
 from elastic.observe.screen import Screen
 
 FAILED, INTERRUPTED = 1, 130
+_ONLY_SLOW = (
+    "\n  next   if it was only slow there: `with run.long_section():` around what takes long between steps, or a "
+    "longer --hang-limit for all"
+)
 _TICK_S = 0.1
 _LOOK_S = 0.25
 _HELD_UP_S = 1.0  # a look that comes so late says that this process was stopped, and likely its workers, too
@@ -340,7 +344,8 @@ class Agent:
             if why is None:
                 continue
             worker.stuck, worker.stuck_s = True, now_s - record.since_s if record.since_s else 0.0
-            self._say(f"{worker.called} is stuck at step {record.at_step}: {why}; it is killed")
+            hint = "" if state == "T" else _ONLY_SLOW
+            self._say(f"{worker.called} is stuck at step {record.at_step}: {why}; it is killed{hint}")
             if state == "T":
                 self._kill(worker)  # somebody stopped it: no doing of its own
             else:

@@ -1,7 +1,7 @@
 """Is a worker stuck, by what it left in its record (membership/progress.py)? Pure.
 
-A worker that stops computing is told apart from those that wait for it: they say that they wait, and have a deadline
-of their own; it is computing for longer than it may, or is stopped.
+A worker that hangs is told apart from those that wait for it: they say that they wait, and have a deadline
+of their own; it is in a step's shares, or between two steps, for longer than it may, or is stopped.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elastic.membership.progress import COMPUTING, Record
+from elastic.membership.progress import BETWEEN, LIMITED, Record
 
 _STOPPED_LOOKS = 2  # one look may catch a debugger at work
+_PATIENCE_MAX = 16.0  # a run of weeks must not lose its sight: what takes longer declares itself (run.long_section)
 
 
 @dataclass
@@ -34,8 +35,9 @@ class Patience:
             return "its process is stopped"
         elapsed_s = now_s - max(record.since_s, not_before_s)
         limit_s = record.limit_s * patience
-        if record.phase == COMPUTING and elapsed_s > limit_s:
-            return f"it has computed for {elapsed_s:.1f} s without a sign, and may for {limit_s:.1f} s"
+        if record.phase in LIMITED and elapsed_s > limit_s:
+            does = "been between two steps" if record.phase == BETWEEN else "computed"
+            return f"it has {does} for {elapsed_s:.1f} s without a sign, and may for {limit_s:.1f} s"
         return None
 
 
@@ -44,8 +46,8 @@ class Doubts:
 
     Each kill doubles it, since that worker may only have been slow, and whoever takes the step over is no faster. Where
     the step is done sooner than the killed one took, it did hang, and the next one gets no more time than it did. That
-    proves nothing where another one computed for about as long, since the step may be slow for all; nor where others
-    were past the step: then the killed one was in its script's own code after it, which nobody does again.
+    proves nothing where another one took about as long, since the step may be slow for all; nor where the killed one
+    was between two steps, in its script's own code, which nobody may do again.
     """
 
     def __init__(self) -> None:
@@ -57,12 +59,9 @@ class Doubts:
         took_s  since when the worker with this record had given no sign
         others  of the workers that live on: they wait for one that hangs
         """
-        self.patience *= 2
-        alone = not any(
-            (other.phase == COMPUTING and now_s - other.since_s > took_s / 2) or _past(other, record.at_step)
-            for other in others
-        )
-        self._open = (record.at_step, now_s, took_s) if alone else None
+        self.patience = min(2 * self.patience, _PATIENCE_MAX)
+        alone = not any(other.phase in LIMITED and now_s - other.since_s > took_s / 2 for other in others)
+        self._open = (record.at_step, now_s, took_s) if alone and record.phase != BETWEEN else None
 
     def look(self, now_s: float, records: Iterable[Record]) -> None:
         """records: of the workers that there are now"""

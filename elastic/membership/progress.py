@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 BYTES = 64
 
-STARTING, COMPUTING, WAITING, SAVING, EVALUATING, OVER = range(6)
+STARTING, COMPUTING, WAITING, SAVING, EVALUATING, OVER, BETWEEN = range(7)
+LIMITED = (COMPUTING, BETWEEN)  # a step's shares, and the script's own code between two steps: there one can hang
 _LAYOUT = struct.Struct("<QqIIdd")
 _RUNNING_STEPS = 16
 
@@ -54,12 +55,12 @@ class Progress:
         self._steps_s: list[float] = []
 
     def at(self, phase: int, *, generation: int, step: int, limit_s: float | None = None) -> None:
-        """From now on in this phase. limit_s: default the hang limit for COMPUTING, else none."""
+        """From now on in this phase. limit_s: default the hang limit where one can hang, else none."""
         if self._memory is None:
             return
         self._sequence += 1
         if limit_s is None:
-            limit_s = self.limit_s() if phase == COMPUTING else math.inf
+            limit_s = self.limit_s() if phase in LIMITED else math.inf
         record = _LAYOUT.pack(generation, step, phase, self._sequence & 0xFFFFFFFF, time.monotonic(), limit_s)
         self._memory[: _LAYOUT.size] = record
 

@@ -118,6 +118,22 @@ def test_a_long_section_between_steps_is_not_a_hang(
     is_the_undisturbed(end, undisturbed(script=PROGRAM, steps=12))
 
 
+def test_what_the_coordinator_alone_does_for_too_long_costs_each_node_one_kill(
+    cluster: MakeCluster, undisturbed: Undisturbed
+) -> None:
+    """An agent with a single worker saw that others were past the step, took that for the proof of a hang, and killed
+    the next coordinator as soon, until none of the node's restarts was left."""
+    run = cluster(
+        script=PROGRAM, workers=2, nodes=2, launcher="elastic", options=["--hang-limit=2"], steps=12, samples_every=2
+    )
+    end, alone = run.finish(within_s=120), undisturbed(script=PROGRAM, steps=12)
+    assert 1 <= len(re.findall("it has been between two steps for", end.output)) <= 2, end.output
+    assert "with run.long_section():" in end.output
+    assert {violation.invariant for violation in end.verdict.violations} == {"lost"}, end.verdict
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
+    assert (history(end), end.weights_sha256) == (history(alone), alone.weights_sha256)
+
+
 def test_a_script_that_fails_after_the_run_is_told_and_restarts_nothing(cluster: MakeCluster) -> None:
     """The result is in storage; the launcher's exit status says that something went wrong."""
     run = around(cluster, steps=12, crash_after=2)

@@ -10,7 +10,7 @@ import pytest
 
 from elastic.launch.logs import LogRules, Logs
 from elastic.launch.progress import Doubts, Patience
-from elastic.membership.progress import BYTES, COMPUTING, EVALUATING, SAVING, STARTING, WAITING, Record
+from elastic.membership.progress import BETWEEN, BYTES, COMPUTING, EVALUATING, SAVING, STARTING, WAITING, Record
 
 
 def computing(**other: float) -> Record:
@@ -34,6 +34,11 @@ def test_a_worker_that_computes_for_too_long_is_stuck() -> None:
     why = Patience().stuck(130.5, computing(), "R", not_before_s=0.0)
     assert why is not None
     assert "30.5 s" in why
+
+
+def test_a_worker_that_hangs_between_two_steps_is_stuck() -> None:
+    why = Patience().stuck(130.5, computing(phase=BETWEEN), "R", not_before_s=0.0)
+    assert why == "it has been between two steps for 30.5 s without a sign, and may for 30.0 s"
 
 
 @pytest.mark.parametrize("phase", [STARTING, WAITING, SAVING, EVALUATING])
@@ -96,15 +101,25 @@ def test_a_step_that_is_slow_for_all_workers_is_no_hang_of_the_one_that_was_kill
     assert doubts.patience == 1.0
 
 
-def test_what_the_coordinator_alone_does_between_steps_is_redone_by_nobody_and_proves_no_hang() -> None:
+@pytest.mark.parametrize("others", [[], [computing(step=8, phase=WAITING, since_s=100.1)]], ids=["alone", "one of two"])
+def test_what_the_coordinator_alone_does_between_steps_is_redone_by_nobody_and_proves_no_hang(
+    others: list[Record],
+) -> None:
     """It wrote samples for longer than the limit: at each such step a coordinator was killed, and at the fourth a place
     was given up for ever, where one kill had been enough to learn that it takes so long."""
     doubts = Doubts()
-    doubts.killed(130.5, computing(), 30.5, [computing(step=8, phase=WAITING, since_s=100.1)])
-    doubts.look(130.7, [computing(step=8, phase=WAITING)])
+    doubts.killed(130.5, computing(phase=BETWEEN), 30.5, others)
+    doubts.look(130.7, [*others, computing(step=8)])
     assert doubts.patience == 2.0
-    doubts.look(131.0, [computing(step=9)])
+    doubts.look(131.0, [*others, computing(step=9)])
     assert doubts.patience == 2.0
+
+
+def test_hangs_between_steps_do_not_blind_the_agent_for_good() -> None:
+    doubts = Doubts()
+    for step in range(100):
+        doubts.killed(100.0 * step, computing(step=step, phase=BETWEEN), 30.0)
+    assert doubts.patience == 16.0
 
 
 def test_each_incarnation_of_a_worker_has_its_own_files(tmp_path: os.PathLike[str]) -> None:

@@ -21,6 +21,7 @@ from torch import nn
 import elastic
 
 SLOW_S = 0.6
+SAMPLES_S = 3.0
 
 
 class History:
@@ -46,6 +47,9 @@ def main() -> None:
     parser.add_argument("--break-at", type=int, default=-1)
     parser.add_argument("--crash-after", type=int, default=-1)
     parser.add_argument("--slow-evaluation", type=int, default=-1, help="after this step it takes several seconds")
+    parser.add_argument(
+        "--samples-every", type=int, default=0, help="steps; the coordinator writes some, which takes 3 s"
+    )
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     options = parser.parse_args()
 
@@ -79,6 +83,8 @@ def main() -> None:
             if step.index == options.wait_at and run.rank == 1:
                 with run.long_section():
                     wait_for(options.wait)
+            if options.samples_every and run.is_coordinator and run.step_index % options.samples_every == 0:
+                time.sleep(SAMPLES_S)
             if run.world_size < options.unhurried:
                 time.sleep(0.05)
             if step.index == options.break_at:
