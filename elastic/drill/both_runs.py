@@ -43,6 +43,7 @@ from elastic.drill.telling.show import show
 from elastic.drill.telling.story import Story, counted, of_plan, words
 from elastic.drill.watched import Watched, failed, goes_on
 from elastic.drill.where import Where
+from elastic.errors import ConfigError
 from elastic.observe.events import Event
 
 CALM, HURT = "undisturbed", "disturbed"
@@ -81,8 +82,15 @@ class Drill:
             self.folder = Path(tempfile.mkdtemp(prefix="elastic-drill-"))
         try:
             self._headline()
-            found = self._both_runs()
-            worth_keeping |= bool(found.broken)
+            try:
+                found = self._both_runs()
+            except (CannotRun, ConfigError):
+                raise
+            except Exception:  # a bug in the drill: what it was about is needed to find it
+                worth_keeping = True
+                self._say(f"kept    {escape(str(self.folder))}")
+                raise
+            worth_keeping |= bool(found.broken or found.never)
             elsewhere = self.where.elsewhere
             found = replace(found, kept=self.folder if worth_keeping else None, elsewhere=elsewhere)
             show(self._console, found)
@@ -127,20 +135,20 @@ class Drill:
         left = aftermath(left_behind=calm.left)
         at: dict[str, Any] = {"storage_options": self.where.options}
         verdict_calm = review(calm.url, calm_events, steps=steps, redone_max=0, **at)
-        torn_writes = torn(self.folder / RECORD)
-        spoilt = flipped(hurt.cluster.folder) | set(torn_writes)
+        torn_manifests = torn(self.folder / RECORD)
+        spoilt = flipped(hurt.cluster.folder) | set(torn_manifests)
         verdict_hurt = review(
             hurt.url,
             hurt_events,
             steps=steps,
             reference=calm_events,
-            lost_max=(hurt.lost_max() or 0) + len(torn_writes),  # the last save must be whole, or its worker ends
+            lost_max=hurt.lost_max() + len(torn_manifests),  # the last save must be whole, or its worker ends
             may_fall_back=bool(spoilt),
             spoilt=spoilt,
             **at,
         )
         if exact and not verdict_hurt.violations:
-            extra += final_states(calm.url, hurt.url, **at)
+            extra += final_states(calm.url, hurt.url, but=spoilt, **at)
         extra += grown(hurt_events, calm_events, store=self.where.elsewhere is not None)
         verdict_calm = replace(verdict_calm, violations=(*verdict_calm.violations, *left))
         verdict_hurt = replace(verdict_hurt, violations=(*extra, *verdict_hurt.violations))
@@ -197,7 +205,7 @@ class Drill:
                     events = cluster.cluster.events()
                     launched, known = events[known:], len(events)
                     code = failed(cluster.cluster.exit_codes(), launched, plan)
-                    again = goes_on(launched, plan)
+                    again = goes_on(launched, plan, code, cluster.overdue)
                     if again is None or cluster.launches > len(plan.faults):
                         break
                     workers = plan.resume_workers if again == "lost" else plan.workers

@@ -100,10 +100,11 @@ class Cluster:
             observed=observed,
             imposed=imposed or Imposed(),
         )
-        self._lifeline = Lifeline(self.folder)
+        self._lifeline = Lifeline(self.folder, at=local_folder(self.url))
         self._joining = Joining(self.folder, self._start_later, ready=ready and launcher == "elastic")
         self._launchers: list[subprocess.Popen[bytes]] = []
         self._seen: set[int] = set()  # pids of all launches
+        self._of_a_node = 0  # workers, in the launch that had most
         self._before = leftovers.Snapshot()
 
     # what will go wrong
@@ -135,6 +136,7 @@ class Cluster:
         starting.nodes = nodes if nodes is not None else starting.nodes
         for name in (HAPPENED, STRUCK, CAME, "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self._of_a_node = max(self._of_a_node, (starting.workers or 0) // starting.nodes)
         self._lifeline.hold()
         starting.begin()
         for index in self._happened():
@@ -301,9 +303,8 @@ class Cluster:
         starting = self._starting
         if starting.launcher != "elastic" or starting.workers is None:
             return None
-        of_a_node = starting.workers // starting.nodes
         happened = [self.plan.faults[index] for index in self._happened()]
-        return sum(of_a_node if isinstance(fault, KillAgent) else lost_to(fault) or 0 for fault in happened)
+        return sum(self._of_a_node if isinstance(fault, KillAgent) else lost_to(fault) or 0 for fault in happened)
 
     @property
     def _apart(self) -> bool:

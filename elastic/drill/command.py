@@ -15,7 +15,8 @@ HOLDS, BROKEN, CANNOT = 0, 1, 2
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 every invariant holds, 1 one is broken, 2 the drill could not be run as asked, 128 + n ended by signal n."""
+    """0 every invariant holds, 1 one is broken, 128 + n ended by signal n; 2 the drill could not be run as asked, or
+    not every fault struck."""
     from elastic.drill.interruption import Interrupted, told_to_end
     from elastic.drill.planning.options import parse
 

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
@@ -37,16 +37,17 @@ class Watched:
         self._console = console
         self._faults = plan.faults if plan is not None else ()
         self._grace_s = grace_s
+        self.overdue: set[str] = set()  # workers that were still there after their grace, and were killed
         self._announced: dict[int, Event] = {}  # index of a fault with an end -> its event; it may not have struck yet
-        self._leaving: dict[int, float] = {}  # pid -> when its grace is over, on the monotonic clock
+        self._leaving: list[tuple[Event, float]] = []  # who is told to; when the grace is over, on the monotonic clock
         self._healthy_s: float | None = None  # when the disk is to be healed, on the same clock
 
     @property
     def url(self) -> str:
         return self.cluster.url
 
-    def lost_max(self) -> int | None:
-        return self.cluster.lost_max()
+    def lost_max(self) -> int:
+        return (self.cluster.lost_max() or 0) + len(self.overdue)
 
     def not_reached(self) -> list[int]:
         return self.cluster.not_reached()
@@ -66,6 +67,7 @@ class Watched:
 
         ended = self.cluster.wait(within_s=within_s, watching=watching)
         story.watching()
+        self._set_ends()
         self._heal(inf)
         self.left += ended.left_behind
         return ended.exit_code
@@ -75,15 +77,19 @@ class Watched:
             self._announced[event["index"]] = event
 
     def _set_ends(self) -> None:
-        """Of the announced faults that have struck: it can take a while to record one where storage is slow."""
-        struck = self.cluster.folder / STRUCK
-        for index in [index for index in self._announced if (struck / str(index)).exists()]:
+        """Of the announced faults that have struck, or whose worker was killed as it struck."""
+        announced = [index for index in self._announced if self._has_struck(index)]
+        for index in announced:
             fault, event = self._faults[index], self._announced.pop(index)
             if isinstance(fault, Disk):
-                self._healthy_s = time.monotonic() + fault.seconds
+                self._healthy_s = max(self._healthy_s or 0.0, time.monotonic() + fault.seconds)
             else:
                 assert self._grace_s is not None
-                self._leaving[int(event["worker"].rsplit("-", 2)[1])] = time.monotonic() + self._grace_s
+                self._leaving.append((event, time.monotonic() + self._grace_s))
+
+    def _has_struck(self, index: int) -> bool:
+        striker = _pid(self._announced[index]["worker"])
+        return (self.cluster.folder / STRUCK / str(index)).exists() or not alive_among([striker], self.cluster.folder)
 
     def _heal(self, now_s: float) -> None:
         if self._healthy_s is not None and now_s >= self._healthy_s:
@@ -91,22 +97,39 @@ class Watched:
             disk.heal(Path(self.url))
 
     def _end_grace(self) -> None:
-        over = [pid for pid, until_s in self._leaving.items() if time.monotonic() > until_s]
+        over = {_pid(event["worker"]): event for event, until_s in self._leaving if time.monotonic() > until_s}
+        self._leaving = [(event, until_s) for event, until_s in self._leaving if _pid(event["worker"]) not in over]
         for pid in alive_among(over, self.cluster.folder) if over else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in over:
-            del self._leaving[pid]
+                self.overdue.add(over[pid]["worker"])
+                words = f"worker {over[pid]['rank']} has not left within {self._grace_s:g} s: SIGKILL"
+                self._console.print(f"            {words}", highlight=False)
 
 
-def goes_on(launched: Sequence[Event], plan: DrillPlan) -> str | None:
+def _pid(worker: str) -> int:
+    return int(worker.rsplit("-", 2)[1])
+
+
+def goes_on(launched: Sequence[Event], plan: DrillPlan, code: int = 0, overdue: Container[str] = ()) -> str | None:
     """Why a launch that has ended must be followed by another one: "lost" everything, or an agent was lost or all
-    workers "left"; None: it is over."""
+    workers "left"; None: it is over, as it should be or not.
+
+    code     of a launcher that had no reason to end so
+    overdue  workers that were killed because they had not left in time
+    """
     if any(event["event"] == "finished" for event in launched):
         return None
     if struck_in(launched, plan, KillAll):
         return "lost"
-    return "left" if struck_in(launched, plan, KillAgent, LeaveNode, Terminate) else None
+    if struck_in(launched, plan, KillAgent):
+        return "left"
+    last: Sequence[str] = next(
+        (event["workers"] for event in reversed(launched) if event["event"] == "view_formed"), ()
+    )
+    gone = {event["worker"] for event in launched if event["event"] in ("left", "fault")}
+    left = any(worker in gone or worker in overdue for worker in last)
+    return "left" if left and not code and struck_in(launched, plan, LeaveNode, Terminate) else None
 
 
 def failed(codes: Mapping[int, int | None], launched: Sequence[Event], plan: DrillPlan) -> int:

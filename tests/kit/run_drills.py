@@ -70,26 +70,30 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(argv[0]).resolve()
     try:
         with told_to_end():
-            held = [run(_drill(which), folder) for which in argv[1:]]
+            held = [run(*_drill(which), folder) for which in argv[1:]]
     except Interrupted as interrupted:
         return interrupted.status
     return 0 if all(held) else 1
 
 
-def _drill(which: str) -> RandomDrill:
-    return random_drill(int(which)) if which.isdecimal() else RandomDrill.from_json(Path(which).read_text())
+def _drill(which: str) -> tuple[RandomDrill, str]:
+    """Also: the command that runs it again."""
+    if which.isdecimal():
+        return random_drill(int(which)), f"make soak DRILLS=1 SEED={which}"
+    return RandomDrill.from_json(Path(which).read_text()), f"python -m tests.kit.run_drills FOLDER {which}"
 
 
-def run(drill: RandomDrill, folder: Path) -> bool:
+def run(drill: RandomDrill, again: str, folder: Path) -> bool:
     """Whether it held."""
     own = folder / f"drill-{drill.seed}"
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
     plan_file = folder / f"drill-{drill.seed}.json"
-    plan_file.write_text(_possible(drill.plan).to_json())
+    plan = _possible(drill.plan)
+    plan_file.write_text(plan.to_json())
     hang = [] if drill.hang_s is None else [f"--hang-limit={drill.hang_s:g}"]
     how = ["--plan", str(plan_file), *hang, str(PROGRAM), "--", "own", *drill.args]
-    say(f"seed {drill.seed}  make soak DRILLS=1 SEED={drill.seed}  {shlex.join(['elastic', 'drill', *how])}")
+    say(f"seed {drill.seed}  {again}  {shlex.join(['elastic', 'drill', *how])}")
     begun_s = time.monotonic()
     log = own.with_suffix(".log")
     with log.open("w") as written:
@@ -100,7 +104,8 @@ def run(drill: RandomDrill, folder: Path) -> bool:
         shared.mkdir(exist_ok=True)
         try:
             found = SharedDrill(options, console, shared).run()
-            broken, words = bool(found.broken), _words(found)
+            missed = bool(plan.faults) and not found.struck  # then it has shown nothing
+            broken, words = bool(found.broken) or missed, _words(found)
         except CannotRun as cannot:
             broken, words = True, f"could not be run: {cannot}"
         except Exception:

@@ -131,6 +131,50 @@ def test_no_byte_is_flipped_while_the_disk_is_read_only(tmp_path: Path) -> None:
         disk.unmount(url)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
+def test_a_disk_in_an_odd_folder_is_healed_and_taken_away(tmp_path: Path) -> None:
+    """The kernel escapes spaces in its list of mounts, and follows links before it writes one there."""
+    (tmp_path / "my drill\twith a tab").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "my drill\twith a tab")
+    url = link / "disk"
+    disk.mount(url, like=tmp_path / "absent")
+    try:
+        disk.strike(url, "read_only")
+        with pytest.raises(OSError, match="Read-only"):
+            (url / "new").touch()
+        disk.heal(url)
+        (url / "new").touch()
+    finally:
+        disk.unmount(url)
+    assert not url.is_mount()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
+def test_a_disk_that_was_healed_in_the_midst_of_the_next_strike_can_be_healed_again(tmp_path: Path) -> None:
+    """The strike's first call was undone, and its second one made the disk itself read-only, for good."""
+    url = tmp_path / "disk"
+    disk.mount(url, like=tmp_path / "absent")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", url], check=True)
+        with pytest.raises(OSError, match="Read-only"):
+            (url / "new").touch()
+        disk.heal(url)
+        (url / "new").touch()
+    finally:
+        disk.unmount(url)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a disk is mounted")
+def test_a_disk_of_the_users_is_not_taken_away(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "theirs", tmp_path], check=True)
+    try:
+        disk.unmount(tmp_path)
+        assert tmp_path.is_mount()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
 def test_what_a_killed_loader_process_left_in_shared_memory_goes_with_the_next_worker(tmp_path: Path) -> None:
     """It was handing over a batch when everything was killed: torch had made the file and not yet taken its name away,
     and nobody else ever does. (Drill 254.)"""

@@ -1,12 +1,12 @@
-"""Which exit status of a drill's launchers is a failure?"""
+"""Which exit status of a drill's launchers is a failure, and after which end is the run started again?"""
 
 from __future__ import annotations
 
 import signal
 
-from elastic.drill.faults import At, Fault, Kill, KillAgent, LeaveNode, Stop
+from elastic.drill.faults import At, Fault, Kill, KillAgent, KillAll, LeaveNode, Stop, Terminate
 from elastic.drill.planning.plan import DrillPlan
-from elastic.drill.watched import failed
+from elastic.drill.watched import failed, goes_on
 from elastic.observe.events import Event
 
 NOW = At(5, "applied", later=True)
@@ -33,3 +33,34 @@ def test_an_agent_that_leaves_may_say_that_a_worker_of_its_node_was_taken() -> N
     assert status({100: 1, 101: 0}, leaves) == 1
     assert status({100: 0, 101: 1}, leaves, stops) == 1
     assert status({100: 1, 101: 0}, leaves, ("w2", Kill(2, NOW))) == 1
+
+
+def again(*events: Event, struck: Fault, code: int = 0, overdue: tuple[str, ...] = ()) -> str | None:
+    plan = DrillPlan(workers=4, nodes=2, faults=(struck,))
+    begun: list[Event] = [
+        {"event": "view_formed", "worker": "w0", "workers": ["w0", "w1"]},
+        {"event": "fault", "worker": "w1", "index": 0},
+    ]
+    return goes_on([*begun, *events], plan, code, overdue)
+
+
+ALONE: Event = {"event": "view_formed", "worker": "w0", "workers": ["w0"]}
+
+
+def test_a_run_is_started_again_where_a_fault_ended_it() -> None:
+    assert again(struck=KillAll(NOW)) == "lost"
+    assert again(struck=KillAgent(1, NOW), code=1) == "left"
+    assert again(struck=Terminate(1, NOW)) == "left"
+    assert again(ALONE, struck=Terminate(1, NOW), overdue=("w0",)) == "left"
+    assert again({"event": "finished", "worker": "w0"}, struck=KillAll(NOW)) is None
+
+
+def test_a_run_that_failed_is_not_started_again_because_somebody_had_left_before() -> None:
+    """Launched once more, it finished, and nothing was said of the failure."""
+    assert again(struck=Terminate(1, NOW), code=1) is None
+    assert again(struck=LeaveNode(1, NOW), code=1) is None
+
+
+def test_nor_is_one_that_ended_though_those_who_were_there_had_no_reason_to() -> None:
+    assert again(ALONE, struck=Terminate(1, NOW)) is None
+    assert again(ALONE, {"event": "left", "worker": "w0"}, struck=Terminate(1, NOW)) == "left"

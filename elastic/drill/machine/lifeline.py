@@ -1,6 +1,7 @@
 """Ends a drill's processes when the drill itself is gone, however it ended: a small process that waits beside it.
 
-    python -m elastic.drill.machine.lifeline FOLDER: its input ends without a word  ->  SIGKILL to all with the mark
+    python -m elastic.drill.machine.lifeline FOLDER [DISK]: its input ends without a word  ->  SIGKILL to all with the
+    mark, and the drill's disk goes
 
 What a drill starts lives in sessions of its own, so nothing else would end it once the drill was killed outright.
 """
@@ -13,23 +14,28 @@ import sys
 from pathlib import Path
 
 from elastic.drill.machine import processes
+from elastic.drill.striking import disk
 
 _LET_GO = b"let go\n"
 _CLOSE_S = 10.0
 
 
 class Lifeline:
-    """folder: the drill's. Held from `hold` to `let_go`."""
+    """Held from `hold` to `let_go`.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    folder  the drill's
+    at      where a small disk may be mounted for it
+    """
+
+    def __init__(self, folder: Path, *, at: Path | None) -> None:
+        self._arguments = [str(folder)] if at is None else [str(folder), str(at)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def hold(self) -> None:
         """From now on. Harmless when repeated."""
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "elastic.drill.machine.lifeline", str(self._folder)],
+                [sys.executable, "-m", "elastic.drill.machine.lifeline", *self._arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C is not for it
@@ -49,6 +55,8 @@ class Lifeline:
 def main() -> None:
     if sys.stdin.buffer.read() != _LET_GO:
         processes.kill_marked(Path(sys.argv[1]))
+        for at in sys.argv[2:]:
+            disk.unmount(Path(at))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from elastic.drill.moments import PHASES
 from elastic.drill.planning.draw import MAKES
 
 DEFAULT_FAULTS, DEFAULT_RATE = "kill,stop,leave,lose-all", 0.05
+WITHIN_S = 900.0
 _DESCRIPTION = (
     "Runs a training script twice, without faults and with faults, each in fresh storage of its own whatever URL the "
     "script names, and judges: the same weights, every example applied exactly once, nothing done twice, nothing left "
@@ -25,7 +26,8 @@ phase of that step, or of the first step after it in which it can. PHASE is one 
   elastic drill train.py --kill 1@step=30,phase=in_update --storage-errors 0.05 -- --epochs 3
   elastic drill -m package.train --plan plan.json
 
-exit status  0 every invariant holds   1 one is broken   2 the drill could not be run as asked   130 interrupted
+exit status  0 every invariant holds   1 one is broken   130 interrupted
+             2 the drill could not be run as asked, or not every fault struck
 """
 STRIKES = {
     "kill": ("W@…", "SIGKILL to a worker; W,W@… kills several at once"),
@@ -100,6 +102,8 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--plan", type=Path, metavar="FILE", help="replay a plan: it says workers, nodes and all faults")
     how.add_argument("--folder", type=Path, help="where both runs go: absent or empty (default: a temporary folder)")
     how.add_argument("--keep", action="store_true", help="keep both runs; those of a failed drill are kept anyway")
-    how.add_argument("--within", type=float, default=900.0, metavar="SECONDS", help="for each run (default 900)")
+    how.add_argument(
+        "--within", type=float, default=WITHIN_S, metavar="SECONDS", help=f"for each run (default {WITHIN_S:g})"
+    )
     how.add_argument("--hang-limit", type=float, metavar="SECONDS", help="as for elastic run (default 30)")
     return made

@@ -18,7 +18,7 @@ from pathlib import Path
 from elastic.drill.faults import Disk, Flip
 from elastic.drill.planning import saves
 from elastic.drill.planning.draw import MAKES, drawn
-from elastic.drill.planning.flags import DEFAULT_FAULTS, DEFAULT_RATE, STRIKES, parser
+from elastic.drill.planning.flags import DEFAULT_FAULTS, DEFAULT_RATE, STRIKES, WITHIN_S, parser
 from elastic.drill.planning.named import in_order, named
 from elastic.drill.planning.plan import DrillPlan, StorageFaults
 from elastic.drill.striking import disk
@@ -68,8 +68,10 @@ class Options:
         rest = ["--", *self.args] if self.args else []
         undisturbed = [] if self.undisturbed_workers == 1 else [f"--undisturbed-workers={self.undisturbed_workers}"]
         hang = [] if self.hang_s is None else [f"--hang-limit={self.hang_s:g}"]
+        within = [] if self.within_s == WITHIN_S else [f"--within={self.within_s:g}"]
         where = [] if self.below is None else self.below.replay()
-        return shlex.join(["elastic", "drill", *script, "--plan", str(plan), *where, *undisturbed, *hang, *rest])
+        options = [*where, *undisturbed, *hang, *within]
+        return shlex.join(["elastic", "drill", *script, "--plan", str(plan), *options, *rest])
 
 
 def parse(argv: Sequence[str]) -> Options:

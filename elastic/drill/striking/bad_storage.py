@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from checkpoint.format.names import commit_id, data_owner
+from checkpoint.format.names import commit_id
 from checkpoint.testing import Delay, Error, Plan, StaleList, TornWrite
 from checkpoint.testing.plan import Rule
 from elastic.drill.planning.plan import StorageFaults
@@ -45,10 +45,11 @@ def told(record: Path) -> str:
 
 
 def torn(record: Path) -> list[str]:
-    """Of each torn write, the name of the checkpoint that it damaged; empty for one that damaged none."""
+    """The names of the checkpoints whose manifest was torn, once for each time: they are listed, and not whole. What
+    lies under a manifest was written whole, though perhaps at the second attempt."""
     paths = [str(one["path"]) for one in _struck(record) if one["fault"] == "TornWrite"]
-    ids = [commit_id(_tail(path, 2)) or data_owner(_tail(path, 4)) for path in paths]
-    return [str(id) if id is not None else "" for id in ids]
+    ids = [commit_id(_tail(path, 2)) for path in paths]
+    return [str(id) for id in ids if id is not None]
 
 
 def _tail(path: str, parts: int) -> str:

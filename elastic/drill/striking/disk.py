@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from elastic.drill.faults import Disk, Fault
 from elastic.errors import ConfigError
 
 FULL = "full"
+_SOURCE = "elastic-drill"  # what our disks are called among the machine's mounts
 _BALLAST = ".ballast"
 _ROOM = 64 << 20  # bytes, beside eight times what an undisturbed run holds
 _WITHIN_S = 30.0
@@ -40,7 +42,7 @@ def mount(folder: Path, *, like: Path) -> None:
     """Puts a disk at `folder`, with room for a run that holds what the one at `like` does. Raises ConfigError."""
     held = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
     folder.mkdir(parents=True, exist_ok=True)
-    told = _mount(["-t", "tmpfs", "-o", f"size={_ROOM + 8 * held},mode=755", "elastic-drill", str(folder)])
+    told = _mount(["-t", "tmpfs", "-o", f"size={_ROOM + 8 * held},mode=755", _SOURCE, str(folder)])
     if told is not None:
         raise ConfigError(f"--disk-full and --read-only: no tmpfs can be mounted at {folder}: {told}")
 
@@ -68,6 +70,7 @@ def heal(folder: Path) -> None:
     """It can be written again, unless it is struck meanwhile."""
     for _ in range(1, _mounted(folder)):
         _umount(folder)
+    _mount(["-o", "remount,bind,rw", str(folder)])  # a strike that came between its two calls has hit the disk itself
     with contextlib.suppress(OSError):
         (folder / _BALLAST).unlink(missing_ok=True)
 
@@ -101,9 +104,13 @@ def _make_read_only(folder: Path) -> None:
 
 
 def _mounted(folder: Path) -> int:
-    """How many mounts lie on it, one above the other."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return sum(line.split()[4] == str(folder) for line in lines)
+    """How many of our mounts lie on it, one above the other. Nobody else's are touched."""
+    where, found = os.path.realpath(folder), 0
+    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
+        before, _, after = line.partition(" - ")
+        at = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
+        found += at == where and after.split()[1] == _SOURCE
+    return found
 
 
 def _umount(folder: Path) -> None:

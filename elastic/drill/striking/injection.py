@@ -20,13 +20,16 @@ from elastic.drill.faults import (
     IN_TRANSFER,
     IN_UPDATE,
     OF_A_SHARE,
+    Disk,
     Fault,
+    Flip,
     Hold,
     Join,
     KillTogether,
     Plan,
     Slow,
     StickLoader,
+    Terminate,
     as_failure,
     due,
 )
@@ -176,7 +179,8 @@ class Injector(Observer):
         if (kind := as_failure(fault)) is not None:
             (self._folder / HAPPENED / f"{_FAILED}{kind}-{run.step_index}").touch()
         run.events.emit("fault", index=index, fault=str(fault), step=self._step, phase=fault.when.phase)
-        run.events.flush(wait=True)
+        if not isinstance(fault, Disk | Flip | Terminate):  # this process may not live to do so afterwards
+            run.events.flush(wait=True)
         if isinstance(fault, Slow):
             self._slow.append(fault)
             self._slow_shares += fault.shares
