@@ -37,7 +37,8 @@ MESSAGE_MAX, FDS_MAX = 1 << 17, 16
 RANK_VARIABLES = ("LOCAL_RANK", "ELASTIC_CHANNEL", "ELASTIC_PROGRESS", "ELASTIC_TOKEN", "ELASTIC_RESTART")
 """What differs between the workers of a node: a module that reads one while it is imported cannot be shared."""
 
-_LAZY = ("elastic.run", "torch._dynamo")  # what workers would import on first use: elastic.Run, any optimizer
+_LAZY = ("elastic.run", "checkpoint.checkpointer", "torch._dynamo")
+"""What workers would import on first use, while others wait for them: elastic.Run, the coordinator, any optimizer."""
 _PR_SET_PDEATHSIG = 1
 
 

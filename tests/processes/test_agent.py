@@ -103,6 +103,34 @@ def test_a_killed_worker_is_replaced_in_its_place_and_the_others_stay(run: Run) 
     assert launch.finish(within_s=WITHIN_S) == 0
 
 
+def test_a_worker_imports_nothing_while_others_wait_for_it(run: Run, tmp_path: Path) -> None:
+    """46 modules were imported by each newcomer, late and one by one: its join cost the survivors twice as much."""
+    source = """
+        import os, signal, sys
+        import torch
+        import elastic
+        imported = set(sys.modules)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        dataset = torch.utils.data.TensorDataset(torch.randn(800, 4))
+        with elastic.Run(
+            sys.argv[1], model=model, optimizer=optimizer, dataset=dataset, batch_size=8, virtual_workers=2, epochs=1
+        ) as run:
+            for step in run:
+                for (points,) in step:
+                    step.backward(model(points).sum(), count=len(points))
+                if step.index == 5 and run.rank == 0 and os.environ["ELASTIC_RESTART"] == "0":
+                    os.kill(os.getpid(), signal.SIGKILL)
+            late = sorted(set(sys.modules) - imported)
+            ours = [name for name in late if name.split(".")[0] in ("elastic", "checkpoint", "fsspec")]
+            print("imported late:", ours, "coordinator" if run.is_coordinator else "", flush=True)
+    """
+    launch = run(source, "--nproc-per-node=2", args=(str(tmp_path / "run"),))
+    output = launch.succeed(within_s=WITHIN_S)
+    assert output.count("imported late: []") == 2
+    assert output.count("imported late: [] coordinator") == 1, "who takes over imports nothing either"
+
+
 def test_kills_from_outside_never_count(run: Run) -> None:
     """--max-restarts bounds what repeats by itself; spot machines may take a worker a hundred times."""
     launch = run(STAY, "--max-restarts=0")
