@@ -143,6 +143,7 @@ class Recovery:
         step, live = self._course.step, self._session.live
         others = "the others go on once their launcher has restarted them"
         if live is not None:
+            self._run._phase(WAITING)
             live.leaving(step=step, lost=True)
             live.wait_released(within_s=_RELEASED_S)
             others = "they go on without it"
@@ -164,6 +165,7 @@ class Recovery:
         if _REGROUPED in self._course.agreements:
             return
         if leaves:
+            self._run._phase(WAITING)
             live.leaving(step=self._course.step)
             live.wait_released(within_s=_RELEASED_S)
             self._has_left("the others go on")

@@ -152,6 +152,7 @@ class Run:
         self._session: Session | None = None
         self._recovery: Recovery | None = None
         self._wished = 0
+        self._at_most_s: float | None = None  # of the long_section that the script is in
         self._joined_late = False
         self._open_step: Step | None = None
 
@@ -317,11 +318,14 @@ class Run:
 
         at_most_s  after which it counts as hung all the same
         """
-        self._phase(BETWEEN, at_most_s)
+        progress, outer = self._here.progress, self._at_most_s
+        self._at_most_s = at_most_s
+        self._phase(progress.phase, at_most_s)
         try:
             yield
         finally:
-            self._goes_on()
+            self._at_most_s = outer
+            self._phase(progress.phase, outer)
 
     @property
     def _here(self) -> Session:
@@ -345,7 +349,7 @@ class Run:
 
     def _goes_on(self) -> None:
         """In the script's own code, until a step's shares are computed."""
-        self._phase(OVER if self.finished and not self._course.in_loop else BETWEEN)
+        self._phase(OVER if self.finished and not self._course.in_loop else BETWEEN, self._at_most_s)
 
     def _wishes(self) -> int:
         """This worker's wishes, for the exchange that is about to be carried out."""

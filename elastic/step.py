@@ -88,6 +88,7 @@ class Step:
                 self._session.events.emit("redo", step=self.index, attempt=self.attempt)
         self._run._apply(self._session, self, agreed)
         self.applied = True
+        self._run._goes_on()
 
     def _taken_over(self) -> bool:
         """Whether a peer had applied this step before the exchange failed here: its state and sums came from there."""
@@ -186,7 +187,7 @@ class Step:
         if len(digests) > 1:
             raise disagreement(exchange.buffers.exact_names(), None)
         self.sums, self.count = agreed.sums, agreed.count
-        run._goes_on()
+        run._phase(COMPUTING)
         return agreed
 
 

@@ -127,9 +127,15 @@ def goes_on(launched: Sequence[Event], plan: DrillPlan, code: int = 0, overdue: 
     last: Sequence[str] = next(
         (event["workers"] for event in reversed(launched) if event["event"] == "view_formed"), ()
     )
-    gone = {event["worker"] for event in launched if event["event"] in ("left", "fault")}
+    taken = (event for event in launched if event["event"] == "fault" and _takes(plan.faults[event["index"]]))
+    gone = {event["worker"] for event in launched if event["event"] == "left"} | {event["worker"] for event in taken}
     left = any(worker in gone or worker in overdue for worker in last)
     return "left" if left and not code and struck_in(launched, plan, LeaveNode, Terminate) else None
+
+
+def _takes(fault: Fault) -> bool:
+    """Whether the worker that it strikes may be gone by it."""
+    return lost_to(fault) != 0 or isinstance(fault, Terminate | LeaveNode)
 
 
 def failed(codes: Mapping[int, int | None], launched: Sequence[Event], plan: DrillPlan) -> int:

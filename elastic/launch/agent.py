@@ -339,7 +339,7 @@ class Agent:
         for worker in living:
             record, state = Record.read(worker.progress), state_of(worker.pid)
             why = worker.patience.stuck(
-                now_s, record, state, not_before_s=self._held_up_s, patience=self._doubts.patience
+                now_s, record, state, not_before_s=self._held_up_s, patience=self._doubts.patience(record.phase)
             )
             if why is None:
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elastic.membership.progress import BETWEEN, LIMITED, Record
+from elastic.membership.progress import BETWEEN, COMPUTING, LIMITED, Record
 
 _STOPPED_LOOKS = 2  # one look may catch a debugger at work
 _PATIENCE_MAX = 16.0  # a run of weeks must not lose its sight: what takes longer declares itself (run.long_section)
@@ -46,12 +46,12 @@ class Doubts:
 
     Each kill doubles it, since that worker may only have been slow, and whoever takes the step over is no faster. Where
     the step is done sooner than the killed one took, it did hang, and the next one gets no more time than it did. That
-    proves nothing where another one took about as long, since the step may be slow for all; nor where the killed one
-    was between two steps, in its script's own code, which nobody may do again.
+    proves nothing where another one took about as long, since the step may be slow for all. What a worker does between
+    two steps is counted apart: it is its script's own code, which nobody may do again, so nothing is proven there.
     """
 
     def __init__(self) -> None:
-        self.patience = 1.0
+        self._times = {COMPUTING: 1.0, BETWEEN: 1.0}
         self._open: tuple[int | None, float, float] | None = None  # step, when it was killed, how long it took
 
     def killed(self, now_s: float, record: Record, took_s: float, others: Iterable[Record] = ()) -> None:
@@ -59,9 +59,14 @@ class Doubts:
         took_s  since when the worker with this record had given no sign
         others  of the workers that live on: they wait for one that hangs
         """
-        self.patience = min(2 * self.patience, _PATIENCE_MAX)
-        alone = not any(other.phase in LIMITED and now_s - other.since_s > took_s / 2 for other in others)
-        self._open = (record.at_step, now_s, took_s) if alone and record.phase != BETWEEN else None
+        self._times[record.phase] = min(2 * self._times[record.phase], _PATIENCE_MAX)
+        if record.phase == COMPUTING:
+            alone = not any(other.phase in LIMITED and now_s - other.since_s > took_s / 2 for other in others)
+            self._open = (record.at_step, now_s, took_s) if alone else None
+
+    def patience(self, phase: int) -> float:
+        """How many times the limit of this phase is."""
+        return self._times.get(phase, 1.0)
 
     def look(self, now_s: float, records: Iterable[Record]) -> None:
         """records: of the workers that there are now"""
@@ -71,7 +76,7 @@ class Doubts:
         if now_s - killed_s > took_s:
             self._open = None
         elif any(_past(record, step) for record in records):
-            self._open, self.patience = None, 1.0
+            self._open, self._times[COMPUTING] = None, 1.0
 
 
 def _past(record: Record, step: int | None) -> bool:

@@ -50,12 +50,14 @@ class Progress:
     def __init__(self, descriptor: int | None, *, hang_s: float) -> None:
         self._memory = mmap.mmap(descriptor, BYTES) if descriptor is not None else None
         self._hang_s = hang_s
+        self.phase = STARTING
         self._sequence = 0
         self._step_began_s: float | None = None
         self._steps_s: list[float] = []
 
     def at(self, phase: int, *, generation: int, step: int, limit_s: float | None = None) -> None:
         """From now on in this phase. limit_s: default the hang limit where one can hang, else none."""
+        self.phase = phase
         if self._memory is None:
             return
         self._sequence += 1

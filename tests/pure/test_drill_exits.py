@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from elastic.drill.faults import At, Fault, Kill, KillAgent, KillAll, LeaveNode, Stop, Terminate
+from elastic.drill.faults import At, Fault, Kill, KillAgent, KillAll, LeaveNode, Slow, Stop, Terminate
 from elastic.drill.planning.plan import DrillPlan
 from elastic.drill.watched import failed, goes_on
 from elastic.observe.events import Event
@@ -35,8 +35,10 @@ def test_an_agent_that_leaves_may_say_that_a_worker_of_its_node_was_taken() -> N
     assert status({100: 1, 101: 0}, leaves, ("w2", Kill(2, NOW))) == 1
 
 
-def again(*events: Event, struck: Fault, code: int = 0, overdue: tuple[str, ...] = ()) -> str | None:
-    plan = DrillPlan(workers=4, nodes=2, faults=(struck,))
+def again(
+    *events: Event, struck: Fault, code: int = 0, overdue: tuple[str, ...] = (), beside: Fault | None = None
+) -> str | None:
+    plan = DrillPlan(workers=4, nodes=2, faults=(struck,) if beside is None else (struck, beside))
     begun: list[Event] = [
         {"event": "view_formed", "worker": "w0", "workers": ["w0", "w1"]},
         {"event": "fault", "worker": "w1", "index": 0},
@@ -63,4 +65,6 @@ def test_a_run_that_failed_is_not_started_again_because_somebody_had_left_before
 
 def test_nor_is_one_that_ended_though_those_who_were_there_had_no_reason_to() -> None:
     assert again(ALONE, struck=Terminate(1, NOW)) is None
+    slowed: Event = {"event": "fault", "worker": "w0", "index": 1}
+    assert again(slowed, ALONE, struck=Terminate(1, NOW), beside=Slow(0, NOW)) is None
     assert again(ALONE, {"event": "left", "worker": "w0"}, struck=Terminate(1, NOW)) == "left"

@@ -69,12 +69,12 @@ def test_a_worker_that_was_killed_for_a_hang_may_only_have_been_slow() -> None:
     doubts = Doubts()
     doubts.killed(200.0, computing(), 30.0)
     doubts.look(210.0, [computing(), computing(step=6)])
-    assert doubts.patience == 2.0
+    assert doubts.patience(COMPUTING) == 2.0
     doubts.look(231.0, [computing()])
     doubts.look(232.0, [computing(step=8)])  # it took as long as the one before
-    assert doubts.patience == 2.0
+    assert doubts.patience(COMPUTING) == 2.0
     doubts.killed(300.0, computing(step=9), 60.0)
-    assert doubts.patience == 4.0
+    assert doubts.patience(COMPUTING) == 4.0
 
 
 def test_a_hang_that_was_one_is_not_held_against_the_next() -> None:
@@ -83,10 +83,10 @@ def test_a_hang_that_was_one_is_not_held_against_the_next() -> None:
     for step in (0, 5, 5, 13, 17):
         doubts.killed(100.0 * step, computing(step=step), 30.0)
         doubts.look(100.0 * step + 3, [computing(step=step + 1)])
-        assert doubts.patience == 1.0
+        assert doubts.patience(COMPUTING) == 1.0
     doubts.killed(3000.0, computing(generation=0, step=0), 30.0)
     doubts.look(3001.0, [computing(generation=0), computing(step=0)])
-    assert doubts.patience == 1.0
+    assert doubts.patience(COMPUTING) == 1.0
 
 
 def test_a_step_that_is_slow_for_all_workers_is_no_hang_of_the_one_that_was_killed() -> None:
@@ -95,10 +95,10 @@ def test_a_step_that_is_slow_for_all_workers_is_no_hang_of_the_one_that_was_kill
     doubts = Doubts()
     doubts.killed(130.5, computing(), 30.5, [computing(since_s=100.2), computing(phase=WAITING)])
     doubts.look(145.5, [computing(step=8)])
-    assert doubts.patience == 2.0
+    assert doubts.patience(COMPUTING) == 2.0
     doubts.killed(200.5, computing(step=8), 60.5, [computing(step=8, since_s=199.0), computing(phase=WAITING)])
     doubts.look(201.5, [computing(step=9)])
-    assert doubts.patience == 1.0
+    assert doubts.patience(COMPUTING) == 1.0
 
 
 @pytest.mark.parametrize("others", [[], [computing(step=8, phase=WAITING, since_s=100.1)]], ids=["alone", "one of two"])
@@ -110,16 +110,20 @@ def test_what_the_coordinator_alone_does_between_steps_is_redone_by_nobody_and_p
     doubts = Doubts()
     doubts.killed(130.5, computing(phase=BETWEEN), 30.5, others)
     doubts.look(130.7, [*others, computing(step=8)])
-    assert doubts.patience == 2.0
+    assert doubts.patience(BETWEEN) == 2.0
     doubts.look(131.0, [*others, computing(step=9)])
-    assert doubts.patience == 2.0
+    assert doubts.patience(BETWEEN) == 2.0
 
 
 def test_hangs_between_steps_do_not_blind_the_agent_for_good() -> None:
+    """Nor for hangs in steps at all, one of which may be being looked into."""
     doubts = Doubts()
+    doubts.killed(0.0, computing(step=1), 30.0)
     for step in range(100):
-        doubts.killed(100.0 * step, computing(step=step, phase=BETWEEN), 30.0)
-    assert doubts.patience == 16.0
+        doubts.killed(1.0, computing(step=step, phase=BETWEEN), 30.0)
+    assert (doubts.patience(BETWEEN), doubts.patience(COMPUTING)) == (16.0, 2.0)
+    doubts.look(2.0, [computing(step=2)])
+    assert (doubts.patience(BETWEEN), doubts.patience(COMPUTING)) == (16.0, 1.0)
 
 
 def test_each_incarnation_of_a_worker_has_its_own_files(tmp_path: os.PathLike[str]) -> None:

@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--crash-after", type=int, default=-1)
     parser.add_argument("--slow-evaluation", type=int, default=-1, help="after this step it takes several seconds")
     parser.add_argument(
-        "--samples-every", type=int, default=0, help="steps; the coordinator writes some, which takes 3 s"
+        "--samples-every", type=int, default=0, help="steps; the coordinator writes some, which takes a while"
     )
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     options = parser.parse_args()
@@ -82,6 +82,8 @@ def main() -> None:
             history.losses.append(run.evaluate(checked, loss_of)["loss"])
             if step.index == options.wait_at and run.rank == 1:
                 with run.long_section():
+                    with run.long_section(at_most_s=0.1):
+                        pass  # the outer one goes on
                     wait_for(options.wait)
             if options.samples_every and run.is_coordinator and run.step_index % options.samples_every == 0:
                 time.sleep(SAMPLES_S)
