@@ -1,7 +1,7 @@
 """Ends a drill's processes when the drill itself is gone, however it ended: a small process that waits beside it.
 
     python -m elastic.drill.machine.lifeline FOLDER [DISK]: its input ends without a word  ->  SIGKILL to all with the
-    mark, and the drill's disk goes
+    mark; the drill's disk and what it made outside of its folder go
 
 What a drill starts lives in sessions of its own, so nothing else would end it once the drill was killed outright.
 """
@@ -9,6 +9,7 @@ What a drill starts lives in sessions of its own, so nothing else would end it o
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,10 @@ class Lifeline:
 
 def main() -> None:
     if sys.stdin.buffer.read() != _LET_GO:
-        processes.kill_marked(Path(sys.argv[1]))
+        folder = Path(sys.argv[1])
+        processes.kill_marked(folder)
+        if (temporary := folder / "tmp").is_symlink():  # Starting made it elsewhere, where paths are shorter
+            shutil.rmtree(temporary.resolve(), ignore_errors=True)
         for at in sys.argv[2:]:
             disk.unmount(Path(at))
 
