@@ -38,10 +38,13 @@ endif
 kills: $(STAMP)  ## 100 SIGKILLs of trainers, writers and agents at random moments: make kills KILLS=20 KILLS_SEED=7
 	KILLS_SEED=$(or $(KILLS_SEED),$(NEW_SEED)) KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_kills.py
 
+gpu: $(STAMP)  ## what only a GPU can answer, with figures, on a machine with one or more: make gpu DEVICE=cpu rehearses it
+	DEVICE=$(DEVICE) $(BIN)/python -m pytest -s --timeout=900 tests/gpu
+
 bench: $(STAMP)  ## steady-state throughput beside plain loops and DDP, as ratios
 	$(BIN)/python tests/benchmarks/steady_state.py
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check test soak kills bench clean
+.PHONY: help setup demo check test soak kills gpu bench clean

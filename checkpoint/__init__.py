@@ -17,6 +17,9 @@ DTensors (FSDP2) alike, and what was saved at one number of ranks loads at any o
 
         checkpoints = Checkpointer("s3://bucket/runs/lm7", group="auto")    # on every rank
 
+What is no DTensor is one value for all ranks, and is compared, bit by bit, before it is saved. What is meant to differ
+is named: per_rank=["rng", "loader"] keeps each rank's own.
+
 Nothing is pickled or unpickled.
 """
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
         ClaimLost,
         CorruptCheckpoint,
         NoCheckpoint,
+        RanksDiffer,
+        RunMovedOn,
         SaveDropped,
         StateMismatch,
         StorageError,
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from checkpoint.format.decoding import decode
     from checkpoint.format.hashing import digest
     from checkpoint.format.manifest import Commit
+    from checkpoint.format.marks import PerRank
     from checkpoint.format.tree import encode
     from checkpoint.loaded import Loaded
     from checkpoint.reader import Checkpoint, Verified
@@ -59,6 +65,9 @@ __all__ = [
     "CorruptCheckpoint",
     "Loaded",
     "NoCheckpoint",
+    "PerRank",
+    "RanksDiffer",
+    "RunMovedOn",
     "SaveDropped",
     "Saving",
     "StateMismatch",
@@ -79,6 +88,7 @@ _HOMES = {
     "Claim": "runs.claims",
     "Commit": "format.manifest",
     "Loaded": "loaded",
+    "PerRank": "format.marks",
     "Saving": "saving",
     "Verified": "reader",
     "decode": "format.decoding",

@@ -8,13 +8,15 @@ refuses, the error says which entries already hold the checkpoint.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from checkpoint.cast import Cast, Casts
 from checkpoint.errors import StateMismatch
+from checkpoint.format.marks import KEPT
 from checkpoint.format.tree import Tree, child, is_sharded, is_stateful
 from checkpoint.loaded import Skipped
 
@@ -29,24 +31,28 @@ _SHOWN = 20  # entries of each kind in the message; the error's fields hold all
 Action = tuple[str, Callable[[], object]]  # the path of what it fills, for the error
 
 
-def apply(state: Tree, saved: Tree, *, strict: bool = True) -> Skipped:
+def apply(state: Tree, saved: Tree, *, strict: bool = True, cast: Cast = None, kept: Sequence[str] = ()) -> Skipped:
     """Makes the objects in `state` hold what `saved`, a tree of `read`, has at the same places.
 
-    Tensors and arrays are written in place. Whatever is plain here, a list of losses too, is replaced as a whole in the
-    dict or list that holds it. An optimizer's state keeps the dtype that was saved; its own load_state_dict() would
-    cast it to the parameter's.
+    Tensors and arrays are written in place. A list or dict of plain values, a list of losses, say, keeps being the same
+    object, with what was saved in it; any other plain value, a tuple too, is replaced in the dict or list that holds
+    it. An optimizer's state keeps the dtype that was saved; its own load_state_dict() would cast it to the parameter's.
 
     strict   False accepts names that only one side has; another shape or dtype is refused all the same
-    returns  these names
+    cast     see cast.py; an optimizer's element-wise state then becomes the dtype that it has here or, where there is
+             none yet, its parameter's
+    kept     of `Resolver`: entries that are left as they are
+    returns  these names, and those of what was cast
     raises   StateMismatch, listing everything that differs; nothing was touched then
     """
-    matched = match(state, saved, strict=strict)
+    matched = match(state, saved, strict=strict, cast=cast, kept=kept)
+    matched.casts.refuse_overflow()
     try:
         with _one_thread():
             _act(matched.actions)
     finally:
         matched.actions.clear()  # they refer to each other: all that was read would stay until the collector comes
-    return Skipped(tuple(matched.missing), tuple(matched.unexpected))
+    return Skipped((*matched.missing, *kept), tuple(matched.unexpected), dict(matched.casts.names))
 
 
 def _act(actions: list[Action]) -> None:
@@ -78,10 +84,11 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def match(state: Tree, saved: Tree, *, strict: bool = True) -> Match:
+def match(state: Tree, saved: Tree, *, strict: bool = True, cast: Cast = None, kept: Sequence[str] = ()) -> Match:
     """What `apply` would do, without doing it: `saved` may hold tensors without data. Raises StateMismatch."""
-    found = Match(strict)
+    found = Match(strict, Casts(cast), some_kept=bool(kept))
     found.visit(state, saved, "", None)
+    found.casts.refuse_unmatched()
     found.refuse_if_different()
     return found
 
@@ -91,11 +98,15 @@ class Match:
 
     sharded  each saved tensor of which no more is needed than this rank's part of a DTensor, and that DTensor; as often
              as it is met
+    used     the parts of what was saved that are loaded; the rest need not be read
     """
 
-    def __init__(self, strict: bool) -> None:
+    def __init__(self, strict: bool, casts: Casts, *, some_kept: bool = False) -> None:
         self.strict = strict
+        self.casts = casts
+        self._some_kept = some_kept
         self.sharded: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.used: list[Any] = []
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.misshaped: dict[str, str] = {}
@@ -104,18 +115,29 @@ class Match:
 
     def visit(self, target: Any, saved: Any, path: str, assign: Callable[[Any], None] | None) -> None:
         """assign  puts a plain value into the container that holds `target`, or None where that cannot be done."""
+        if saved is KEPT:
+            return
+        keeps = self._some_kept and _holds_kept(saved)  # then only what is beside it is replaced
         if isinstance(target, torch.Tensor):
             if self._same_tensor(target, saved, path):
                 self._note(saved, target)
+                self.used.append(saved)
                 self.actions.append((path, lambda: _copy_tensor(target, saved)))
         elif isinstance(target, np.ndarray):
             if self._same_array(target, saved, path):
+                self.used.append(saved)
                 self.actions.append((path, lambda: np.copyto(target, saved)))
         elif isinstance(target, torch.nn.Module):
             self._module(target, saved, path)
         elif isinstance(target, torch.optim.Optimizer):
             self._optimizer(target, saved, path)
-        elif assign is not None and _is_plain(target):
+        elif keeps and not isinstance(target, dict | list | tuple | torch.nn.Module):
+            self.misshaped[path] = "a part of it is of each rank and is to be kept: let per_rank= name all of it"
+        elif path and type(target) in (dict, list) and type(target) is type(saved) and _is_plain(target) and not keeps:
+            self.used.append(saved)
+            self.actions.append((path, lambda: _refill(target, _own(saved, self._owned))))
+        elif assign is not None and _is_plain(target) and not keeps:
+            self.used.append(saved)
             self.actions.append((path, lambda: assign(_own(saved, self._owned))))
         elif isinstance(target, dict) and isinstance(saved, dict):
             self._names(set(target), set(saved), path)
@@ -124,10 +146,15 @@ class Match:
                     self.visit(target[key], saved[key], child(path, key), _assigner(target, key))
         elif isinstance(target, list | tuple) and isinstance(saved, list | tuple):
             self._names(set(range(len(target))), set(range(len(saved))), path)
+            anew = list(target) if type(target) is tuple and assign is not None else None  # np.random.get_state()'s
+            holder = target if isinstance(target, list) else anew
             for index, (mine, theirs) in enumerate(zip(target, saved, strict=False)):
-                place = _assigner(target, index) if isinstance(target, list) else None
+                place = _assigner(holder, index) if holder is not None else None
                 self.visit(mine, theirs, child(path, index), place)
+            if anew is not None and assign is not None:
+                self.actions.append((path, lambda: assign(tuple(anew))))
         elif is_stateful(target):
+            self.used.append(saved)
             self.actions.append((path, lambda: target.load_state_dict(_own(saved, {}))))
         elif isinstance(target, dict | list | tuple):
             self.misshaped[path] = f"saved a {type(saved).__name__}, here a {type(target).__name__}"
@@ -157,7 +184,8 @@ class Match:
             + "\n".join(parts)
             + "\n  state       nothing was changed"
             + "\n  next        build the state as it was when this was saved, or load with strict=False to accept\n"
-            + "              missing and unexpected names, or take the parts that you want from read().tree",
+            + "              missing and unexpected names, with cast=True for another floating-point dtype, or take\n"
+            + "              the parts that you want from read().tree",
             missing=missing,
             unexpected=unexpected,
             misshaped=self.misshaped,
@@ -170,14 +198,16 @@ class Match:
     def _same_tensor(self, target: torch.Tensor, saved: Any, path: str) -> bool:
         if not isinstance(saved, torch.Tensor):
             self.misshaped[path] = f"saved a {type(saved).__name__}, here a tensor"
-        elif (saved.shape, saved.dtype) != (target.shape, target.dtype):
+        elif saved.shape != target.shape or not self.casts.tensor(path, saved, target.dtype):
             self.misshaped[path] = f"saved {_describe(saved)}, here {_describe(target)}"
+        elif (why := _cannot_hold(target)) is not None:
+            self.misshaped[path] = f"saved {_describe(saved)}, here {why}"
         return path not in self.misshaped
 
     def _same_array(self, target: np.ndarray[Any, Any], saved: Any, path: str) -> bool:
         if not isinstance(saved, np.ndarray):
             self.misshaped[path] = f"saved a {type(saved).__name__}, here an array"
-        elif (saved.shape, saved.dtype) != (target.shape, target.dtype):
+        elif saved.shape != target.shape or not self.casts.array(path, saved.dtype, target.dtype):
             self.misshaped[path] = f"saved {saved.dtype}{saved.shape}, here {target.dtype}{target.shape}"
         return path not in self.misshaped
 
@@ -188,10 +218,11 @@ class Match:
         here = module.state_dict()
         self._names(set(here), set(saved), path)
         for name, value in here.items():
-            if name not in saved or not isinstance(value, torch.Tensor):
+            if name not in saved or saved[name] is KEPT or not isinstance(value, torch.Tensor):
                 continue
             if self._same_tensor(value, saved[name], child(path, name)):
                 self._note(saved[name], value)
+        self.used += [saved[name] for name in here if name in saved]
         self.actions.append((path, lambda: module.load_state_dict(_as_here(saved, here), strict=self.strict)))
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, saved: Any, path: str) -> None:
@@ -199,32 +230,47 @@ class Match:
             self.misshaped[path] = f"saved a {type(saved).__name__} that is no optimizer's state, here an optimizer"
             return
         groups = child(path, "param_groups")
-        here, there = optimizer.param_groups, saved["param_groups"]
-        if len(here) != len(there):
-            self.misshaped[groups] = f"saved {len(there)} groups, here {len(here)}"
+        ours, others = optimizer.param_groups, saved["param_groups"]
+        if len(ours) != len(others):
+            self.misshaped[groups] = f"saved {len(others)} groups, here {len(ours)}"
             return
-        for index, (mine, theirs) in enumerate(zip(here, there, strict=True)):
+        for index, (mine, theirs) in enumerate(zip(ours, others, strict=True)):
             if len(mine["params"]) != len(theirs["params"]):
                 count = f"saved {len(theirs['params'])} parameters, here {len(mine['params'])}"
                 self.misshaped[child(groups, index)] = count
                 return
+        dtypes: dict[tuple[Any, str], torch.dtype] = {}
         for key, param in _parameters(optimizer, saved):
+            if key in saved["state"] and param.is_meta:
+                self.misshaped[child(child(path, "state"), key)] = f"here the parameter is {_cannot_hold(param)}"
+                continue
             for name, value in saved["state"].get(key, {}).items():
+                place = child(child(child(path, "state"), key), name)
                 if (
                     name in _ELEMENTWISE
                     and isinstance(value, torch.Tensor)
                     and value.dim()
                     and value.shape != param.shape
                 ):
-                    place = child(child(child(path, "state"), key), name)
                     self.misshaped[place] = f"saved {_describe(value)}, here the parameter is {_describe(param)}"
                 elif _is_of(value, param):
                     self._note(value, param)
-        self.actions.append((path, lambda: _load_optimizer(optimizer, saved)))
+                    held = optimizer.state[param].get(name) if param in optimizer.state else None
+                    here = held.dtype if isinstance(held, torch.Tensor) else param.dtype
+                    if self.casts.tensor(place, value, here):
+                        dtypes[key, name] = here
+        self.used.append(saved)
+        self.actions.append((path, lambda: _load_optimizer(optimizer, saved, dtypes)))
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any], dtypes: dict[tuple[Any, str], torch.dtype]
+) -> None:
+    """dtypes  (key, name) of the saved state's entries -> what they become; all others stay as they are"""
     saved = _own(_as_parameters(optimizer, saved), {})
+    for (key, name), dtype in dtypes.items():
+        if saved["state"][key][name].dtype != dtype:
+            saved["state"][key] = {**saved["state"][key], name: saved["state"][key][name].to(dtype)}
     optimizer.load_state_dict(saved)
     for key, param in _parameters(optimizer, saved):
         if key in saved["state"]:
@@ -283,6 +329,31 @@ def _is_plain(target: Any) -> bool:
     return not isinstance(target, torch.Tensor | np.ndarray) and not is_stateful(target)
 
 
+def _holds_kept(saved: Any) -> bool:
+    if isinstance(saved, dict):
+        return any(_holds_kept(value) for value in saved.values())
+    if isinstance(saved, list | tuple):
+        return any(_holds_kept(value) for value in saved)
+    return saved is KEPT
+
+
+def _cannot_hold(tensor: torch.Tensor) -> str | None:
+    """Why nothing can be loaded into this tensor, if so."""
+    if tensor.is_meta:
+        return "on the meta device, which has no memory: give it some first (`module.to_empty(device=...)`)"
+    if any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        return "expanded, so that many of its elements are one in memory: load into a `.clone()` of it"
+    return None
+
+
+def _refill(target: Any, saved: Any) -> None:
+    if isinstance(target, list):
+        target[:] = saved
+    else:
+        target.clear()
+        target.update(saved)
+
+
 def _copy_tensor(target: torch.Tensor, saved: torch.Tensor) -> None:
     with torch.no_grad():
         target.copy_(_sharded_as(saved, target))
@@ -290,10 +361,12 @@ def _copy_tensor(target: torch.Tensor, saved: torch.Tensor) -> None:
 
 def _as_here(saved: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
     """A module's saved state with this rank's part of a tensor wherever the module holds a DTensor."""
-    if not any(is_sharded(value) for value in here.values()):
+    if not any(is_sharded(value) for value in here.values()) and not any(value is KEPT for value in saved.values()):
         return saved
     entries = saved.copy()  # with an OrderedDict's attributes: layers' versions
-    entries.update({name: _sharded_as(value, here[name]) for name, value in saved.items() if name in here})
+    entries.update(
+        {n: here[n] if value is KEPT else _sharded_as(value, here[n]) for n, value in saved.items() if n in here}
+    )
     return entries
 
 

@@ -7,12 +7,13 @@ cli     the command                      storage     folders, S3, fsspec      ap
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -20,22 +21,22 @@ from checkpoint.apply import apply
 from checkpoint.background.messages import Message
 from checkpoint.background.saves import Background
 from checkpoint.background.underway import Rules, WhenBusy
+from checkpoint.cast import Cast
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, TornManifest
 from checkpoint.foreground import save_now
 from checkpoint.format.draft import Draft
 from checkpoint.format.manifest import Commit
+from checkpoint.format.marks import Patterns, Resolver
 from checkpoint.format.names import CommitId
 from checkpoint.format.plan import Planner, Save
 from checkpoint.format.shards import SHARD_BYTES
 from checkpoint.format.tree import Tree
 from checkpoint.loaded import Loaded, Skipped
 from checkpoint.reader import Checkpoint, Verified, read_commit, verify
-from checkpoint.runs.beacon import Beacon
-from checkpoint.runs.claims import Claim, new_claim_nonce, take
-from checkpoint.runs.history import read_history, read_manifest
-from checkpoint.runs.holder import wait_until_free
-from checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
+from checkpoint.runs.claims import Claim
+from checkpoint.runs.history import History, read_history, read_manifest
 from checkpoint.runs.retention import Sweeper
+from checkpoint.runs.tenure import Tenure
 from checkpoint.saving import Saving
 from checkpoint.storage import Storage, open_storage
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from checkpoint.group.together import Group, Together
 
 BUDGET_BYTES = 512 * 2**20
+_LOOK_S = 10.0  # how long a look at another URL is tried
 
 
 class Checkpointer:
@@ -51,6 +53,12 @@ class Checkpointer:
 
     Reading needs no claim and never writes. The first save (or `claim()`) takes the run's next claim, and from then
     on this process holds it until it closes or dies, or another job takes a newer one.
+
+    What was loaded with `load` is what the job goes on from: if another job has gone on with the run since, the first
+    save is refused (`RunMovedOn`), for it would bury the other's work. To be refused before any training, call
+    `claim()` before `load`. What was loaded of an older step, in this process or another, is gone on from as a branch:
+    what is saved then is the run's newest, and what came after that step belongs to it no more, and is swept after
+    orphan_grace_s. `read`, and `load` with resume=False, are for reading: they mean nothing for what is saved.
     """
 
     def __init__(
@@ -73,12 +81,16 @@ class Checkpointer:
         failures_max: int = 3,
         finish_s: float = 600.0,
         budget_bytes: int = BUDGET_BYTES,
+        per_rank: Iterable[str] = (),
+        rank0: Iterable[str] = (),
+        replicas: Literal["compared", "trusted"] = "compared",
+        per_rank_resized: Literal["refuse", "keep"] = "refuse",
     ) -> None:
         """
         url              a folder or any fsspec URL, or a storage of one's own; nothing is contacted yet
         group            the ranks that hold the state together: all of them call `save` and `load`, at the same steps.
                          "auto": all of torch.distributed, where it is initialised. None: this process saves and loads
-                         alone. Rank 0's plain values are saved, and it holds the claim
+                         alone. Rank 0 holds the claim. See per_rank for what differs between ranks
         keep             how many of the newest checkpoints stay; never fewer than two do
         keep_every       beside them, of every so many steps (0 to N-1, N to 2N-1, ...) the first checkpoint stays for
                          good: step N where it was saved, else the next one after it. What a later Checkpointer without
@@ -103,18 +115,32 @@ class Checkpointer:
                          how long the ranks of a group wait for one that is silent. One that died is noticed at once,
                          one whose machine is lost within 30 s
         budget_bytes     how much of them is on its way to the storage at once
+
+        For a group, where what is no DTensor counts as the same on all ranks, and so does each part of a DTensor that
+        several hold; RanksDiffer names what is not:
+        per_rank          paths of entries of which each rank's own value is saved, and given back to that rank: "rng",
+                          "loader.position" (and all below), "model.*.running_*"
+        rank0             those of which rank 0's value is saved, and given to all. Buffers of modules, BatchNorm's
+                          running statistics among them, are so anyway, as in DDP
+        replicas          "compared": every rank hashes what it shares with the others at every save, at some 30 GB/s a
+                          thread. "trusted": tensors are not looked at, and if they differ a mixture is saved
+        per_rank_resized  what becomes of `per_rank` values at another number of ranks than saved them: "refuse" raises
+                          StateMismatch that names them; "keep" leaves what the state holds here, and says so
         """
+        if replicas not in ("compared", "trusted") or per_rank_resized not in ("refuse", "keep"):
+            raise CheckpointError(
+                f"replicas is 'compared' or 'trusted', per_rank_resized 'refuse' or 'keep'; got {replicas!r} and "
+                f"{per_rank_resized!r}"
+            )
+        own = Patterns(per_rank, "per_rank")
+        self._resized = per_rank_resized
         self._rules = Rules(when_busy, failures_max, finish_s, budget_bytes)
         self._storage = (
             open_storage(url, storage_options, retry_s=retry_s) if isinstance(url, str | os.PathLike) else url
         )
         self._opening = _opening(url, self._storage, storage_options or {}, retry_s)
-        self._job = job
-        self._take_over = take_over
-        self._grace_s = grace_s
-        self._retry_s = retry_s
         self._log = log or logging.getLogger("checkpoint").warning
-        self._planner = Planner(shard_bytes)
+        self._planner = Planner(shard_bytes, own)
         self._sweeper = Sweeper(
             self._storage,
             keep=keep,
@@ -128,19 +154,36 @@ class Checkpointer:
             from checkpoint.group.together import Together  # torch's planner takes a while to import
 
             self._together = Together(
-                group, self._storage, self._opening, self._rules, shard_bytes=shard_bytes, log=self._log
+                group,
+                self._storage,
+                self._opening,
+                self._rules,
+                shard_bytes=shard_bytes,
+                per_rank=own,
+                rank0=Patterns(rank0, "rank0"),
+                trusted=replicas == "trusted",
+                resized=per_rank_resized,
+                log=self._log,
             )
+        self._tenure = Tenure(
+            self._storage,
+            job=job,
+            take_over=take_over,
+            grace_s=grace_s,
+            retry_s=retry_s,
+            finish_s=finish_s,
+            answers=answers,
+            reopen=_reopening(self._opening, storage_options, retry_s),
+            settle=_weakly(self._settle),
+            log=self._log,
+        )
         self._sweep_lock = threading.Lock()
         self._sweeps: list[threading.Thread] = []
         self._background: Background | None = None
         self._background_pid = 0
         self._let_go: weakref.finalize[[], Checkpointer] | None = None
-        self._answers = answers
-        self._claim_pid = 0
         self._saved_s = 0.0
         self._closed = False
-        self._claim: Claim | None = None
-        self._stop_beacon: weakref.finalize[[], Checkpointer] | None = None  # also when nobody calls close()
 
     @property
     def url(self) -> str:
@@ -154,35 +197,8 @@ class Checkpointer:
         """
         if self._together is not None and self._together.active and self._together.rank:
             raise CheckpointError("rank 0 holds the claim of all ranks; call claim() there only")
-        if self._closed:
-            raise CheckpointError(f"this Checkpointer of {self._storage.url} is closed; make a new one")
-        if self._claim is not None and self._claim_pid == os.getpid():
-            return self._claim
-        self._claim = None  # a forked child does not inherit it: its parent answers for it, and is not replaced
-        if not self._storage.exclusive():
-            self._log(
-                f"{self._storage.url} cannot create an object only if it is absent; of two jobs that start at the same "
-                "instant both may begin, and one stops at its first save"
-            )
-        self._wait_for_orphans()  # where there is no claim yet, or nobody is asked
-        nonce = self._answers[0] if self._answers is not None else new_claim_nonce()
-        endpoint = self._answers[1] if self._answers is not None else self._listen(nonce)
-        try:
-            self._claim = take(
-                self._storage,
-                endpoint=endpoint,
-                nonce=nonce,
-                job=self._job,
-                world=world,
-                free=self._free,
-                log=self._log,
-                deadline_s=self._retry_s,
-            )
-        finally:
-            if self._claim is None:
-                self._stop_listening()
-        self._claim_pid = os.getpid()
-        return self._claim
+        self._check_open()
+        return self._tenure.claim(world)
 
     def adopt(self, claim: Claim) -> None:
         """Goes on under a claim that another process of this job took and gave up: by its death, or by handing it on.
@@ -190,7 +206,7 @@ class Checkpointer:
         Nothing is asked or written. That the other one is gone must be certain: two writers under one claim would
         overwrite what the other sweeps.
         """
-        self._claim, self._claim_pid = claim, os.getpid()
+        self._tenure.adopt(claim)
 
     def newest_claim(self) -> int:
         """The number of the newest claim in storage, whoever holds it; 0 if there is none."""
@@ -205,9 +221,9 @@ class Checkpointer:
         Raises what `claim` does, and `UnsupportedValue`.
         """
         if self._together is not None and self._together.active:
-            self._together.warm(state, self._context())
+            self._together.warm(state, self._context(None))
             return
-        self._in_background().warm(self._planned(0, state, {}))
+        self._in_background().warm(self._planned(None, state, {}))
 
     @property
     def warmed(self) -> bool:
@@ -246,10 +262,12 @@ class Checkpointer:
         raises    UnsupportedValue before anything is written; ClaimLost, StorageError with nothing committed. With
                   blocking=False only what was known before: the claim was lost, or failures_max saves have failed.
         """
+        self._check_open()
         if self._together is not None and self._together.active:
             if not blocking:
-                return self._together.begin(step, state, meta or {}, self._context())
-            commit = self._together.save(step, state, meta or {}, self._context())
+                return self._together.begin(step, state, meta or {}, self._context(step))
+            commit = self._together.save(step, state, meta or {}, self._context(step))
+            self._tenure.committed(commit.id)
             self._sweep_quietly(step)  # where the claim is: on rank 0
             return commit
         save = self._planned(step, state, meta or {})
@@ -262,6 +280,7 @@ class Checkpointer:
         except TornManifest as torn:  # the first save of a run has none before it, and nobody tries it again
             self._log(f"{torn}\n  then   it is saved again")
             commit = self._save_now(self._planned(step, state, meta or {}))
+        self._tenure.committed(commit.id)
         self._sweep_quietly(step)
         return commit
 
@@ -275,34 +294,68 @@ class Checkpointer:
         A damaged one is passed over, with its reason logged, for the next older one. Raises `NoCheckpoint`; with
         `step`, `CorruptCheckpoint` where that step's checkpoint is damaged.
         """
-        return self._read(step, shared=False)
+        return self._read(step, shared=False)[0]
 
-    def load(self, state: Tree, *, step: int | None = None, strict: bool = True, default: int | None = None) -> Loaded:
+    def load(
+        self,
+        state: Tree,
+        *,
+        step: int | None = None,
+        strict: bool = True,
+        cast: Cast = None,
+        default: int | None = None,
+        resume: bool = True,
+    ) -> Loaded:
         """Reads a checkpoint as `read` does, applies it to the objects and tensors in `state`, and returns its step.
 
-        Before, it waits for writer processes on this machine that still finish what a process that died had staged.
+        Before, it waits for writer processes on this machine that still finish what a process that died had staged, and
+        for saves of this process that are under way.
         strict   False accepts entries that only one side has, and logs their names; the step that is returned has them
                  as `missing` and `unexpected`
+        cast     True: what was saved in another floating-point (or complex) dtype becomes that of what it is loaded
+                 into. A dtype: only what is loaded into this one. {"model.*": True or a dtype}: only names that match.
+                 Logged, and named in the step that is returned. A value beyond the dtype's largest is refused,
+                 and integers and booleans are never cast. What is loaded into an optimizer becomes the dtype of its
+                 state here or, where it has none yet, of its parameters, as torch's own load_state_dict does it
         default  is returned where there is no checkpoint at all yet, on all ranks of a group alike; `state` is as it
                  was then. Asking `latest` first would wait for no writer, and ranks could see different things
+        resume   what is saved afterwards goes on from this checkpoint, as the class says: at an older `step`, later
+                 ones no longer belong to the run. False: it is only looked at
         Raises `StateMismatch`, which lists all differences, before anything is touched; and what `read` raises.
         """
+        loaded = self._tenure.loaded if resume else _ignored
         try:
-            return self._load(state, step, strict)
+            return self._load(state, step, strict, cast, functools.partial(loaded, chosen=step is not None))
         except NoCheckpoint as none:
             if default is None or step is not None or none.rejected:
                 raise
+            if resume:
+                self._tenure.found_nothing()
             return Loaded(default, Skipped())
 
-    def _load(self, state: Tree, step: int | None, strict: bool) -> Loaded:
-        if self._claim is None:  # else it has waited for them
-            self._wait_for_orphans()
+    def _load(
+        self, state: Tree, step: int | None, strict: bool, cast: Cast, loaded: Callable[[CommitId, CommitId], None]
+    ) -> Loaded:
+        """loaded  gets what was loaded, and what the newest commit was then"""
         if self._together is not None and self._together.active:
-            return self._together.load(state, step=step, strict=strict, none=self._none)
-        checkpoint = self._read(step, shared=True)
-        skipped = apply(state, checkpoint.tree, strict=strict)
+            return self._together.load(
+                state,
+                step=step,
+                strict=strict,
+                cast=cast,
+                prepare=self._ready_to_load,
+                history=self._history,
+                loaded=loaded,
+                none=self._none,
+            )
+        self._ready_to_load()
+        checkpoint, newest = self._read(step, shared=True)
+        resolver = Resolver(0, 1, self._resized)
+        tree = resolver.resolve(checkpoint.tree)
+        skipped = apply(state, tree, strict=strict, cast=cast, kept=resolver.kept)
         if any(skipped):
             self._log(skipped.line(checkpoint.step))
+        loaded(checkpoint.commit.id, newest)
         return Loaded(checkpoint.step, skipped)
 
     def latest(self) -> Commit | None:
@@ -310,29 +363,30 @@ class Checkpointer:
 
         What is to be gone on from, `load` knows better: it waits for what is still being finished.
         """
-        for id in read_history(self._storage, self._log).lineage:
+        for id in self._history().lineage:
             if (commit := self._commit(id, True)) is not None:
                 return commit
         return None
 
     def list(self) -> list[Commit]:
         """Every commit with a whole manifest, newest first; those outside the lineage are marked and come last."""
-        history = read_history(self._storage, self._log)
+        history = self._history()
         found = [self._commit(id, True) for id in history.lineage] + [self._commit(id, False) for id in history.outside]
         return [commit for commit in found if commit is not None]
 
     def verify(self, *, step: int | None = None) -> Sequence[Verified]:
         """Reads every byte of every commit (or of those of `step`), newest first, and says what is damaged."""
-        history = read_history(self._storage, self._log)
+        history = self._history()
         listed = [(id, True) for id in history.lineage] + [(id, False) for id in history.outside]
         return [verify(self._storage, id, inside) for id, inside in listed if step is None or id.step == step]
 
     def sweep(self) -> Sequence[str]:
         """Removes what runs/retention.py says, and returns its names. Nothing where this process holds no claim."""
-        if self._claim is None:
+        claim = self._tenure.held
+        if claim is None:
             return []
         with self._sweep_lock:
-            return self._sweeper.sweep(claim=self._claim.number, nonce=self._claim.nonce, now_s=time.time())
+            return self._sweeper.sweep(claim=claim.number, nonce=claim.nonce, now_s=time.time())
 
     def wait(self) -> None:
         """Returns when no save is under way. Raises what the newest one failed of."""
@@ -359,7 +413,7 @@ class Checkpointer:
             self._together.close(finish=finish)
         if finish:
             self._join_sweeps()
-        self._stop_listening()
+        self._tenure.close()
         self._storage.close()
 
     def __enter__(self) -> Checkpointer:
@@ -370,18 +424,33 @@ class Checkpointer:
     ) -> None:
         self.close()
 
-    def _read(self, step: int | None, *, shared: bool) -> Checkpoint:
-        """shared  see `read_commit`"""
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CheckpointError(f"this Checkpointer of {self._storage.url} is closed; make a new one")
+
+    def _history(self) -> History:
+        """As the claim of this process sees it, if there is one."""
+        return read_history(self._storage, self._log, under=self._tenure.number)
+
+    def _settle(self) -> None:
+        """Returns when no save of this process is under way, whatever came of them."""
+        if self._background is not None and self._background_pid == os.getpid():
+            self._background.settle()
+        if self._together is not None:
+            self._together.settle()
+
+    def _read(self, step: int | None, *, shared: bool) -> tuple[Checkpoint, CommitId]:
+        """The checkpoint, and what the newest commit was when it was chosen. shared: see `read_commit`"""
         rejected: dict[str, str] = {}
         error: CorruptCheckpoint | None = None
         while True:
-            ids = [id for id in read_history(self._storage, self._log).lineage if step is None or id.step == step]
-            new = [id for id in ids if str(id) not in rejected]
+            lineage = self._history().lineage
+            new = [id for id in lineage if step in (None, id.step) and str(id) not in rejected]
             if not new:
                 break  # a sweep may have removed what we were reading, so the list is read until it brings nothing new
             for id in new:
                 try:
-                    return read_commit(self._storage, id, shared=shared)
+                    return read_commit(self._storage, id, shared=shared), lineage[0]
                 except CorruptCheckpoint as damage:
                     self._log(f"{id} passed over: {damage}")
                     rejected[str(id)] = str(damage)
@@ -390,13 +459,17 @@ class Checkpointer:
             raise error
         raise self._none(step, rejected)
 
-    def _context(self) -> Context:
+    def _context(self, step: int | None) -> Context:
+        """step  to be saved; None: nothing is"""
         from checkpoint.group.background import Context
 
-        return Context(self.claim, self._save_time_s, self._sweep_soon)
+        claim = self._tenure.claim if step is None else functools.partial(self._tenure.for_step, step)
+        return Context(claim, self._save_time_s, self._sweep_soon)
 
-    def _planned(self, step: int, state: Tree, meta: dict[str, Any]) -> Save:
-        return self._planner.save(claim=self.claim(), step=step, state=state, meta=meta, now_s=self._save_time_s())
+    def _planned(self, step: int | None, state: Tree, meta: dict[str, Any]) -> Save:
+        """step  None: nothing is saved, and it is only about the plan"""
+        claim = self.claim() if step is None else self._tenure.for_step(step)
+        return self._planner.save(claim=claim, step=step or 0, state=state, meta=meta, now_s=self._save_time_s())
 
     def _in_background(self) -> Background:
         """This process's own: a forked child shares neither memory nor writer process with its parent."""
@@ -409,6 +482,7 @@ class Checkpointer:
 
     def _sweep_soon(self, draft: Draft) -> None:
         """Sweeps in a thread: neither training nor the next save's commit waits for it."""
+        self._tenure.committed(draft.id)
         self._sweeper.learn(draft.id, draft.planned())
         self._sweeps = [thread for thread in self._sweeps if thread.is_alive()]
         thread = threading.Thread(
@@ -435,35 +509,11 @@ class Checkpointer:
         self._saved_s = max(time.time(), self._saved_s + 0.001)
         return self._saved_s
 
-    def _free(self, holder: Claim) -> None:
-        self._ask(holder)
-        self._wait_for_orphans()  # it may have died just now
-
-    def _wait_for_orphans(self) -> None:
-        within_s = min(ORPHANS_S, self._rules.finish_s)
-        wait_for_orphans(self._storage.url, within_s=within_s, log=self._log)
-
-    def _ask(self, holder: Claim) -> None:
-        if self._answers is not None and holder.nonce == self._answers[0]:
-            return  # a process of this very job took it; the job has moved on from that process
-        if self._take_over:
-            self._log(f"claim {holder.number} is taken over without asking its holder")
-            return
-        wait_until_free(holder, url=self._storage.url, job=self._job, grace_s=self._grace_s, log=self._log)
-
-    def _listen(self, nonce: str) -> dict[str, Any] | None:
-        try:
-            beacon = Beacon(nonce=nonce, job=self._job)
-            self._stop_beacon = weakref.finalize(self, beacon.close)
-            return beacon.endpoint()
-        except OSError as error:
-            self._stop_listening()
-            self._log(f"this job cannot be asked whether it is alive, since it cannot listen: {error}")
-            return None
-
-    def _stop_listening(self) -> None:
-        if self._stop_beacon is not None:
-            self._stop_beacon()
+    def _ready_to_load(self) -> None:
+        """What is still being saved is there, or has failed."""
+        if self._tenure.held is None:  # else it has waited for them
+            self._tenure.wait_for_orphans()
+        self._settle()
 
     def _commit(self, id: CommitId, in_lineage: bool) -> Commit | None:
         try:
@@ -478,6 +528,30 @@ class Checkpointer:
             return NoCheckpoint(f"{what} in {self._storage.url}\n  next  check the URL, or start from the beginning")
         reasons = "\n".join(f"  {name}: {why.splitlines()[0]}" for name, why in rejected.items())
         return NoCheckpoint(f"{what} in {self._storage.url} is whole\n{reasons}", rejected)
+
+
+def _ignored(*what: object, **how: object) -> None:
+    pass
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """The method of an object that may go with its last other user."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (found := reference()) is not None:
+            found()
+
+    return call
+
+
+def _reopening(
+    opening: Message | str, options: dict[str, Any] | None, retry_s: float
+) -> Callable[[str], Storage] | None:
+    """Opens other URLs alike; None where this one is no other process's business."""
+    if isinstance(opening, str):
+        return None
+    return lambda url: open_storage(url, options, retry_s=min(retry_s, _LOOK_S))
 
 
 def _opening(

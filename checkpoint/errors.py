@@ -5,7 +5,9 @@
       CorruptCheckpoint   one checkpoint is damaged: `read` takes the next older one; a person looks at the storage
       ClaimHeld           a live job writes to this URL: stop, use another URL, or insist with take_over=True
       ClaimLost           a newer claim exists: stop saving, this job was replaced
+      RunMovedOn          another job went on with the run since this one loaded: stop, or load again
       StateMismatch       the checkpoint is of another model or optimizer: fix the named entries; nothing was changed
+      RanksDiffer         what counts as one value for all ranks is not: nothing was saved; name it (per_rank=)
       UnsupportedValue    the state holds something that cannot be saved exactly: change it at the named path
       StorageError        the storage failed for good or for too long: the save is lost, training may go on
       WriterDied          the process that wrote was killed: the save is lost, the next one starts another process
@@ -80,6 +82,18 @@ class ClaimLost(CheckpointError):
         self.newest = newest
 
 
+class RunMovedOn(CheckpointError):
+    """The run's newest checkpoint is not the one that this job goes on from, which saving would bury.
+
+    loaded, newest  names of the commits; None: there was, or is, none
+    """
+
+    def __init__(self, message: str, *, loaded: str | None, newest: str | None) -> None:
+        super().__init__(message)
+        self.loaded = loaded
+        self.newest = newest
+
+
 class StateMismatch(CheckpointError):
     """The checkpoint and the state to be filled differ. One error lists everything.
 
@@ -93,6 +107,17 @@ class StateMismatch(CheckpointError):
         self.missing = missing
         self.unexpected = unexpected
         self.misshaped = misshaped
+
+
+class RanksDiffer(CheckpointError):
+    """A state that several ranks save together differs between them, in what is not marked as differing.
+
+    entries  path -> the ranks whose value is another one than rank 0's
+    """
+
+    def __init__(self, message: str, *, entries: dict[str, list[int]]) -> None:
+        super().__init__(message)
+        self.entries = entries
 
 
 class UnsupportedValue(CheckpointError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping
 
 import torch
 
@@ -26,7 +27,7 @@ def save_now(storage: Storage, save: Save) -> Commit:
 
 
 def write_all(
-    storage: Storage, id: CommitId, plan: Plan, tensors: dict[str, torch.Tensor], *, first: int = 0
+    storage: Storage, id: CommitId, plan: Plan, tensors: Mapping[str, torch.Tensor], *, first: int = 0
 ) -> list[StoredObject]:
     """Writes the plan's objects, and commits nothing. Raises StorageError.
 

@@ -1,8 +1,9 @@
-"""What a load gives back: the step and, with strict=False, what it left alone. The names are those of StateMismatch."""
+"""What a load gives back: the step, what strict=False left alone, and what was cast. The names are StateMismatch's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 _SHOWN = 10  # names of each kind in the log
@@ -10,14 +11,16 @@ _NAME_SHOWN = 100  # characters of one
 
 
 class Skipped(NamedTuple):
-    """Names that only one side has; both empty where a state was loaded whole.
+    """Names that only one side has, and of what was cast; all empty where a state was loaded as it was saved.
 
     missing     entries of the state that the checkpoint lacks: they hold what they held
     unexpected  entries of the checkpoint that the state lacks: they were not loaded
+    cast        name -> such as "float32 to bfloat16"
     """
 
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
+    cast: Mapping[str, str] = MappingProxyType({})
 
     def line(self, step: int) -> str:
         """For the log."""
@@ -29,26 +32,31 @@ class Skipped(NamedTuple):
             )
             if names
         ]
-        return f"step {step} was loaded but for {'; '.join(parts)}"
+        told = [f"but for {'; '.join(parts)}"] if parts else []
+        if self.cast:
+            told.append(f"with {len(self.cast)} cast: {_some([f'{name} ({how})' for name, how in self.cast.items()])}")
+        return f"step {step} was loaded {'; '.join(told)}"
 
 
 class Loaded(int):
     """The step that was loaded; a number like any other, which also knows what strict=False left alone, as
-    torch's load_state_dict does.
+    torch's load_state_dict does, and what was cast.
 
-    missing, unexpected  see `Skipped`; of a group, this rank's
+    missing, unexpected, cast  see `Skipped`; of a group, this rank's
     """
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    cast: dict[str, str]
 
     def __new__(cls, step: int, skipped: Skipped) -> Loaded:
         self = super().__new__(cls, step)
-        self.missing, self.unexpected = skipped
+        self.missing, self.unexpected = skipped.missing, skipped.unexpected
+        self.cast = dict(skipped.cast)
         return self
 
     def __reduce__(self) -> tuple[type[Loaded], tuple[int, Skipped]]:  # how it is copied, also to other processes
-        return Loaded, (int(self), Skipped(self.missing, self.unexpected))
+        return Loaded, (int(self), Skipped(self.missing, self.unexpected, self.cast))
 
 
 def _some(names: Sequence[str]) -> str:

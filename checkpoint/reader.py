@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from checkpoint.again import read_again
 from checkpoint.damage import damaged
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
 from checkpoint.format.decoding import decode
 from checkpoint.format.dtypes import writable_bytes
 from checkpoint.format.hashing import chunk_hashes, xxh3
-from checkpoint.format.manifest import Commit, Manifest, StoredTensor
+from checkpoint.format.manifest import Commit, Manifest
 from checkpoint.format.names import CommitId
+from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Piece, run_start
 from checkpoint.format.tree import Tree
 from checkpoint.memory import free_bytes
@@ -134,6 +136,7 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
             raise damaged(manifest, index, f"has {size:,} bytes, the manifest says {stored.size:,} bytes")
 
 
+@read_again
 def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
     """Object `index`, verified. Raises `CorruptCheckpoint` naming it, the damaged chunks and its tensors."""
     try:
@@ -144,6 +147,7 @@ def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
     return data
 
 
+@read_again
 def _read_verified(storage: Storage, manifest: Manifest, index: int, *, may_map: bool) -> NDArray[np.uint8]:
     """As `read_object`, into memory of its own that may be written to. NumPy asks for huge pages, which torch does not:
     most of the time of reading into fresh memory is the kernel's, for giving out pages. A file is mapped instead."""

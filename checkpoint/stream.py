@@ -1,10 +1,13 @@
 """A commit's tensors one at a time, in any order, every byte verified: for who wants all of it and has little memory.
 
 First every object is read whole and verified, which finds any damage before anything is made of it; of each piece of a
-tensor the hash is kept. Then pieces are read by their ranges, and compared with that. So each byte is read twice, but
-for small checkpoints, whose objects are kept. Pieces that are wanted in the order in which they lie are read ahead.
+tensor the hash is kept. Then pieces are read by their ranges, and compared with that. Pieces that are wanted in the
+order in which they lie are read ahead.
 
-Memory: one object, then one tensor and READ_AHEAD_BYTES for each of a few objects.
+A small checkpoint is read once, as its objects are kept. Of one that lies elsewhere (at a URL) as many are kept as fit
+into a quarter of the free memory: there each byte costs, while a folder's second read comes from the page cache.
+
+Memory: one object, then one tensor and READ_AHEAD_BYTES for each of a few objects; and what is kept.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from checkpoint.again import read_again
 from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.hashing import xxh3
 from checkpoint.format.leaves import Array, Value, entry, leaves
@@ -21,11 +25,13 @@ from checkpoint.format.manifest import Commit
 from checkpoint.format.names import CommitId
 from checkpoint.format.shards import Piece
 from checkpoint.format.tree import Document
+from checkpoint.memory import free_bytes
 from checkpoint.reader import check_sizes, read_object
 from checkpoint.runs.history import read_manifest
 from checkpoint.storage import Buffer, Missing, Storage
 
 KEPT_BYTES = 2**27  # checkpoints of no more are kept as they are verified
+_KEPT_SHARE = 4  # of what lies elsewhere, one part in so many of the free memory
 READ_AHEAD_BYTES = 2**23
 _WINDOWS = 8  # objects that are read ahead at a time: a sharded tensor lies in several
 
@@ -42,6 +48,7 @@ class Stream:
         check_sizes(storage, self._manifest)
         self._hashes: dict[tuple[int, int], str] = {}  # (object, where a piece begins) -> of the piece
         self._kept: dict[int, Buffer] = {}
+        self._room = self._room_bytes()
         self._windows: OrderedDict[int, tuple[int, Buffer]] = OrderedDict()  # object -> from where on, bytes
         self._ends: dict[int, int] = {}  # object -> where the piece that was wanted last ends
         lying: list[list[Piece]] = [[] for _ in self._manifest.objects]
@@ -55,8 +62,15 @@ class Stream:
         data = memoryview(read_object(self._storage, self._manifest, index))
         for piece in pieces:
             self._hashes[index, piece.start] = xxh3(data[piece.start : piece.start + piece.bytes])
-        if self.commit.bytes <= KEPT_BYTES:
+        if len(data) <= self._room:
             self._kept[index] = data
+            self._room -= len(data)
+
+    def _room_bytes(self) -> int:
+        """For objects that are kept."""
+        if "://" in self._storage.url:
+            return max(KEPT_BYTES, free_bytes() // _KEPT_SHARE)
+        return KEPT_BYTES if self.commit.bytes <= KEPT_BYTES else 0
 
     @property
     def commit(self) -> Commit:
@@ -89,9 +103,11 @@ class Stream:
             whole[box] = np.frombuffer(self._piece(index, piece), np.uint8).reshape(*piece.sizes, itemsize)
         return whole.reshape(-1)
 
+    @read_again
     def _piece(self, index: int, piece: Piece) -> Buffer:
         data = self._range(index, piece.start, piece.bytes)
         if xxh3(data) != self._hashes[index, piece.start]:
+            self._windows.pop(index, None)
             key = self._manifest.id.shard_key(index)
             raise CorruptCheckpoint(
                 f"checkpoint step {self._manifest.id.step}, object {index} of {len(self._manifest.objects)} (counting "

@@ -1,11 +1,14 @@
 """Makes a drafted save a commit: data first, counted, then one small manifest. Needs no torch.
 
     objects, each hashed  ->  count them  ->  look again at the claim  ->  manifest, create-if-absent  ->  read it back
+      ->  look once more
 
-A crash at any arrow leaves data that no manifest names, for sweep to remove: the previous checkpoint stays newest. A
-newer claim that is taken between the last look and the manifest resumed from an older commit, so this one, though
-committed, is outside its lineage and never chosen. The last arrow is for storage that says "done" when it is not: what
-is reported as committed is there, and a sweep that counts it as whole is right to. It costs one small read.
+A crash at any arrow up to the manifest leaves data that no manifest names, for sweep to remove: the previous checkpoint
+stays newest. Reading back is for storage that says "done" when it is not: what is reported as committed is there, and a
+sweep that counts it as whole is right to. It costs one small read. The last look is for a newer claim that was taken
+while the manifest was on its way, which may take minutes: one that resumed from an older commit leaves this one outside
+its lineage, so it is not reported. Whoever takes a claim lists the commits after that (runs/claims.py), so every commit
+that is reported is one that the next claim knows of.
 
 Both ways to save come through here: in the foreground, one object after another, and in the writer process, several at
 once (background/resident.py).
@@ -15,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from checkpoint.errors import ClaimLost, StorageError, TornManifest
-from checkpoint.format.draft import Draft, StoredObject
+from checkpoint.errors import CheckpointError, StorageError, TornManifest
+from checkpoint.format.draft import MANIFEST_BYTES_MAX, Draft, StoredObject
 from checkpoint.format.hashing import CHUNK_BYTES, chunk_hashes, xxh3
 from checkpoint.format.names import CommitId
-from checkpoint.runs.fence import look_again
+from checkpoint.runs.fence import left_out_by, look_again, lost
 from checkpoint.storage import AlreadyThere, Buffer, Missing, Storage
 
 
@@ -34,7 +37,7 @@ def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> N
     """Commits the save, all of whose objects are written.
 
     raises  ClaimLost, StorageError (TornManifest among them); then nothing is committed, unless the error says that it
-            may be
+            may be, and nothing that a newer claim goes on from
     """
     planned = draft.planned()
     found = storage.list(draft.id.data_folder) if planned else {}
@@ -51,6 +54,12 @@ def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> N
             attempts=1,
         )
     data = draft.manifest(objects)
+    if len(data) > MANIFEST_BYTES_MAX:
+        raise CheckpointError(
+            f"{draft.id}: its manifest has {len(data):,} bytes, and readers take at most {MANIFEST_BYTES_MAX:,}\n"
+            "  state  nothing was committed; the previous checkpoint stays the newest\n"
+            "  next   save fewer or larger tensors: each part of a tensor that a rank holds takes some 70 bytes"
+        )
     newer = look_again(storage, draft.id.claim, draft.claim_nonce)
     if newer is not None:
         raise lost(ours=draft.id.claim, newest=newer, doing=f"step {draft.id.step} was not committed")
@@ -68,6 +77,18 @@ def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> N
             attempts=1,
         ) from None
     _read_back(storage, draft.id, data)
+    if (newer := left_out_by(storage, draft.id)) is not None:
+        doing = f"step {draft.id.step} was written as that claim was taken, which goes on without it"
+        raise lost(ours=draft.id.claim, newest=newer, doing=doing)
+
+
+def is_committed(storage: Storage, id: CommitId) -> bool:
+    """Whether what a writer that died was about to report is committed. An answer that cannot be had is: no."""
+    try:
+        storage.size(id.manifest_key)
+        return left_out_by(storage, id) is None
+    except (Missing, CheckpointError):
+        return False
 
 
 def _size(storage: Storage, key: str) -> int:
@@ -81,7 +102,7 @@ def _size(storage: Storage, key: str) -> int:
 def _read_back(storage: Storage, id: CommitId, manifest: bytes) -> None:
     """That the storage shows the manifest that it took. Raises `StorageError`."""
     try:
-        found = storage.get(id.manifest_key)
+        found = storage.get(id.manifest_key, 0, len(manifest) + 1)
     except Missing:
         found = b""
     except StorageError as error:
@@ -104,15 +125,3 @@ def _read_back(storage: Storage, id: CommitId, manifest: bytes) -> None:
             key=id.manifest_key,
             attempts=1,
         )
-
-
-def lost(*, ours: int, newest: int, doing: str) -> ClaimLost:
-    """The error of a writer that was replaced."""
-    how = f"claim {newest} is newer" if newest > ours else "another writer holds its number"
-    return ClaimLost(
-        f"claim {ours} is no longer ours: {how}\n"
-        f"  state  {doing}; what this job committed before the newer claim stays\n"
-        "  next   stop this job: another one continues the run (checkpoint ls shows it)",
-        ours=ours,
-        newest=newest,
-    )

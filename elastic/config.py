@@ -16,6 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
 
+from checkpoint.storage import redact
 from elastic.data.plan import DataPlan, LastBatch
 from elastic.errors import ConfigError
 from elastic.launch.environment import Launch
@@ -53,6 +54,7 @@ class Config:
     save_every_s: float | None
     mode: Mode
     update: Callable[[Run, Step], None] | None
+    rebuild: Callable[[int], None] | None
     num_workers: int
     collate_fn: Callable[[list[Any]], Any] | None
     device: torch.device
@@ -76,6 +78,10 @@ class Config:
             for name, parameter in model.named_parameters():
                 found.setdefault(id(parameter), (f"{key}.{name}" if len(self.models) > 1 else name, parameter))
         return dict(found.values())
+
+    def check(self) -> None:
+        """See check_trained."""
+        check_trained(self.models, self.optimizers)
 
     def numerics(self) -> dict[str, Any]:
         """The arguments that the bits of the result depend on."""
@@ -140,9 +146,7 @@ def configure(
         steps=steps,
     )
     _check_world(launch, virtual_workers, url)
-    for name, one in models.items():
-        _check_model(name, one)
-    _check_optimizers(models, optimizers)
+    check_trained(models, optimizers)
     if rest["mode"] not in ("exact", "fast"):
         raise ConfigError(f"mode={rest['mode']!r}; expected 'exact' or 'fast'")
     if isinstance(rest["threads"], bool) or not isinstance(rest["threads"], int) or rest["threads"] < 1:
@@ -251,7 +255,16 @@ def _check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[st
             "chosen for life, three to six times the usual fleet"
         )
     if (launch.world_size > 1 or launch.channel is not None) and str(url).startswith("memory:"):
-        raise ConfigError(f"{url} lives in one process's memory and several share the run; use a folder or s3://")
+        raise ConfigError(
+            f"{redact(str(url))} lives in one process's memory and several share the run; use a folder or s3://"
+        )
+
+
+def check_trained(models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    """Raises ConfigError for models and optimizers that cannot work; also where a script changes them between steps."""
+    for name, model in models.items():
+        _check_model(name, model)
+    _check_optimizers(models, optimizers)
 
 
 def _check_model(name: str, model: torch.nn.Module) -> None:
@@ -304,7 +317,9 @@ def _check_optimizers(models: Mapping[str, torch.nn.Module], optimizers: Mapping
                     )
 
 
-def _device(asked: torch.device | str | None, launch: Launch, models: Mapping[str, torch.nn.Module]) -> torch.device:
+def _device(given: torch.device | str | None, launch: Launch, models: Mapping[str, torch.nn.Module]) -> torch.device:
+    """Where this worker trains: as given, or where the model is. On a GPU without a number: its own of the node's."""
+    asked = given
     devices = {tensor.device for model in models.values() for tensor in model.parameters()}
     if asked is None:
         if len(devices) > 1:
@@ -318,7 +333,12 @@ def _device(asked: torch.device | str | None, launch: Launch, models: Mapping[st
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"device={device}, and torch {torch.__version__} sees no GPU here; use device='cpu'")
-        device = device if device.index is not None else torch.device("cuda", launch.local_rank)
+        gpus = torch.cuda.device_count()
+        # `.cuda()` without more puts the models of all workers of a node on its first GPU.
+        if device.index is None or (given is None and device.index == 0):
+            device = torch.device("cuda", launch.local_rank % gpus)
+        if device.index >= gpus:
+            raise ConfigError(f"device={device}, and torch sees {gpus} GPUs here, counted from 0")
     return device
 
 

@@ -27,7 +27,7 @@ class Course:
     stop_wish    this worker's, for the next exchange
     agreed       what the last exchange gave; None before the first
     agreements   made since the last update
-    evaluations  begun since the last update
+    evaluations  begun since the last update, or since the start of the script's loop
     updating     an update has begun and has not ended: a failure now leaves a torn state
     at_boundary  the script's own code after the last update has run to its end
     in_loop      the script is in its outer loop
@@ -64,6 +64,11 @@ class Course:
 
     def look_for_end(self) -> None:
         self.finished = self.stopped is not None or self.step >= self.total_steps
+
+    def begin_loop(self) -> None:
+        if not self.looped:
+            self.evaluations = 0  # a run that is resumed where it ended goes on as if it had just ended
+        self.in_loop = self.looped = True
 
     def begin_update(self) -> None:
         self.updating, self.at_boundary = True, False

@@ -5,6 +5,8 @@
       IdentityMismatch    the saved run is another run: fix the named fields, or accept them by name
       StartFailed         rank 0 could not start the run; its message, repeated here, says why
       StepError           the training loop breaks a rule of `Step`; fix the script
+        CollectiveMismatch  the workers' scripts went different ways; fix the script
+      CollectiveFailed    an exchange failed and no peer was lost: a fault of its tensors, or of ours
       RendezvousTimeout   too few workers by the deadline; the launcher restarts or the user looks
       ExampleError        the dataset or its collate function raised; fix it, or the example (data/loader.py)
       LoaderError         a loader process died; look at the machine's memory (data/loader.py)
@@ -45,6 +47,21 @@ class StartFailed(ElasticError):
 
 class StepError(ElasticError, RuntimeError):
     """The loop's body did what a step cannot carry, such as a second backward for one share."""
+
+
+class CollectiveMismatch(StepError):
+    """The workers' scripts went different ways: one evaluates, say, while the others take the next step.
+
+    doing  rank -> what it was about to do, and where its script called for it
+    """
+
+    def __init__(self, message: str, *, doing: dict[int, str]) -> None:
+        super().__init__(message)
+        self.doing = doing
+
+
+class CollectiveFailed(ElasticError, RuntimeError):
+    """A collective failed while all peers were there, so that another view would not help."""
 
 
 class RendezvousTimeout(ElasticError, TimeoutError):

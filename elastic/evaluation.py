@@ -7,7 +7,7 @@ their sums are added along the same kind of tree as a step's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,14 @@ from elastic.config import Config
 from elastic.data.loader import Loader
 from elastic.data.plan import Examples, blocks
 from elastic.errors import ConfigError, PeerLost, StepError
+from elastic.group.buffers import Buffers
+from elastic.group.fingerprint import Kind, announce
 from elastic.group.form import Group
-from elastic.group.sums import ShareSums, StepSums
+from elastic.group.sums import ShareSums, StepSums, SubtreeSums
 from elastic.group.tree import schedule
+from elastic.membership.progress import EVALUATING, READING, WAITING
 from elastic.observe.observer import Observer
+from elastic.state.modules import roots
 from elastic.state.randomness import derive, seed_streams
 
 
@@ -31,14 +35,24 @@ def evaluate(
     function: Callable[..., Mapping[str, Any]],
     batch_size: int | None,
     position: tuple[int, int, int],
+    ordinal: int,
+    sign: Callable[[int], None],
+    buffers: Buffers,
 ) -> dict[str, Any]:
-    """See Run.evaluate. position: (epoch, step, phase), so that ranks that evaluate at different steps are found out.
+    """See Run.evaluate.
 
-    Raises PeerLost.
+    position  (epoch, step, phase)
+    ordinal   the how manyeth evaluation since the last update
+    sign      tells with every batch what this worker is at: see membership/progress.py
+    buffers   what a forward pass moves of them, in eval mode too (observers, counters), is put back after each batch:
+              all batches see the same ones, whoever computes them, and the run goes on with those that it had
+
+    Raises PeerLost, CollectiveMismatch.
     """
     size = batch_size or -(-config.plan.batch_size // config.plan.virtual_workers)
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise ConfigError("evaluate needs a dataset with a length above 0, to see every example of it exactly once")
+    announced = announce(group, Kind.EVALUATION, step=position[1], ordinal=ordinal, batches=(len(dataset), size))
     batches = -(-len(dataset) // size)
     dealt = blocks(batches, group.world_size)
     mine = dealt[group.rank]
@@ -54,29 +68,39 @@ def evaluate(
         timeout_s=config.timeout_s,
         interrupt=group.check,
     )
-    sums: list[ShareSums] = []
-    with _evaluating([*config.models.values(), *config.extra.values()]):
+    plan = schedule(batches, batches, tuple(dealt))
+    sums = SubtreeSums()
+    with _evaluating(list(roots(config.models, config.extra).values())), buffers.untouched():
         try:
             loader.open(_requests(len(dataset), size, mine, position[0]))
-            for number in mine:
+            for number, merges in zip(mine, plan.merges[group.rank], strict=True):
+                announced.look()
+                sign(READING)
                 batch = loader.next().batch
+                sign(EVALUATING)
                 seed_streams(derive("evaluation batch", seed, number), config.device)
-                sums.append(ShareSums())
+                added = ShareSums()
                 for name, value in _called(function, batch).items():
-                    sums[-1].add(name, value)
+                    added.add(name, value)
+                sums.push(added, merges)
+                buffers.restore()
         except PeerLost:
+            with suppress(PeerLost):  # whoever found first that scripts went different ways has hung up
+                announced.look()
             group.sever()  # before the loader's end, which takes a moment
             raise
         finally:
             loader.close()
+    sign(WAITING)
+    announced.check()
     agreed = StepSums(group).exchange(
         position,
-        sums,
+        sums.parts,
         count=0,
         wishes=0,
         buffers=0,
         newly_moving=(),
-        schedule=schedule(batches, batches, tuple(dealt)),
+        schedule=plan,
     )
     return agreed.sums
 
@@ -97,9 +121,8 @@ def _called(function: Callable[..., Mapping[str, Any]], batch: Any) -> Mapping[s
 
 
 @contextmanager
-def _evaluating(things: Sequence[Any]) -> Iterator[None]:
-    """Eval mode for those that are models, and no gradients; every module gets its own mode back."""
-    models = [thing for thing in things if isinstance(thing, torch.nn.Module)]
+def _evaluating(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Eval mode, and no gradients; every module gets its own mode back."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     for model in models:
         model.eval()

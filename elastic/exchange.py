@@ -6,21 +6,25 @@ them as one batch, the gradients are summed by plain all-reduces, and the tree s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
-import torch
 
 from elastic.config import Config
 from elastic.data.plan import Examples, StepPlan, blocks
-from elastic.errors import StepError
+from elastic.errors import CollectiveMismatch, StepError
 from elastic.group.buffers import Buffers
-from elastic.group.form import Group
+from elastic.group.fingerprint import Alone, Announced, Kind, announce
+from elastic.group.form import Group, gather_bytes
 from elastic.group.gradients import UNTOUCHED, GradientSum
-from elastic.group.sums import Agreed, ShareSums, StepSums
+from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
 from elastic.group.tree import Schedule, schedule
+from elastic.state.attributes import Attributes
+from elastic.state.trained import Trained
+from elastic.state.trained_set import TrainedSet, listed
 
 
 @dataclass(frozen=True)
@@ -79,27 +83,35 @@ def micro_batches(config: Config, step: StepPlan, batch: range, world_size: int)
 class Exchange:
     """Everything that the ranks of a view exchange. One per view; `plan` sets it to a step."""
 
-    def __init__(self, config: Config, group: Group) -> None:
+    gradients: GradientSum
+
+    def __init__(self, config: Config, group: Group, trained: Trained, attributes: Attributes) -> None:
         self._config = config
         self._group = group
-        self._parameters = list(config.parameters().items())
-        self._trained: tuple[bool, ...] = ()
-        self.gradients: GradientSum = self._gradient_sum()
-        self.buffers = Buffers(config.models, config.buffers, group, config.device)
+        self._trained = trained
+        self._set: TrainedSet | None = None
+        self._kept: dict[tuple[bool, ...], GradientSum] = {}
+        self.buffers = Buffers(config.models, config.extra, config.buffers, group, config.device, attributes)
         self._sums = StepSums(group)
         self.part: Part
+        self.announced: Announced = Alone()
 
     def plan(self, step: StepPlan) -> None:
         """Sets this rank's part of a step."""
         self.part = deal(self._config, len(step.sizes), self._group.world_size)[self._group.rank]
 
-    def begin(self) -> None:
-        """Starts the step, or starts it again: gradients are forgotten. Whoever gave a step up has restored buffers."""
-        if self._trained != tuple(parameter.requires_grad for _, parameter in self._parameters):
-            self.gradients.close()
-            self.gradients = self._gradient_sum()
-        self.gradients.begin(self.part.schedule)
+    def begin(self, step: int, *, again: bool) -> TrainedSet:
+        """Starts step `step`, or starts it again: gradients are forgotten. Whoever gave it up has restored buffers.
+
+        Raises PeerLost, and StepError for a change of what is trained that cannot be carried.
+        """
+        trained = self._trained.look(again=again)
+        if trained is not self._set:
+            self._follow(trained)
+        self.announced = announce(self._group, Kind.STEP, step=step, trained=trained.digest)
+        self.gradients.begin(self.part.schedule, self._meet)
         self.buffers.begin()
+        return trained
 
     def carry_out(
         self,
@@ -110,17 +122,25 @@ class Exchange:
         examples: int,
         wishes: int,
     ) -> Agreed:
-        """Sums everything over the ranks. Raises PeerLost, and StepError if nothing was counted anywhere."""
+        """Sums everything over the ranks.
+
+        Raises PeerLost, CollectiveMismatch, and StepError if nothing was counted anywhere.
+        """
+        self._meet()
         self.gradients.flush()
+        sums = SubtreeSums()
+        for share, merges in zip(shares, self.part.merges, strict=True):
+            sums.push(share, merges)
         moving = self.buffers.moving
-        self.buffers.start(moving, self.part.schedule, self.part.merges)
+        self.buffers.start(moving, (), self.part.schedule, self.part.merges)
         agreed = self._sums.exchange(
             position,
-            shares,
+            sums.parts,
             count=count,
             wishes=wishes,
             buffers=self.buffers.digest(),
             newly_moving=self.buffers.newly_moving(),
+            relaid=self.buffers.relaid(),
             schedule=self.part.schedule,
         )
         if agreed.count == 0:
@@ -129,25 +149,61 @@ class Exchange:
                 f"{UNTOUCHED}  next   look at the counts given to step.backward"
             )
         self.gradients.finish(agreed.count)
+        if len({digest for digest in agreed.buffers if digest}) > 1:
+            self.buffers.settle()
         self.buffers.finish(examples, self.part.schedule)
-        if list(agreed.moving) != moving:
-            self.buffers.start(agreed.moving, self.part.schedule, self.part.merges)
+        if list(agreed.moving) != moving or agreed.relaid:
+            self.buffers.start(agreed.moving, agreed.relaid, self.part.schedule, self.part.merges)
             self.buffers.finish(examples, self.part.schedule)
-        if self._config.device.type == "cuda":
-            # NCCL's waits only order streams: a collective that was aborted has left anything, and says nothing.
-            torch.cuda.current_stream(self._config.device).synchronize()
-            self._group.check()
+        self._group.settle()
         return agreed
 
     def close(self) -> None:
-        self.gradients.close()
+        for gradients in self._kept.values():
+            gradients.close()
 
-    def _gradient_sum(self) -> GradientSum:
-        self._trained = tuple(parameter.requires_grad for _, parameter in self._parameters)
-        trained = [(name, parameter) for name, parameter in self._parameters if parameter.requires_grad]
+    def _follow(self, trained: TrainedSet) -> None:
+        """Buckets and hooks are those of this set from here on."""
+        before, self._set = self._set, trained
+        if before is not None and not trained.same_parameters(before):
+            self.close()
+            self._kept = {}
+        for gradients in self._kept.values():
+            gradients.close()
+        # Two networks that take turns are two sets; what was trained before those two is let go.
+        known = self._kept.pop(trained.trained, None)
+        self.gradients = known if known is not None else self._gradient_sum(trained)
+        self._kept = dict([*self._kept.items()][-1:]) | {trained.trained: self.gradients}
+        self.gradients.open()
+
+    def _meet(self) -> None:
+        """Before anything of the step leaves: all ranks have begun it, and train the same.
+
+        Raises PeerLost, CollectiveMismatch.
+        """
+        self.announced.check()
+        digests = self.announced.trained
+        if len(set(digests)) <= 1:
+            return
+        self._group.part()  # whoever knows first raises, and hangs up
+        told = gather_bytes(self._group, json.dumps(self._trained.state_dict()).encode())
+        rank = self._group.rank
+        other = next(other for other, digest in enumerate(digests) if digest != digests[rank])
+        found = self._trained.difference(json.loads(told[other]))
+        raise CollectiveMismatch(
+            f"the workers train different parameters; rank {rank} is here, and rank {other} there\n"
+            f"  found  {listed(found)}\n{UNTOUCHED}"
+            "  next   set requires_grad and groups from what is the same on every worker: step.index, step.epoch,\n"
+            "         step.sums, or what is kept in extra=; a counter of its own begins anew where a worker joins",
+            doing={number: f"trains set {digest:x}" for number, digest in enumerate(digests)},
+        )
+
+    def _gradient_sum(self, trained: TrainedSet) -> GradientSum:
+        names = [name for name, trains in zip(trained.names, trained.trained, strict=True) if trains]
+        parameters = [p for p, trains in zip(trained.parameters, trained.trained, strict=True) if trains]
         return GradientSum(
-            [parameter for _, parameter in trained],
-            [name for name, _ in trained],
+            parameters,
+            names,
             self._group,
             overlap=self._config.overlap,
             ordered=self._config.mode == "exact",

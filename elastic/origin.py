@@ -13,14 +13,17 @@ from __future__ import annotations
 import json
 import socket
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import checkpoint
+from checkpoint.storage import redact
 from elastic.config import Config
 from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
 from elastic.group.form import gather_bytes
 from elastic.launch.environment import Launch
+from elastic.membership.progress import LOADING, WAITING, Progress
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog
 from elastic.observe.observer import Observer
@@ -55,10 +58,12 @@ class Origin:
         observer: Observer,
         events: EventLog,
         console: Console,
+        progress: Progress,
     ) -> None:
         self._run = run
         self._config = config
         self._launch = launch
+        self._progress = progress
         self._place = place
         self._survives = survives
         self._observer = observer
@@ -68,6 +73,13 @@ class Origin:
         self.saver: Saver | None = None
         self.save_begun_s = time.monotonic()
         self.position = Position(epoch=0, step=0)
+        self._accepted: list[str] = []  # fields in which the run that goes on was another
+
+    @property
+    def storage_s(self) -> float:
+        """How long a worker may be at its storage: while others wait for it in a collective, no longer than that may
+        take."""
+        return max(self._progress.long_s, self._config.timeout_s)
 
     @property
     def claim(self) -> int:
@@ -88,13 +100,14 @@ class Origin:
         self._check_that_storage_is_shared()
         group = self._place.group
         if from_claim is not None or group.world_size > 1:
-            self._survives.apply(broadcast(group, tree))
+            keeps_trained = "trained" in self._accepted
+            self._apply(broadcast(group, tree), keeps_trained=keeps_trained)
         self._events.emit(
             "loaded",
             step=self.position.step,
             epoch=self.position.epoch,
             from_claim=from_claim,
-            accepted=self.saver.accepted if self.saver is not None else [],
+            accepted=self._accepted,
             digest=self._survives.weights_digest(),
         )
 
@@ -133,7 +146,7 @@ class Origin:
             self._claimed = checkpoint.Claim.from_document(told["claim"])
             self._events.context(claim=self.claim)
         if state is not None:
-            self._survives.apply(state)
+            self._apply(state)
             self._survives.applied.note()
             step, epoch = self.position.step, self.position.epoch
             self._tell_transfer("takes", step, moved, begun_s)
@@ -146,6 +159,11 @@ class Origin:
             self.saver.world_size = group.world_size
         return told
 
+    def _apply(self, state: Tree, *, keeps_trained: bool = False) -> None:
+        self._run._sign(LOADING)  # objects in extra= are the script's own code
+        self._survives.apply(state, step=self.position.step, keeps_trained=keeps_trained)
+        self._run._sign(WAITING)
+
     def take_the_pen(self) -> None:
         """This worker is who saves from here on; the one before it is gone, or has handed over."""
         if self.saver is not None:
@@ -157,6 +175,15 @@ class Origin:
             saver.adopt(self._claimed)
         else:
             self._claimed = saver.claim()
+
+    def is_committed(self, step: int) -> bool:
+        """Whether storage holds a commit of this run with at least so many steps; of what cannot be read, no."""
+        options = self._config.storage_options or None
+        with suppress(checkpoint.CheckpointError):
+            with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
+                newest = storage.latest()
+            return newest is not None and newest.step >= step and newest.claim >= self.claim
+        return False
 
     def _tell_transfer(self, role: str, step: int, moved: int, begun_s: float) -> None:
         seconds = time.monotonic() - begun_s
@@ -204,8 +231,11 @@ class Origin:
         told: dict[str, object] = {}
         if group.rank == 0:
             try:
+                self._run._sign(LOADING, self.storage_s)
                 tree, from_claim = self._coordinate()
+                self._run._sign(WAITING)
                 told = {"claim": self.claim_document(), "from_claim": from_claim, "position": asdict(self.position)}
+                told["accepted"] = self._hand().accepted
             except Exception as refused:
                 failure = refused
                 told = {"failure": f"{type(refused).__name__}: {refused}"}
@@ -216,6 +246,7 @@ class Origin:
             raise StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
         self._claimed = checkpoint.Claim.from_document(answer["claim"])
         self.position = Position(**answer["position"])
+        self._accepted = answer["accepted"]
         self._events.context(claim=self.claim)
         return tree, answer["from_claim"]
 
@@ -262,6 +293,7 @@ class Origin:
         blind = self._place.told_by_all(blind)
         if blind is not None:
             self._console.say(
-                f"{blind} does not see the claim that rank 0 wrote to {self._config.url}: the folder is not shared, "
-                "and the run can go on only while its coordinator stays where it is; use shared or object storage"
+                f"{blind} does not see the claim that rank 0 wrote to {redact(self._config.url)}: the folder is not "
+                "shared, and the run can go on only while its coordinator stays where it is; use shared or object "
+                "storage"
             )

@@ -108,26 +108,6 @@ class Place:
         told = gather_bytes(self.group, (word or "").encode())
         return next((answer.decode() for answer in told if answer), None)
 
-    def all_at(self, where: str, *, within_s: float) -> bool:
-        """Whether every worker comes to `where` within `within_s`. Needs no collective: others may be in one.
-
-        Raises PeerLost under `elastic run`.
-        """
-        if self._store is None:
-            return True
-        with suppress(RuntimeError):
-            self._store.set(f"{where}/{self.group.rank}", "")
-            deadline = time.monotonic() + within_s
-            while time.monotonic() < deadline:
-                if self._store.check([f"{where}/{rank}" for rank in range(self.group.world_size)]):
-                    return True
-                if self._live is not None:
-                    self.group.check()
-                time.sleep(0.02)
-        if self._live is not None:
-            self.group.check()
-        return False
-
     def what_others_do(self, doing: str, *, within_s: float) -> dict[int, str]:
         """rank -> what it says it was doing when its exchange failed, of those that say so in time."""
         said: dict[int, str] = {}

@@ -25,7 +25,8 @@ from elastic.course import Course
 from elastic.data.plan import LastBatch
 from elastic.errors import ConfigError, PeerLost, StepError
 from elastic.evaluation import evaluate
-from elastic.group.form import Solo
+from elastic.group.fingerprint import Kind
+from elastic.group.form import Group, Solo
 from elastic.group.sums import Agreed
 from elastic.launch import environment
 from elastic.launch.portable import pin_instruction_set
@@ -38,7 +39,8 @@ from elastic.observe.timing import EVALUATE, SAVE, WAIT
 from elastic.preemption.signals import SignalNotices
 from elastic.recovery import EXIT_RESTART, Recovery
 from elastic.session import Session
-from elastic.state.randomness import derive, outside_seed, seed_streams
+from elastic.state.compiled import explained
+from elastic.state.randomness import before_seed, end_seed, evaluated_seed, seed_streams, start_seed
 from elastic.step import Step
 from elastic.update import default_update
 
@@ -61,16 +63,21 @@ class Run:
     save_every        steps, a time such as "10min", or "auto" (60 s)
     mode              "exact": the same bits at any world size. "fast": a worker's shares run as one batch
     update            update(run, step), instead of clip, optimizer step and scheduler step
+    rebuild           rebuild(step), for a script that adds parameters to its models between steps: makes of models and
+                      optimizers, as the script builds them, what they are after `step` steps. Called on a worker that
+                      joins then, or resumes there, before it gets the state
     micro_batch_size  the most examples in one forward pass: shares are passed in pieces, to bound memory
     last_batch        of an epoch: "short" (a smaller step), "drop", or "carry" (filled from the next epoch)
     num_workers       loader processes of this worker; 0 reads in the training process
     collate_fn        makes a batch of a list of examples; default torch's default_collate
-    device            default: where the model is. "cuda" means this worker's own GPU
+    device            default: where the model is. "cuda", or a model that `.cuda()` has moved, means this worker's own
+                      GPU of those that its node has; workers beyond their number share them
     extra             {name: object with state_dict and load_state_dict} that must survive as well
     scaler            a torch.amp.GradScaler: losses are scaled, and the default update unscales
     buffers           {name: "first" | "keep"} for model buffers that the rules of group/buffers.py do not fit
     threads           intra-op threads; part of the run's identity, since they change bits
-    portable          pin the instruction set to AVX2, so that mixed fleets agree (starts the process again if need be)
+    portable          pin the instruction set to AVX2, so that processors of one maker with equal caches agree, whatever
+                      else they can (starts the process again if need be)
     overlap           send gradients during the last backward pass; off for reentrant checkpointing
     bucket_bytes      how much of the gradients travels together
     accept            names of identity fields that may differ from the saved run's
@@ -107,6 +114,7 @@ class Run:
         save_every: int | str = "auto",
         mode: Mode = "exact",
         update: Callable[[Run, Step], None] | None = None,
+        rebuild: Callable[[int], None] | None = None,
         micro_batch_size: int | None = None,
         last_batch: LastBatch = "short",
         num_workers: int = 0,
@@ -154,6 +162,7 @@ class Run:
         self._wished = 0
         self._at_most_s: float | None = None  # of the long_section that the script is in
         self._joined_late = False
+        self._evaluated = False
         self._open_step: Step | None = None
 
     @property
@@ -208,7 +217,10 @@ class Run:
         except RunEnded as ended:
             session.tell_end(ended)
             session.close(abruptly=True)
-            raise SystemExit(0 if isinstance(ended, ToldToLeave) else EXIT_RESTART) from ended
+            raise SystemExit(EXIT_RESTART) from ended
+        except ToldToLeave as told:
+            session.close(abruptly=True)
+            raise SystemExit(0) from told  # it holds nothing yet
         except BaseException:
             session.close(abruptly=True)
             raise
@@ -221,7 +233,7 @@ class Run:
             session.keep(optimizer.register_step_pre_hook(self._only_in_update).remove)
         self._notices.install(session.live.told_to_leave if session.live is not None else None)
         session.keep(self._notices.close)
-        seed_streams(outside_seed(self._config.plan.seed, self.step_index, 0), self.device)
+        seed_streams(start_seed(self._config.plan.seed), self.device)
         self._observer.at("loaded", self)
         return self
 
@@ -241,16 +253,21 @@ class Run:
             session.exchange.buffers.restore()  # a share that raised has moved BatchNorm's averages
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):
                 session.events.emit("error", step=self.step_index, error=f"{type(error).__name__}: {error}")
+            if (told := explained(error)) is not None:
+                raise told from error
         finally:
             session.close(abruptly=not orderly)
 
     def __iter__(self) -> Iterator[Step]:
         session = self._here
-        self._course.in_loop = self._course.looped = True
+        self._course.begin_loop()
         self._joined_late = False
+        session.trained.begin_loop()
+        session.survives.begin_loop()
         while not self.finished:
             self._goes_on()
             self._open_step = step = Step(self, session, session.step_plan(self.step_index))
+            seed_streams(before_seed(self._config.plan.seed, step.index), self.device)
             yield step
             if not step.applied:
                 raise self._left_open(step)
@@ -258,6 +275,7 @@ class Run:
             self._boundary(session)
         self._finish(session)
         self._course.in_loop = False
+        seed_streams(end_seed(self._config.plan.seed), self.device)
 
     def stop(self, reason: str) -> None:
         """Ends the run on all workers, at the boundary after the next exchange: that of the step in hand inside the
@@ -285,16 +303,23 @@ class Run:
             )
         self._observer.at("evaluate", self)
         self._course.evaluations += 1
-        position = (self.epoch, self.step_index, 0)
+        position, ordinal = (self.epoch, self.step_index, 0), self._course.evaluations
+
+        def sign(phase: int) -> None:
+            first_s = None if self._evaluated else session.progress.long_s  # it may compile
+            self._sign(phase, first_s if self._at_most_s is None and phase == EVALUATING else self._at_most_s)
+
+        def within(group: Group) -> dict[str, Any]:
+            self._phase(EVALUATING, math.inf)
+            buffers = session.exchange.buffers
+            return evaluate(self._config, group, dataset, function, batch_size, position, ordinal, sign, buffers)
 
         def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
-            self._phase(EVALUATING)
-            return evaluate(self._config, Solo(), dataset, function, batch_size, position)
+            return within(Solo())
 
         def together() -> dict[str, Any]:
-            self._phase(EVALUATING)
             try:
-                return evaluate(self._config, session.group, dataset, function, batch_size, position)
+                return within(session.group)
             except PeerLost:
                 if session.live is None or not self.finished:
                     raise
@@ -304,11 +329,14 @@ class Run:
         if self._joined_late:  # the others are past this
             sums = alone()
         else:
-            name = f"evaluation {self._course.evaluations}"
+            name = f"evaluation {self._course.evaluations}{'' if self._course.looped else ' before the loop'}"
             sums = self._recovering.agree(name, together, f"evaluating after step {self.step_index}")
+        self._evaluated = True
         self._goes_on()
-        after = derive("after evaluation", self._config.plan.seed, self.step_index, self._course.evaluations)
-        seed_streams(after, self.device)
+        if session.compiling is not None:
+            session.compiling.check(f"{self.step_index} steps are applied; what was evaluated is not given")
+        at = self.step_index if self._course.looped else None
+        seed_streams(evaluated_seed(self._config.plan.seed, at, self._course.evaluations), self.device)
         return sums
 
     @contextmanager
@@ -345,6 +373,10 @@ class Run:
 
     def _phase(self, phase: int, limit_s: float | None = None) -> None:
         self._here.stopwatch.at(_SPENT_ON.get(phase))
+        self._sign(phase, limit_s)
+
+    def _sign(self, phase: int, limit_s: float | None = None) -> None:
+        """As `_phase`, where the time is spent on what it was."""
         self._here.progress.at(phase, generation=self.generation, step=self.step_index, limit_s=limit_s)
 
     def _goes_on(self) -> None:
@@ -355,8 +387,8 @@ class Run:
         """This worker's wishes, for the exchange that is about to be carried out."""
         saver, live = self._here.origin.saver, self._here.live
         wishes = _STOP if self._course.stop_wish is not None else 0
-        if self._recovering.notice is not None:
-            self._recovering.tell_notice()
+        if self._recovering.parting.notice is not None:
+            self._recovering.parting.tell_notice()
             wishes |= _LEAVE
         if live is not None and live.wants_regroup():
             wishes |= _REGROUP
@@ -401,6 +433,8 @@ class Run:
         course, recovery = self._course, self._recovering
         assert course.agreed is not None
         course.at_boundary = True
+        if session.compiling is not None:
+            session.compiling.check(f"step {course.step - 1} is applied; it is not saved")
         if session.origin.saver is not None:
             session.origin.saver.look()
         wishes = 0
@@ -410,7 +444,7 @@ class Run:
             course.epoch = session.step_plan(course.step).epoch
         every = self._config.save_every_steps
         if wishes & _STOP:
-            course.stopped = recovery.told_by_all("stop", course.stop_wish)
+            course.stopped = recovery.told_by_all(Kind.STOP, course.stop_wish)
             course.stop_wish = None
         course.look_for_end()
         if course.finished:
@@ -422,7 +456,7 @@ class Run:
         if session.origin.saver is not None:
             session.origin.saver.check(step=course.step)
         if wishes & _SAVE or (every is not None and course.step % every == 0):
-            recovery.save(must=False)
+            recovery.save()
         if leaving or wishes & _REGROUP:
             recovery.regroup(leaves=bool(self._wished & _LEAVE))
 
@@ -433,16 +467,19 @@ class Run:
 
         def saved() -> None:
             self._observer.at("finish", self)
-            recovery.commit(must=True, last=True)
-            recovery.wait_for_all(None)
+            recovery.commit(must=True, patiently="the last save")
+            recovery.wait_for_all(Kind.FINISH, None)
 
         recovery.agree("finish", saved, "waiting for the last save")
         self._phase(OVER)
         self._notices.close()
         if session.live is not None:
             session.live.finished(step=self.step_index)
-        digest = session.survives.weights_digest()
-        self.events.emit("finished", step=self.step_index, digest=digest, **session.stopwatch.lap())
+        self._tell_finished()
+
+    def _tell_finished(self) -> None:
+        digest = self._here.survives.weights_digest()
+        self.events.emit("finished", step=self.step_index, digest=digest, **self._here.stopwatch.lap())
 
     def _broke_off(self) -> None:
         """The script left the outer loop by `break`. If all workers do so at one step, the run ends there."""
@@ -460,7 +497,7 @@ class Run:
             course.finished = True
             self._finish(session)
         else:
-            self._recovering.leave_alone()
+            self._recovering.parting.break_off()
 
     def _left_open(self, step: Step) -> StepError:
         """For a step whose inner loop did not come to its end: break, return, or an exception that was caught."""

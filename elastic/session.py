@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +26,7 @@ from elastic.exchange import Exchange, deal, micro_batches
 from elastic.group.form import Group
 from elastic.launch.environment import Launch
 from elastic.launch.parent import leave_with_parent
-from elastic.membership.live import OtherIdentity, RunEnded, ToldToLeave, live
+from elastic.membership.live import OtherIdentity, RunEnded, live
 from elastic.membership.progress import OVER, STARTING, Progress
 from elastic.membership.rules import BOUNDARY
 from elastic.observe.console import Console
@@ -37,17 +37,26 @@ from elastic.observe.timing import Stopwatch, age_s
 from elastic.origin import Origin
 from elastic.place import Place
 from elastic.state import identity as identities
+from elastic.state.body import Body
+from elastic.state.compiled import Compiling
+from elastic.state.reached import watch
 from elastic.state.survives import Survives, Tree
+from elastic.state.trained import Trained
 from elastic.state.transfer import Standing
 
 if TYPE_CHECKING:
     from elastic.run import Run
 
 
+COMPILATION_S = 1800.0
+"""For one compilation; what takes longer counts as hung."""
+
+
 class Session:
     """`close` gives back all of it.
 
     live  the way to the agent of `elastic run`; None under any other launcher
+    compiling  torch's compiler, under exact mode
     told  what those said who were ahead, where the run was under way when this worker joined
     """
 
@@ -63,10 +72,14 @@ class Session:
         self._abruptly = False
         self.step_plan = lru_cache(maxsize=64)(config.plan.step)
         self.live = live(launch.channel)
+        self.compiling: Compiling | None = None
         self.told: Tree | None = None
         self.stopwatch = Stopwatch()
         self.progress = Progress(launch.progress, hang_s=launch.hang_s)
+        self.trained = Trained(config.models, config.optimizers, config.check, config.rebuild)
+        self.body = Body(self.trained, config.optimizers, config.extra)
         self.survives = Survives(
+            trained=self.trained,
             models=config.models,
             optimizers=config.optimizers,
             schedulers=config.schedulers,
@@ -86,7 +99,9 @@ class Session:
         if launch.observer is not None:
             self.events.keep_all()  # evidence
         self.place = Place(run, config, launch, self.live, observer, self.events, self.progress)
-        self.origin = Origin(run, config, launch, self.place, self.survives, observer, self.events, console)
+        self.origin = Origin(
+            run, config, launch, self.place, self.survives, observer, self.events, console, self.progress
+        )
 
     @property
     def group(self) -> Group:
@@ -96,17 +111,26 @@ class Session:
         """Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises."""
         config = self._config
         self.keep(self.events.close)
+        self.body.open()
+        self.keep(self.body.close)
+        if self.live is not None:
+            self.keep(watch(self.survives.applied.weights.reached))
         threads_before = torch.get_num_threads()
         torch.set_num_threads(config.threads)
         if self._launch.master_addr is not None:
             self.keep(leave_with_parent())
         self.keep(lambda: torch.set_num_threads(threads_before))
+        if config.device.type == "cuda":
+            self.keep(partial(torch.cuda.set_device, torch.cuda.current_device()))
+            torch.cuda.set_device(config.device)  # what the script puts on "cuda" from now on
         for model in config.models.values():
             model.to(config.device)
         identity = identities.identity(
             config.numerics(), config.models, config.optimizers, config.schedulers, config.device
         )
         identities.check_accept(config.accept, identity)
+        if config.mode == "exact":
+            self.compiling = self._closing.enter_context(Compiling(begun=self._compiles, ended=self._has_compiled))
         self.progress.at(STARTING, generation=0, step=0)
         self._observer.at("start", self._run)
         self.events.emit(
@@ -131,8 +155,7 @@ class Session:
 
     def tell_end(self, ended: RunEnded) -> None:
         """Records why no view comes any more."""
-        if not isinstance(ended, ToldToLeave):
-            self.events.emit("repeated_failure" if ended.repeated else "ended", why=str(ended))
+        self.events.emit("repeated_failure" if ended.repeated else "ended", why=str(ended))
 
     def keep(self, closing: Callable[[], None]) -> None:
         """Have something closed with the session."""
@@ -144,24 +167,24 @@ class Session:
         self.progress.at(OVER, generation=self._run.generation, step=self._run.step_index)
         self._closing.close()
 
-    def regroup(self, standing: Standing, word: Tree, *, at: str, lost: bool, saves: bool) -> Tree | None:
+    def regroup(self, standing: Standing, word: Tree, *, at: str, lost: bool, whole: bool) -> Tree | None:
         """Leaves the view, and enters the next one. Returns the word of those who stand ahead of this worker.
 
         word  what this rank has to tell those behind, beside the state
         at    where this worker stands; a newcomer is let in only if all survivors say BOUNDARY
         lost  a collective failed: the group is severed now, so that all others learn of it
-        saves whether what this worker holds may be saved as it is
-        Raises PeerLost (try again), membership.live.RunEnded, StartFailed.
+        whole what this worker holds may be saved as it is
+        Raises PeerLost (try again), StartFailed, and what Live.next_view raises.
         """
         assert self.live is not None
         assert standing.step is not None
         if lost:
             self.place.sever()
-        self.live.over(step=standing.step, at=at, lost=lost, saves=saves)
+        self.live.over(step=standing.step, at=at, lost=lost, whole=whole, torn=standing.torn)
         self.place.enter(step=standing.step)
         told = self.origin.from_peers_or_storage(standing, word)
         self.exchange.close()
-        self.exchange = Exchange(self._config, self.group)
+        self.exchange = Exchange(self._config, self.group, self.trained, self.survives.attributes)
         return told
 
     def read_from(self, first: int) -> None:
@@ -173,11 +196,11 @@ class Session:
         assert self.live is not None
         while True:
             try:
-                self.place.enter(step=0)
+                self.place.enter(step=-1)
                 return self.origin.from_peers_or_storage(Standing(step=None), {})
             except PeerLost:
                 self.place.sever()
-                self.live.over(step=-1, at=BOUNDARY, lost=True)
+                self.live.over(step=-1, at=BOUNDARY, lost=True, whole=False, torn=False)
             except OtherIdentity as other:
                 accept, where = self._config.accept, "the run that is under way"
                 identities.check(identity, other.identity, accept=accept, where=where)
@@ -185,7 +208,7 @@ class Session:
 
     def _prepare(self) -> None:
         config = self._config
-        self.exchange = Exchange(config, self.group)
+        self.exchange = Exchange(config, self.group, self.trained, self.survives.attributes)
         self.keep(self._close_exchange)
         self.loader = Loader(
             config.dataset,
@@ -202,6 +225,15 @@ class Session:
         if config.scaler is not None:
             config.scaler.scale(torch.zeros((), device=config.device))  # an idle rank needs its scale, too
         self.read_from(self.origin.position.step)
+
+    def _compiles(self) -> None:
+        """It may take minutes, in the middle of a step or between two."""
+        run, phase = self._run, self.progress.phase
+        self.progress.at(phase, generation=run.generation, step=run.step_index, limit_s=COMPILATION_S)
+
+    def _has_compiled(self) -> None:
+        run, phase = self._run, self.progress.phase
+        self.progress.at(phase, generation=run.generation, step=run.step_index)
 
     def _on_the_terminal(self) -> Callable[[Status], None]:
         """Where this worker shows the status itself: what takes it."""

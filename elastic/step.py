@@ -11,6 +11,7 @@ are added group/tree.py's, and what applying means run.py's.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,12 +19,11 @@ import torch
 from elastic.data.plan import StepPlan
 from elastic.errors import PeerLost, StepError
 from elastic.exchange import Exchange, pieces
-from elastic.group.buffers import disagreement
 from elastic.group.gradients import UNTOUCHED
 from elastic.group.sums import Agreed, ShareSums
-from elastic.membership.progress import COMPUTING, WAITING
+from elastic.membership.progress import COMPUTING, READING, WAITING
 from elastic.observe.timing import DATA
-from elastic.state.randomness import outside_seed, seed_streams, share_seed
+from elastic.state.randomness import after_seed, outside_seed, seed_streams, share_seed
 
 if TYPE_CHECKING:
     from elastic.run import Run
@@ -58,6 +58,7 @@ class Step:
         self.applied = False
         self._begun = False
         self._lost: PeerLost | None = None
+        self._broke: BaseException | None = None
         self._due = False
         self._last = False
         self._merges = 0
@@ -81,14 +82,24 @@ class Step:
                 agreed = self._complete(exchange)
                 break
             except PeerLost as lost:
+                self._session.body.end(self.index)
+                with suppress(PeerLost):  # whoever found first that scripts went different ways has hung up
+                    exchange.announced.look()
                 self._run._recovering.recover(lost, f"in the exchange of step {self.index}")
                 if self._taken_over():
+                    self._left_to_the_script()
                     return
                 self.attempt += 1
                 self._session.events.emit("redo", step=self.index, attempt=self.attempt)
         self._run._apply(self._session, self, agreed)
         self.applied = True
+        self._left_to_the_script()
         self._run._goes_on()
+
+    def _left_to_the_script(self) -> None:
+        """The code after the inner loop draws the same on every worker: on one that has drawn noise in its update, and
+        on one that took the state over from it."""
+        seed_streams(after_seed(self._plan.plan.seed, self.index), self._run.device)
 
     def _taken_over(self) -> bool:
         """Whether a peer had applied this step before the exchange failed here: its state and sums came from there."""
@@ -102,8 +113,16 @@ class Step:
         """Adds the gradients of `loss`, a sum over `count` examples (or tokens), to the step.
 
         The division by the global count comes once, after the exchange: pass sums, never means. One call for
-        each batch that the inner loop gives; combine several losses first. Raises StepError.
+        each batch that the inner loop gives; combine several losses first. Raises StepError. An error that the body
+        catches ends the step all the same: a share that broke off half way cannot be left out.
         """
+        try:
+            self._backward(loss, count)
+        except BaseException as error:
+            self._broke = error
+            raise
+
+    def _backward(self, loss: torch.Tensor, count: int) -> None:
         if not self._due:
             where = "outside the inner loop" if self._share is None else f"a second time for share {self._share}"
             raise StepError(
@@ -112,6 +131,8 @@ class Step:
             )
         counted = _count(count)
         _check_loss(loss)
+        if self._session.compiling is not None:
+            self._session.compiling.check("the model is as it was before this step")
         self._due = False
         self._counted += counted
         run, gradients = self._run, self._session.exchange.gradients
@@ -138,7 +159,8 @@ class Step:
         run, plan = self._run, self._plan
         self._shares, self.indices_read, self._counted, self._lost = [], [], 0, None
         self.sums, self.count = {}, 0
-        exchange.begin()
+        trained = exchange.begin(self.index, again=self.attempt > 0)
+        self._session.body.begin(self.index, trained)
         part = exchange.part
         for number, (shares, merges) in enumerate(zip(part.batches, part.merges, strict=True)):
             self._share = share = shares[0]
@@ -147,9 +169,12 @@ class Step:
             last_share = number == len(part.batches) - 1
             for micro in range(self._pieces):
                 run._observer.at("data", run, share)
+                exchange.announced.look()
                 self._session.group.check()
+                run._sign(READING)
                 with self._session.stopwatch.on(DATA):
                     loaded = self._session.loader.next()
+                run._sign(COMPUTING)
                 self.indices_read += loaded.indices.tolist()
                 batch = run._observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
                 self._piece = micro
@@ -158,6 +183,8 @@ class Step:
                 run._observer.at("forward", run, share)
                 self._due = True
                 yield batch
+                if self._broke is not None:
+                    raise self._broken_off(share, self._broke) from self._broke
                 if self._lost is not None:
                     raise self._lost
                 if self._due:
@@ -168,6 +195,15 @@ class Step:
                     )
             exchange.buffers.share_done(share, sum(plan.sizes[share] for share in shares))
         self._share = None
+        self._session.body.end(self.index)
+
+    def _broken_off(self, share: int, error: BaseException) -> StepError:
+        return StepError(
+            f"step.backward failed for share {share} of step {self.index}, and the inner loop's body went on\n"
+            f"  found  {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}\n"
+            f"{UNTOUCHED}  next   let the exception leave the loop: every example counts once, none is skipped.\n"
+            "         For what does not fit into memory there is micro_batch_size="
+        )
 
     def _complete(self, exchange: Exchange) -> Agreed:
         """The exchange. `.grad`, `sums` and `count` are exact afterwards."""
@@ -183,9 +219,6 @@ class Step:
             examples=self._plan.count,
             wishes=run._wishes(),
         )
-        digests = {digest for digest in agreed.buffers if digest}
-        if len(digests) > 1:
-            raise disagreement(exchange.buffers.exact_names(), None)
         self.sums, self.count = agreed.sums, agreed.count
         run._phase(COMPUTING)
         return agreed

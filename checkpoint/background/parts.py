@@ -19,8 +19,8 @@ from checkpoint.background.messages import error_document, error_from
 from checkpoint.background.star import Centre, Message, Spoke
 from checkpoint.errors import CheckpointError, SaveDropped
 from checkpoint.format.draft import Draft, StoredObject
-from checkpoint.storage import Missing, Storage
-from checkpoint.writer import commit
+from checkpoint.storage import Storage
+from checkpoint.writer import commit, is_committed
 
 _SLACK_S = 10.0  # how much longer than rank 0's writer the others wait: it finds out first, and says who is missing
 _KEPT = 100  # saves whose end is remembered, for what is said of them too late
@@ -190,7 +190,7 @@ class Other:
         self._spoke.send({"save": id, "objects": [vars(stored) for stored in own]})
         with self._changed:
             self._changed.wait_for(lambda: id in self._outcomes or self._gone, self._finish_s + _SLACK_S)
-        if id not in self._outcomes and _is_committed(storage, draft):
+        if id not in self._outcomes and is_committed(storage, draft.id):
             return  # rank 0's writer went before it could say so
         if (error := self.ended(id)) is not None:
             raise error
@@ -239,14 +239,6 @@ def _lacking(id: str, ranks: set[int], gone: dict[int, str], within_s: float) ->
         f"  state  {state}; the previous checkpoint stays the newest\n"
         "  next   look at that rank's output; the next save works as soon as all ranks are there"
     )
-
-
-def _is_committed(storage: Storage, draft: Draft) -> bool:
-    try:
-        storage.size(draft.id.manifest_key)
-    except (Missing, CheckpointError):
-        return False
-    return True
 
 
 def _stored(entry: dict[str, Any]) -> StoredObject:

@@ -19,7 +19,8 @@ from checkpoint.background.process import WriterProcess
 from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, WriterDied
 from checkpoint.format.manifest import Commit
 from checkpoint.saving import Saving
-from checkpoint.storage import Missing, Storage
+from checkpoint.storage import Storage
+from checkpoint.writer import is_committed
 
 WhenBusy = Literal["wait", "skip", "replace"]
 
@@ -208,7 +209,8 @@ class Underway:
         with self._changed:
             left = [one for one in self._halves if one is not None and one.process is process]
         for one in sorted(left, key=lambda one: one.number):
-            self._finish(one.number, None if self._is_committed(one.commit) else _died(one.saving.step, why))
+            committed = is_committed(self._storage, one.commit.id)
+            self._finish(one.number, None if committed else _died(one.saving.step, why))
 
     def watch(self, process: WriterProcess) -> None:
         """Ends a writer process that takes too long, and so all waiting for it."""
@@ -245,13 +247,6 @@ class Underway:
             if one is not None and one.number > number:
                 one.since_s = time.monotonic()
         self._changed.notify_all()
-
-    def _is_committed(self, commit: Commit) -> bool:
-        try:
-            self._storage.size(commit.id.manifest_key)
-        except (Missing, CheckpointError):
-            return False
-        return True
 
 
 def dropped(step: int, why: str) -> SaveDropped:

@@ -5,10 +5,11 @@
     checkpoint digest URL [--step N]            SHA-256 of the tensors, and of each part of the state
     checkpoint diff URL_A[@STEP] URL_B[@STEP]   what differs between two, to the bit
     checkpoint export URL --to FORMAT OUT       for other tools: safetensors, or torch's own format
+    checkpoint import SOURCE URL                of other tools: torch.save, safetensors, torch's own format
     checkpoint sweep URL [--keep N]             removes what nothing needs any more
 
-Only `sweep` changes anything at a URL, and only where no job holds it. The exit status is what a script asks for: 0
-yes, 1 no, 2 it could not be found out (usage.py says what that is for each command).
+Only `import` and `sweep` change anything at a URL, and only where no job holds it. The exit status is what a script
+asks for: 0 yes, 1 no, 2 it could not be found out (usage.py says what that is for each command).
 """
 
 from __future__ import annotations

@@ -127,6 +127,38 @@ def export(asked: argparse.Namespace, screen: Screen) -> int:
     return YES
 
 
+def import_(asked: argparse.Namespace, screen: Screen) -> int:
+    from checkpoint.cli.importing import JOB, import_state  # only here, as in export
+    from checkpoint.sources.find import open_source
+
+    source = open_source(asked.source, asked.form)
+    origin = Path(asked.source).name
+    with _place(asked.url, asked, screen, job=JOB) as place:
+        done = import_state(
+            place,
+            source,
+            step=asked.step,
+            part=asked.part,
+            supersede=asked.supersede,
+            screen=screen,
+            origin=origin,
+        )
+        url = place.url
+    commit = done.commit
+    if asked.json:
+        facts = {"step": commit.step, "name": commit.name, "format": source.form, "url": url, "bytes": commit.bytes}
+        found = {"parts": done.parts, "tensors": done.tensors, "tied": source.tied, "left_out": source.left_out}
+        screen.document(facts | found)
+        return YES
+    screen.say(f"{asked.source} ({source.form}) -> step {commit.step} of {url}")
+    screen.say(f"{', '.join(done.parts)}: {_count(done.tensors, 'tensor')}, {human_bytes(commit.bytes)}")
+    for name, kept in source.tied.items():
+        screen.say(f"tied: {name} is {kept}")
+    if source.left_out:
+        screen.warn(f"left out, since the index does not name them: {', '.join(source.left_out[:_SHOWN])}")
+    return YES
+
+
 def sweep(asked: argparse.Namespace, screen: Screen) -> int:
     keep = KEEP_ALL if asked.keep is None else asked.keep
     removed: list[str] = []
@@ -162,13 +194,14 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Screen], int]] = {
     "digest": show_digest,
     "diff": diff,
     "export": export,
+    "import": import_,
     "sweep": sweep,
 }
 
 
 @contextlib.contextmanager
-def _place(url: str, asked: argparse.Namespace, screen: Screen) -> Iterator[Place]:
-    with opened(url, dict(asked.storage_option), retry_s=asked.retry_s, screen=screen) as place:
+def _place(url: str, asked: argparse.Namespace, screen: Screen, *, job: str | None = None) -> Iterator[Place]:
+    with opened(url, dict(asked.storage_option), retry_s=asked.retry_s, screen=screen, job=job) as place:
         yield place
 
 

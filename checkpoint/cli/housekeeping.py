@@ -1,6 +1,6 @@
 """Sweeping by a person, beside a run's own sweeping: says what goes and why, and never from under a live job.
 
-A sweep needs the newest claim, so this takes the next one: afterwards whoever held the URL before can commit nothing
+A sweep needs the newest claim, so this takes the next one: meanwhile whoever held the URL before can commit nothing
 more. That is right where the holder is gone, and only then: one that answers is left alone, and so is one that is
 silent (a stopped process, a lost host, a firewall), unless the person insists.
 
@@ -12,14 +12,14 @@ removed (runs/claims.py, runs/retention.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from checkpoint.cli.screen import utc
 from checkpoint.errors import ClaimHeld, CorruptCheckpoint
 from checkpoint.format.names import DATA, CommitId, data_owner
-from checkpoint.runs.beacon import Alive, Beacon, Gone, Unknown, ask
+from checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask
 from checkpoint.runs.claims import Claim, new_claim_nonce, take
 from checkpoint.runs.history import History, Log, read_history, read_manifest
 from checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
@@ -87,9 +87,11 @@ def sweep_as_claimant(
     raises  ClaimHeld, with nothing changed; StorageError
     """
 
-    def free(holder: Claim) -> None:
-        _refuse_unless_gone(holder, storage.url, insist)
+    def free(holders: Sequence[Claim]) -> frozenset[int]:
+        for holder in holders:
+            _refuse_unless_gone(holder, storage.url, insist)
         wait_for_orphans(storage.url, within_s=ORPHANS_S, log=log)
+        return frozenset()
 
     nonce = new_claim_nonce()
     claim = take(
@@ -103,7 +105,7 @@ def sweep_as_claimant(
         deadline_s=deadline_s,
     )
     planned = plan(storage, log, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s)
-    sweeper = Sweeper(storage, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s, log=log)
+    sweeper = Sweeper(storage, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s, once=True, log=log)
     return planned, sweeper.sweep(claim=claim.number, nonce=claim.nonce, now_s=time.time())
 
 
@@ -131,7 +133,7 @@ def _refuse_unless_gone(holder: Claim, url: str, insist: bool) -> None:
             return
         case Alive():
             found, advice = "it answers", "nothing: it sweeps by itself after each save. To sweep now, stop it first"
-        case Unknown(why):
+        case Refused(why) | Unknown(why):
             if insist:
                 return
             found = f"it does not answer, which proves nothing: {why}"

@@ -16,7 +16,7 @@ from checkpoint.cli.screen import Advance, Screen
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.format.names import COMMITS, DATA, CommitId, commit_id
 from checkpoint.runs.history import History, read_history, read_manifest
-from checkpoint.storage import Storage, open_storage
+from checkpoint.storage import Buffer, Storage, open_storage
 from checkpoint.storage.redact import Scrubber, redact
 from checkpoint.stream import Stream
 
@@ -28,8 +28,13 @@ class BadUrl(CheckpointError):
 
 
 @contextlib.contextmanager
-def opened(url: str, options: dict[str, Any], *, retry_s: float, screen: Screen) -> Iterator[Place]:
-    """What lies at `url`, for as long as the block lasts. Raises `BadUrl`, `StorageError`."""
+def opened(
+    url: str, options: dict[str, Any], *, retry_s: float, screen: Screen, job: str | None = None
+) -> Iterator[Place]:
+    """What lies at `url`, for as long as the block lasts. Raises `BadUrl`, `StorageError`.
+
+    job  what a claim that is taken calls itself
+    """
     _check(url)
     inner = open_storage(url, options, retry_s=retry_s)
     try:
@@ -41,7 +46,7 @@ def opened(url: str, options: dict[str, Any], *, retry_s: float, screen: Screen)
             why = Scrubber(url, options)(f"{type(error).__name__}: {error}")
             raise _bad(url, f"its filesystem refuses it: {why}", "correct the URL and each --storage-option") from None
         watched = WatchedStorage(inner)
-        runs = Checkpointer(cast(Storage, watched), retry_s=retry_s, log=screen.warn)
+        runs = Checkpointer(cast(Storage, watched), retry_s=retry_s, log=screen.warn, job=job)
         commits = tuple(id for key in keys if (id := commit_id(key)) is not None)
         with runs:
             yield Place(url, watched, runs, commits, screen)
@@ -141,7 +146,7 @@ class Place:
 
 
 class WatchedStorage:
-    """Another storage, whose reads of data objects are counted."""
+    """Another storage, whose reads and writes of data objects are counted."""
 
     def __init__(self, inner: Storage) -> None:
         self._inner = inner
@@ -156,9 +161,14 @@ class WatchedStorage:
             self._advance(len(data))
         return data
 
+    def put(self, key: str, data: Buffer) -> None:
+        self._inner.put(key, data)
+        if key.startswith(f"{DATA}/"):
+            self._advance(len(data))
+
     @contextlib.contextmanager
     def counting(self, advance: Advance) -> Iterator[None]:
-        """Calls `advance` with the bytes of each read while the block lasts."""
+        """Calls `advance` with the bytes of each of them while the block lasts."""
         before, self._advance = self._advance, advance
         try:
             yield

@@ -6,6 +6,7 @@ import base64
 import math
 import struct
 from collections import Counter, OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,33 @@ import torch
 
 from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.dtypes import writable_bytes
-from checkpoint.format.tree import DEPTH_MAX, TAG, Document, Tree, has_fixed_meaning, is_dense, is_sharded
+from checkpoint.format.marks import PerRank
+from checkpoint.format.tree import DEPTH_MAX, PER_RANK, TAG, Document, Tree, has_fixed_meaning, is_dense, is_sharded
 
 
-def decode(document: Document, tensors: dict[str, torch.Tensor]) -> Tree:
+def decode(document: Document, tensors: dict[str, torch.Tensor], *, arrays: dict[int, str] | None = None) -> Tree:
     """The tree that `encode` was given, over these tensors (contiguous ones are not copied; CPU is not required).
     Tensors without data (of the meta device) give a tree of the same form, whose tensors and arrays have none.
 
+    arrays  gets the id of each array in the tree, and the name of the tensor that it is made of
     Raises `CorruptCheckpoint` on anything that `encode` cannot have written.
     """
-    return _Decoder(tensors).value(document, 0)
+    arrays = {} if arrays is None else arrays
+    try:
+        return _Decoder(tensors, arrays).value(document, 0)
+    except RecursionError:  # of a document that is nested deeply, or of a caller that is
+        pass
+    with ThreadPoolExecutor(1, thread_name_prefix="checkpoint-decode") as fresh:
+        try:
+            return fresh.submit(_Decoder(tensors, arrays).value, document, 0).result()
+        except RecursionError as error:
+            raise CorruptCheckpoint("the document is nested more deeply than any that was saved") from error
 
 
 class _Decoder:
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor], arrays: dict[int, str]) -> None:
         self._tensors = tensors
+        self._arrays = arrays
         self._laid_out: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}  # tied tensors stay one tensor
 
     def value(self, document: Document, depth: int) -> Any:
@@ -90,8 +103,12 @@ class _Decoder:
                 return torch.device(document["name"])
             case "tensor":
                 return self._tensor(document)
+            case _ if kind == PER_RANK:
+                return PerRank(self.value(item, depth + 1) for item in document["items"])
             case "ndarray":
-                return self._array(document)
+                array = self._array(document)
+                self._arrays[id(array)] = document["name"]
+                return array
             case "scalar":
                 return _scalar(document)
             case _:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from checkpoint.format.envelope import seal_text, to_json
 from checkpoint.format.names import CommitId
 
+MANIFEST_BYTES_MAX = 2**30  # 4,000 ranks that each hold a part of 4,000 tensors need about as much
+
 
 @dataclass(frozen=True)
 class StoredObject:

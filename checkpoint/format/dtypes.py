@@ -25,9 +25,12 @@ SAFETENSORS = {
 
 
 def flat_bytes(tensor: torch.Tensor) -> memoryview:
-    """The tensor's bytes, flat: a view where it is contiguous on the CPU, else a copy."""
+    """The tensor's bytes, flat: a view where it is contiguous on the CPU, else a copy.
+
+    By way of DLPack: after `numpy()` a tensor can never be resized again, which observers do to the model's buffers.
+    """
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return _flat(plain).view(torch.uint8).numpy().data
+    return np.from_dlpack(_flat(plain).view(torch.uint8)).data
 
 
 def writable_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:

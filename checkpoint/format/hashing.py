@@ -17,7 +17,7 @@ from checkpoint.storage.base import Buffer
 if TYPE_CHECKING:
     from checkpoint.format.tree import Tree
 
-CHUNK_BYTES = 64 * 2**20  # a ranged read is verified by the chunks that it touches
+CHUNK_BYTES = 8 * 2**20  # a ranged read is verified by the chunks that it touches
 
 
 def xxh3(data: Buffer) -> str:

@@ -17,12 +17,12 @@ import torch
 
 from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.decoding import decode
-from checkpoint.format.manifest import StoredTensor
-from checkpoint.format.tree import DEPTH_MAX, TAG, Document, child, has_fixed_meaning
+from checkpoint.format.pieces import StoredTensor
+from checkpoint.format.tree import DEPTH_MAX, PER_RANK, TAG, Document, child, has_fixed_meaning
 
 _SHOWN = 60  # characters of a plain value
 _DTYPE = re.compile(r"[<>|=]?[A-Za-z]\d*(\[\w+\])?")  # as dtype.str gives it
-_PAIRS, _ITEMS = ("dict", "OrderedDict", "Counter"), ("tuple", "torch.Size")
+_PAIRS, _ITEMS = ("dict", "OrderedDict", "Counter"), ("tuple", "torch.Size", PER_RANK)
 
 Dtype = torch.dtype | np.dtype[Any]
 

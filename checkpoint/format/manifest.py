@@ -1,23 +1,19 @@
 """The manifest: what a commit consists of, written last and believed only after it was checked.
 
-    format      1
+    format      1; 2 where the tree holds values of each rank, which readers of 1 do not know
     claim, step, nonce, saved_at, resumed_from, meta
     objects     [{"size", "xxh3_128", "chunk_bytes", "chunks": [xxh3_128, ...]}, ...]; object i is shard i of the save
     tensors     name -> {"dtype", "shape", "pieces": [{"object", "start", "offsets", "sizes"}, ...]}
     tree        the document of everything that is no tensor (tree.py), with the tensors' places in it
 
-`parse` holds for every manifest that it returns, whoever wrote the bytes: every number is an integer in range; each
-tensor's pieces tile its shape exactly; pieces lie inside their objects and share no byte; nothing names a path, so
-nothing outside the commit's own folder can be read; and the tensors are no larger than the objects, whose sizes the
-reader compares with the storage before it allocates anything.
+`parse` holds for every manifest that it returns, whoever wrote the bytes (pieces.py judges the pieces): every number is
+an integer in range; each tensor's pieces tile its shape exactly; pieces lie inside their objects and share no byte;
+nothing names a path, so nothing outside the commit's own folder can be read; and the tensors are no larger than the
+objects, whose sizes the reader compares with the storage before it allocates anything.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-import random
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,17 +23,16 @@ import torch
 from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.decoding import decode
 from checkpoint.format.draft import Draft, StoredObject
-from checkpoint.format.dtypes import DTYPES, NAMES, nbytes
+from checkpoint.format.dtypes import DTYPES, NAMES
 from checkpoint.format.envelope import to_json, unseal
 from checkpoint.format.names import CommitId, id_document, id_from
-from checkpoint.format.shards import Piece, Shard
+from checkpoint.format.pieces import NUMBER_MAX, StoredTensor, Table, columns
+from checkpoint.format.shards import Shard
 from checkpoint.format.tree import Document
 
-FORMAT = 1
+FORMAT = 2
 
 _RANK_MAX = 64  # axes of a tensor
-_NUMBER_MAX = 2**62
-_PRIME = 2**61 - 1
 
 
 @dataclass(frozen=True)
@@ -69,17 +64,8 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """A tensor's dtype and shape, and its pieces, each with the number of the object that holds it."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    pieces: tuple[tuple[int, Piece], ...]
-
-
-@dataclass(frozen=True)
 class Manifest:
-    """All that a reader needs. `tree` is a document that decode() has yet to judge."""
+    """All that a reader needs. `tree` is a document that decode() has yet to judge; `table` is `tensors` in columns."""
 
     id: CommitId
     saved_at: float
@@ -88,6 +74,7 @@ class Manifest:
     objects: tuple[StoredObject, ...]
     tensors: dict[str, StoredTensor]
     tree: Document = field(repr=False)
+    table: Table = field(repr=False)
 
     def commit(self, *, in_lineage: bool = True) -> Commit:
         size = sum(stored.size for stored in self.objects)
@@ -95,7 +82,7 @@ class Manifest:
 
     def tensors_in(self, index: int) -> tuple[str, ...]:
         """Names of the tensors that lie, at least partly, in object `index`."""
-        return tuple(name for name, stored in self.tensors.items() if any(where == index for where, _ in stored.pieces))
+        return tuple(name for name, stored in self.tensors.items() if (stored.objects == index).any())
 
 
 def table(tensors: dict[str, torch.Tensor], shards: Sequence[Shard]) -> bytes:
@@ -123,14 +110,16 @@ def draft(
     tree: Document,
     table: bytes,
     sizes: tuple[int, ...],
+    per_rank: bool = False,
 ) -> Draft:
     """The save's manifest but for its objects, whose `sizes` are planned.
 
     meta, tree  documents of `tree.encode`
     table       what the function of that name returned, which holds for as long as the plan does
+    per_rank    whether the tree holds values of each rank
     """
     before = {
-        "format": FORMAT,
+        "format": 2 if per_rank else 1,
         "claim": id.claim,
         "step": id.step,
         "nonce": id.nonce,
@@ -165,7 +154,7 @@ def _checked(body: dict[str, Any], id: CommitId) -> Manifest:
             f"{id} is written in format {written_in}; this version reads up to {FORMAT}\n"
             "  state  nothing was read\n  next   use the version of this package that wrote it, or a newer one"
         )
-    _expect(written_in == FORMAT, f"format {written_in}, expected {FORMAT}")
+    _expect(written_in > 0, f"format {written_in}, expected 1 to {FORMAT}")
     found = CommitId(_number(body["claim"]), _number(body["step"]), body["nonce"])
     _expect(found == id, f"it says that it is {found}")
     resumed_from = id_from(body["resumed_from"])
@@ -174,9 +163,9 @@ def _checked(body: dict[str, Any], id: CommitId) -> Manifest:
     meta = decode(body["meta"], {})
     _expect(type(meta) is dict, "meta is no object")
     objects = tuple(_object(entry) for entry in _list(body["objects"]))
-    tensors = {name: _tensor(name, entry, objects) for name, entry in body["tensors"].items()}
-    _check_apart(tensors)
-    return Manifest(id, float(saved_at), resumed_from, meta, objects, tensors, body["tree"])
+    table = columns([_tensor(name, entry) for name, entry in body["tensors"].items()])
+    table.judge([stored.size for stored in objects])
+    return Manifest(id, float(saved_at), resumed_from, meta, objects, table.tensors(), body["tree"], table)
 
 
 def _object(entry: dict[str, Any]) -> StoredObject:
@@ -187,74 +176,14 @@ def _object(entry: dict[str, Any]) -> StoredObject:
     return StoredObject(size, _hash(entry["xxh3_128"]), chunk_bytes, chunks)
 
 
-def _tensor(name: str, entry: dict[str, Any], objects: tuple[StoredObject, ...]) -> StoredTensor:
+def _tensor(name: str, entry: dict[str, Any]) -> tuple[str, torch.dtype, tuple[int, ...], list[Any]]:
     _expect(entry["dtype"] in DTYPES, f"tensor {name!r} has dtype {entry['dtype']!r}, which this torch does not know")
     dtype, shape = DTYPES[entry["dtype"]], _numbers(entry["shape"])
-    pieces = tuple(_piece(name, piece, dtype, shape, objects) for piece in _list(entry["pieces"]))
     try:
         torch.empty(shape, dtype=dtype, device="meta")
     except (RuntimeError, OverflowError) as error:
         raise CorruptCheckpoint(f"tensor {name!r} has shape {shape}, which no tensor has: {error}") from error
-    covered = sum(piece.bytes for _, piece in pieces)
-    _expect(
-        covered == nbytes(shape, dtype),
-        f"tensor {name!r} needs {nbytes(shape, dtype)} bytes, its pieces hold {covered}",
-    )
-    _check_boxes(name, shape, [piece for _, piece in pieces])
-    return StoredTensor(dtype, shape, pieces)
-
-
-def _piece(
-    name: str, entry: dict[str, Any], dtype: torch.dtype, shape: tuple[int, ...], objects: tuple[StoredObject, ...]
-) -> tuple[int, Piece]:
-    index, start = _number(entry["object"]), _number(entry["start"])
-    offsets, sizes = _numbers(entry["offsets"]), _numbers(entry["sizes"])
-    _expect(len(offsets) == len(sizes) == len(shape), f"a piece of tensor {name!r} has another number of axes")
-    inside = all(size > 0 and offset + size <= whole for offset, size, whole in zip(offsets, sizes, shape, strict=True))
-    _expect(inside, f"piece {offsets} + {sizes} lies outside tensor {name!r} of shape {shape}")
-    _expect(index < len(objects), f"tensor {name!r} lies in object {index} of {len(objects)}")
-    length = math.prod(sizes) * dtype.itemsize
-    _expect(start + length <= objects[index].size, f"a piece of tensor {name!r} ends beyond its object")
-    return index, Piece(name, offsets, sizes, length, start)
-
-
-def _check_boxes(name: str, shape: tuple[int, ...], pieces: list[Piece]) -> None:
-    """The boxes tile the tensor: every element lies in exactly one. Linear in their number, for any number of axes.
-
-    Let each cut, a coordinate of an axis, be a variable. Then the sum over the boxes of the product over the axes of
-    (cut where it begins - cut where it ends) is a polynomial, and two sets of boxes have the same one exactly if they
-    cover each element equally often: undoing the differences, axis by axis, gives the counts. It is compared with that
-    of the whole tensor at a random point modulo a prime, where different ones agree with a chance of at most
-    64 / 2**61 (Schwartz and Zippel), whoever chose the boxes.
-    """
-    if len(pieces) < 2:
-        return  # inside, and of as many bytes
-    point = random.Random(secrets.randbits(128))
-    cuts: list[dict[int, int]] = [{} for _ in shape]
-
-    def product(offsets: Sequence[int], sizes: Sequence[int]) -> int:
-        value = 1
-        for at, offset, size in zip(cuts, offsets, sizes, strict=True):
-            for cut in (offset, offset + size):
-                if cut not in at:
-                    at[cut] = point.randrange(_PRIME)
-            value = value * (at[offset] - at[offset + size]) % _PRIME
-        return value
-
-    covered = sum(product(piece.offsets, piece.sizes) for piece in pieces)
-    whole = product((0,) * len(shape), shape)
-    _expect((covered - whole) % _PRIME == 0, f"pieces of tensor {name!r} overlap")
-
-
-def _check_apart(tensors: dict[str, StoredTensor]) -> None:
-    """No two pieces share a byte of an object."""
-    runs = sorted(
-        (index, piece.start, piece.start + piece.bytes, name)
-        for name, stored in tensors.items()
-        for index, piece in stored.pieces
-    )
-    for (index, _, end, name), (other_index, start, _, other) in itertools.pairwise(runs):
-        _expect(index != other_index or end <= start, f"tensors {name!r} and {other!r} share bytes of object {index}")
+    return name, dtype, shape, _list(entry["pieces"])
 
 
 def _expect(holds: bool, otherwise: str) -> None:
@@ -263,7 +192,7 @@ def _expect(holds: bool, otherwise: str) -> None:
 
 
 def _number(value: object) -> int:
-    if type(value) is not int or not 0 <= value < _NUMBER_MAX:
+    if type(value) is not int or not 0 <= value < NUMBER_MAX:
         raise CorruptCheckpoint(f"{str(value)[:40]} is no number from 0 to 2**62")
     return value
 

@@ -1,6 +1,9 @@
-"""The keys of a run's folder. A claim's number and a nonce are in every path, so no key is ever written twice.
+"""The keys of a run's folder. A claim's number and a nonce are in every path, so no key is written twice (but for
+leases, which nobody relies on).
 
     claims/00000007.json                                   who writes now
+    claims/00000007.withdrawn                              that claim never counts: its taker gave up, or died at once
+    leases/00000007                                        its holder's sign of life, which changes every few seconds
     data/c00000007/s000001200-<nonce>/00003.safetensors    one shard of a save
     commits/c00000007.s000001200-<nonce>.json              its manifest, which is the commit
 
@@ -21,6 +24,7 @@ COMMITS = "commits"
 STEP_MAX = 10**15
 
 _CLAIM = re.compile(r"claims/(\d{8,15})\.json")
+_WITHDRAWN = re.compile(r"claims/(\d{8,15})\.withdrawn")
 _COMMIT = re.compile(r"commits/c(\d{8,15})\.s(\d{9,15})-([0-9a-f]{20})\.json")
 _NAME = re.compile(r"c(\d{8,15})\.s(\d{9,15})-([0-9a-f]{20})")
 _DATA = re.compile(r"data/c(\d{8,15})/s(\d{9,15})-([0-9a-f]{20})/(\d{5,9})\.safetensors")
@@ -65,6 +69,20 @@ def claim_key(number: int) -> str:
 def claim_number(key: str) -> int | None:
     """The number of the claim at this key, or None if the key is not a claim's."""
     found = _CLAIM.fullmatch(key)
+    return int(found[1]) if found else None
+
+
+def lease_key(number: int) -> str:
+    return f"leases/{number:08d}"
+
+
+def withdrawn_key(number: int) -> str:
+    return f"{CLAIMS}/{number:08d}.withdrawn"
+
+
+def withdrawn_number(key: str) -> int | None:
+    """The number of the claim that this key says is withdrawn, or None."""
+    found = _WITHDRAWN.fullmatch(key)
     return int(found[1]) if found else None
 
 

@@ -16,6 +16,7 @@ from checkpoint.format import manifest
 from checkpoint.format.decoding import decode
 from checkpoint.format.draft import Draft
 from checkpoint.format.manifest import Commit
+from checkpoint.format.marks import Marks, Patterns
 from checkpoint.format.names import STEP_MAX, CommitId, new_nonce
 from checkpoint.format.shards import Shard, plan_shards
 from checkpoint.format.tree import Document, Tree, encode
@@ -59,7 +60,7 @@ class Save:
 
 
 def documents(
-    step: int, state: Tree, meta: dict[str, Any], *, sharded: bool = False
+    step: int, state: Tree, meta: dict[str, Any], *, sharded: bool = False, marks: Marks | None = None
 ) -> tuple[Document, dict[str, torch.Tensor], Document]:
     """The state's document and tensors, and the document of `meta`, as `tree.encode` makes them.
 
@@ -67,7 +68,7 @@ def documents(
     """
     if type(step) is not int or not 0 <= step < STEP_MAX:
         raise CheckpointError(f"step {step!r} is not an int from 0 to {STEP_MAX:,}; nothing was saved")
-    document, tensors = encode(state, sharded=sharded)
+    document, tensors = encode(state, sharded=sharded, marks=marks)
     meta_document, meta_tensors = encode(meta)
     if type(meta) is not dict or meta_tensors:
         raise CheckpointError(
@@ -79,13 +80,18 @@ def documents(
 class Planner:
     """Keeps the last plan."""
 
-    def __init__(self, shard_bytes: int) -> None:
+    def __init__(self, shard_bytes: int, per_rank: Patterns | None = None) -> None:
+        """per_rank  what a group of ranks would save of each: here of one"""
         self._shard_bytes = shard_bytes
+        self._per_rank = per_rank
         self._plan: Plan | None = None
 
     def save(self, *, claim: Claim, step: int, state: Tree, meta: dict[str, Any], now_s: float) -> Save:
         """What saving `state` under `claim` takes. Raises `UnsupportedValue`, and `CheckpointError` for a bad step."""
-        document, tensors, meta_document = documents(step, state, meta)
+        marks = Marks(self._per_rank, Patterns((), "rank0")) if self._per_rank else None
+        document, tensors, meta_document = documents(step, state, meta, marks=marks)
+        if marks is not None:
+            marks.join([marks.own])
         plan = self._planned(tensors)
         id = CommitId(claim.number, step, new_nonce(now_s))
         draft = manifest.draft(
@@ -97,6 +103,7 @@ class Planner:
             tree=document,
             table=plan.table,
             sizes=plan.sizes,
+            per_rank=marks is not None and bool(marks.own),
         )
         committed = Commit(*id, now_s, decode(meta_document, {}), len(plan.shards), sum(plan.sizes))
         return Save(draft, plan, tensors, committed)

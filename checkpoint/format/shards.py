@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -104,7 +104,7 @@ def run_start(piece: Piece, shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return first * dtype.itemsize
 
 
-def pack(shard: Shard, tensors: dict[str, torch.Tensor], buffer: bytearray | mmap.mmap) -> memoryview:
+def pack(shard: Shard, tensors: Mapping[str, torch.Tensor], buffer: bytearray | mmap.mmap) -> memoryview:
     """The shard's file, made at the start of `buffer`, which holds at least `shard.size` bytes.
 
     Copies the shard's pieces only: from a GPU, no more than one shard is on the host at a time. One buffer for all

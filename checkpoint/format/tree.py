@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,22 +29,33 @@ import torch
 from checkpoint.errors import UnsupportedValue
 from checkpoint.format.dtypes import NAMES
 
+if TYPE_CHECKING:
+    from checkpoint.format.marks import Marks
+
 TAG = "!"
+PER_RANK = "per_rank"  # the tag of an entry of which each rank's own value is kept
 DEPTH_MAX = 200  # levels of nesting; far above any state, below Python's limit on recursion
+
+_KEY = " (the key)"
+_OWN_NAME = re.compile(r"#rank\d+(#\d+)?$")  # of tensors of one rank alone
 
 Tree = Any  # dicts, lists, tuples, sets, tensors, arrays and plain values, nested
 Document = Any  # what json.dumps takes
 
 
-def encode(tree: Tree, *, sharded: bool = False) -> tuple[Document, dict[str, torch.Tensor]]:
+def encode(
+    tree: Tree, *, sharded: bool = False, marks: Marks | None = None
+) -> tuple[Document, dict[str, torch.Tensor]]:
     """The JSON document of `tree` and its tensors by name, in the order in which they are met.
 
     The tensors are detached but not copied: they share memory with the state. Arrays become tensors too.
 
     sharded  DTensors stand for the whole tensors that they are shards of; else they are refused
+    marks    says which entries may differ between ranks, and notes what is met of them: the document has a node without
+             values where each rank's own is kept (marks.py)
     Raises `UnsupportedValue` naming the path and the way out.
     """
-    encoder = _Encoder(sharded)
+    encoder = _Encoder(sharded, marks)
     return encoder.value(tree, "", 0), encoder.tensors
 
 
@@ -82,15 +94,19 @@ def walk_tensors(tree: Tree, path: str = "") -> Iterator[tuple[str, torch.Tensor
 
 
 class _Encoder:
-    def __init__(self, sharded: bool) -> None:
+    def __init__(self, sharded: bool, marks: Marks | None) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._sharded = sharded
+        self._marks = marks
+        self._suffix = ""  # of the names of one rank's own tensors
         self._names: dict[object, str] = {}  # memory -> the name it is kept under, and so kept from being reused
 
     def value(self, value: Any, path: str, depth: int) -> Document:
         kind = type(value)
         if depth > DEPTH_MAX:
             raise _unsupported(path, value, f"is nested more than {DEPTH_MAX} levels deep, or holds itself")
+        if self._marks is not None and self._marks.per_rank_paths.match(path) and not path.endswith(_KEY):
+            return self._of_this_rank(value, path, depth, self._marks)
         if value is None or kind is bool:
             return value
         if kind is int:
@@ -139,15 +155,29 @@ class _Encoder:
         if kind is np.ndarray:
             return self._array(value, path)
         if is_stateful(value):
+            if self._marks is not None and isinstance(value, torch.nn.Module):
+                self._marks.buffer_paths.update(child(path, name) for name, _ in _buffers(value))
             return self.value(value.state_dict(), path, depth + 1)
         raise _unsupported(path, value, _advice(value))
+
+    def _of_this_rank(self, value: Any, path: str, depth: int, marks: Marks) -> Document:
+        """A node without values, which come from all ranks; this one's is noted."""
+        if path in marks.own:  # {"a.b": ...} beside {"a": {"b": ...}}
+            raise _unsupported(path, value, "is the path of two entries, and per_rank= names it; rename one of them")
+        apart = _Encoder(False, None)  # what it has in common with the rest is not of this rank alone
+        apart._suffix = f"#rank{marks.rank}"
+        marks.own[path] = apart.value(value, path, depth + 1)
+        marks.own_tensors.update(apart.tensors)
+        self.tensors.update(apart.tensors)
+        marks.places[path] = {TAG: PER_RANK, "items": []}
+        return marks.places[path]
 
     def _items(self, values: Any, path: str, depth: int) -> list[Document]:
         return [self.value(item, child(path, index), depth + 1) for index, item in enumerate(values)]
 
     def _pairs(self, values: dict[Any, Any], path: str, depth: int) -> list[Document]:
         return [
-            [self.value(key, f"{child(path, key)} (the key)", depth + 1), self.value(item, child(path, key), depth + 1)]
+            [self.value(key, child(path, key) + _KEY, depth + 1), self.value(item, child(path, key), depth + 1)]
             for key, item in values.items()
         ]
 
@@ -191,14 +221,22 @@ class _Encoder:
         memory = _memory(tensor)
         if memory in self._names:
             return self._names[memory]
-        base = path.encode("utf-8", "replace").decode("utf-8") or "value"
+        base = (path.encode("utf-8", "replace").decode("utf-8") or "value") + self._suffix
+        if self._marks is not None and _OWN_NAME.search(base):
+            base += "#"  # else some rank's own tensor could have this very name
         name, count = base, 1
         while name in self.tensors:  # {"a.b": {"c": …}} beside {"a": {"b.c": …}}
             count += 1
             name = f"{base}#{count}"
         self._names[memory] = name
         self.tensors[name] = tensor
+        if self._marks is not None:
+            self._marks.note_tensor(name, path)
         return name
+
+
+def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    return module.named_buffers(remove_duplicate=False)
 
 
 def _memory(tensor: torch.Tensor) -> object:
@@ -246,6 +284,10 @@ def _string(text: str) -> Document:
 
 
 def _advice(value: object) -> str:
+    if isinstance(value, torch.Generator):
+        return "is a generator; save its .get_state(), and .set_state() it after loading"
+    if isinstance(value, np.random.Generator):
+        return "is a generator; save its .bit_generator.state, and set that after loading"
     if isinstance(value, Enum):
         return "is an enum member; save its .value"
     if isinstance(value, defaultdict):

@@ -26,6 +26,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.format.draft import Draft
 from checkpoint.format.tree import Tree
 from checkpoint.group.agreement import Agreed, Agreement
+from checkpoint.group.failures import reason
 from checkpoint.group.save import write_together
 from checkpoint.group.world import World
 from checkpoint.runs.claims import Claim
@@ -95,22 +96,23 @@ class BackgroundTogether:
         self._workshop.join_warming()
         with self._workshop.lock:
             saving = Saving(step)
-            agreed = self._agreement.reach(
-                step,
-                state,
-                meta,
-                claim=context.claim,
-                now_s=context.now_s,
-                how="blocking=False",
-                say=self._say,
-                more=self._decide,
-            )
-            if not isinstance(agreed, Agreed):
-                saving.fail(dropped(step, agreed["stop"]))
-                return saving
-            why = agreed.more["why"]
-            if why is None and (agreed.new or not agreed.more["ready"]):
-                why = self._made_ready(agreed)
+            with self._world.telling():
+                agreed = self._agreement.reach(
+                    step,
+                    state,
+                    meta,
+                    claim=context.claim,
+                    now_s=context.now_s,
+                    how="blocking=False",
+                    say=self._say,
+                    more=self._decide,
+                )
+                if not isinstance(agreed, Agreed):
+                    saving.fail(dropped(step, agreed["stop"]))
+                    return saving
+                why = agreed.more["why"]
+                if why is None and (agreed.new or not agreed.more["ready"]):
+                    why = self._made_ready(agreed)
             if why is None:
                 self._stage(agreed.more["half"], agreed, saving, context)
             else:
@@ -181,7 +183,7 @@ class BackgroundTogether:
 
     def _made_ready(self, agreed: Agreed) -> str | None:
         """An arena for this plan on each rank, and all writers connected; or why not. Collective."""
-        mine: Message | Exception
+        mine: Message | BaseException
         try:
             mine = {"why": None}
             self._workshop.fitting(agreed.layout.plan, _text_bytes(agreed.draft), pinned=on_gpu(agreed.tensors))
@@ -191,7 +193,7 @@ class BackgroundTogether:
                 self._workshop.meet({"kind": "meet", "endpoint": endpoint, **rank})
         except Unavailable as error:
             mine = {"why": str(error)}
-        except Exception as error:  # whatever it is, the others must not wait for this rank
+        except BaseException as error:  # whatever it is, the others must not wait for this rank
             mine = error
 
         def first_reason(said: list[Message]) -> list[Message]:
@@ -213,7 +215,7 @@ class BackgroundTogether:
             stage = self._workshop.fitting(plan, _text_bytes(draft), pinned=on_gpu(agreed.tensors))
             stage.copy(half, agreed.parts(), [draft.head, draft.tail])
         except BaseException as error:
-            text = str(error) if isinstance(error, CheckpointError) else "that rank's own output says more"
+            text = str(error) if isinstance(error, CheckpointError) else reason(error, self._world.scrub)
             give_up = {"kind": "give_up", "id": str(draft.id), "error": error_document(error, text)}
             with contextlib.suppress(OSError):
                 if process is not None:
@@ -234,7 +236,8 @@ class BackgroundTogether:
     def _in_foreground(self, agreed: Agreed, saving: Saving, context: Context) -> None:
         self._underway.in_foreground(saving)
         try:
-            write_together(self._world, self._storage, agreed)
+            with self._world.telling():
+                write_together(self._world, self._storage, agreed)
         except CheckpointError as error:
             self._underway.report(saving, agreed.commit, error)
         else:

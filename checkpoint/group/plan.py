@@ -4,7 +4,9 @@
 
 torch's planner says which box of a DTensor a rank holds, and deals what several ranks hold to the one with the fewest
 bytes so far: so every byte is written once. Before that, boxes are cut small enough for the shares of replicated
-tensors to be even, however large one tensor is. A tensor that is no DTensor counts as the same on all ranks.
+tensors to be even, however large one tensor is. A tensor that is no DTensor is the same on all ranks, and a box of a
+DTensor on all that hold it, which they compare before (differences.py); or it is marked: as each rank's own, which that
+rank writes, or as rank 0's.
 
 Plans travel as JSON. The objects of a save are numbered through all ranks, in their order.
 """
@@ -25,6 +27,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.format import manifest
 from checkpoint.format.dtypes import DTYPES, NAMES
 from checkpoint.format.hashing import xxh3
+from checkpoint.format.marks import Marks
 from checkpoint.format.plan import Plan
 from checkpoint.format.shards import Box, Piece, cut, into_shards
 from checkpoint.format.tree import is_sharded
@@ -34,7 +37,8 @@ SHARES = 16  # pieces that a rank's share of the replicated tensors has, at leas
 _PIECE_BYTES_MIN = 2**16
 _RANK_0_BYTES = 2**14
 
-Held = dict[str, Any]  # name -> [dtype, shape, whether it is replicated, [[offsets, sizes], ...]], as JSON
+Held = dict[str, Any]  # name -> [dtype, shape, how it is held, [[offsets, sizes], ...]], as JSON
+ALL, SHARD, RANK_0, OWN = "the same on all ranks", "a DTensor", "rank 0's", "each rank's own"  # how
 Boxes = list[list[Any]]  # [name, offsets, sizes], as JSON
 
 
@@ -46,12 +50,15 @@ class Signer:
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[Any, ...]] | None = None
+        self._marked: tuple[set[str], ...] = ()
         self._signature = ""
 
-    def sign(self, tensors: dict[str, torch.Tensor]) -> str:
+    def sign(self, tensors: dict[str, torch.Tensor], marks: Marks) -> str:
         kinds = {name: _kind(tensor) for name, tensor in tensors.items()}
-        if kinds != self._kinds or list(kinds) != list(self._kinds):
-            self._kinds, self._signature = kinds, _signature(tensors)
+        marked = (marks.own_tensors, marks.rank0, marks.buffers)
+        if kinds != self._kinds or list(kinds) != list(self._kinds) or marked != self._marked:
+            self._kinds, self._marked = kinds, marked
+            self._signature = _signature(tensors) + xxh3(repr([sorted(names) for names in marked]).encode())
         return self._signature
 
 
@@ -71,9 +78,10 @@ def _signature(tensors: dict[str, torch.Tensor]) -> str:
 class Holding:
     """What this rank holds of the tensors, by torch's planner."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor], marks: Marks) -> None:
         """Raises CheckpointError where the planner cannot tell."""
         self._tensors = tensors
+        self._marks = marks
         self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._planner.set_up_planner(tensors)
         try:
@@ -87,7 +95,8 @@ class Holding:
 
     def described(self, ranks: int, shard_bytes: int) -> Held:
         """For rank 0. Without tensors that have no elements, here or at all."""
-        replicated = {name for name, tensor in self._tensors.items() if not is_sharded(tensor)}
+        how = {name: self._how(name) for name in self._tensors}
+        replicated = {name for name in how if how[name] == ALL}
         share = sum(self._tensors[name].nbytes for name in replicated) // (ranks * SHARES)
         limit = min(shard_bytes, max(share, _PIECE_BYTES_MIN))
         held: Held = {}
@@ -96,8 +105,16 @@ class Holding:
             offsets, sizes = _box(item)
             most = limit if name in replicated else shard_bytes
             boxes = [(_add(offsets, inner), part) for inner, part in cut(sizes, tensor.dtype.itemsize, most)]
-            held[name] = [NAMES[tensor.dtype], list(tensor.shape), name in replicated, boxes]
+            held[name] = [NAMES[tensor.dtype], list(tensor.shape), how[name], boxes]
         return held
+
+    def _how(self, name: str) -> str:
+        if is_sharded(self._tensors[name]):
+            return SHARD
+        if name in self._marks.own_tensors:
+            return OWN
+        small = self._tensors[name].nbytes <= _RANK_0_BYTES  # one piece, and not one for each of many ranks
+        return RANK_0 if small or name in self._marks.rank0 or name in self._marks.buffers else ALL
 
     def begins(self, name: str) -> tuple[int, ...]:
         """Where in the whole tensor this rank's part of it begins."""
@@ -116,8 +133,8 @@ def dealt(held: Sequence[Held]) -> list[Boxes]:
     Raises CheckpointError where the ranks hold different tensors, or together not the whole of one.
     """
     _check_same(held)
-    order = {name: place for place, name in enumerate(held[0])}
-    held = [held[0], *({name: one[name] for name in one if not _of_rank_0(one[name])} for one in held[1:])]
+    order = {name: place for place, name in enumerate(dict.fromkeys(name for one in held for name in one))}
+    held = [held[0], *({name: one[name] for name in one if one[name][2] != RANK_0} for one in held[1:])]
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner({}, is_coordinator=True)
     try:
@@ -135,11 +152,12 @@ def dealt(held: Sequence[Held]) -> list[Boxes]:
     return parts
 
 
-def _of_rank_0(described: list[Any]) -> bool:
-    """Small replicated tensors are rank 0's: buffers such as BatchNorm's differ from rank to rank under DDP, and a
-    checkpoint must not mix those of several."""
-    dtype, shape, replicated, _ = described
-    return bool(replicated) and math.prod(shape) * DTYPES[dtype].itemsize <= _RANK_0_BYTES
+def kinds_of(held: Sequence[Held], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of all ranks by their names, of other ranks' own ones only dtypes and shapes."""
+    others = {name: one[name] for one in held for name in one if name not in tensors}
+    return tensors | {
+        name: torch.empty(shape, dtype=DTYPES[dtype], device="meta") for name, (dtype, shape, _, _) in others.items()
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,14 +233,18 @@ def _write_items(held: Held) -> list[WriteItem]:
 
     def turn(item: WriteItem) -> tuple[bool, bool, int]:
         described = held[item.index.fqn]
-        return not _of_rank_0(described), not described[2], -(item.tensor_storage_size() or 0)
+        return described[2] not in (RANK_0, OWN), described[2] == SHARD, -(item.tensor_storage_size() or 0)
 
     return sorted(items, key=turn)
 
 
 def _check_same(held: Sequence[Held]) -> None:
     """That all ranks know the same tensors, as different as their parts are."""
-    kinds = [{name: entry[:3] for name, entry in one.items()} for one in held]
+    check_same_kinds([{name: entry[:3] for name, entry in one.items() if entry[2] != OWN} for one in held])
+
+
+def check_same_kinds(kinds: Sequence[dict[str, Any]]) -> None:
+    """kinds  of each rank: name -> what must be the same on all. Raises CheckpointError."""
     for rank, kind in enumerate(kinds):
         differing = sorted(n for n in {*kind, *kinds[0]} if kind.get(n) != kinds[0].get(n))
         if differing:
@@ -230,9 +252,9 @@ def _check_same(held: Sequence[Held]) -> None:
             raise CheckpointError(
                 f"the ranks hold different tensors: {len(differing)} differ between 0 and {rank}, such as {name}\n"
                 f"  found  {kinds[0].get(name, 'nothing')} on rank 0, {kind.get(name, 'nothing')} on rank {rank} "
-                "(dtype, shape, whether it is replicated)\n"
+                "(dtype, shape, how it is held)\n"
                 "  state  nothing was saved\n"
-                "  next   give all ranks the same state; what is of one rank only, gather first"
+                "  next   give all ranks the same state; what is each rank's own, name in per_rank=[...]"
             )
 
 

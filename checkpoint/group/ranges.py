@@ -1,106 +1,136 @@
 """Which hash chunks of a checkpoint's objects hold what one rank wants, and how they fill it.
 
-torch's planner cuts the wanted boxes along the stored pieces. A part of a piece is a range of its object's bytes, and
-the chunks that this range touches are what has to be read: whole, since a chunk is what a hash was made of.
+The wanted boxes are cut along the stored pieces, by the array. A part of a piece is a range of its object's bytes, and
+the chunks that this range touches are what has to be read: whole, since a chunk is what a hash was made of. Chunks that
+lie side by side are read in one go.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.distributed.checkpoint import DefaultLoadPlanner, Metadata
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 
+from checkpoint.again import read_again
 from checkpoint.damage import damaged
 from checkpoint.format.dtypes import writable_bytes
 from checkpoint.format.hashing import xxh3
 from checkpoint.format.manifest import Manifest
-from checkpoint.format.shards import Piece
+from checkpoint.format.pieces import StoredTensor
+from checkpoint.format.shards import Box
 from checkpoint.group.tensor import local_box
 from checkpoint.storage import Buffer, Missing, Storage
 
 Chunk = tuple[int, int]  # number of the object, number of its chunk
+Run = tuple[int, int, int]  # number of the object, of its first chunk, how many
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Wanted:
-    """Memory for all tensors of a checkpoint, of some only this rank's part, and what fills it.
+    """Memory for those tensors of a checkpoint that one rank loads, of some only this rank's part, and what fills it.
 
-    tensors  contiguous CPU tensors; without meaning until every one of `chunks` was given to `fill`
-    chunks   in ascending order
+    tensors  contiguous CPU tensors; without meaning until all of `runs` was given to `fill`
+    runs     the chunks that are wanted, in ascending order
     """
 
-    def __init__(self, manifest: Manifest, sharded: dict[str, torch.Tensor]) -> None:
-        """sharded  name -> the DTensor of which this rank's part is wanted; all others are wanted whole"""
+    def __init__(self, manifest: Manifest, names: Collection[str], sharded: dict[str, torch.Tensor]) -> None:
+        """sharded  name -> the DTensor of which this rank's part is wanted; all other names are wanted whole"""
         self.tensors: dict[str, torch.Tensor] = {}
-        for name, stored in manifest.tensors.items():
-            shape = local_box(sharded[name])[1] if name in sharded else stored.shape
-            self.tensors[name] = torch.empty(shape, dtype=stored.dtype)
         self._waiting: dict[Chunk, list[_Transfer]] = {}
-        self._chunk_bytes = [stored.chunk_bytes for stored in manifest.objects]
-        for transfer in _transfers(manifest, sharded, self.tensors):
-            size = self._chunk_bytes[transfer.object]
-            for number in range(transfer.start // size, (transfer.start + transfer.bytes - 1) // size + 1):
-                self._waiting.setdefault((transfer.object, number), []).append(transfer)
-        self.chunks = sorted(self._waiting)
+        self._manifest = manifest
+        for name in names:
+            stored = manifest.tensors[name]
+            box = local_box(sharded[name]) if name in sharded else ((0,) * len(stored.shape), stored.shape)
+            into = self.tensors[name] = torch.empty(box[1], dtype=stored.dtype)
+            for transfer in _transfers(stored, box, into):
+                size = manifest.objects[transfer.object].chunk_bytes
+                for number in range(transfer.start // size, (transfer.start + transfer.bytes - 1) // size + 1):
+                    self._waiting.setdefault((transfer.object, number), []).append(transfer)
+        self.runs = list(_runs(sorted(self._waiting)))
 
-    def fill(self, chunk: Chunk, data: Buffer) -> None:
-        """Takes what is wanted of a verified chunk; nothing, where nothing is."""
-        source = np.frombuffer(data, dtype=np.uint8)
-        for transfer in self._waiting.pop(chunk, ()):
-            transfer.fill(chunk[1] * self._chunk_bytes[chunk[0]], source)
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def fill(self, run: Run, data: Buffer) -> None:
+        """Takes what is wanted of verified chunks; nothing, where nothing is."""
+        begins, _ = run_range(self._manifest, run)
+        for chunk in chunks_of(run):
+            start, size = run_range(self._manifest, (*chunk, 1))
+            source = np.frombuffer(data, dtype=np.uint8)[start - begins : start - begins + size]
+            for transfer in self._waiting.pop(chunk, ()):
+                transfer.fill(start, source)
 
 
-def chunk_range(manifest: Manifest, chunk: Chunk) -> tuple[int, int]:
-    """Where a chunk begins in its object, and its size in bytes."""
-    stored = manifest.objects[chunk[0]]
-    start = chunk[1] * stored.chunk_bytes
-    return start, min(stored.chunk_bytes, stored.size - start)
+def _runs(chunks: list[Chunk]) -> Iterator[Run]:
+    """Ascending chunks, those side by side as one."""
+    first = 0
+    for at, (object, number) in enumerate(chunks):
+        if at + 1 == len(chunks) or chunks[at + 1] != (object, number + 1):
+            yield object, chunks[first][1], at + 1 - first
+            first = at + 1
 
 
-def read_chunk(storage: Storage, manifest: Manifest, chunk: Chunk) -> bytes:
-    """A chunk's bytes, verified. Raises `CorruptCheckpoint`, StorageError."""
-    start, size = chunk_range(manifest, chunk)
+def chunks_of(run: Run) -> list[Chunk]:
+    object, first, count = run
+    return [(object, number) for number in range(first, first + count)]
+
+
+def run_range(manifest: Manifest, run: Run) -> tuple[int, int]:
+    """Where a run begins in its object, and its size in bytes."""
+    stored = manifest.objects[run[0]]
+    start = run[1] * stored.chunk_bytes
+    return start, min(run[2] * stored.chunk_bytes, stored.size - start)
+
+
+@read_again
+def read_run(storage: Storage, manifest: Manifest, run: Run) -> bytes:
+    """A run's bytes, verified. Raises `CorruptCheckpoint`, StorageError."""
+    start, size = run_range(manifest, run)
     try:
-        data = storage.get(manifest.id.shard_key(chunk[0]), start, size)
+        data = storage.get(manifest.id.shard_key(run[0]), start, size)
     except Missing:
-        raise damaged(manifest, chunk[0], "is absent", chunk=chunk[1]) from None
-    check_chunk(manifest, chunk, data)
+        raise damaged(manifest, run[0], "is absent", chunk=run[1]) from None
+    check_run(manifest, run, data)
     return data
 
 
-def check_chunk(manifest: Manifest, chunk: Chunk, data: Buffer) -> None:
-    """Raises `CorruptCheckpoint` where these are not the chunk's bytes."""
-    size = chunk_range(manifest, chunk)[1]
+def check_run(manifest: Manifest, run: Run, data: Buffer) -> None:
+    """Raises `CorruptCheckpoint` where these are not the run's bytes."""
+    start, size = run_range(manifest, run)
     if len(data) != size:
-        raise damaged(manifest, chunk[0], f"has {len(data):,} bytes, the manifest says {size:,}", chunk=chunk[1])
-    found, expected = xxh3(data), manifest.objects[chunk[0]].chunks[chunk[1]]
-    if found != expected:
-        raise damaged(manifest, chunk[0], f"has xxh3_128 {found}, the manifest says {expected}", chunk=chunk[1])
+        raise damaged(manifest, run[0], f"has {len(data):,} bytes, the manifest says {size:,}", chunk=run[1])
+    view = memoryview(data)
+    for object, number in chunks_of(run):
+        begins, length = run_range(manifest, (object, number, 1))
+        found = xxh3(view[begins - start : begins - start + length])
+        expected = manifest.objects[object].chunks[number]
+        if found != expected:
+            raise damaged(manifest, object, f"has xxh3_128 {found}, the manifest says {expected}", chunk=number)
 
 
 class _Transfer:
     """A range of an object's bytes on its way into a box of a tensor."""
 
     def __init__(
-        self, object: int, piece: Piece, offsets: Sequence[int], sizes: Sequence[int], into: torch.Tensor
+        self, object: int, start: int, whole: Sequence[int], offsets: Sequence[int], into: torch.Tensor
     ) -> None:
         """
-        offsets, sizes  the part of the piece
-        into            of these sizes, a view of the tensor that is filled
+        start, whole  of the piece: where in the object it begins, and its sizes
+        offsets       where in the piece the part begins
+        into          of the part's sizes, a view of the tensor that is filled
         """
         self.object = object
-        self._strides = _row_major(piece.sizes)
+        self._strides = _row_major(whole)
+        sizes = into.shape
         itemsize = into.dtype.itemsize
         first = sum(offset * stride for offset, stride in zip(offsets, self._strides, strict=True))
         span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, self._strides, strict=True))
-        self.start, self.bytes = piece.start + first * itemsize, span * itemsize
+        self.start, self.bytes = start + first * itemsize, span * itemsize
         self._into = into
         self._direct = span == math.prod(sizes) and into.is_contiguous()
         self._memory: NDArray[np.uint8] | None = writable_bytes(into) if self._direct else None
@@ -123,34 +153,20 @@ class _Transfer:
         self._into.view(dtype).copy_(torch.from_numpy(memory).view(dtype).as_strided(self._into.shape, self._strides))
 
 
-def _transfers(
-    manifest: Manifest, sharded: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]
-) -> list[_Transfer]:
-    table: dict[str, Any] = {
-        name: TensorStorageMetadata(
-            TensorProperties(dtype=stored.dtype),
-            torch.Size(stored.shape),
-            [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.sizes)) for _, p in stored.pieces],
-        )
-        for name, stored in manifest.tensors.items()
-    }
-    # Of their full shape, but one element in memory: the planner would allocate tensors of the meta device.
-    whole = {
-        name: torch.empty((), dtype=stored.dtype).expand(stored.shape) for name, stored in manifest.tensors.items()
-    }
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner({**whole, **sharded}, Metadata(table))
-    found = []
-    for item in planner.create_local_plan().items:
-        name, number = item.storage_index.fqn, item.storage_index.index
-        assert number is not None
-        index, piece = manifest.tensors[name].pieces[number]
-        into = tensors[name]
-        for axis, (offset, size) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
-            into = into.narrow(axis, offset, size)
-        if into.numel():
-            found.append(_Transfer(index, piece, item.storage_offsets, item.lengths, into))
-    return found
+def _transfers(stored: StoredTensor, box: Box, into: torch.Tensor) -> Iterator[_Transfer]:
+    """What of the pieces lies in the box, each into its part of `into`, which is the box."""
+    if not into.numel():
+        return
+    begin = np.array(box[0], np.int64)
+    low = np.maximum(stored.offsets, begin)
+    high = np.minimum(stored.offsets + stored.sizes, begin + np.array(box[1], np.int64))
+    rows = np.flatnonzero((high > low).all(axis=1))
+    columns = (stored.objects, stored.starts, stored.sizes, low - stored.offsets, low - begin, high - low)
+    for object, start, whole, offsets, place, lengths in zip(*(c[rows].tolist() for c in columns), strict=True):
+        part = into
+        for axis, (offset, size) in enumerate(zip(place, lengths, strict=True)):
+            part = part.narrow(axis, offset, size)
+        yield _Transfer(object, start, whole, offsets, part)
 
 
 def _row_major(shape: Sequence[int]) -> tuple[int, ...]:

@@ -23,11 +23,11 @@ def write_together(world: World, storage: Storage, agreed: Agreed) -> Commit:
     raises  the same on all ranks: ClaimLost, StorageError, or CheckpointError naming the ranks that are silent or gone;
             nothing is committed then, unless rank 0 went right after it had committed, and the error says so
     """
-    mine: Message | Exception
+    mine: Message | BaseException
     try:
         objects = write_all(storage, agreed.commit.id, agreed.layout.plan, agreed.parts(), first=agreed.layout.first)
         mine = {"objects": [vars(stored) for stored in objects]}
-    except Exception as error:  # whatever it is, the others must not wait for this rank
+    except BaseException as error:  # whatever it is, the others must not wait for this rank
         mine = error
 
     def finish(said: list[Message]) -> list[Message]:

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch.distributed as dist
 
 from checkpoint.background.messages import Message
 from checkpoint.background.underway import Rules
+from checkpoint.cast import Cast
 from checkpoint.errors import CheckpointError
 from checkpoint.format.manifest import Commit
+from checkpoint.format.marks import Patterns
+from checkpoint.format.names import CommitId
 from checkpoint.format.tree import Tree
-from checkpoint.group.agreement import Agreed, Agreement
+from checkpoint.group.agreement import Agreed, Agreement, Sameness
 from checkpoint.group.background import BackgroundTogether, Context
-from checkpoint.group.load import NoneLeft, load_together
+from checkpoint.group.load import LoadRules, NoneLeft, load_together
 from checkpoint.group.save import write_together
 from checkpoint.group.world import World
 from checkpoint.loaded import Loaded
-from checkpoint.runs.history import Log
+from checkpoint.runs.history import History, Log
 from checkpoint.saving import Saving
-from checkpoint.storage import Storage
+from checkpoint.storage import Scrubber, Storage
 
 Group = dist.ProcessGroup | Literal["auto"]
 
@@ -34,14 +38,32 @@ class Together:
     """This rank's part in it, made anew when torch.distributed is."""
 
     def __init__(
-        self, group: Group, storage: Storage, opening: Message | str, rules: Rules, *, shard_bytes: int, log: Log
+        self,
+        group: Group,
+        storage: Storage,
+        opening: Message | str,
+        rules: Rules,
+        *,
+        shard_bytes: int,
+        per_rank: Patterns,
+        rank0: Patterns,
+        trusted: bool,
+        resized: str,
+        log: Log,
     ) -> None:
-        """opening  what a writer process opens, or why there cannot be one"""
+        """
+        opening          what a writer process opens, or why there cannot be one
+        per_rank, rank0  see marks.py; resized: `Resolver`
+        trusted          whether tensors are saved without a look at whether ranks differ
+        """
         self._group = group
         self._storage = storage
         self._opening = opening
+        self._scrub = None if isinstance(opening, str) else Scrubber(opening["url"], opening["options"])
         self._rules = rules
         self._shard_bytes = shard_bytes
+        self._sameness = Sameness(per_rank, rank0, trusted)
+        self._resized = resized
         self._log = log
         self._world: World | None = None
         self._agreement: Agreement | None = None
@@ -84,9 +106,10 @@ class Together:
         if self._background is not None:
             self._background.settle()
         meta = _with_size(meta, world)
-        agreed = agreement.reach(step, state, meta, claim=context.claim, now_s=context.now_s, how="blocking=True")
-        assert isinstance(agreed, Agreed)
-        return write_together(world, self._storage, agreed)
+        with world.telling():
+            agreed = agreement.reach(step, state, meta, claim=context.claim, now_s=context.now_s, how="blocking=True")
+            assert isinstance(agreed, Agreed)
+            return write_together(world, self._storage, agreed)
 
     def begin(self, step: int, state: Tree, meta: dict[str, Any], context: Context) -> Saving:
         """See `BackgroundTogether.begin`; and `save` about `meta`."""
@@ -95,13 +118,32 @@ class Together:
 
     def warm(self, state: Tree, context: Context) -> None:
         """See `BackgroundTogether.warm`."""
-        self._joined()
-        self._in_background().warm(state, context)
+        world, _ = self._joined()
+        with world.telling():
+            self._in_background().warm(state, context)
 
-    def load(self, state: Tree, *, step: int | None, strict: bool, none: NoneLeft) -> Loaded:
+    def load(
+        self,
+        state: Tree,
+        *,
+        step: int | None,
+        strict: bool,
+        cast: Cast,
+        prepare: Callable[[], None],
+        history: Callable[[], History],
+        loaded: Callable[[CommitId, CommitId], None],
+        none: NoneLeft,
+    ) -> Loaded:
         """See `load_together`."""
         world, _ = self._joined()
-        return load_together(world, self._storage, state, step=step, strict=strict, log=self._log, none=none)
+        rules = LoadRules(step, strict, cast, self._resized, self._log, prepare, history, loaded, none)
+        with world.telling():
+            return load_together(world, self._storage, state, rules)
+
+    def settle(self) -> None:
+        """Returns when no save of this group is under way on this rank, whatever came of them."""
+        if self._background is not None:
+            self._background.settle()
 
     def wait(self) -> None:
         """Returns when no save of this group is under way on this rank. Raises what the newest one failed of."""
@@ -123,8 +165,8 @@ class Together:
         if self._world is not None and self._world.group is not group:
             self._leave()
         if self._world is None or self._agreement is None:
-            self._world = World(group, wait_s=self._rules.finish_s)
-            self._agreement = Agreement(self._world, self._shard_bytes)
+            self._world = World(group, wait_s=self._rules.finish_s, scrub=self._scrub)
+            self._agreement = Agreement(self._world, self._shard_bytes, self._sameness, self._log)
             self._unless_closed.append(weakref.finalize(self, self._world.close))
         return self._world, self._agreement
 

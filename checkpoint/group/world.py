@@ -7,6 +7,9 @@ on a rank that died: rank 0 learns of it at once, and answers everybody with an 
 alive and silent is named at a deadline, which is long, for it may be slow. All ranks call it in the same order, and an
 answer stands: a rank that comes late hears what was decided without it.
 
+Whatever a rank raises, KeyboardInterrupt too, it tells the others before they wait for it: as its message where it has
+one to give; else, between two of them (`telling`), by hanging up with its reason.
+
 Bytes travel by gloo, in a group of our own, so that nothing of training's is in their way.
 """
 
@@ -17,24 +20,37 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from checkpoint import errors
 from checkpoint.background.star import Centre, Message, Spoke
 from checkpoint.errors import CheckpointError
+from checkpoint.group.failures import UNTOUCHED, Scrub, error_document, error_from, next_lines, of_rank, reason
+from checkpoint.group.failures import missing as missing_ranks
 
 Decide = Callable[[list[Message]], list[Message]]
-
-UNTOUCHED = "nothing was committed and nothing was loaded; the previous checkpoint stays the newest"
 
 _ENDPOINT_BYTES = 4096
 _JOIN_S = 30.0  # a busy machine connects slowly, whatever saves are given
 _READ_S = 10.0  # how long rank 0 stays until all have heard an answer after which it may go
 _SLACK_S = 45.0  # how much longer than rank 0 the others wait: it has to find out first, and say who is missing
+
+
+class Sent:
+    """Bytes on their way, in either direction."""
+
+    def __init__(self, work: Any, data: torch.Tensor) -> None:
+        self._work, self._data = work, data
+
+    def wait(self) -> torch.Tensor:
+        """The bytes, when they are there or gone. Raises CheckpointError where the other rank is gone."""
+        with _lost_ranks():
+            self._work.wait()
+        return self._data
 
 
 class World:
@@ -43,13 +59,16 @@ class World:
     wait_s  how long ranks wait for each other before a save or a load fails
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, *, wait_s: float) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, *, wait_s: float, scrub: Scrub | None = None) -> None:
+        """scrub  takes the storage's secrets out of a text; None where they are not known"""
         self.group = group
+        self.scrub = scrub
         self.pid = os.getpid()
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.wait_s = wait_s
         self._calls = 0
-        self._defect: Exception | None = None
+        self._defect: BaseException | None = None
+        self._told: BaseException | None = None  # what the others know of
         self._gloo: dist.ProcessGroup | None = None
         self._end: Centre | Spoke | None = None
         self._changed = threading.Condition()  # guards everything below
@@ -93,26 +112,56 @@ class World:
         raises  CheckpointError of the kind that failed first, by rank; for ranks that are silent or gone, one that
                 names them
         """
-        said = {"error": error_document(mine)} if isinstance(mine, BaseException) else {"said": mine}
-        message: Message = {"what": what, **said}
+        failed = mine if isinstance(mine, BaseException) else None
+        said = {"error": error_document(failed, self.scrub)} if failed is not None else {"said": mine}
+        at_once = failed is not None and not isinstance(failed, Exception)  # who is interrupted waits for nobody
+        message: Message = {"what": what, "leaves": at_once, **said}
         with self._changed:
             self._calls += 1
             self._said = {**self._early.pop(self._calls, {}), 0: message}
         if isinstance(self._end, Centre):
-            answer = self._ask(self._end, what, decide, last, state)
+            answer = self._ask(self._end, what, decide, last, state, at_once)
         elif isinstance(self._end, Spoke):
-            answer = self._hear(self._end, what, message, state)
+            answer = self._hear(self._end, what, message, state, at_once)
         else:
-            answer = self._decided([message], decide)[0]
+            answer = self._decided([message], decide, state)[0]
         defect, self._defect = self._defect, None
         if defect is not None:
-            raise defect
-        if isinstance(mine, BaseException) and "missing" not in answer:
-            raise mine
+            raise self._knowing(defect)
+        if failed is not None and "missing" not in answer:
+            raise self._knowing(failed)
         if "error" in answer:
-            raise error_from(answer["error"])
+            raise self._knowing(error_from(answer["error"]))
         found: Message = answer["answer"]
         return found
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """What is raised in here without the others' knowing makes this rank hang up on them, with its reason: they
+        would wait for it, and be at another call than it for good."""
+        try:
+            yield
+        except BaseException as error:
+            if error is not self._told:
+                self._hang_up(reason(error, self.scrub))
+            raise
+        finally:
+            self._told = None
+
+    def _knowing(self, error: BaseException) -> BaseException:
+        self._told = error
+        return error
+
+    def _hang_up(self, why: str) -> None:
+        goodbye = {"gone": f"it hung up: {why}"}
+        if isinstance(self._end, Centre):
+            for rank in range(1, self.size):
+                self._end.send(rank, goodbye)
+                self._lose(rank, f"rank 0 hung up in an earlier call: {why}")
+        elif isinstance(self._end, Spoke):
+            self._end.send(goodbye)
+            self._lose(0, f"this rank hung up in an earlier call: {why}")
+        self.close()
 
     def all_gather(self, number: int) -> list[int]:
         """Every rank's number. Raises CheckpointError where a rank is gone."""
@@ -128,6 +177,16 @@ class World:
         if self._gloo is not None:
             with _lost_ranks():
                 dist.broadcast(data, group=self._gloo, group_src=source)
+
+    def send(self, data: torch.Tensor, to: int, tag: int) -> Sent:
+        """Begins to send these bytes, a flat uint8 tensor, to a rank that receives as many with this tag."""
+        with _lost_ranks():
+            return Sent(dist.isend(data, group=self._gloo, group_dst=to, tag=tag), data)
+
+    def receive(self, data: torch.Tensor, source: int, tag: int) -> Sent:
+        """Begins to receive."""
+        with _lost_ranks():
+            return Sent(dist.irecv(data, group=self._gloo, group_src=source, tag=tag), data)
 
     def close(self) -> None:
         """Hangs up. Idempotent; the group goes with torch.distributed's own."""
@@ -150,48 +209,55 @@ class World:
 
     # Agreeing
 
-    def _ask(self, end: Centre, what: str, decide: Decide, last: bool, state: str) -> Message:
-        """On rank 0."""
+    def _ask(self, end: Centre, what: str, decide: Decide, last: bool, state: str, at_once: bool) -> Message:
+        """On rank 0. at_once  its own failure is the answer, whatever the others say"""
         with self._changed:
             call, said = self._calls, self._said
-            self._changed.wait_for(lambda: len(said) == self.size or self._lost.keys() - said, self.wait_s)
+            if not at_once:
+                self._changed.wait_for(lambda: len(said) == self.size or self._lost.keys() - said, self.wait_s)
             missing = sorted(set(range(self.size)) - said.keys())
             lost = {rank: self._lost[rank] for rank in missing if rank in self._lost}
-        if missing:
-            silent = error_document(_missing(what, lost or missing, self.size, self.wait_s, state))
+        if at_once:
+            answers = self._decided([said[0]], decide, state)
+        elif missing:
+            silent = error_document(missing_ranks(what, lost or missing, self.size, self.wait_s, state))
             answers = [{"error": silent, "missing": missing}] * self.size
         else:
-            answers = self._decided([said[rank] for rank in range(self.size)], decide)
+            answers = self._decided([said[rank] for rank in range(self.size)], decide, state)
         with self._changed:
             self._heard[call] = set()
         for rank in range(1, self.size):
             end.send(rank, {"call": call, **answers[rank]})
         with self._changed:
             if last or any("error" in answer for answer in answers):
-                here = set(range(1, self.size)) - set(missing)
+                here = {rank for rank in said if rank and not said[rank]["leaves"]}
                 self._changed.wait_for(lambda: here <= self._heard[call] | self._lost.keys(), _READ_S)
             del self._heard[call]
         return answers[0]
 
-    def _decided(self, messages: list[Message], decide: Decide) -> list[Message]:
+    def _decided(self, messages: list[Message], decide: Decide, state: str) -> list[Message]:
         """What to answer to each rank."""
-        failed = next((message["error"] for message in messages if "error" in message), None)
-        if failed is None:
+        rank = next((rank for rank, message in enumerate(messages) if "error" in message), None)
+        if rank is not None:
+            failed = of_rank(messages[rank]["error"], rank, self.size, messages[rank]["what"], state)
+        else:
             try:
                 _check_same([message["what"] for message in messages])
                 answers = decide([message["said"] for message in messages])
                 assert len(answers) == self.size, "one answer for each rank"
                 return [{"answer": answer} for answer in answers]
-            except CheckpointError as error:
-                failed = error_document(error)
-            except Exception as error:  # a defect of ours: the others must hear of it too
-                failed, self._defect = error_document(error), error
+            except BaseException as error:  # the others must hear of a defect of ours, too
+                failed = error_document(error, self.scrub)
+                if not isinstance(error, CheckpointError):
+                    failed, self._defect = of_rank(failed, 0, self.size, messages[0]["what"], state), error
         return [{"error": failed}] * self.size
 
-    def _hear(self, end: Spoke, what: str, mine: Message, state: str) -> Message:
-        """On the other ranks."""
+    def _hear(self, end: Spoke, what: str, mine: Message, state: str, at_once: bool) -> Message:
+        """On the other ranks. at_once  the answer is not waited for"""
         call = self._calls
         end.send({"call": call, **mine})
+        if at_once:
+            return mine
         within_s = 2 * self.wait_s + _SLACK_S  # rank 0 may wait for others, and then decide as long
         with self._changed:
             self._changed.wait_for(lambda: call in self._answers or self._lost, within_s)
@@ -205,11 +271,14 @@ class World:
         if lost is None:  # from here on the two would be at different calls for good: both shall know at once
             self._lose(0, f"it {how} in an earlier call")
             end.close()
-        raise CheckpointError(f"rank 0 of {self.size} {how}: {what}{_next(state)}")
+        raise self._knowing(CheckpointError(f"rank 0 of {self.size} {how}: {what}{next_lines(state)}"))
 
     # What arrives, in the thread of the connections
 
     def _hear_rank(self, rank: int, message: Message) -> None:
+        if "gone" in message:
+            self._lose(rank, message["gone"])
+            return
         with self._changed:
             if (heard := self._heard.get(message.get("heard", 0))) is not None:
                 heard.add(rank)
@@ -220,13 +289,16 @@ class World:
             self._changed.notify_all()
 
     def _hear_answer(self, message: Message) -> None:
+        if "gone" in message:
+            self._lose(0, message["gone"])
+            return
         with self._changed:
             self._answers[message["call"]] = message
             self._changed.notify_all()
 
     def _lose(self, rank: int, why: str) -> None:
         with self._changed:
-            self._lost[rank] = why
+            self._lost.setdefault(rank, why)  # what it said as it went, rather than that it went
             self._changed.notify_all()
 
 
@@ -242,45 +314,11 @@ def _check_same(whats: list[str]) -> None:
         )
 
 
-def error_document(error: BaseException) -> Message:
-    """An error of ours as JSON. Others give only their kind: their text may hold what nobody scrubbed."""
-    if isinstance(error, CheckpointError):
-        return {"type": type(error).__name__, "text": str(error), "fields": vars(error)}
-    return {"type": "CheckpointError", "text": f"{type(error).__name__}; that rank's own output says more"}
-
-
-def error_from(document: Message) -> CheckpointError:
-    """The inverse; what is no error of ours comes back as a plain CheckpointError."""
-    kind = getattr(errors, document["type"], CheckpointError)
-    fields = {name: tuple(v) if name == "tensors" else v for name, v in document.get("fields", {}).items()}
-    made: CheckpointError = kind(document["text"], **fields)
-    return made
-
-
-def names(ranks: Collection[int]) -> str:
-    """rank 1, or ranks 1, 2"""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, sorted(ranks)))}"
-
-
-def _missing(what: str, ranks: list[int] | dict[int, str], size: int, wait_s: float, state: str) -> CheckpointError:
-    """ranks  those that were lost, with how; or, where none was, those that were silent"""
-    how = f"gave no sign within {wait_s:g} s"
-    if isinstance(ranks, dict):
-        how = f"{'is' if len(ranks) == 1 else 'are'} gone ({next(iter(ranks.values()))})"
-    return CheckpointError(f"{names(ranks)} of {size} {how}: {what}{_next(state)}")
-
-
-def _next(state: str) -> str:
-    return (
-        f"\n  state  {state}\n  next   look at that rank's output; start the job again, on as many ranks as there are"
-    )
-
-
 class _lost_ranks(contextlib.AbstractContextManager[None]):
     """A collective that fails does so because a rank is gone: gloo's error, as one of ours."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError):
             raise CheckpointError(
-                f"a rank was lost while bytes were exchanged ({str(error)[:200]}){_next(UNTOUCHED)}"
+                f"a rank was lost while bytes were exchanged ({str(error)[:200]}){next_lines(UNTOUCHED)}"
             ) from error

@@ -1,15 +1,16 @@
 """Is the holder of a claim alive? It listens on a port; whoever connects gets one JSON line: {"nonce", "job"}.
 
-    right nonce             alive
-    wrong nonce, refused    gone: the port was given to someone else, or to nobody
-    silence, no route       unknown: a stopped process, a lost host, a firewall
+    right nonce                                                alive
+    on this boot: its process has ended; its port on our own
+    loopback is refused, or somebody else's by now             gone, for certain
+    every one of its addresses refuses, from elsewhere         refused: it is gone, or a firewall says so
+    silence, no route                                          unknown: a stopped process, a lost host, a firewall
 
 The endpoint lies in the claim. A newcomer asks over loopback where it is on the same boot and in the same network
-namespace (containers share the boot, but not the loopback), else at the advertised addresses. The listener reads
-nothing from its callers, so none can hold it up. A forked child closes it at once, so the port dies with the holder.
-
-What this cannot know: behind address translation an advertised address may be another machine's, which refuses. Then a
-second job can take the claim from a live one. Nothing is corrupted: the first one's next commit says ClaimLost.
+namespace (containers share the boot, but not the loopback), else at the advertised addresses. Those of a bridge, such
+as Docker's 172.17.0.1, are on many machines, and there are firewalls that refuse: what another address says is no
+proof, however sure it sounds. The listener reads nothing from its callers, so none can hold it up. A forked child
+closes it at once, so the port dies with the holder.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoint.runs.machine import boot_id, network_namespace, own_addresses
+from checkpoint.runs.machine import boot_id, network_namespace, only_near, own_addresses, pid_namespace, started_at
 
 _LINE_MAX = 4096
+_NEAR_S = 2.0  # an answer over the loopback, from a process that may be swapped out
 
 _live: weakref.WeakSet[Beacon] = weakref.WeakSet()
 
@@ -40,7 +42,14 @@ class Alive:
 
 @dataclass(frozen=True)
 class Gone:
-    """Nobody can be holding the claim at that address any more."""
+    """Nobody can be holding the claim any more: seen on the holder's own machine."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Each of its addresses refuses, which a firewall can do for it."""
 
     why: str
 
@@ -73,6 +82,8 @@ class Beacon:
         return {
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "pid_namespace": pid_namespace(),
+            "started": started_at(os.getpid()),
             "boot_id": boot_id(),
             "network": network_namespace(),
             "addresses": own_addresses(),
@@ -110,7 +121,10 @@ class Beacon:
                     caller.send(self._line)
 
 
-def ask(endpoint: dict[str, Any], nonce: str, *, timeout_s: float) -> Alive | Gone | Unknown:
+Answer = Alive | Gone | Refused | Unknown
+
+
+def ask(endpoint: dict[str, Any], nonce: str, *, timeout_s: float) -> Answer:
     """One question to the holder, at each of its addresses in turn; `timeout_s` for each of them.
 
     Whatever lies in the endpoint was read from storage: an entry that makes no sense is Unknown, never an exception.
@@ -118,22 +132,47 @@ def ask(endpoint: dict[str, Any], nonce: str, *, timeout_s: float) -> Alive | Go
     port, addresses = endpoint.get("port"), endpoint.get("addresses")
     if type(port) is not int or not 0 < port < 65536 or type(addresses) is not list:
         return Unknown("its endpoint names no port and addresses")
-    here = own_addresses()
     if (endpoint.get("boot_id"), endpoint.get("network")) == (boot_id(), network_namespace()):
-        targets = ["127.0.0.1"]
-    else:
-        targets = [address for address in addresses if type(address) is str and address not in here]
-    if not targets:
+        answer = _ask_at("127.0.0.1", port, nonce, timeout_s)
+        return Gone(answer.why) if isinstance(answer, Refused) else answer
+    if (ended := _ended(endpoint)) is not None:
+        return Gone(ended)
+    here = own_addresses()
+    answers = [
+        _ask_at(address, port, nonce, timeout_s)
+        for address in addresses
+        if type(address) is str and address not in here and not only_near(address)
+    ]
+    if not answers:
         return Unknown("it advertises no address that is not also our own")
-    answers = [_ask_at(address, port, nonce, timeout_s) for address in targets]
-    for kind in (Alive, Gone):
-        for answer in answers:
-            if isinstance(answer, kind):
-                return answer
-    return answers[0]
+    alive = [answer for answer in answers if isinstance(answer, Alive)]
+    silent = [answer for answer in answers if isinstance(answer, Unknown)]
+    return (alive or silent or answers)[0]
 
 
-def _ask_at(address: str, port: int, nonce: str, timeout_s: float) -> Alive | Gone | Unknown:
+def gone_for_certain(endpoint: dict[str, Any], nonce: str) -> str | None:
+    """Why the holder is gone, where this machine itself can tell; else None. Asks nobody elsewhere."""
+    if endpoint.get("boot_id") != boot_id():
+        return None
+    if (ended := _ended(endpoint)) is not None:
+        return ended
+    if endpoint.get("network") != network_namespace():
+        return None
+    answer = ask(endpoint, nonce, timeout_s=_NEAR_S)
+    return answer.why if isinstance(answer, Gone) else None
+
+
+def _ended(endpoint: dict[str, Any]) -> str | None:
+    """Whether the holder's process was one of this machine, whose number means the same here, and has ended."""
+    pid, started = endpoint.get("pid"), endpoint.get("started")
+    if type(pid) is not int or type(started) is not int or endpoint.get("boot_id") != boot_id():
+        return None
+    if not pid_namespace() or endpoint.get("pid_namespace") != pid_namespace() or started_at(pid) == started:
+        return None
+    return f"process {pid} of this machine has ended"
+
+
+def _ask_at(address: str, port: int, nonce: str, timeout_s: float) -> Alive | Refused | Unknown:
     where = f"{address}:{port}"
     try:
         with socket.create_connection((address, port), timeout=timeout_s) as connection:
@@ -142,7 +181,7 @@ def _ask_at(address: str, port: int, nonce: str, timeout_s: float) -> Alive | Go
             while not line.endswith(b"\n") and len(line) < _LINE_MAX and (more := connection.recv(_LINE_MAX)):
                 line += more
     except ConnectionRefusedError:
-        return Gone(f"{where} refuses connections")
+        return Refused(f"{where} refuses connections")
     except OSError as error:
         return Unknown(f"{where} does not answer ({type(error).__name__}: {error})")
     if not line:
@@ -151,9 +190,9 @@ def _ask_at(address: str, port: int, nonce: str, timeout_s: float) -> Alive | Go
         answer = json.loads(line)
         answered, job = answer["nonce"], answer["job"]
     except (ValueError, KeyError, TypeError):
-        return Gone(f"{where} is somebody else's now: it answers {line[:40]!r}")
+        return Refused(f"{where} is somebody else's now: it answers {line[:40]!r}")
     if answered != nonce:
-        return Gone(f"{where} is another claim's now")
+        return Refused(f"{where} is another claim's now")
     return Alive(job if type(job) is str else None)
 
 

@@ -1,29 +1,38 @@
-"""May a newcomer take the claim from its holder? It answers: no. It is dead: at once. It is silent: after a grace.
+"""May a newcomer take the claim from its holder? It answers: no. It is dead: at once. It is silent: after a grace, if
+it shows no sign of life in the storage meanwhile.
 
 An accidental second launch must not kill a week-long run, and a run whose machines are gone must not wait for a person.
+Times are this process's own: no clock of another host is read.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from checkpoint.errors import ClaimHeld
-from checkpoint.runs.beacon import Alive, Gone, Unknown, ask
-from checkpoint.runs.claims import Claim
+from checkpoint.runs.beacon import Alive, Answer, Gone, Refused, Unknown, ask
+from checkpoint.runs.claims import Claim, held
 from checkpoint.runs.history import Log
 
 _POLL_S = 0.2
+_LOOK_S = 1.0  # between two looks into the storage
 _ANSWER_S = 2.0  # how long one question waits; a holder whose machine swaps may need a while
+_AT_ONCE = 16  # holders that are asked at the same time
+
+Signs = Callable[[int], object]
 
 
 @dataclass(frozen=True)
 class Free:
-    """The claim may be taken."""
+    """The claim may be taken.
+
+    certain  the holder is dead; else it was only silent
+    """
 
     why: str
+    certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -40,66 +49,97 @@ class Wait:
     why: str
 
 
-def decide(answer: Alive | Gone | Unknown, *, job: str | None, waited_s: float, grace_s: float) -> Free | Held | Wait:
+def decide(
+    answer: Answer,
+    *,
+    theirs: str | None,
+    ours: str | None,
+    waited_s: float,
+    grace_s: float,
+    stirred: bool = False,
+) -> Free | Held | Wait:
     """What an answer allows. Pure.
 
-    job       our own name; a holder with the same one is our dying predecessor, and is waited for
-    waited_s  how long we have been asking; every wait ends when it reaches `grace_s`
+    theirs, ours  names of the jobs; a holder with our own is our dying predecessor, and is waited for
+    waited_s      how long we have been asking; every wait ends when it reaches `grace_s`
+    stirred       whether the holder's sign of life in the storage has changed while we waited
     """
+    same = bool(ours) and theirs == ours
+    over = waited_s >= grace_s
     match answer:
         case Gone(why):
             return Free(f"is gone ({why})")
-        case Alive(other) if not job or other != job:
-            return Held("it answers")
+        case Refused(why) if same:
+            return Free(f"is gone ({why})")
         case Alive():
-            return Held(f"it still answers after {grace_s:g} s") if waited_s >= grace_s else Wait("is our predecessor")
-        case Unknown(why):
-            silent = f"was silent for {grace_s:g} s, so it is replaced: {why}"
-            return Free(silent) if waited_s >= grace_s else Wait(f"does not answer: {why}")
+            if not same:
+                return Held("it answers")
+            return Held(f"it still answers after {grace_s:g} s") if over else Wait("is our predecessor")
+        case Refused(why) | Unknown(why) if stirred:
+            if not same:
+                return Held(f"it cannot be asked, but shows signs of life in the storage: {why}")
+            return Held(f"it still lives after {grace_s:g} s: {why}") if over else Wait("is our predecessor")
+        case Refused(why) | Unknown(why):
+            silent = f"was silent for {grace_s:g} s, and left no sign in the storage, so it is replaced: {why}"
+            return Free(silent, certain=False) if over else Wait(f"cannot be asked: {why}")
 
 
-def wait_until_free(holder: Claim, *, url: str, job: str | None, grace_s: float, log: Log) -> None:
-    """Asks the holder until the claim may be taken. Raises `ClaimHeld`. Ends within about `grace_s`."""
-    began_s, told = time.monotonic(), False
+def wait_until_free(
+    holders: Sequence[Claim], *, url: str, job: str | None, grace_s: float, signs: Signs, log: Log
+) -> frozenset[int]:
+    """Asks all holders until none can be going on; the numbers of those that were only silent. Raises `ClaimHeld`.
+
+    signs  claim number -> what its holder changes in the storage as long as it lives
+    Ends within about `grace_s`, whatever their number.
+    """
+    waiting = list(holders)
+    silent: set[int] = set()
+    began_s, looked_s, told = time.monotonic(), -_LOOK_S, False
+    first: dict[int, object] = {}
+    stirred: set[int] = set()
     while True:
         waited_s = time.monotonic() - began_s
-        match decide(_answer(holder), job=job, waited_s=waited_s, grace_s=grace_s):
-            case Free(why):
-                log(f"the holder of claim {holder.number} {why}")
-                return
-            case Held(why):
-                raise _held(holder, url, why)
-            case Wait(why) if not told:
-                log(f"waiting up to {grace_s:g} s for the holder of claim {holder.number}, which {why}")
-                told = True
+        answers = _ask_all(waiting)
+        unheard = [one for one, answer in answers if isinstance(answer, Refused | Unknown)]
+        if unheard and (waited_s - looked_s >= _LOOK_S or waited_s >= grace_s):
+            looked_s = waited_s
+            for one in unheard:
+                now = signs(one.number)
+                if first.setdefault(one.number, now) != now:
+                    stirred.add(one.number)
+        for one, answer in answers:
+            decided = decide(
+                answer,
+                theirs=answer.job if isinstance(answer, Alive) else one.job,
+                ours=job,
+                waited_s=waited_s,
+                grace_s=grace_s,
+                stirred=one.number in stirred,
+            )
+            match decided:
+                case Free(why, certain):
+                    log(f"the holder of claim {one.number} {why}")
+                    waiting.remove(one)
+                    if not certain:
+                        silent.add(one.number)
+                case Held(why):
+                    raise held(one, url, why)
+                case Wait(why) if not told:
+                    log(f"waiting up to {grace_s:g} s for the holder of claim {one.number}, which {why}")
+                    told = True
+        if not waiting:
+            return frozenset(silent)
         time.sleep(min(_POLL_S, max(grace_s - waited_s, 0.0)))
 
 
-def _answer(holder: Claim) -> Alive | Gone | Unknown:
+def _ask_all(holders: Sequence[Claim]) -> list[tuple[Claim, Answer]]:
+    if len(holders) == 1:
+        return [(holders[0], _answer(holders[0]))]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(holders)), thread_name_prefix="checkpoint-ask") as pool:
+        return list(zip(holders, pool.map(_answer, holders), strict=True))
+
+
+def _answer(holder: Claim) -> Answer:
     if holder.endpoint is None:
         return Unknown("it could not listen")
     return ask(holder.endpoint, holder.nonce, timeout_s=_ANSWER_S)
-
-
-def _held(holder: Claim, url: str, how: str) -> ClaimHeld:
-    endpoint = holder.endpoint or {}
-    host, pid = str(endpoint.get("host")), endpoint.get("pid")
-    pid = pid if type(pid) is int else 0
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder.taken_at))
-    ourselves = pid == os.getpid() and host == socket.gethostname()
-    advice = (
-        "close() the other Checkpointer of this very process first"
-        if ourselves
-        else "use another URL, or stop that job, or insist with take_over=True: it then can commit nothing more"
-    )
-    return ClaimHeld(
-        f"{url} belongs to a live job: claim {holder.number}\n"
-        f"  holder  process {pid} on {host}, job {holder.job!r}, since {since}; {how}\n"
-        f"  state   nothing was changed\n"
-        f"  next    {advice}",
-        claim=holder.number,
-        host=host,
-        pid=pid,
-        since=holder.taken_at,
-        job=holder.job,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import os
 import socket
 import uuid
@@ -26,6 +27,21 @@ def network_namespace() -> str | None:
     return None
 
 
+def pid_namespace() -> int:
+    """In which process numbers mean what they mean here, within one boot; 0 where that is not known."""
+    with contextlib.suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
+    return 0
+
+
+def started_at(pid: int) -> int | None:
+    """When this process began, in the kernel's ticks since the boot; None where it has ended, or never was."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[19]) if fields[0] not in "ZX" else None
+    return None
+
+
 def own_addresses() -> list[str]:
     """This machine's addresses, those of the loopback and of single links excepted. Asks no name server."""
     found = _own_ipv6()
@@ -38,7 +54,16 @@ def own_addresses() -> list[str]:
             with contextlib.suppress(OSError):  # no route: sends nothing, only picks the outgoing interface
                 probe.connect(("192.0.2.1", 9))
                 found.append(probe.getsockname()[0])
-    return [address for address in found if not address.startswith("127.")]
+    return [address for address in found if not only_near(address)]
+
+
+def only_near(address: str) -> bool:
+    """Whether an address means another machine from each: the loopback's, and those of a single link."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified
 
 
 def _own_ipv6() -> list[str]:

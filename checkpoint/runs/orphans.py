@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from checkpoint.runs.machine import pid_namespace, started_at
+
 ORPHANS_S = 120.0  # a claim waits no longer
 _POLL_S = 0.05
 _SAID_AFTER_S = 1.0
@@ -55,7 +57,7 @@ def orphans(url: str) -> list[int]:
     for name in names:
         if name.startswith(f"@{_prefix(url)}"):
             parent, _, pid = name.removeprefix(f"@{_prefix(url)}").partition("-")
-            if parent.isdigit() and pid.isdigit() and not _lives(int(parent)):
+            if parent.isdigit() and pid.isdigit() and started_at(int(parent)) is None:
                 found.append(int(pid))
     return found
 
@@ -63,18 +65,4 @@ def orphans(url: str) -> list[int]:
 def _prefix(url: str) -> str:
     """Names are shared by all of a network namespace, process numbers by a pid namespace: it is part of the name."""
     digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:24]
-    return f"checkpoint-writer-{_pid_namespace()}-{digest}-"
-
-
-def _pid_namespace() -> int:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return f"checkpoint-writer-{pid_namespace()}-{digest}-"

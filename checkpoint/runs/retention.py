@@ -1,8 +1,8 @@
 """What may go: commits beyond the newest few, and the remains of saves that were never finished.
 
-Only the holder of the newest claim sweeps. It looks again before each commit that it removes, and stops at the first
-sign of a newer claim. A commit's manifest goes first, then its data: a crash between leaves data without a manifest,
-which is an orphan like any other.
+Only the holder of the newest claim sweeps. It looks again before each batch of commits that it removes, and stops at
+the first sign of a newer claim. Their manifests go first, then their data: a crash between leaves data without a
+manifest, which is an orphan like any other.
 
 Kept      the newest max(keep, 2) commits of the lineage whose objects all lie in storage at their sizes; damaged ones
           among them are kept too, but do not count
@@ -12,10 +12,13 @@ Removed   others of the lineage; after a grace period, commits outside the linea
 
 A save of our own claim that is under way looks like the remains of one that failed. It may wait for finish_s until it
 is begun, take finish_s, and be finished by a writer process whose parent has died, which takes no longer than that
-again: so what is of our own claim is spared for three times finish_s, however short the grace period.
+again: so what is of our own claim is spared for three times finish_s, however short the grace period. That time counts
+from when we first saw it, on a clock that nobody sets, and so does the grace of commits outside the lineage: what a
+rollback left behind stays for that long. Ages by the names of saves, which hold the time of their writer's clock, come
+in only where nothing that is under way could be committed any more.
 
-What a holder that was replaced can still do: finish the one removal that it had begun before our claim existed. It
-chose that commit among those older than its newest two, and claims.py makes sure that our claim names its newest. So
+What a holder that was replaced can still do: finish the one batch that it had begun before our claim existed. It chose
+those commits among the ones older than its newest two, and claims.py makes sure that our claim names its newest. So
 nothing that we resume from, nor the one below it to fall back to, is removed by anybody but us. What remains: a reader
 without a claim can lose a checkpoint while reading it; `read` then looks again and takes the present ones.
 """
@@ -23,15 +26,18 @@ without a claim can lose a checkpoint while reading it; `read` then looks again 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
 from checkpoint.format.names import DATA, CommitId, data_owner
 from checkpoint.runs.fence import look_again
-from checkpoint.runs.history import History, Log, is_committed, read_history, read_manifest
-from checkpoint.storage import Storage
+from checkpoint.runs.history import History, Log, Resumed, is_committed, read_history, read_manifest
+from checkpoint.storage import Storage, batches, delete_many, deletes_at_once
 
 KEEP_MIN = 2
+
+_AT_ONCE = 100  # commits that go between two looks at the claims, where the storage removes many in a request
 
 
 def removable(
@@ -42,14 +48,14 @@ def removable(
     keep: int,
     keep_every: int | None = None,
     grace_s: float,
-    own_grace_s: float = 0.0,
     now_s: float,
+    spared: Callable[[CommitId], bool] = lambda id: False,
 ) -> list[CommitId]:
     """The saves to remove, in order. Pure.
 
-    whole        whether a commit's objects all lie in storage; asked only until enough are found
-    owners       the saves that data in storage belongs to
-    own_grace_s  at least this old become remains of the newest claim
+    whole   whether a commit's objects all lie in storage; asked only until enough are found
+    owners  the saves that data in storage belongs to
+    spared  whether what is outside the lineage, or was never committed, stays for now, whatever its age
     """
     enough, kept = max(keep, KEEP_MIN), 0
     superseded: list[CommitId] = []
@@ -64,11 +70,8 @@ def removable(
     committed = {*history.lineage, *history.outside}
     orphans = [*history.outside, *sorted(set(owners) - committed)]
 
-    def may_be_under_way(id: CommitId) -> bool:
-        own = id.claim == history.newest_claim
-        return now_s - id.born_s < (max(grace_s, own_grace_s) if own else grace_s)
-
-    return superseded[::-1] + [id for id in orphans if not may_be_under_way(id)]
+    waiting = {id for id in orphans if spared(id)}  # all are asked: from then on they are watched
+    return superseded[::-1] + [id for id in orphans if now_s - id.born_s >= grace_s and id not in waiting]
 
 
 def milestones(lineage: Sequence[CommitId], every: int, whole: Callable[[CommitId], bool]) -> set[CommitId]:
@@ -101,10 +104,13 @@ class Sweeper:
         keep_every: int | None = None,
         orphan_grace_s: float,
         finish_s: float = 0.0,
+        once: bool = False,
         log: Log,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         finish_s  how long a save of this claim may take; 0 where it makes none
+        once      this sweeps once, for a person: commits outside the lineage are as old as their names say
         raises    CheckpointError where keep_every is no number of steps
         """
         if keep_every is not None and (type(keep_every) is not int or keep_every < 1):
@@ -118,13 +124,17 @@ class Sweeper:
         self._orphan_grace_s = orphan_grace_s
         self._own_grace_s = max(orphan_grace_s, 3 * finish_s)
         self._log = log
+        self._once = once
+        self._clock = clock
         self._told = False
         self._spared: set[CommitId] = set()
+        self._seen_s: dict[CommitId, float] = {}  # what is spared for now: when it was first seen
         self._sizes: dict[CommitId, dict[str, int]] = {}  # what manifests say; they never change
+        self._resumed: Resumed = {}  # what claims say, likewise; `look_again` finds out if the run is another one
 
     def sweep(self, *, claim: int, nonce: str, now_s: float) -> list[str]:
         """Removes and returns names of commits and orphans, and keys of temporary files. Raises `StorageError`."""
-        history = read_history(self._storage, self._log)
+        history = read_history(self._storage, self._log, under=claim, known=self._resumed)
         if history.newest_claim != claim:
             self._log(f"nothing is swept: claim {history.newest_claim} replaced ours, {claim}")
             return []
@@ -141,6 +151,18 @@ class Sweeper:
                 self._log(f"{id} does not count as kept: {error}")
                 return False
 
+        outside, seen_s, at_s = set(history.outside), self._seen_s, self._clock()
+        self._seen_s = {}
+
+        def spared(id: CommitId) -> bool:
+            if id in self._spared:
+                return True
+            for_s = self._own_grace_s if id.claim == claim else self._orphan_grace_s if id in outside else 0.0
+            if self._once or not for_s:
+                return False
+            self._seen_s[id] = seen_s.get(id, at_s)
+            return at_s - self._seen_s[id] < for_s
+
         removed: list[str] = []
         victims = removable(
             history,
@@ -149,24 +171,24 @@ class Sweeper:
             keep=self._keep,
             keep_every=self._keep_every,
             grace_s=self._orphan_grace_s,
-            own_grace_s=self._own_grace_s,
             now_s=now_s,
+            spared=spared,
         )
         listed = {*history.lineage, *history.outside}
-        for id in victims:
-            if id in self._spared:
-                continue
+        at_once = min(_AT_ONCE, deletes_at_once(self._storage))
+        for some in batches(victims, at_once):
             if (newer := look_again(self._storage, claim, nonce)) is not None:
                 self._log(f"sweeping stopped: claim {newer} replaced ours, {claim}")
                 return removed
-            if id not in listed and is_committed(self._storage, id):
-                self._log(f"sweeping stopped: the listing of commits is stale, it lacks {id}, which is there")
+            hidden = next((id for id in some if id not in listed and is_committed(self._storage, id)), None)
+            if hidden is not None:
+                self._log(f"sweeping stopped: the listing of commits is stale, it lacks {hidden}, which is there")
                 return removed
-            self._storage.delete(id.manifest_key)
-            for key in objects.get(id, {}):
-                self._storage.delete(key)
-            self._sizes.pop(id, None)
-            removed.append(str(id))
+            delete_many(self._storage, [id.manifest_key for id in some])
+            delete_many(self._storage, [key for id in some for key in objects.get(id, {})])
+            for id in some:
+                self._sizes.pop(id, None)
+            removed += map(str, some)
         try:
             removed += self._storage.tidy(self._own_grace_s)
         except StorageError as error:  # listing multipart uploads is a right of its own, which few are given

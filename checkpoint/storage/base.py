@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -13,6 +16,21 @@ class AlreadyThere(Exception):
 
 class Missing(Exception):
     """There is no object under the key."""
+
+
+class NotDeleted(OSError):
+    """Of many objects some could not be removed. As an error of a server's: with its code for the first of them.
+
+    failed    each one's key, and what the server said of it: {"Code": ..., "Message": ...}
+    response  what a client library would have made of the first
+    """
+
+    def __init__(self, failed: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        some = ", ".join(f"{key} ({error.get('Code')}: {error.get('Message')})" for key, error in failed[:3])
+        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+        super().__init__(f"{len(failed)} objects could not be removed: {some}{more}")
+        self.failed = tuple(failed)
+        self.response = {"Error": failed[0][1]}
 
 
 class Storage(Protocol):
@@ -82,6 +100,24 @@ class Storage(Protocol):
         ...
 
 
+def make_durable(storage: Storage, key: str) -> None:
+    """What was created by an attempt that failed after that survives a power cut from here on, where the storage has a
+    `make_durable(key)` of its own. Others answer only for what is durable."""
+    direct = getattr(storage, "make_durable", None)
+    if direct is not None:
+        direct(key)
+
+
+def put_lightly(storage: Storage, key: str, data: Buffer) -> None:
+    """Writes the object, perhaps torn and perhaps not durable, where the storage has a `put_lightly(key, data)` of its
+    own that is cheaper than `put`."""
+    direct = getattr(storage, "put_lightly", None)
+    if direct is None:
+        storage.put(key, data)
+    else:
+        direct(key, data)
+
+
 def get_into(storage: Storage, key: str, target: memoryview) -> int:
     """Reads the object into `target` and returns the object's size. If that differs, what `target` holds is undefined.
 
@@ -109,3 +145,27 @@ def map_object(storage: Storage, key: str) -> memoryview | None:
     mapping = getattr(storage, "map", None)
     found: memoryview | None = mapping(key) if mapping is not None else None
     return found
+
+
+def delete_many(storage: Storage, keys: Sequence[str]) -> None:
+    """Removes these objects, in no particular order; absent ones are fine. An error leaves some of them, or all.
+
+    In few requests where the storage has a `delete_many(keys)` of its own, and says how many it takes in one.
+    """
+    if deletes_at_once(storage) > 1:
+        if keys:
+            storage.delete_many(keys)  # type: ignore[attr-defined]
+        return
+    for key in keys:
+        storage.delete(key)
+
+
+def deletes_at_once(storage: Storage) -> int:
+    """How many objects one request removes: what the storage's own `deletes_at_once` says, else 1."""
+    return int(getattr(storage, "deletes_at_once", 1))
+
+
+def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """In their order, `size` at a time. Pure."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]

@@ -16,20 +16,20 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import fsspec
 
-from checkpoint.storage.base import AlreadyThere, Buffer, Missing
+from checkpoint.storage.base import AlreadyThere, Buffer, Missing, NotDeleted, batches
+from checkpoint.storage.ranges import RANGE_BYTES, in_ranges, one_range
 from checkpoint.storage.redact import redact
 from checkpoint.storage.retry import error_code
 
 _CONFLICT = ("PreconditionFailed", "412")
-_BEYOND = ("InvalidRange", "416")
 _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is a single PUT
 
-_RANGE_BYTES = 8 * 2**20
-_RANGES_AT_ONCE = 4  # of one object; several objects are read at the same time
+DELETED_AT_ONCE = 1000  # S3's own limit
 
 _log = logging.getLogger("checkpoint")
 _checking = threading.Lock()  # "look, then write" within one process; memory:// is never shared by more
@@ -69,31 +69,46 @@ class FsspecStorage:
         if length == 0:
             return b""
         try:
-            if length is not None and length > _RANGE_BYTES and filesystem.async_impl:
-                parts = _in_ranges(filesystem, path, start, length)
+            if filesystem.async_impl and length is not None and length > RANGE_BYTES:
+                parts = in_ranges(filesystem, path, start, length)
                 if parts is not None:
                     return b"".join(parts)
-            data: bytes = filesystem.cat_file(path, start=start or None, end=None if length is None else start + length)
+            if _is_s3(filesystem) and length is None:
+                # Asked for all of it, s3fs looks its size up first. Few objects that are read so are larger than this.
+                data = one_range(filesystem, path, start, RANGE_BYTES)
+                if len(data) < RANGE_BYTES:
+                    return data
+                begun = start + len(data)
+                return data + self.get(key, begun, max(0, self.size(key) - begun))
+            if _is_s3(filesystem) and length is not None:
+                return one_range(filesystem, path, start, length)
+            end = None if length is None else start + length
+            found: bytes = filesystem.cat_file(path, start=start or None, end=end)
         except FileNotFoundError as error:
             raise self._missing(key, error) from None
-        return data
+        return found
 
     def get_into(self, key: str, target: memoryview) -> int:
         """See base.get_into."""
-        size = self.size(key)
-        if size != len(target):
-            return size
         filesystem, path = self._at(key)
         parts = None
         try:
-            if size > _RANGE_BYTES and filesystem.async_impl:
-                parts = _in_ranges(filesystem, path, 0, size)
+            if len(target) > RANGE_BYTES and filesystem.async_impl:
+                parts = in_ranges(filesystem, path, 0, len(target) + 1)  # one more tells a larger object
         except FileNotFoundError as error:
             raise self._missing(key, error) from None
-        for part in parts or [self.get(key, 0, size)]:
-            target[: len(part)] = part
-            target = target[len(part) :]
-        return size - len(target)
+        if parts is None:
+            size = self.size(key)
+            if size != len(target):
+                return size
+            parts = [self.get(key, 0, size)]
+        elif sum(map(len, parts)) > len(target):
+            return self.size(key)
+        found = 0
+        for part in parts:
+            target[found : found + len(part)] = part
+            found += len(part)
+        return found
 
     def list(self, prefix: str) -> dict[str, int]:
         filesystem, path = self._at(prefix) if prefix else self._root()
@@ -110,8 +125,11 @@ class FsspecStorage:
 
     def size(self, key: str) -> int:
         filesystem, path = self._at(key)
-        filesystem.invalidate_cache()
         try:
+            if _is_s3(filesystem):  # s3fs's own `info` lists, too, where there is no object
+                bucket, _, name = path.partition("/")
+                return int(filesystem.call_s3("head_object", Bucket=bucket, Key=name)["ContentLength"])
+            filesystem.invalidate_cache()
             info = filesystem.info(path)
         except FileNotFoundError as error:
             raise self._missing(key, error) from None
@@ -123,6 +141,22 @@ class FsspecStorage:
         filesystem, path = self._at(key)
         with contextlib.suppress(FileNotFoundError):
             filesystem.rm_file(path)
+
+    @property
+    def deletes_at_once(self) -> int:
+        """See base.deletes_at_once."""
+        return DELETED_AT_ONCE if _is_s3(self._root()[0]) else 1
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """See base.delete_many."""
+        filesystem, root = self._root()
+        bucket = root.partition("/")[0]
+        names = {self._at(key)[1][len(bucket) + 1 :]: key for key in keys}
+        for some in batches(list(names), DELETED_AT_ONCE):
+            asked = {"Objects": [{"Key": name} for name in some], "Quiet": True}
+            answer = filesystem.call_s3("delete_objects", Bucket=bucket, Delete=asked)  # s3fs's own drops the errors
+            if answer.get("Errors"):
+                raise NotDeleted([(names.get(error.get("Key"), "?"), error) for error in answer["Errors"]])
 
     def tidy(self, older_than_s: float) -> tuple[str, ...]:
         filesystem, root = self._root()
@@ -214,24 +248,6 @@ class FsspecStorage:
             raise ValueError(f"{key!r} is not a key: keys are relative and stay below the run's folder")
         filesystem, root = self._root()
         return filesystem, f"{root}/{key}"
-
-
-def _in_ranges(filesystem: Any, path: str, start: int, length: int) -> list[bytes] | None:
-    """The bytes in several requests at once; None where the object ends before, or the server knows no ranges.
-
-    s3fs asks for 50 MB at a time, and joins what comes of each. In ranges of 8 MB the same bytes took half of the
-    processor and, of the time, a half to two thirds (2026-11, s3fs 2026.9, 128 MB from a server on this machine).
-    """
-    starts = list(range(start, start + length, _RANGE_BYTES))
-    ends = [min(first + _RANGE_BYTES, start + length) for first in starts]
-    found = filesystem.cat_ranges([path] * len(starts), starts, ends, batch_size=_RANGES_AT_ONCE, on_error="return")
-    errors = [part for part in found if isinstance(part, BaseException)]
-    if any(error_code(error) in _BEYOND for error in errors):
-        return None
-    if errors:
-        raise errors[0]
-    asked = [end - first for first, end in zip(starts, ends, strict=True)]
-    return list(found) if [len(part) for part in found] == asked else None
 
 
 def _leave_retries_to_us(filesystem: Any) -> None:

@@ -61,6 +61,25 @@ class LocalStorage:
         with self._written(target, data) as temporary:
             os.replace(temporary, target)
 
+    def put_lightly(self, key: str, data: Buffer) -> None:
+        """See base.put_lightly."""
+        path = self._path(key)
+        path.parent.mkdir(exist_ok=True)  # below the run's folder, which may have been removed
+        path.write_bytes(data)
+
+    def make_durable(self, key: str) -> None:
+        """See base.make_durable: its bytes, and every entry on the way to it."""
+        path = self._path(key)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+        for folder in path.parents:
+            _fsync_folder(folder)
+            if folder == self.root:
+                break
+
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         try:
             with open(self._path(key), "rb", buffering=0) as file:
@@ -138,7 +157,7 @@ class LocalStorage:
                 if not (name.startswith(".") and name.endswith(TEMPORARY)):
                     continue
                 with contextlib.suppress(FileNotFoundError):
-                    if time.time() - path.stat().st_mtime >= older_than_s:
+                    if time.time() - path.stat().st_mtime >= older_than_s and not _is_being_written(path):
                         path.unlink()
                         removed.append(path.relative_to(self.root).as_posix())
         return tuple(removed)
@@ -166,16 +185,30 @@ class LocalStorage:
             _make_folders(target.parent)
             file = _create(temporary, direct=_is_aligned(content))
         try:
-            try:
-                _write_directly(file, content)
-                os.fsync(file)
-            finally:
-                os.close(file)
+            with contextlib.suppress(OSError):  # no locks on this filesystem: then its age alone protects it
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_directly(file, content)
+            os.fsync(file)
             yield temporary
             _fsync_folder(target.parent)
         finally:
+            os.close(file)
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
+
+
+def _is_being_written(path: Path) -> bool:
+    """Whether its writer lives: clocks are set, and a file that looks old may be under way."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        raise
+    except OSError:  # it may not be read, or there are no locks
+        return False
+    return False
 
 
 def _is_aligned(content: memoryview) -> bool:
@@ -240,7 +273,12 @@ def _make_folders(folder: Path) -> None:
         folder = folder.parent
     for new in reversed(missing):
         new.mkdir(exist_ok=True)
-        _fsync_folder(new.parent)
+        try:
+            _fsync_folder(new.parent)
+        except OSError:
+            with contextlib.suppress(OSError):
+                new.rmdir()  # the next attempt meets it missing, and does not take its entry for durable
+            raise
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -17,7 +17,18 @@ from typing import Any, TypeVar
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
 from checkpoint.errors import StorageError
-from checkpoint.storage.base import AlreadyThere, Buffer, Missing, Storage, get_into, map_object
+from checkpoint.storage.base import (
+    AlreadyThere,
+    Buffer,
+    Missing,
+    Storage,
+    delete_many,
+    deletes_at_once,
+    get_into,
+    make_durable,
+    map_object,
+    put_lightly,
+)
 from checkpoint.storage.redact import Scrubber
 
 T = TypeVar("T")
@@ -73,6 +84,7 @@ _ADVICE_BY_NAME = {
     "NoSuchBucket": "create the bucket, or correct the URL",
     "InvalidAccessKeyId": _WRONG_KEY,
     "SignatureDoesNotMatch": _WRONG_KEY,
+    "AccessDenied": _ADVICE_BY_ERRNO[errno.EACCES],
     "403": f"check the key and the secret; if they are right, give this key {_RIGHTS}",
     "ExpiredToken": "the session token has expired: give a new one, in storage_options or in the environment",
     "RequestTimeTooSkewed": "set this machine's clock: it differs too much from the server's",
@@ -120,12 +132,15 @@ class RetryingStorage:
             self._call("create", key, lambda: self._inner.put_new(key, data))
         except AlreadyThere:
             # An attempt whose answer was lost, here or inside a client library, may be what is there already.
-            if self._is_there(key, data):
-                return
-            raise
+            if not self._is_there(key, data):
+                raise
+            self._call("create", key, lambda: make_durable(self._inner, key))
 
     def put(self, key: str, data: Buffer) -> None:
         self._call("write", key, lambda: self._inner.put(key, data))
+
+    def put_lightly(self, key: str, data: Buffer) -> None:
+        self._call("write", key, lambda: put_lightly(self._inner, key, data))
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return self._call("read", key, lambda: self._inner.get(key, start, length))
@@ -144,6 +159,14 @@ class RetryingStorage:
 
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self._inner.delete(key))
+
+    @property
+    def deletes_at_once(self) -> int:
+        return deletes_at_once(self._inner)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        what = f"{keys[0]} and {len(keys) - 1} more" if len(keys) > 1 else "".join(keys)
+        self._call("delete", what, lambda: delete_many(self._inner, keys))
 
     def tidy(self, older_than_s: float) -> tuple[str, ...]:
         return self._call("tidy", "", lambda: self._inner.tidy(older_than_s))

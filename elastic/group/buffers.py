@@ -1,173 +1,200 @@
-"""What becomes of a model's buffers in a step that V shares computed? The same, whoever computed them.
+"""What becomes of the buffers in a step that V shares computed? The same, whoever computed them.
 
-Every share starts from the buffers of the step. Afterwards a float buffer that some share changed is the
-mean over the shares, weighted by their examples, in fp32 and in the tree's order; one that none changed
-stays as it is; integer and bool buffers (BatchNorm's counter) must agree over the shares, and a worker
-without a share takes them from the one that holds share 0. A buffer that fits none of this is refused by
+Every share starts from the buffers of the step (snapshot.py), those of the models and of the modules in `extra=`.
+Afterwards a float buffer that some share changed is the mean over the shares, weighted by their examples, in fp32 and
+in the tree's order (a complex one as two reals); one that none changed stays as it is; integer and bool buffers must
+agree over the shares, and a worker without a share takes them from the one that holds share 0. A buffer that gets
+another shape or dtype in a share, comes or goes, must do so alike in all shares. What fits none of this is refused by
 name, and `Run(buffers={"name": "first" | "keep"})` says what to do: take share 0's, or never change it.
 A mean in fp32 suits running statistics; what counts or must stay exact is better an integer, or "first".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 import xxhash
 
 from elastic.errors import ConfigError, StepError
-from elastic.group.form import Group
+from elastic.group.buffer_layout import Layout, as_bytes, as_floats, floats_in, same_bits, shaped
+from elastic.group.form import Group, gather_bytes
 from elastic.group.gradients import UNTOUCHED
+from elastic.group.plain import PlainAttributes
+from elastic.group.snapshot import Buffer, Snapshot, same_kind
 from elastic.group.tree import Schedule
 from elastic.group.treesum import NOTHING, TreeSum
-
-_COMPARED_BYTES = 1 << 20
-"""Smaller buffers are compared by value: BatchNorm's kernel changes its running statistics without counting a
-version (torch 2.13). Larger ones (masks, tables) are trusted to their version counter: comparing them costs time."""
+from elastic.state.attributes import Attributes
 
 RULES = ("mean", "agree", "first", "keep")
+_ATTRIBUTE = "attribute "  # of the names of plain ones, among those of buffers
 
-
-@dataclass(frozen=True, eq=False)
-class _Buffer:
-    """A buffer, the module that holds it, its tensor for the life of the run, and its rule."""
-
-    name: str
-    module: torch.nn.Module
-    attribute: str
-    tensor: torch.Tensor
-    rule: str
-
-    def now(self) -> torch.Tensor:
-        """What the forward pass left: usually `tensor`, changed in place; some models assign a new one."""
-        found = self.module._buffers[self.attribute]
-        assert found is not None
-        return found
+Left = dict[Buffer, "torch.Tensor | None"]
+"""What a share left in the buffers that it may have changed."""
 
 
 class Buffers:
-    """The buffers of the run's models in one view."""
+    """The buffers of the run's modules in one view."""
 
     def __init__(
-        self, models: Mapping[str, torch.nn.Module], overrides: Mapping[str, str], group: Group, device: torch.device
+        self,
+        models: Mapping[str, torch.nn.Module],
+        extra: Mapping[str, Any],
+        overrides: Mapping[str, str],
+        group: Group,
+        device: torch.device,
+        attributes: Attributes,
     ) -> None:
         self._group = group
         self._device = device
-        self._all = _found(models, overrides)
-        self._means = [buffer for buffer in self._all if buffer.rule == "mean"]
-        self._exact = [buffer for buffer in self._all if buffer.rule in ("agree", "first")]
-        self._first = any(buffer.rule == "first" for buffer in self._all)
-        self._start = {buffer.name: buffer.tensor.clone() for buffer in self._all}
-        self._versions = {buffer.name: buffer.tensor._version for buffer in self._all}
-        # A small buffer that was changed once is kept and put back with every share, without a look: comparing all of
-        # them twice a share took 1.3 ms of a step of the digits network, 40 ms (measured, 2026-11-21).
-        self._lively: list[_Buffer] = []
-        self._still = self._all
-        self._agreed: list[torch.Tensor] | None = None
-        self.moving: list[str] = []
-        self._sums: dict[Schedule, TreeSum] = {}
+        self._overrides = overrides
+        self._now = Snapshot(models, extra)
+        alone = len(models) == 1
+        self._plain = PlainAttributes(
+            lambda root, key: key if alone and root in models else f"{root}.{key}",
+            lambda name: bool(overrides) and _override(overrides, name) == "keep",
+            attributes,
+        )
+        _check(overrides, self._now.buffers, self._plain.names(self._now.walked) if overrides else [])
+        self._by_name: dict[str, Buffer] = {}
+        self._rules: dict[str, str | None] = {}
+        self._index()
+        self._shares: list[tuple[int, Left]] = []
+        self._exact: Left = {}  # of what this rank's first share left, that of which no mean is taken
+        self._relaid: dict[Buffer, Layout] = {}  # by this rank's shares
+        self._layouts: dict[Buffer, tuple[Layout, bool]] = {}  # by any rank's, and whether they are in the state_dict
+        self._persistent: dict[Buffer, bool] = {}
+        self._holds_the_first_share = False
+        self._moves: list[tuple[Buffer, int]] = []
         self._sum: TreeSum | None = None
-        self._shares: list[tuple[int, dict[str, torch.Tensor]]] = []
-        self._in_step = False
+        self._agreed: dict[Buffer, torch.Tensor] = {}
+        self.moving: list[str] = []
+        self._moving: frozenset[str] = frozenset()
+        self._kept: tuple[int, TreeSum] | None = None
 
     def begin(self) -> None:
         """Notes the values that every share of the step starts from. Call with the model in its applied state."""
-        for buffer in self._still:
-            if self._changed(buffer):
-                self._start[buffer.name].copy_(buffer.tensor)
-                self._versions[buffer.name] = buffer.tensor._version
-        if self._lively:
-            torch._foreach_copy_([self._start[b.name] for b in self._lively], [b.tensor for b in self._lively])
-        self._agreed = None
-        self._shares = []
-        self._sum = None
-        self._in_step = True
+        if self._now.begin():
+            self._index()
+        self._plain.begin(self._now.walked)
+        self._new_step()
 
+    @torch.no_grad()
     def share_done(self, share: int, examples: int) -> None:
         """Takes what a share of `examples` examples left, and puts the step's buffers back for the next one."""
-        stirred = [buffer for buffer in self._still if self._changed(buffer)]
-        changed: dict[str, torch.Tensor] = {}
-        for buffer in (*self._lively, *stirred):
-            now, start = buffer.now(), self._start[buffer.name]
-            if now.shape != start.shape or now.dtype != start.dtype:
-                raise StepError(
-                    f"share {share} made buffer {buffer.name}, {tuple(start.shape)} {start.dtype}, "
-                    f"{tuple(now.shape)} {now.dtype}\n"
-                    f"{UNTOUCHED}  next   keep its shape, or take it out of the model's buffers"
-                )
-            if buffer.rule != "keep":
-                changed[buffer.name] = now.detach().clone()
-        self._shares.append((examples, changed))
-        if self._exact:
-            self._agree(share, changed)
-        self.restore()
-        if stirred:
-            self._lively += [buffer for buffer in stirred if buffer.tensor.nbytes <= _COMPARED_BYTES]
-            self._still = [buffer for buffer in self._all if buffer not in self._lively]
+        left: Left = {}
+        relaid: dict[Buffer, Layout] = {}
+        for buffer in self._now.stirred():
+            if self._overrides and self._rules.get(buffer.name) == "keep":
+                continue
+            now, start = buffer.now(), buffer.start
+            left[buffer] = None if now is None else now.clone()
+            if now is None or start is None:
+                if now is not start:
+                    relaid[buffer] = Layout.of(now)
+            elif now.shape != start.shape or now.dtype != start.dtype:
+                relaid[buffer] = Layout.of(now)
+        if not self._shares:
+            self._relaid = relaid
+            self._persistent = {buffer: buffer.persistent for buffer in relaid}
+            self._holds_the_first_share = share == 0
+            self._exact = self._not_averaged(left)
+        else:
+            self._same_layouts(share, relaid)
+            self._agree(share, left)
+        self._plain.share_done(share)
+        self._shares.append((examples, left))
+        self._now.put_back()
 
     def restore(self) -> None:
         """Puts the step's buffers back, as they were at `begin`. Between two steps there is nothing to put back."""
-        if not self._in_step:
-            return
-        for buffer in self._all:
-            if buffer.now() is not buffer.tensor:
-                setattr(buffer.module, buffer.attribute, buffer.tensor)
-        for buffer in self._still:
-            if self._changed(buffer):
-                buffer.tensor.copy_(self._start[buffer.name])
-                self._versions[buffer.name] = buffer.tensor._version
-        if self._lively:
-            torch._foreach_copy_([b.tensor for b in self._lively], [self._start[b.name] for b in self._lively])
+        self._plain.restore()
+        self._now.restore()
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """A context for what is no step: it may move buffers, and `restore` in it, and its end, put them back."""
+        with self._now.untouched():
+            self._plain.begin(self._now.walked)
+            try:
+                yield
+            finally:
+                self._plain.restore()
+                self._plain.close()
 
     def newly_moving(self) -> list[str]:
         """Float buffers that this rank's shares changed and that are not known to move yet."""
-        changed = {name for _, values in self._shares for name in values}
-        return [b.name for b in self._means if b.name in changed and b.name not in self.moving]
+        changed = {buffer for _, left in self._shares for buffer in left}
+        new = [b for b in changed if b.name not in self._moving and b not in self._relaid]
+        return sorted(b.name for b in new if self._rule(b, b.start) == "mean")
+
+    def relaid(self) -> list[str]:
+        """What all ranks must know of buffers that this rank's shares left in another layout, came or went."""
+        return [
+            json.dumps([b.place.root, b.place.path, b.place.attribute, self._persistent[b], *layout])
+            for b, layout in self._relaid.items()
+            if self._counts(b)
+        ]
 
     def digest(self) -> int:
-        """63 bits that say what the exact buffers became, 0 on an idle rank; equal ones let the step go on."""
-        if self._agreed is None or not self._exact:
+        """63 bits that say what must be equal on all ranks, 0 on an idle one; equal ones let the step go on."""
+        if not self._shares:
             return 0
         hasher = xxhash.xxh3_64()
-        for buffer, value in zip(self._exact, self._agreed, strict=True):
-            if buffer.rule == "agree":
-                hasher.update(value.cpu().numpy().tobytes())
+        for name, digest in self._digests().items():
+            hasher.update(f"{name} {digest};".encode())
         return hasher.intdigest() >> 1 or 1
 
-    def exact_names(self) -> str:
-        return ", ".join(buffer.name for buffer in self._exact if buffer.rule == "agree")
+    def settle(self) -> None:
+        """The ranks' digests differ: all ranks call it. Raises StepError, on all of them, where no rule says what is to
+        become of what differs."""
+        told = gather_bytes(self._group, json.dumps(self._digests() if self._shares else None).encode())
+        known: list[dict[str, str]] = [answer for answer in map(json.loads, told) if answer is not None]
+        names = sorted({name for digests in known for name in digests})
+        differ = [name for name in names if len({digests.get(name) for digests in known}) > 1]
+        attributes = [name for name in differ if name.startswith(_ATTRIBUTE)]
+        if others := [name for name in differ if not name.startswith(_ATTRIBUTE)]:
+            raise _disagreement(others, "the shares of different ranks")
+        self._plain.settle({n.removeprefix(_ATTRIBUTE): [digests.get(n) for digests in known] for n in attributes})
 
-    def start(self, moving: Sequence[str], schedule: Schedule, merges: Sequence[int]) -> None:
-        """Starts the sums of the float buffers named by `moving`, the same on every rank. Raises PeerLost."""
-        if list(moving) != self.moving:
-            self.moving = list(moving)
-            self._sums = {}
-        moves = self._moves()
-        if not moves:
+    def start(self, moving: Sequence[str], relaid: Iterable[str], schedule: Schedule, merges: Sequence[int]) -> None:
+        """Starts the sums of the float buffers named by `moving`, and of those of `relaid`, the same on every rank.
+
+        Raises PeerLost, StepError.
+        """
+        self.moving = list(moving)
+        self._moving = frozenset(moving)
+        self._layouts = self._known_by_all(relaid)
+        self._moves = self._summed()
+        self._sum = None
+        if not self._moves:
             return
-        elements = sum(buffer.tensor.numel() for buffer in moves)
-        if schedule not in self._sums:
-            self._sums[schedule] = TreeSum(
-                self._group, schedule, elements + len(moves), torch.float32, self._device, ordered=True
-            )
-        self._sum = self._sums[schedule]
-        self._sum.rows.fill_(NOTHING)
+        elements = sum(numel for _, numel in self._moves)
+        if self._kept is None or self._kept[0] != elements + len(self._moves):
+            total = TreeSum(self._group, elements + len(self._moves), torch.float32, self._device, ordered=True)
+            self._kept = elements + len(self._moves), total
+        self._sum = self._kept[1]
+        self._sum.begin(schedule)
+        for row in self._sum.rows:
+            row.fill_(NOTHING)
         if self._shares:
-            values = [changed.get(b.name, self._start[b.name]) for _, changed in self._shares for b in moves]
+            values = self._values()
             weights = torch.tensor([[float(examples)] for examples, _ in self._shares], device=self._device)
-            flat = torch.cat([value.reshape(-1) for value in values]).to(torch.float32)
-            leaves = flat.view(len(self._shares), elements).mul_(weights)
+            leaves = torch.cat(values).to(torch.float32).view(len(self._shares), elements).mul_(weights)
             stack: list[torch.Tensor] = []
             for leaf, count in zip(leaves.unbind(), merges, strict=True):
                 stack.append(leaf)
                 for _ in range(count):
                     right = stack.pop()
                     stack[-1].add_(right)
-            for row, total in enumerate(stack):
-                self._sum.rows[row, :elements] = total
-            touched = [float(self._touched(buffer)) for buffer in moves]
-            self._sum.rows[0, elements : elements + len(moves)] = torch.tensor(touched, device=self._device)
+            for row, total_of_row in zip(self._sum.rows, stack, strict=True):
+                row[:elements] = total_of_row
+            touched = [float(self._touched(buffer)) for buffer, _ in self._moves]
+            self._sum.rows[0][elements : elements + len(touched)] = torch.tensor(touched, device=self._device)
         self._sum.start()
 
     def finish(self, examples: int, schedule: Schedule) -> None:
@@ -176,85 +203,217 @@ class Buffers:
             self._sum.join()
             self._mean = self._sum.finish()
             self._mean_of = examples
-        if self._first or (self._exact and 0 in schedule.rows):  # an idle rank cannot know what the others agree on
-            source = next(rank for rank, rows in enumerate(schedule.rows) if rows)
-            if self._agreed is None:
-                self._agreed = [self._start[b.name].clone() for b in self._exact]
-            for value in self._agreed:
-                wire = value.contiguous().reshape(-1).view(torch.uint8)
-                self._group.broadcast(wire, source).wait()
-                value.copy_(wire.view(value.dtype).view(value.shape))
+        agreed = {buffer: value for buffer, value in self._exact.items() if value is not None}
+        if self._group.world_size > 1 and (0 in schedule.rows or "first" in self._rules.values()):
+            agreed |= self._told(schedule)
+            if 0 in schedule.rows:
+                self._plain.tell_idle(self._group)
+        self._agreed = {buffer: value for buffer, value in agreed.items() if not same_bits(value, buffer.start)}
 
     def apply(self) -> None:
-        """Gives the model the step's buffers: the beginning of the update, whose own changes come on top."""
-        self._in_step = False
-        if self._sum is not None:
-            moves = self._moves()
-            sizes = [buffer.tensor.numel() for buffer in moves]
-            *means, touched = torch.split_with_sizes(self._mean[: sum(sizes) + len(moves)], [*sizes, len(moves)])
-            for buffer, mean, shares in zip(moves, means, touched.tolist(), strict=True):
-                if shares > 0:
-                    buffer.tensor.copy_(mean.div_(self._mean_of).view(buffer.tensor.shape))
-        if self._agreed is not None:
-            for buffer, value in zip(self._exact, self._agreed, strict=True):
-                if not torch.equal(value, self._start[buffer.name]):
-                    buffer.tensor.copy_(value)
+        """Gives the modules the step's buffers: the beginning of the update, whose own changes come on top."""
+        self._now.close()
+        self._plain.apply()
+        ties: dict[int, torch.Tensor] = {}
+        with torch.no_grad():
+            if self._sum is not None:
+                sizes = [numel for _, numel in self._moves]
+                *means, touched = torch.split_with_sizes(self._mean[: sum(sizes) + len(sizes)], [*sizes, len(sizes)])
+                for (buffer, _), mean, shares in zip(self._moves, means, touched.tolist(), strict=True):
+                    if shares > 0:
+                        self._become(buffer, mean.div_(self._mean_of), ties)
+            for buffer, value in self._agreed.items():
+                self._become(buffer, value, ties)
+            for buffer, (layout, _) in self._layouts.items():
+                if layout.dtype is None:
+                    buffer.put(None)
 
-    def _changed(self, buffer: _Buffer) -> bool:
-        """Whether the buffer differs from the step's start."""
-        now = buffer.now()
-        if now is not buffer.tensor or now._version != self._versions[buffer.name]:
-            return True
-        return now.nbytes <= _COMPARED_BYTES and not torch.equal(now, self._start[buffer.name])
+    # which buffers there are, and what is to become of them
 
-    def _touched(self, buffer: _Buffer) -> bool:
+    def _index(self) -> None:
+        self._by_name = {buffer.name: buffer for buffer in self._now.buffers}
+        self._rules = {name: _override(self._overrides, name) for name in self._by_name}
+
+    def _rule(self, buffer: Buffer, value: torch.Tensor | None) -> str:
+        """Of a buffer that is, or becomes, like `value`."""
+        rule = self._rules.get(buffer.name)
+        if rule is not None:
+            return rule
+        known = value if value is not None else buffer.start
+        return "mean" if known is None or known.is_floating_point() or known.is_complex() else "agree"
+
+    def _not_averaged(self, left: Left) -> Left:
+        return {buffer: value for buffer, value in left.items() if self._rule(buffer, value) != "mean"}
+
+    def _counts(self, buffer: Buffer) -> bool:
+        """Whether this rank's word on the layout of a buffer counts."""
+        return self._rules.get(buffer.name) != "first" or self._holds_the_first_share
+
+    # a step
+
+    def _new_step(self) -> None:
+        self._shares, self._exact, self._relaid, self._layouts, self._persistent = [], {}, {}, {}, {}
+        self._holds_the_first_share = False
+        self._moves, self._sum, self._agreed = [], None, {}
+
+    def _same_layouts(self, share: int, relaid: Mapping[Buffer, Layout]) -> None:
+        """All shares make of a buffer's layout the same, but where only the first one counts. Raises StepError."""
+        for buffer in {**self._relaid, **relaid}:
+            one, other = self._relaid.get(buffer), relaid.get(buffer)
+            if one != other and self._rules.get(buffer.name) != "first":
+                before = Layout.of(buffer.start)
+                raise StepError(
+                    f"share {share} left {other or before} in buffer {buffer.name}, and an earlier one "
+                    f"{one or before}: what it becomes would depend on who computes which share\n"
+                    f"{UNTOUCHED}  next   give it one shape in all shares, or keep it outside of the model's buffers; "
+                    f"Run(buffers={{{buffer.name!r}: 'keep'}}) never changes it"
+                )
+
+    def _agree(self, share: int, left: Left) -> None:
+        """Exact buffers are the same in all shares. Raises StepError."""
+        first = self._shares[0][1]
+        asked = self._exact if left.keys() == first.keys() else self._not_averaged({**first, **left})
+        differ = [
+            buffer.name
+            for buffer in asked
+            if not same_bits(first.get(buffer, buffer.start), left.get(buffer, buffer.start))
+            and self._rule(buffer, left.get(buffer, buffer.start)) == "agree"
+        ]
+        if differ:
+            raise _disagreement(sorted(differ), f"share {share} and an earlier one")
+
+    def _digests(self) -> dict[str, str]:
+        """Of what must be equal on all ranks that hold shares, and is no longer what the step began with."""
+        found = {f"{_ATTRIBUTE}{name}": digest for name, digest in self._plain.digests().items()}
+        found |= {b.name: str(layout) for b, layout in self._relaid.items() if self._rules.get(b.name) != "first"}
+        for buffer, value in self._exact.items():
+            if value is not None and self._rule(buffer, value) == "agree" and not same_bits(value, buffer.start):
+                found[buffer.name] = (
+                    f"{Layout.of(value)} {xxhash.xxh3_64_hexdigest(as_bytes(value).cpu().numpy().data)}"
+                )
+        return dict(sorted(found.items()))
+
+    def _known_by_all(self, relaid: Iterable[str]) -> dict[Buffer, tuple[Layout, bool]]:
+        found: dict[Buffer, tuple[Layout, bool]] = {}
+        for told in relaid:
+            root, path, attribute, persistent, dtype, shape = json.loads(told)
+            buffer = self._now.at(root, path, attribute)
+            if buffer is None:
+                raise StepError(
+                    f"a share on another rank changed buffer {attribute} of {root}.{path}, and this rank has no such "
+                    f"module\n{UNTOUCHED}  next   build all modules before the loop, on all workers"
+                )
+            found[buffer] = Layout(dtype, tuple(shape)), persistent
+        return found
+
+    def _summed(self) -> list[tuple[Buffer, int]]:
+        """The buffers of which a mean is taken, and how many floats each has; the same on every rank."""
+        known = [self._by_name[name] for name in self.moving if name in self._by_name]
+        if not self._layouts:
+            return [(b, b.start.numel() * (1 + b.start.is_complex())) for b in known if b.start is not None]
+        starts = {b: Layout.of(b.start) for b in known if b not in self._layouts and b.start is not None}
+        became = {b: layout for b, (layout, _) in self._layouts.items() if layout.dtype is not None}
+        return [
+            (buffer, floats_in(layout))
+            for buffer, layout in sorted({**starts, **became}.items(), key=lambda item: item[0].name)
+            if self._rule(buffer, layout.empty(torch.device("meta"))) == "mean"
+        ]
+
+    def _values(self) -> list[torch.Tensor]:
+        """Share by share, what they left in the buffers of which a mean is taken, as floats."""
+        starts = {b: b.start for b, _ in self._moves if b.start is not None and b.start.device == self._device}
+        usual = not self._layouts and not self._relaid and len(starts) == len(self._moves)
+        if not usual or any(start.is_complex() for start in starts.values()):
+            return [self._as_summed(left, b, numel) for _, left in self._shares for b, numel in self._moves]
+        left_or_start = [left.get(b) if b in left else start for _, left in self._shares for b, start in starts.items()]
+        return [value.reshape(-1) for value in left_or_start if value is not None]
+
+    def _as_summed(self, left: Left, buffer: Buffer, numel: int) -> torch.Tensor:
+        """What a share left, as so many floats."""
+        for value in (left.get(buffer, buffer.start), buffer.start):
+            if value is not None and (flat := as_floats(value)).numel() == numel:
+                return flat.to(self._device)
+        return torch.zeros(numel, device=self._device)  # of this sum nothing is taken: a layout is still to be told
+
+    def _touched(self, buffer: Buffer) -> bool:
         """Whether a share of this rank left the buffer other than it found it."""
-        values = (changed[buffer.name] for _, changed in self._shares if buffer.name in changed)
-        return any(v.nbytes > _COMPARED_BYTES or not torch.equal(v, self._start[buffer.name]) for v in values)
+        start = buffer.start
+        for _, left in self._shares:
+            value = left.get(buffer, start)
+            if value is not start and (value is None or start is None or not torch.equal(value, start)):
+                return True
+        return False
 
-    def _moves(self) -> list[_Buffer]:
-        moving = set(self.moving)
-        return [buffer for buffer in self._means if buffer.name in moving]
+    def _told(self, schedule: Schedule) -> dict[Buffer, torch.Tensor]:
+        """The exact buffers as the first share left them, from the rank that computed it. Raises PeerLost."""
+        some_idle = 0 in schedule.rows  # an idle rank cannot know what the others agree on
+        rules = ("agree", "first") if some_idle else ("first",)
+        layouts = {b: Layout.of(b.start) for b in self._now.buffers} | {b: to for b, (to, _) in self._layouts.items()}
+        asked = [
+            (buffer, empty)
+            for buffer, layout in sorted(layouts.items(), key=lambda item: item[0].name)
+            if (empty := layout.empty(self._device)) is not None and self._rule(buffer, empty) in rules
+        ]
+        sizes = [empty.nbytes for _, empty in asked]
+        if not sum(sizes):
+            return {}
+        source = next(rank for rank, rows in enumerate(schedule.rows) if rows)
+        wire = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        if self._group.rank == source:
+            first = self._shares[0][1]
+            left = [(first.get(buffer, buffer.start), empty) for buffer, empty in asked]
+            values = [empty if value is None or not same_kind(value, empty) else value for value, empty in left]
+            wire = torch.cat([as_bytes(value).to(self._device) for value in values])
+        self._group.broadcast(wire, source).wait()
+        for (_, empty), piece in zip(asked, torch.split_with_sizes(wire, sizes), strict=True):
+            as_bytes(empty).copy_(piece)
+        return dict(asked)
 
-    def _agree(self, share: int, changed: Mapping[str, torch.Tensor]) -> None:
-        values = [changed.get(b.name, self._start[b.name]) for b in self._exact]
-        if self._agreed is None:
-            self._agreed = values
+    def _become(self, buffer: Buffer, value: torch.Tensor, ties: dict[int, torch.Tensor]) -> None:
+        """The buffer takes the value: in place, or in a new tensor where it has got another layout."""
+        layout, persistent = self._layouts.get(buffer, (None, True))
+        if layout is None:
+            assert buffer.tensor is not None
+            to = buffer.tensor
+            to.copy_(shaped(value, Layout.of(to)) if to.is_complex() else value.view(to.shape))
             return
-        for buffer, first, value in zip(self._exact, self._agreed, values, strict=True):
-            if buffer.rule == "agree" and not torch.equal(first, value):
-                raise disagreement(buffer.name, share)
+        made = layout.empty(buffer.tensor.device if buffer.tensor is not None else self._device)
+        assert made is not None
+        made = ties.setdefault(id(buffer.tensor), made) if buffer.tensor is not None else made
+        made.copy_(shaped(value, layout))
+        buffer.become(made, persistent=persistent)
 
 
-def disagreement(name: str, share: int | None) -> StepError:
-    where = f"share {share} and an earlier one" if share is not None else "the shares of different ranks"
+def _disagreement(names: Sequence[str], where: str) -> StepError:
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    first = ", ".join(f"{name!r}: 'first'" for name in names[:8])
     return StepError(
-        f"the integer buffer {name} became different in {where}: no mean of it exists\n"
-        f"{UNTOUCHED}  next   Run(buffers={{{name!r}: 'first'}}) takes share 0's value, 'keep' never changes it"
+        f"buffer{'s' * (len(names) > 1)} {shown} became different in {where}, and no mean of them exists\n"
+        f"{UNTOUCHED}  next   Run(buffers={{{first}}}) takes share 0's value, 'keep' never changes it; "
+        "'*' in a name stands for any part of it"
     )
 
 
-def _found(models: Mapping[str, torch.nn.Module], overrides: Mapping[str, str]) -> list[_Buffer]:
-    found: list[_Buffer] = []
-    unknown = dict(overrides)
-    for key, model in models.items():
-        for prefix, module in model.named_modules():
-            for attribute, tensor in module.named_buffers(recurse=False):
-                name = ".".join(part for part in ((key if len(models) > 1 else ""), prefix, attribute) if part)
-                rule = unknown.pop(name, None) or ("mean" if tensor.is_floating_point() else "agree")
-                if rule not in RULES or (rule == "mean" and not tensor.is_floating_point()):
-                    raise ConfigError(
-                        f"buffers={{{name!r}: {rule!r}}}: the buffer is {tensor.dtype}; 'first' and 'keep' fit any, "
-                        "'mean' floats, 'agree' integers"
-                    )
-                if tensor.is_complex():
-                    raise ConfigError(
-                        f"buffer {name} is {tensor.dtype}, and no mean of it is defined here\n"
-                        f"  next  Run(buffers={{{name!r}: 'keep'}}) if training never changes it, or 'first'"
-                    )
-                found.append(_Buffer(name, module, attribute, tensor, rule))
+def _override(overrides: Mapping[str, str], name: str) -> str | None:
+    if name in overrides:
+        return overrides[name]
+    return next((rule for pattern, rule in overrides.items() if "*" in pattern and fnmatchcase(name, pattern)), None)
+
+
+def _check(overrides: Mapping[str, str], buffers: Sequence[Buffer], attributes: Sequence[str]) -> None:
+    """Raises ConfigError for rules that do not fit, and for names that no buffer has."""
+    for buffer in buffers:
+        rule, value = _override(overrides, buffer.name), buffer.start
+        if rule is None or value is None:
+            continue
+        if rule not in RULES or (rule == "mean" and not (value.is_floating_point() or value.is_complex())):
+            raise ConfigError(
+                f"buffers={{{buffer.name!r}: {rule!r}}}: the buffer is {value.dtype}; 'first' and 'keep' fit any, "
+                "'mean' floats, 'agree' integers"
+            )
+    known = [*(buffer.name for buffer in buffers), *attributes]
+    unknown = [name for name in overrides if not any(_override({name: "keep"}, one) for one in known)]
     if unknown:
         raise ConfigError(
-            f"buffers= names {', '.join(unknown)}; the model has {', '.join(b.name for b in found) or 'none'}"
+            f"buffers= names {', '.join(unknown)}; the model has {', '.join(b.name for b in buffers) or 'none'}"
         )
-    return found

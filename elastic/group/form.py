@@ -1,4 +1,4 @@
-"""A view's process group: gloo for CPU tensors, and NCCL beside it where gradients live on a GPU.
+"""A view's process group: gloo for CPU tensors, and NCCL beside it where gradients live on GPUs.
 
 What fails in it, fails as PeerLost. Groups are torch's backend classes without the global default
 group, so that a process can leave one and join the next. Their constructors are not in torch's
@@ -19,12 +19,20 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
-from elastic.errors import PeerLost
+from elastic.errors import CollectiveFailed, PeerLost
+from elastic.group.nccl import connect as connect_nccl
 from elastic.group.sockets import connections, listening_ports
 from elastic.group.watch import Watch
 
 _ACCEPTED_S = 5.0
+_OF_PEERS = re.compile(
+    # gloo's transport, what severing or a deadline does to it, and NCCL's words for the same
+    r"gloo/transport|connection|connect|socket|timed out|timeout|closed|abort|broken|shut ?down|ncclRemoteError|"
+    r"ncclSystemError|remote process exited",
+    re.IGNORECASE,
+)
 _LOOK = timedelta(milliseconds=50)
+_GPU_LOOK_S = 50e-6
 
 
 class Pending:
@@ -39,8 +47,13 @@ class Pending:
         self._what = what
         self._severed = severed
 
+    @property
+    def arrived(self) -> bool:
+        """Whether `wait` need not wait: the result is there, or will not come."""
+        return bool(self._work.is_completed())
+
     def wait(self) -> None:
-        """Returns when the result is there. Raises PeerLost."""
+        """Returns when the result is there. Raises PeerLost, CollectiveFailed."""
         given_up = False
         while not self._ended(_LOOK if self._severed is not None else None):
             if given_up:
@@ -55,7 +68,8 @@ class Pending:
                 self._work.wait(within)
         except RuntimeError as failure:
             if within is None:
-                raise _lost(self._what, failure) from failure
+                severed = self._severed is not None and self._severed()
+                raise failed(self._what, failure, severed=severed) from failure
             return self._work.is_completed() and self._ended(None)  # failed, or ended a moment after the look
         return True
 
@@ -77,6 +91,9 @@ class Group(Protocol):
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         """The source's bytes, in place."""
+
+    def settle(self) -> None:
+        """On a GPU waits only order what comes after them: returns when it has come so far. Raises PeerLost."""
 
     def check(self) -> None:
         """Raises PeerLost if a peer is known to be gone: what was computed for this group is of no use."""
@@ -111,6 +128,9 @@ class Solo:
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         return _DONE
 
+    def settle(self) -> None:
+        return
+
     def check(self) -> None:
         return
 
@@ -128,6 +148,9 @@ class _Done:
     def wait(self) -> None:
         return
 
+    def is_completed(self) -> bool:
+        return True
+
 
 _DONE = Pending(_Done(), "nothing", None)
 
@@ -136,11 +159,21 @@ class Gang:
     """The group of two workers or more. It severs itself as soon as one of its connections ends."""
 
     def __init__(
-        self, gloo: Any, nccl: Any | None, rank: int, world_size: int, connections: Sequence[socket.socket]
+        self,
+        gloo: Any,
+        nccl: Any | None,
+        rank: int,
+        world_size: int,
+        connections: Sequence[socket.socket],
+        *,
+        device: torch.device,
+        timeout_s: float,
     ) -> None:
         """connections  copies of the sockets that gloo opened, one per peer"""
         self.rank = rank
         self.world_size = world_size
+        self._device = device
+        self._timeout_s = timeout_s
         self._gloo = gloo
         self._nccl = nccl
         self._severed = False
@@ -157,6 +190,21 @@ class Gang:
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
         return self._start("broadcast", tensor, "broadcast", tensor, source)
+
+    def settle(self) -> None:
+        if self._device.type != "cuda":
+            return
+        done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record(torch.cuda.current_stream(self._device))
+        deadline = time.monotonic() + self._timeout_s
+        while not done.query():  # a synchronize would wait for a dead peer's part, and for ever
+            self.check()
+            if time.monotonic() > deadline:
+                self.sever()
+                what = f"what was started on {self._device} did not end within {self._timeout_s:g} s"
+                raise PeerLost(what, step=None, phase="exchange")
+            time.sleep(_GPU_LOOK_S)
+        self.check()  # a collective that was aborted has left anything, and says nothing
 
     def check(self) -> None:
         if self._severed:
@@ -196,13 +244,13 @@ class Gang:
             why = "the group is closed" if self._backend(tensor) is None else "a peer hung up"
             raise PeerLost(f"the {what} cannot start: {why}", step=None, phase=what)
         try:
-            severed = None if tensor.is_cuda else self._is_severed
+            severed = None if tensor.is_cuda and self._nccl is not None else self._is_severed
             return Pending(getattr(self._backend(tensor), method)(*arguments), what, severed)
         except RuntimeError as failure:
-            raise _lost(what, failure) from failure
+            raise failed(what, failure, severed=self._severed) from failure
 
     def _backend(self, tensor: torch.Tensor) -> Any:
-        return self._nccl if tensor.is_cuda else self._gloo
+        return self._nccl if tensor.is_cuda and self._nccl is not None else self._gloo
 
 
 def form(
@@ -272,7 +320,7 @@ class _Forming:
         if isinstance(self._failure, PeerLost):
             raise self._failure
         if self._failure is not None:
-            raise _lost("forming of the group", self._failure) from self._failure
+            raise failed("forming of the group", self._failure, severed=True) from self._failure
         assert self._made is not None
         return self._made
 
@@ -288,21 +336,18 @@ class _Forming:
         own_ports = listening_ports() - before
         options._timeout = self._timeout
         gloo = ProcessGroupGloo(PrefixStore(f"{prefix}/gloo", store), rank, world_size, options)
-        nccl = None
+        own_gpus: Any = None
         if self._device.type == "cuda":
-            from torch.distributed import ProcessGroupNCCL
-
-            torch.cuda.set_device(self._device)  # this may be a thread of its own
-            nccl_options = ProcessGroupNCCL.Options()
-            nccl_options._timeout = self._timeout
-            nccl = ProcessGroupNCCL(PrefixStore(f"{prefix}/nccl", store), rank, world_size, nccl_options)
+            own_gpus = connect_nccl(store, prefix, rank, world_size, self._device, self._timeout)
         # A rank whose peer dies here would wait for a connection that nobody makes: only when all are through it is a
         # group, and from then on the watch sees every loss.
         store.set(f"{prefix}/formed/{rank}", " ".join(map(str, own_ports)))
         store.wait([f"{prefix}/formed/{other}" for other in range(world_size)], self._timeout)
         told = [store.get(f"{prefix}/formed/{other}").split() for other in range(world_size) if other != rank]
         peer_ports = {int(port) for ports in told for port in ports}
-        return Gang(gloo, nccl, rank, world_size, _connections(own_ports, peer_ports, world_size - 1))
+        found = _connections(own_ports, peer_ports, world_size - 1)
+        timeout_s = self._timeout.total_seconds()
+        return Gang(gloo, own_gpus, rank, world_size, found, device=self._device, timeout_s=timeout_s)
 
 
 def _connections(own_ports: set[int], peer_ports: set[int], peers: int) -> list[socket.socket]:
@@ -334,8 +379,19 @@ def gather_bytes(group: Group, data: bytes) -> list[bytes]:
     return [bytes(row[: int(size)].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def _lost(what: str, failure: RuntimeError) -> PeerLost:
-    """gloo's messages begin with a place in its source and end with general advice; between them lies what happened."""
-    happened = re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", str(failure).strip().splitlines()[0])
+def failed(what: str, failure: RuntimeError, *, severed: bool) -> PeerLost | CollectiveFailed:
+    """What a collective's RuntimeError says: a peer is gone or silent, or something is wrong with the tensors.
+
+    severed  a peer hung up: then whatever failed did so for that
+    """
+    # gloo's messages begin with a place in its source and end with general advice; between them lies what happened.
+    text = str(failure).strip()
+    happened = re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", text.splitlines()[0]) if text else type(failure).__name__
     happened = happened.partition(". This is typically")[0]
-    return PeerLost(f"the {what} failed: {happened}", step=None, phase=what)
+    if severed or _OF_PEERS.search(text):
+        return PeerLost(f"the {what} failed: {happened}", step=None, phase=what)
+    return CollectiveFailed(
+        f"the {what} failed, and no peer was lost: {happened}\n"
+        "  state  nothing was applied since the last step\n"
+        "  next   look at the shapes, types and devices of what is exchanged: gradients, buffers, sums"
+    )

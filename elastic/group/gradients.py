@@ -8,7 +8,8 @@ Partial sums lie in memory that is kept from step to step, the lowest of them in
 stands in a slot has a meaning only if some share gave it: the first gradient is copied there, and only a row that
 travels is filled with NOTHING, which no sum notices, where nobody gave.
 
-Memory: the rows, and up to log2(V) more copies of the gradients on a rank that holds many shares.
+Memory: up to log2(V) + 1 copies of the gradients on a rank that holds many shares, beside what travels (treesum.py).
+Steps of all schedules use the same: one that needs another partial sum adds it.
 Which order the sums have is tree.py's to say, how they travel treesum.py's.
 """
 
@@ -16,13 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from elastic.errors import StepError
 from elastic.group.form import Group
-from elastic.group.layout import Slot, buckets, dense, summed_in
+from elastic.group.layout import Slot, buckets, dense
 from elastic.group.tree import Schedule
 from elastic.group.treesum import NOTHING, TreeSum
 
@@ -38,15 +42,6 @@ class _Partial:
 
     slots: Slots
     gave: bytearray
-
-
-@dataclass(eq=False)
-class _Memory:
-    """What is kept for the steps of one schedule: per bucket its sum, the partial sums that travel, the result."""
-
-    totals: list[TreeSum]
-    rows: list[_Partial]
-    result: Slots
 
 
 class GradientSum:
@@ -70,36 +65,51 @@ class GradientSum:
         self._parameters = list(parameters)
         self._names = list(names)
         self._group = group
-        self._ordered = ordered
         self._buckets = buckets(self._parameters, bucket_bytes)
-        self._memories: dict[Schedule, _Memory] = {}
-        self._memory: _Memory
-        self._spare: list[_Partial] = []
+        self._totals = [TreeSum(group, b.numel, b.dtype, b.device, ordered=ordered) for b in self._buckets]
+        self._partials: list[_Partial] = []
+        self._rows: list[_Partial] = []  # of these, those that travel in this step
         self._stack: list[_Partial] = []
         self._way: list[_Partial] = []  # those that the present pass adds up, from right to left, in the last of them
         self._open = self._last = False
         self._arrived = bytearray()
         self._missing: list[int] = []
         self._sent = 0
+        self._overlap = overlap
         self._hooks: list[RemovableHandle] = []
-        if overlap:
-            self._hooks = [
-                self._parameters[slot.parameter].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    self._arrival(slot.parameter, number)
-                )
-                for number, bucket in enumerate(self._buckets)
-                for slot in bucket.slots
-            ]
+        # torch's nodes that add to `.grad`. A hook of a node comes after all hooks of its parameter, whenever a script
+        # registers those: they see the share's own gradient, and what they make of it counts.
+        self._nodes = [_accumulating(parameter) for parameter in self._parameters] if overlap else []
+
+    def open(self) -> None:
+        """From here on gradients are taken as they arrive, until `close`."""
+        self.close()
+        for number, bucket in enumerate(self._buckets if self._overlap else ()):
+            for slot in bucket.slots:
+                hook = self._nodes[slot.parameter].register_hook(self._arrival(slot.parameter, number))
+                self._hooks.append(hook)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept from step to step."""
+        return sum(total.held_bytes for total in self._totals)
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._hooks = []
 
-    def begin(self, schedule: Schedule) -> None:
-        """Starts a step (or starts it again): forgets every gradient."""
-        if schedule not in self._memories:
-            self._memories[schedule] = self._allocated(schedule)
-        self._memory = self._memories[schedule]
+    def begin(self, schedule: Schedule, meet: Callable[[], None] = lambda: None) -> None:
+        """Starts a step (or starts it again): forgets every gradient.
+
+        meet  is called before the first bucket leaves
+        """
+        self._meet = meet
+        for total in self._totals:
+            total.begin(schedule)
+        self._rows = [self._partial(index) for index in range(len(self._totals[0].rows) if self._totals else 0)]
+        for partial in self._partials:
+            partial.gave[:] = bytes(len(partial.gave))
         self._stack = []
         self._open = False
         self._sent = 0
@@ -138,18 +148,22 @@ class GradientSum:
 
     def finish(self, count: int) -> None:
         """Waits for the sums and leaves them, divided by `count`, in `.grad`. Raises PeerLost."""
-        for total in self._memory.totals:
+        for total in self._totals:
             total.join()
-        for bucket, total in zip(self._buckets, self._memory.totals, strict=True):
+        results = self._partial(0).slots
+        for bucket, total in zip(self._buckets, self._totals, strict=True):
             flat = total.finish()
+            self._group.settle()
             gave = flat[bucket.counts_at : bucket.numel].tolist()
             flat[: bucket.counts_at].div_(count)
             for slot, rows in zip(bucket.slots, gave, strict=True):
-                parameter, gradient = self._parameters[slot.parameter], self._memory.result[slot.parameter]
+                parameter, gradient = self._parameters[slot.parameter], results[slot.parameter]
                 parameter.grad = gradient.to(parameter.dtype) if rows > 0 else None
 
-    def _arrival(self, index: int, bucket: int) -> Callable[[torch.Tensor], None]:
-        def arrived(parameter: torch.Tensor) -> None:
+    def _arrival(self, index: int, bucket: int) -> Callable[..., None]:
+        parameter = self._parameters[index]
+
+        def arrived(*_: Any) -> None:
             if not self._open:
                 return  # a backward pass that is not ours
             if self._arrived[index]:
@@ -183,35 +197,29 @@ class GradientSum:
 
     def _next(self) -> _Partial:
         """The memory for one more partial sum on the stack: the lowest ones are the rows."""
-        kept = [*self._memory.rows, *self._spare]
-        if len(kept) == len(self._stack):
-            self._spare.append(self._partial([torch.empty_like(p, dtype=summed_in(p.dtype)) for p in self._parameters]))
-            kept.append(self._spare[-1])
-        partial = kept[len(self._stack)]
+        partial = self._partial(len(self._stack))
         partial.gave[:] = bytes(len(partial.gave))
         return partial
 
+    def _partial(self, index: int) -> _Partial:
+        while len(self._partials) <= index:
+            slots = self._placed([total.row(len(self._partials)) for total in self._totals])
+            self._partials.append(_Partial(slots, bytearray(len(slots))))
+        return self._partials[index]
+
     def _send(self) -> None:
         """Completes the next bucket of this rank's rows and sends it."""
-        bucket, total = self._buckets[self._sent], self._memory.totals[self._sent]
+        if self._sent == 0:
+            self._meet()
+        bucket, total = self._buckets[self._sent], self._totals[self._sent]
         self._sent += 1
-        for row, partial in enumerate(self._memory.rows):
-            gave = [partial.gave[slot.parameter] for slot in bucket.slots]
+        for row, partial in enumerate(self._rows):
+            gave = bytes(partial.gave[slot.parameter] for slot in bucket.slots)
             for slot, given in zip(bucket.slots, gave, strict=True):
                 if not given:
                     partial.slots[slot.parameter].fill_(NOTHING)
-            total.rows[row, bucket.counts_at : bucket.numel] = torch.tensor(gave, device=bucket.device)
+            total.rows[row][bucket.counts_at : bucket.numel] = _on(bucket.device, gave)
         total.start()
-
-    def _allocated(self, schedule: Schedule) -> _Memory:
-        totals = [
-            TreeSum(self._group, schedule, b.numel, b.dtype, b.device, ordered=self._ordered) for b in self._buckets
-        ]
-        rows = [self._partial(self._placed(flats)) for flats in zip(*(total.rows for total in totals), strict=True)]
-        return _Memory(totals, rows, self._placed([total.result for total in totals]))
-
-    def _partial(self, slots: Slots) -> _Partial:
-        return _Partial(slots, bytearray(len(slots)))
 
     def _placed(self, flats: Sequence[torch.Tensor]) -> Slots:
         """The slots in the flat tensors of all buckets."""
@@ -239,3 +247,18 @@ class GradientSum:
             "  found  reentrant checkpointing does this, and so does a backward pass inside the loss\n"
             f"{UNTOUCHED}  next   checkpoint(..., use_reentrant=False), or Run(overlap=False)"
         )
+
+
+@lru_cache(maxsize=256)
+def _on(device: torch.device, values: bytes) -> torch.Tensor:
+    """Small numbers on a device. Kept, for each copy to a GPU would wait there until all before it is computed."""
+    return torch.tensor(list(values), device=device)
+
+
+def _accumulating(parameter: torch.Tensor) -> Node:
+    """The node that adds to the parameter's `.grad`: it stays the same one as long as somebody holds it."""
+    with torch.enable_grad():
+        above = parameter.expand_as(parameter).grad_fn
+    assert above is not None
+    node: Node = above.next_functions[0][0]  # type: ignore[assignment]
+    return node

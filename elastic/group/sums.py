@@ -3,6 +3,7 @@
 One all-gather per step carries a fixed row per rank: where it stands, its count, its wishes, and its
 subtrees' sums in float64, in the tree's order. Which names exist (and which buffers move) is agreed
 once and remembered; a rank that brings a new one says so in its row, and then all exchange their lists.
+What shares add is added along the tree as it comes, so that as many sums are kept as the tree is high.
 
 A sum of integers comes back as an int, exact below 2**53.
 """
@@ -49,10 +50,13 @@ class Entry:
 
 @dataclass
 class ShareSums:
-    """What one share added: name -> float64 array, in the order of the calls."""
+    """What one share added: name -> float64 array, in the order of the calls. Or several, once it took others in.
+
+    given  name -> how many shares added anything, and how many of them something other than integers
+    """
 
     values: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-    integral: dict[str, bool] = field(default_factory=dict)
+    given: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, name: str, value: Any) -> None:
         """Raises StepError for what is no number."""
@@ -79,10 +83,24 @@ class ShareSums:
                     f"{UNTOUCHED}  next   give every call of a name the same shape"
                 )
             self.values[name] = self.values[name] + array
-            self.integral[name] &= integral
+            self.given[name] = 1, int(bool(self.given[name][1]) or not integral)
         else:
             self.values[name] = array.copy()
-            self.integral[name] = integral
+            self.given[name] = 1, int(not integral)
+
+    def take_in(self, right: ShareSums) -> None:
+        """Adds what the subtree on the right added. A name that only one of the two has stays to the bit."""
+        for name, value in right.values.items():
+            if name not in self.values:
+                self.values[name], self.given[name] = value, right.given[name]
+                continue
+            total = self.values[name]
+            if total.shape != value.shape:
+                raise _two_shapes(name, total.shape, value.shape)
+            total += value
+            shares, fractional = self.given[name]
+            self.values[name] = total
+            self.given[name] = shares + right.given[name][0], fractional + right.given[name][1]
 
     def entries(self) -> list[Entry]:
         return [Entry(name, value.shape) for name, value in self.values.items()]
@@ -97,6 +115,24 @@ class Agreed:
     wishes: tuple[int, ...]
     buffers: tuple[int, ...]
     moving: tuple[str, ...]
+    relaid: tuple[str, ...] = ()
+
+
+class SubtreeSums:
+    """The partial sums of this rank's shares, added as the shares come.
+
+    parts  in the end one for each of its subtrees
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[ShareSums] = []
+
+    def push(self, share: ShareSums, merges: int) -> None:
+        """merges  how often the topmost two are added after it; see tree.Schedule. Raises StepError."""
+        self.parts.append(share)
+        for _ in range(merges):
+            right = self.parts.pop()
+            self.parts[-1].take_in(right)
 
 
 class StepSums:
@@ -110,29 +146,33 @@ class StepSums:
     def exchange(
         self,
         position: tuple[int, int, int],
-        shares: Sequence[ShareSums],
+        parts: Sequence[ShareSums],
         *,
         count: int,
         wishes: int,
         buffers: int,
         newly_moving: Sequence[str],
         schedule: Schedule,
+        relaid: Sequence[str] = (),
     ) -> Agreed:
         """One round, two more when a name is new. Raises PeerLost, and StepError when the ranks are not at one step.
 
         position  (epoch, step, phase)
+        parts     this rank's, one for each subtree
         count     of this rank's shares; the global one is returned
         wishes    bits, the caller's to define; every rank's are returned
-        buffers   digest of the exact buffers, see buffers.py
+        buffers   digest of the exact buffers, see buffers.py; those that are `newly_moving` all remember, what is
+                  `relaid` is known for this step
         """
-        mine = {entry for share in shares for entry in share.entries()}
-        news = bool(mine - set(self._entries) or newly_moving)
+        mine = {entry for part in parts for entry in part.entries()}
+        news = bool(mine - set(self._entries) or newly_moving or relaid)
+        all_relaid: tuple[str, ...] = ()
         header = (*position, count, wishes, buffers, int(news))
-        rows = self._gather(header, shares, schedule)
+        rows = self._gather(header, parts, schedule)
         self._same_step(rows, position)
         if any(row[_HEADER.index("news")] for row in rows.view(np.int64)):
-            self._agree_names(mine, newly_moving)
-            rows = self._gather(header, shares, schedule)
+            all_relaid = self._agree_names(mine, newly_moving, relaid)
+            rows = self._gather(header, parts, schedule)
         heads = rows.view(np.int64)
         return Agreed(
             sums=self._total(rows, schedule),
@@ -140,42 +180,29 @@ class StepSums:
             wishes=tuple(int(w) for w in heads[:, _HEADER.index("wishes")]),
             buffers=tuple(int(d) for d in heads[:, _HEADER.index("buffers")]),
             moving=self._moving,
+            relaid=all_relaid,
         )
 
-    def _gather(
-        self, header: Iterable[int], shares: Sequence[ShareSums], schedule: Schedule
-    ) -> npt.NDArray[np.float64]:
+    def _gather(self, header: Iterable[int], parts: Sequence[ShareSums], schedule: Schedule) -> npt.NDArray[np.float64]:
         """Rows of all ranks, (world size, header + subtrees * width), the header's integers as raw bits."""
         width = sum(entry.width for entry in self._entries)
         row = np.full(len(_HEADER) + max(schedule.rows) * width, NOTHING)
         row[: len(_HEADER)].view(np.int64)[:] = list(header)
-        if width:
-            for index, subtree in enumerate(self._subtrees(shares, schedule, width)):
-                row[len(_HEADER) + index * width :][:width] = subtree
+        for index, part in enumerate(parts):
+            self._write(row[len(_HEADER) + index * width :][:width], part)
         rows = torch.empty(self._group.world_size * row.size, dtype=torch.float64)
         self._group.all_gather(rows, torch.from_numpy(row)).wait()
         return rows.numpy().reshape(self._group.world_size, row.size)
 
-    def _subtrees(self, shares: Sequence[ShareSums], schedule: Schedule, width: int) -> list[npt.NDArray[np.float64]]:
-        stack: list[npt.NDArray[np.float64]] = []
-        for share, merges in zip(shares, schedule.merges[self._group.rank], strict=True):
-            stack.append(self._leaf(share, width))
-            for _ in range(merges):
-                right = stack.pop()
-                stack[-1] += right
-        return stack
-
-    def _leaf(self, share: ShareSums, width: int) -> npt.NDArray[np.float64]:
-        """A share's sums side by side, each followed by its marks."""
-        leaf = np.full(width, NOTHING)
+    def _write(self, row: npt.NDArray[np.float64], part: ShareSums) -> None:
+        """A subtree's sums side by side, each followed by its marks."""
         at = 0
         for entry in self._entries:
-            if entry.name in share.values:
-                leaf[at : at + entry.numel] = share.values[entry.name].reshape(-1)
-                leaf[at + entry.numel] = 1.0
-                leaf[at + entry.numel + 1] = float(not share.integral[entry.name])
+            value = part.values.get(entry.name)
+            if value is not None and value.shape == entry.shape:  # another shape is news, and refused with the news
+                row[at : at + entry.numel] = value.reshape(-1)
+                row[at + entry.numel : at + entry.width] = part.given[entry.name]
             at += entry.width
-        return leaf
 
     def _total(self, rows: npt.NDArray[np.float64], schedule: Schedule) -> dict[str, Any]:
         width = sum(entry.width for entry in self._entries)
@@ -196,27 +223,30 @@ class StepSums:
             at += entry.width
         return sums
 
-    def _agree_names(self, mine: Iterable[Entry], newly_moving: Sequence[str]) -> None:
-        """All ranks exchange their lists; afterwards all know the same names."""
+    def _agree_names(
+        self, mine: Iterable[Entry], newly_moving: Sequence[str], relaid: Sequence[str]
+    ) -> tuple[str, ...]:
+        """All ranks exchange their lists; afterwards all know the same names. Returns what is relaid on any."""
         news = {
             "entries": [[e.name, list(e.shape)] for e in (*self._entries, *mine)],
             "moving": [*self._moving, *newly_moving],
+            "relaid": list(relaid),
         }
         entries: dict[str, Entry] = {}
         moving: set[str] = set()
+        all_relaid: set[str] = set()
         for told in gather_bytes(self._group, json.dumps(news).encode()):
             answer: Mapping[str, Any] = json.loads(told)
             moving.update(answer["moving"])
+            all_relaid.update(answer["relaid"])
             for name, shape in answer["entries"]:
                 entry = Entry(name, tuple(shape))
                 known = entries.setdefault(name, entry)
                 if known.shape != entry.shape:
-                    raise StepError(
-                        f"step.add({name}=...) has shape {known.shape} in one share and {entry.shape} in another\n"
-                        f"{UNTOUCHED}  next   give every share's value of a name the same shape"
-                    )
+                    raise _two_shapes(name, known.shape, entry.shape)
         self._entries = tuple(sorted(entries.values()))
         self._moving = tuple(sorted(moving))
+        return tuple(sorted(all_relaid))
 
     def _same_step(self, rows: npt.NDArray[np.float64], position: tuple[int, int, int]) -> None:
         heads = rows.view(np.int64)[:, : len(position)]
@@ -227,6 +257,13 @@ class StepSums:
                     f"{UNTOUCHED}  next   every worker must take every step: look for a loop or an evaluation that "
                     "only some workers run"
                 )
+
+
+def _two_shapes(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> StepError:
+    return StepError(
+        f"step.add({name}=...) has shape {one} in one share and {other} in another\n"
+        f"{UNTOUCHED}  next   give every share's value of a name the same shape"
+    )
 
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[np.float64]:

@@ -8,6 +8,8 @@ moves no more bytes than it must. `ordered=False` (mode "fast") sums by all-redu
 
 What no share contributed to is filled with NOTHING, -0.0, which is the identity of IEEE addition:
 x + (-0.0) is x for every x, while 0.0 would turn -0.0 into 0.0.
+
+Memory is kept from sum to sum, whatever their schedules: a short batch takes as many rows of it as it needs.
 """
 
 from __future__ import annotations
@@ -22,29 +24,56 @@ _ALIGNED = 16  # elements; rows and chunks start on cache lines
 
 
 class TreeSum:
-    """Warm buffers for sums of `numel` elements in one view. One sum at a time: fill `rows`, `start`, `finish`.
+    """Warm memory for sums of `numel` elements in one view. One sum at a time: `begin`, fill `rows`, `start`, `join`,
+    `finish`.
 
-    rows    (subtrees of this rank, padded numel): filled by the caller between `finish` and `start`
-    result  (padded numel,): where the sum is after `finish`, until `rows` is filled again
+    rows    this rank's subtrees, of padded numel each: filled by the caller between `begin` and `start`
+    result  (padded numel,): where the sum is after `finish`; the memory of the first row, which has left by then
     """
 
-    def __init__(
-        self, group: Group, schedule: Schedule, numel: int, dtype: torch.dtype, device: torch.device, *, ordered: bool
-    ) -> None:
+    def __init__(self, group: Group, numel: int, dtype: torch.dtype, device: torch.device, *, ordered: bool) -> None:
         self._group = group
-        self._schedule = schedule
+        self._ordered = ordered
         world_size = group.world_size
         self._chunk = -(-numel // (world_size * _ALIGNED)) * _ALIGNED
-        self._reduce = not ordered or (world_size == 2 and schedule.rows == (1, 1))
+        self._dtype = dtype
+        self._device = device
         self._local = world_size == 1
-        held = schedule.rows[group.rank] if ordered else 1
-        self.rows = torch.full((held, self._chunk * world_size), NOTHING, dtype=dtype, device=device)
+        self._reduce = not ordered
+        self._memory: list[torch.Tensor] = []
+        self._pieces = self._empty(0, self._chunk)
+        self._received = self._pieces
         self._pending: Pending | None = None
+        self._schedule: Schedule
+        self.rows: list[torch.Tensor] = []
+
+    def begin(self, schedule: Schedule) -> None:
+        """Sets the schedule of the next sum."""
+        group = self._group
+        self._schedule = schedule
+        self._reduce = not self._ordered or (group.world_size == 2 and schedule.rows == (1, 1))
+        self.rows = [self.row(index) for index in range(schedule.rows[group.rank] if self._ordered else 1)]
         if self._reduce or self._local:
-            self.result = self.rows[0]
-        else:
-            self._received = torch.empty((sum(schedule.rows), self._chunk), dtype=dtype, device=device)
-            self.result = torch.empty(self._chunk * world_size, dtype=dtype, device=device)
+            return
+        count = sum(schedule.rows)
+        if len(self._pieces) < count:
+            self._pieces = self._empty(count, self._chunk)
+        self._received = self._pieces[:count]
+
+    def row(self, index: int) -> torch.Tensor:
+        """Memory for a partial sum; that of the first ones is `rows`. Full of NOTHING when it is new."""
+        while len(self._memory) <= index:
+            self._memory.append(self._empty(self._chunk * self._group.world_size).fill_(NOTHING))
+        return self._memory[index]
+
+    @property
+    def result(self) -> torch.Tensor:
+        return self.row(0)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept."""
+        return sum(tensor.nbytes for tensor in (*self._memory, self._pieces))
 
     def start(self) -> None:
         """Sends the rows. Collectives must start in the same order on all ranks. Raises PeerLost."""
@@ -53,11 +82,16 @@ class TreeSum:
         if self._reduce:
             self._pending = self._group.all_reduce(self.rows[0])
             return
-        held, world_size = self.rows.shape[0], self._group.world_size
-        by_rank = self.rows.view(held, world_size, self._chunk).transpose(0, 1).reshape(-1)
+        held, world_size = len(self.rows), self._group.world_size
+        if held == 1:
+            by_rank = self.rows[0]
+        else:
+            by_rank = self._empty(world_size, held, self._chunk)
+            for index, row in enumerate(self.rows):
+                by_rank[:, index] = row.view(world_size, self._chunk)
         self._pending = self._group.all_to_all(
             self._received.view(-1),
-            by_rank,
+            by_rank.view(-1),
             [count * self._chunk for count in self._schedule.rows],
             [held * self._chunk] * world_size,
         )
@@ -79,3 +113,6 @@ class TreeSum:
             self._pending.wait()
             self._pending = None
         return self.result
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -7,8 +7,8 @@
     the warm process  ┘
 
 Promises  a worker's death is told at once, after everything that it had said before.
-          A worker that is stuck (progress.py) shows the stacks of its threads, is killed and told as hung; one that
-          somebody has stopped is killed.
+          A worker that is stuck, as the hub finds, shows the stacks of its threads, is killed and told as hung; one
+          that somebody has stopped is killed.
           SIGTERM or Ctrl-C makes this node's workers leave in order, and then the agent exits with 0. A second
           Ctrl-C ends everything at once, with 130.
           No process that was started here, by whomever, outlives the agent. (That of an agent that is killed
@@ -34,11 +34,26 @@ from elastic.launch import children
 from elastic.launch.connection import Connection
 from elastic.launch.hubs import AnyHub
 from elastic.launch.logs import Logs, Streams
-from elastic.launch.progress import Doubts, Patience, state_of
+from elastic.launch.memory import OomKills, oom_kills, sentence, struck
+from elastic.launch.progress import Doubts, Patience, sighting, state_of
 from elastic.launch.starter import Request, Starter
 from elastic.launch.worker import SHARED_STDERR
+from elastic.membership.endings import KILLED
+from elastic.membership.messages import (
+    TO_AGENT,
+    TO_ITS_AGENT,
+    Failed,
+    Kill,
+    Pulse,
+    Ready,
+    RunIsOver,
+    Start,
+    Status,
+    parse,
+)
 from elastic.membership.progress import BYTES, Record
-from elastic.membership.wire import Message
+from elastic.membership.stalls import Sighting
+from elastic.membership.wire import Message, WireError
 from elastic.observe.screen import Screen
 
 FAILED, INTERRUPTED = 1, 130
@@ -48,6 +63,7 @@ _ONLY_SLOW = (
 )
 _TICK_S = 0.1
 _LOOK_S = 0.25
+_SIGHTED_S = 0.9  # between two reports of a node where somebody is quiet
 _HELD_UP_S = 1.0  # a look that comes so late says that this process was stopped, and likely its workers, too
 _DUMP_S = 0.5  # for a stuck worker to print its stacks
 _TERM_S = 5.0  # from SIGTERM to SIGKILL
@@ -87,9 +103,12 @@ class _Worker:
     id: str = ""
     ready: bool = False
     expected: bool = False
+    sighted: Record | None = None  # as the hub knows it
     stuck: bool = False
     stuck_s: float | None = None
+    late: bool = False
     hung: bool = False
+    oom_kills: OomKills | None = None  # when it was started
     kill_at_s: float | None = None
     patience: Patience = field(default_factory=Patience)
 
@@ -113,14 +132,16 @@ class Agent:
         self._ids: dict[str, _Worker] = {}
         self._starts: Counter[int] = Counter()
         self._leaving = False
-        self._over: Message | None = None
+        self._over: RunIsOver | None = None
         self._hub_gone = False
         self._deadline_s: float | None = None  # for the workers' end
         self._written_by_s: float | None = None
         self._disorder = False
+        self._taken = False  # a worker that was told to leave, by a kill from outside
         self._interrupted_s: float | None = None
         self._killed = False
         self._looked_s = self._held_up_s = time.monotonic()
+        self._sighted_s = 0.0
         self._doubts = Doubts()
         self._traces: set[str] = set()  # that people have seen
         self._hostname = socket.gethostname()
@@ -171,12 +192,13 @@ class Agent:
     def _status(self) -> int:
         if self._killed:
             return INTERRUPTED
-        if self._over is not None and self._over["failed"]:
-            self._explain(self._over["why"])
+        if self._over is not None and self._over.failed:
+            self._explain(self._over.why)
             return FAILED
-        if self._over is not None and self._over["why"]:
-            self._say(self._over["why"])
-        return FAILED if self._hub_gone or self._disorder else 0
+        if self._over is not None and self._over.why:
+            self._say(self._over.why)
+        unsafe = self._taken and self._over is None  # else the hub says that what it held is not lost
+        return FAILED if self._hub_gone or self._disorder or unsafe else 0
 
     # starting
 
@@ -219,6 +241,7 @@ class Agent:
         worker = self._workers[token]
         worker.pid, worker.id = pid, f"{self._hostname}-{pid}-{token}"
         self._ids[worker.id] = worker
+        worker.oom_kills = oom_kills()
         worker.its_end.close()
         worker.streams.given()
         self._hub.tell({"say": "started", "worker": worker.id, "local_rank": worker.local_rank})
@@ -226,18 +249,24 @@ class Agent:
     # hearing
 
     def _heard(self, worker: _Worker, message: Message) -> None:
-        match message["say"]:
-            case "pulse":
+        told = {**message, "worker": worker.id}
+        try:
+            said = parse(TO_ITS_AGENT, told)
+        except WireError as wrong:
+            self._say(f"a message of {worker.called} is dropped: {wrong}")
+            return
+        match said:
+            case Pulse():
                 if self._screen is not None:
-                    self._screen.show(message["status"])
+                    self._screen.show(said.status)
                 return
-            case "ready":
+            case Ready():
                 worker.ready = True
                 if self._leaving:
                     worker.channel.say({"say": "leave"})
-            case "failed":
-                self._show(worker, message)
-        self._hub.tell({**message, "worker": worker.id})
+            case Failed():
+                self._show(worker, said)
+        self._hub.tell(told)
 
     def _channel_ended(self, worker: _Worker, why: str | None) -> None:
         if why is not None:
@@ -249,13 +278,15 @@ class Agent:
             if worker_id in self._ids:
                 self._ids[worker_id].channel.say(message)
             return
-        match message["say"]:
-            case "start":
-                self._start(message["local_rank"])
-            case "status":
-                self._say(message["text"])
-            case "over":
-                self._over = message
+        match parse(TO_AGENT, message):  # by either hub, before it came here
+            case Start(local_rank=local_rank) if local_rank < self._rules.workers:
+                self._start(local_rank)
+            case Status(text=text):
+                self._say(text)
+            case Kill(worker=hung, why=why):
+                self._hung(hung, why)
+            case RunIsOver() as over:
+                self._over = over
                 self._end_workers(lambda worker: None)
 
     def _lost_hub(self, why: str) -> None:
@@ -328,6 +359,7 @@ class Agent:
         self._disorder = True
         self._deadline_s = now_s + _TERM_S
         for worker in late:
+            worker.late = True
             self._kill(worker)
 
     def _look(self, now_s: float) -> None:
@@ -336,24 +368,36 @@ class Agent:
         self._looked_s = now_s
         living = [worker for worker in self._workers.values() if worker.pid and not worker.stuck]
         self._doubts.look(now_s, (Record.read(worker.progress) for worker in living))
+        seen: list[Sighting] = []
         for worker in living:
-            record, state = Record.read(worker.progress), state_of(worker.pid)
-            why = worker.patience.stuck(
-                now_s, record, state, not_before_s=self._held_up_s, patience=self._doubts.patience(record.phase)
-            )
-            if why is None:
-                continue
-            worker.stuck, worker.stuck_s = True, now_s - record.since_s if record.since_s else 0.0
-            hint = "" if state == "T" else _ONLY_SLOW
-            self._say(f"{worker.called} is stuck at step {record.at_step}: {why}; it is killed{hint}")
-            if state == "T":
+            record = Record.read(worker.progress)
+            if worker.patience.stopped(state_of(worker.pid)):
+                self._stuck(worker, now_s, record, "its process is stopped")
                 self._kill(worker)  # somebody stopped it: no doing of its own
-            else:
-                worker.hung = True
-                others = [Record.read(other.progress) for other in living if not other.stuck]
-                self._doubts.killed(now_s, record, worker.stuck_s, others)
-                os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see worker.py
-                worker.kill_at_s = now_s + _DUMP_S
+                continue
+            worker.sighted = record
+            patience = self._doubts.patience(record.phase)
+            seen.append(sighting(now_s, worker.id, record, not_before_s=self._held_up_s, patience=patience))
+        quiet = any(one.quiet_s > min(self._rules.hang_s, one.limit_s) / 4 for one in seen)
+        if any(one.stuck for one in seen) or (quiet and now_s - self._sighted_s >= _SIGHTED_S):
+            self._sighted_s = now_s
+            self._hub.tell({"say": "sighted", "workers": [one.told() for one in seen]})
+
+    def _hung(self, worker_id: str, why: str) -> None:
+        """The hub's verdict on what was sighted; a worker that has given a sign since then is acquitted."""
+        worker, now_s = self._ids.get(worker_id), time.monotonic()
+        if worker is None or worker.stuck or (record := Record.read(worker.progress)) != worker.sighted:
+            return
+        self._stuck(worker, now_s, record, why, _ONLY_SLOW)
+        worker.hung = True
+        others = [Record.read(other.progress) for other in self._workers.values() if other.pid and not other.stuck]
+        self._doubts.killed(now_s, record, worker.stuck_s or 0.0, others)
+        os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see worker.py
+        worker.kill_at_s = now_s + _DUMP_S
+
+    def _stuck(self, worker: _Worker, now_s: float, record: Record, why: str, hint: str = "") -> None:
+        worker.stuck, worker.stuck_s = True, now_s - record.since_s if record.since_s else 0.0
+        self._say(f"{worker.called} is stuck at step {record.at_step}: {why}; it is killed{hint}")
 
     # burying
 
@@ -362,22 +406,26 @@ class Agent:
             if worker.pid and (ended := children.ended(worker.pid)) is not None:
                 if ended.code != 0:
                     self._kill(worker)  # its children: its group keeps its number until it is reaped
-                children.reap(worker.pid)
-                self._exited(worker, ended)
+                self._exited(worker, ended, peak_bytes=children.reap(worker.pid))
         self._starter.reap()
         if not self._starter.forking:  # else the unknown child may be a worker to be
             known = {worker.pid for worker in self._workers.values()} | self._starter.pids()
             children.reap_orphans(known)
 
-    def _exited(self, worker: _Worker, ended: children.Ended) -> None:
+    def _exited(self, worker: _Worker, ended: children.Ended, *, peak_bytes: int) -> None:
         worker.channel.drain()
         step = Record.read(worker.progress).at_step
         del self._workers[worker.token], self._ids[worker.id]
         self._close(worker)
+        killed = ended.signal == KILLED and not (worker.stuck or worker.late)
+        now = oom_kills() if killed else None
+        kernel, out_of_memory = sentence(worker.oom_kills, now, peak_bytes), struck(worker.oom_kills, now)
         if not worker.expected and (ended.code != 0 or worker.stuck):
-            self._say(f"{worker.called} ended: {ended.text}" + (f", at step {step}" if step is not None else ""))
+            at = f", at step {step}" if step is not None else ""
+            self._say(f"{worker.called} ended: {ended.text}{at}" + (f"\n  kernel  {kernel}" if out_of_memory else ""))
         if worker.expected and ended.code != 0 and worker.ready and self._over is None:
-            self._disorder = True
+            self._taken |= killed
+            self._disorder |= not killed
             self._say(f"{worker.called} was told to leave and ended otherwise: {ended.text}")
         self._hub.tell(
             {
@@ -390,6 +438,9 @@ class Agent:
                 "step": step,
                 "t": time.time(),
                 "stuck_s": worker.stuck_s,
+                "stopped": worker.stuck and not worker.hung,
+                "kernel": kernel if killed else None,
+                "out_of_memory": out_of_memory,
             }
         )
 
@@ -413,24 +464,26 @@ class Agent:
 
     # telling people
 
-    def _show(self, worker: _Worker, failed: Message) -> None:
+    def _show(self, worker: _Worker, failed: Failed) -> None:
         """An exception once, however many workers meet it."""
-        at = f" at step {failed['step']}" if failed.get("step") is not None else ""
-        trace = failed.get("trace", "")
-        if failed.get("shown"):  # by the worker, in its file or on the console
+        at = f" at step {failed.step}" if failed.step is not None else ""
+        trace, error = failed.trace, failed.error
+        if failed.shown:  # by the worker, in its file or on the console
             if not worker.streams.files.get("stderr") or worker.streams.tails:
                 self._traces.add(trace)
-        elif trace in self._traces:
-            self._say(f"{worker.called} failed{at} as shown above: {failed['error']}")
+        elif trace in self._traces or ("\n" in error and any(error in one for one in self._traces)):
+            # the latter is known to all of them, and each tells it from its own place
+            self._traces.add(trace)
+            self._say(f"{worker.called} failed{at} as shown above: {error.partition(chr(10))[0]}")
         else:
             self._traces.add(trace)
             self._say(f"{worker.called} failed{at}\n{trace.rstrip()}")
         if "stderr" in worker.streams.files:
-            self._say(f"{worker.called} failed{at}: {failed['error']}\n  log  {worker.streams.files['stderr']}")
+            self._say(f"{worker.called} failed{at}: {error}\n  log  {worker.streams.files['stderr']}")
 
     def _explain(self, why: str) -> None:
         """Why the run failed; a trace that people have seen is not repeated."""
-        for trace in self._traces:
+        for trace in filter(str.strip, self._traces):
             why = why.replace(trace.rstrip(), "(the exception is shown above)")
         self._say(f"the run failed: {why}")
 

@@ -23,9 +23,9 @@ HANG_LIMIT_S, RESTARTS_MAX, LEAVE_S = 30.0, 3, 300
 
 _HELP = {
     "max_restarts": "How often one failure may repeat within an hour before the run ends with it. Unlike torchrun's, "
-    "it counts no worker that was killed from outside, told to leave or lost with its node: those are always replaced, "
-    "and the other workers never restart. The same exception at the same step, twice, ends the run at once. "
-    f"Default {RESTARTS_MAX}.",
+    "it counts no worker that was killed from outside, told to leave or lost with its node: those are always replaced "
+    "(but for seven in a row that are killed at one step), and the other workers never restart. The same exception at "
+    f"the same step, twice, ends the run at once. Default {RESTARTS_MAX}.",
     "nnodes": "Number of nodes, or the range <minimum>:<maximum>. Below the minimum the run waits; nodes that come "
     "later join at a step boundary, up to the maximum. Nothing restarts.",
     "rdzv_backend": "c10d, where there are several nodes. (On one node none is needed.)",

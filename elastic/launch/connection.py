@@ -61,11 +61,13 @@ class Connection:
             self._socket.close()
 
     def _read(self) -> bool:
-        """Whether anything came."""
+        """Whether anything came, be it a part of a message."""
         if not self._open:
             return False
         try:
             messages = read(self._socket, self._lines)
+        except BlockingIOError:
+            return False
         except WireError as wrong:
             self._end(str(wrong))
             return False
@@ -75,7 +77,7 @@ class Connection:
         for message in messages:
             if self._open:
                 self._on_message(message)
-        return bool(messages)
+        return True
 
     def _write(self) -> None:
         try:

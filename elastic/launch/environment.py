@@ -19,11 +19,25 @@ from elastic.errors import ConfigError
 if TYPE_CHECKING:
     from elastic.observe.observer import Observer
 
-PORTABLE_INSTRUCTION_SETS = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
-"""What pins the instruction set of ATen, oneDNN and MKL to AVX2, which every x86-64 cloud machine has."""
+PORTABLE_INSTRUCTION_SETS = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_CBWR": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+"""What pins the instruction set of ATen, oneDNN and MKL to AVX2, which every x86-64 cloud machine has. MKL has two
+settings, of which the second could bound the first: with SSE4_2 in it a Sapphire Rapids gave other bits (measured)."""
 
 DRILL_STORAGE = "ELASTIC_DRILL_STORAGE"  # JSON
 
+_OF_PROCESSOR = (
+    "ATEN_CPU_CAPABILITY",
+    *("ONEDNN_MAX_CPU_ISA", "ONEDNN_CPU_ISA_HINTS", "ONEDNN_DEFAULT_FPMATH_MODE"),
+    *("DNNL_MAX_CPU_ISA", "DNNL_CPU_ISA_HINTS", "DNNL_DEFAULT_FPMATH_MODE"),
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "OPENBLAS_CORETYPE"),
+)
+_OF_COMPILER = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCH_DYNAMO_", "AOT_")
+_WITHOUT_EFFECT = ("CACHE", "THREADS", "WORKER", "LOG", "DEBUG", "TRACE", "VERBOSE", "PROGRESS", "SAVE_ARGS")
 _STDERR = 2
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -144,6 +158,22 @@ def missing_portable_settings(environ: Mapping[str, str] | None = None) -> dict[
 
 def with_portable_settings() -> dict[str, str]:
     return {**os.environ, **PORTABLE_INSTRUCTION_SETS}
+
+
+def processor_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables by which the libraries beneath torch choose other code."""
+    env = os.environ if environ is None else environ
+    return {name: value for name, value in sorted(env.items()) if name.startswith(_OF_PROCESSOR)}
+
+
+def compiler_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that torch's compiler reads, but for those that change no kernel."""
+    env = os.environ if environ is None else environ
+    return {
+        name: value
+        for name, value in sorted(env.items())
+        if name.startswith(_OF_COMPILER) and not any(word in name for word in _WITHOUT_EFFECT)
+    }
 
 
 def descriptors_of_agent(environ: Mapping[str, str] | None = None) -> list[int]:

@@ -1,7 +1,8 @@
-"""Is a worker stuck, by what it left in its record (membership/progress.py)? Pure.
+"""What an agent sees of a worker in its record (membership/progress.py), and how long it lets it be. Pure.
 
-A worker that hangs is told apart from those that wait for it: they say that they wait, and have a deadline
-of their own; it is in a step's shares, or between two steps, for longer than it may, or is stopped.
+A worker that hangs is told apart from those that wait for it: they say that they wait, and have a deadline of their
+own. Whether one that is quiet for longer than it may is at fault is membership/stalls.py's to say, with what the other
+agents see; one whose process is stopped is this agent's own affair.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elastic.membership.progress import BETWEEN, COMPUTING, LIMITED, Record
+from elastic.membership.progress import COMPUTING, LIMITED, READING, Record
+from elastic.membership.stalls import Sighting
 
 _STOPPED_LOOKS = 2  # one look may catch a debugger at work
 _PATIENCE_MAX = 16.0  # a run of weeks must not lose its sight: what takes longer declares itself (run.long_section)
+_REDONE = (COMPUTING, READING)  # by whoever takes the step over
 
 
 @dataclass
@@ -21,24 +24,20 @@ class Patience:
 
     stopped_looks: int = 0
 
-    def stuck(
-        self, now_s: float, record: Record, state: str, *, not_before_s: float, patience: float = 1.0
-    ) -> str | None:
-        """Why this worker will not go on by itself, in words.
-
-        state         of the process, as in /proc/<pid>/stat
-        not_before_s  phases count from here at the earliest: the watcher itself was held up until then
-        patience      limits count so many times
-        """
+    def stopped(self, state: str) -> bool:
+        """Whether somebody has stopped its process. state: as in /proc/<pid>/stat"""
         self.stopped_looks = self.stopped_looks + 1 if state == "T" else 0
-        if self.stopped_looks >= _STOPPED_LOOKS:
-            return "its process is stopped"
-        elapsed_s = now_s - max(record.since_s, not_before_s)
-        limit_s = record.limit_s * patience
-        if record.phase in LIMITED and elapsed_s > limit_s:
-            does = "been between two steps" if record.phase == BETWEEN else "computed"
-            return f"it has {does} for {elapsed_s:.1f} s without a sign, and may for {limit_s:.1f} s"
-        return None
+        return self.stopped_looks >= _STOPPED_LOOKS
+
+
+def sighting(now_s: float, worker: str, record: Record, *, not_before_s: float, patience: float = 1.0) -> Sighting:
+    """
+    not_before_s  phases count from here at the earliest: the watcher itself was held up until then
+    patience      limits count so many times
+    """
+    quiet_s = now_s - max(record.since_s, not_before_s)
+    limit_s = record.limit_s * patience
+    return Sighting(worker=worker, phase=record.phase, step=record.at_step, quiet_s=quiet_s, limit_s=limit_s)
 
 
 class Doubts:
@@ -46,13 +45,13 @@ class Doubts:
 
     Each kill doubles it, since that worker may only have been slow, and whoever takes the step over is no faster. Where
     the step is done sooner than the killed one took, it did hang, and the next one gets no more time than it did. That
-    proves nothing where another one took about as long, since the step may be slow for all. What a worker does between
-    two steps is counted apart: it is its script's own code, which nobody may do again, so nothing is proven there.
+    proves nothing where another one took about as long, since the step may be slow for all. Phases are counted apart:
+    what a worker does between two steps is its script's own code, which nobody does again, so nothing is proven there.
     """
 
     def __init__(self) -> None:
-        self._times = {COMPUTING: 1.0, BETWEEN: 1.0}
-        self._open: tuple[int | None, float, float] | None = None  # step, when it was killed, how long it took
+        self._times = dict.fromkeys(LIMITED, 1.0)
+        self._open: tuple[int, int | None, float, float] | None = None  # phase, step, when killed, how long it took
 
     def killed(self, now_s: float, record: Record, took_s: float, others: Iterable[Record] = ()) -> None:
         """
@@ -60,9 +59,9 @@ class Doubts:
         others  of the workers that live on: they wait for one that hangs
         """
         self._times[record.phase] = min(2 * self._times[record.phase], _PATIENCE_MAX)
-        if record.phase == COMPUTING:
+        if record.phase in _REDONE:
             alone = not any(other.phase in LIMITED and now_s - other.since_s > took_s / 2 for other in others)
-            self._open = (record.at_step, now_s, took_s) if alone else None
+            self._open = (record.phase, record.at_step, now_s, took_s) if alone else None
 
     def patience(self, phase: int) -> float:
         """How many times the limit of this phase is."""
@@ -72,11 +71,11 @@ class Doubts:
         """records: of the workers that there are now"""
         if self._open is None:
             return
-        step, killed_s, took_s = self._open
+        phase, step, killed_s, took_s = self._open
         if now_s - killed_s > took_s:
             self._open = None
         elif any(_past(record, step) for record in records):
-            self._open, self._times[COMPUTING] = None, 1.0
+            self._open, self._times[phase] = None, 1.0
 
 
 def _past(record: Record, step: int | None) -> bool:

@@ -81,12 +81,12 @@ def _run(arguments: Arguments, environ: Mapping[str, str], waits: Callable[[Star
         raise
     with contextlib.ExitStack() as stack:
         if meeting is not None and meeting.connected is not None:
-            hub: AnyHub = HubElsewhere(meeting.connected, nonce=meeting.nonce)
+            hub: AnyHub = HubElsewhere(meeting.connected, nonce=meeting.nonce, say=say)
         else:
             nonce = secrets.token_hex(16)
             beacon = Beacon(nonce=nonce, job=arguments.run_id)
             stack.callback(beacon.close)
-            hub = _hub(arguments, node, meeting, {"nonce": nonce, "endpoint": beacon.endpoint()})
+            hub = _hub(arguments, node, meeting, {"nonce": nonce, "endpoint": beacon.endpoint()}, say)
         rules = NodeRules(
             node=node,
             address=meeting.address if meeting else LOCAL,
@@ -122,10 +122,13 @@ def _meet(arguments: Arguments, say: Callable[[str], None]) -> Meeting | None:
     )
 
 
-def _hub(arguments: Arguments, node: str, meeting: Meeting | None, beacon: dict[str, Any]) -> HubHere:
+def _hub(
+    arguments: Arguments, node: str, meeting: Meeting | None, beacon: dict[str, Any], say: Callable[[str], None]
+) -> HubHere:
     """beacon: kept by the hub's process, for whoever claims the run's storage."""
     from elastic.launch.hubs import HubHere
     from elastic.membership.hub import Hub
+    from elastic.membership.stalls import STALL_LIMITS
 
     hub = Hub(
         nodes_min=arguments.nodes_min,
@@ -133,7 +136,8 @@ def _hub(arguments: Arguments, node: str, meeting: Meeting | None, beacon: dict[
         nodes_first=meeting.first if meeting else 1,
         restarts_max=arguments.restarts_max,
         beacon=beacon,
+        stall_s=STALL_LIMITS * arguments.hang_s,
     )
     if meeting is None:
-        return HubHere(hub, node)
-    return HubHere(hub, node, listener=meeting.listener, nonce=meeting.nonce)
+        return HubHere(hub, node, say=say)
+    return HubHere(hub, node, say=say, listener=meeting.listener, nonce=meeting.nonce)

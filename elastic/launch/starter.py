@@ -23,8 +23,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from elastic.launch import children
+from elastic.launch.importing import RANK_VARIABLES, WORKER_VARIABLES
 from elastic.launch.script import Script
-from elastic.launch.warm import MESSAGE_MAX, RANK_VARIABLES
+from elastic.launch.warm import MESSAGE_MAX
 from elastic.launch.worker import AGENT, STREAMS
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -32,7 +33,7 @@ _DEATHS_MAX = 3  # of warm processes that never got ready, in a row
 _READY_S = 300.0  # for its imports; what takes longer is not waited for by workers
 _FORK_S = 10.0  # takes it some 50 ms
 _CALM_S = 1.0  # after a start, before the next spare is forked: a recovery wants the processors for itself
-_ABSENT = ("RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", *RANK_VARIABLES)
+_ABSENT = (*RANK_VARIABLES, *WORKER_VARIABLES)
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class Starter:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             self._warm = subprocess.Popen(
-                [sys.executable, "-m", "elastic.launch.warm", str(its.fileno()), *self._script.command()],
+                [sys.executable, "-m", "elastic.launch.warm", str(its.fileno()), "-1", *self._script.command()],
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(its.fileno(),),
@@ -185,7 +186,9 @@ class Starter:
                 self._close_socket()  # its death is on its way
                 return
             message = json.loads(data)
-            if message["say"] == "unfit":
+            if message["say"] == "leaves":
+                self._say(message["why"])
+            elif message["say"] == "unfit":
                 self._give_up(message["why"])
             elif message["say"] == "ready":
                 self._ready, self._deaths = True, 0

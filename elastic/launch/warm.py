@@ -1,16 +1,19 @@
 """The warm process of a node: it has imported what the script imports, and forks workers ahead of their time.
 
-    warm -> agent   ready, or unfit with the reason
+    warm -> agent   ready, or unfit with the reason; before that, what it leaves to the workers
     agent -> warm   a socket: fork a process that waits at it
     warm -> agent   forked, with its pid
     agent -> that   the worker's variables and descriptors: now it is a worker
 
-Promises  it runs no tensor operation (after one with two threads a forked child hangs: torch 2.13), starts no thread
-          and holds nothing but its socket to the agent. What its imports start or initialise is found out: then
-          it says why it is unfit, and workers become fresh interpreters.
+Promises  modules that it imports see what they would see in `python script.py` (main_module.py, beginning.py). One that
+          must not be shared is found out (importing.py): then it starts itself again, and leaves to each worker that
+          import and what the script does after it.
+          It runs no tensor operation (after one with two threads a forked child hangs: torch 2.13), and holds nothing
+          but its socket to the agent. Threads of its imports outside Python make it unfit: it says so, and workers
+          become fresh interpreters.
           Workers are the agent's children, not its own: they are forked by a child that exits at once, so the
           kernel gives them to the agent (a subreaper). Its death costs nobody anything.
-          A worker's random generators are seeded like a fresh process's, which no two forks would be by themselves.
+          A worker's random generators are like a fresh process's (generators.py).
 Leaves    the worker's life to worker.py.
 """
 
@@ -21,72 +24,94 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
+import re
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from elastic.launch import worker
-from elastic.launch.script import Import, Script, imports_of, source_of
+from elastic.launch.beginning import beginning
+from elastic.launch.generators import Generators
+from elastic.launch.importing import Importing
+from elastic.launch.main_module import MainModule
+from elastic.launch.script import Script
 
 MESSAGE_MAX, FDS_MAX = 1 << 17, 16
-RANK_VARIABLES = ("LOCAL_RANK", "ELASTIC_CHANNEL", "ELASTIC_PROGRESS", "ELASTIC_TOKEN", "ELASTIC_RESTART")
-"""What differs between the workers of a node: a module that reads one while it is imported cannot be shared."""
 
-_LAZY = ("elastic.run", "checkpoint.checkpointer", "torch._dynamo")
-"""What workers would import on first use, while others wait for them: elastic.Run, the coordinator, any optimizer."""
+_LAZY = ("elastic.run", "checkpoint.checkpointer")
+"""What workers would import on first use, while others wait for them: elastic.Run, the coordinator."""
+_COMPILER = "torch._dynamo"  # which any optimizer imports on first use
+_OF_COMPILER = re.compile(r"[\"'](TORCH|TRITON)")  # a variable that it reads when it is loaded, set by the script
 _PR_SET_PDEATHSIG = 1
 
 
-def main(fd: int, command: Sequence[str]) -> None:
-    """Serves until the agent closes its end; in a forked worker, does not return."""
+def main(fd: int, statements: int, command: Sequence[str]) -> None:
+    """Serves until the agent closes its end; in a forked worker, does not return.
+
+    statements  how many of the script's first ones may be run at most; -1: nothing is known against any
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    environ, folder = dict(os.environ), os.getcwd()
     script = Script.of_command(command)
-    search_path = script.search_path()
-    if search_path is not None:
-        sys.path[0] = search_path  # it was the current folder: this module was started with -m
+    main_module, generators = MainModule(script), Generators()
     with socket.socket(fileno=fd) as agent:
         agent.set_inheritable(False)
-        why = _prepare(script)
-        _say(agent, {"say": "ready"} if why is None else {"say": "unfit", "why": why})
-        a_worker = why is None and _serve(agent)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=False)  # what is printed by an import that is undone is lost
+        left = _import(main_module, statements)
+        if left is not None:
+            at, why = left
+            _say(agent, {"say": "leaves", "why": why})
+            agent.set_inheritable(True)
+            os.chdir(folder)
+            again = ["-m", "elastic.launch.warm", str(agent.fileno()), str(at), *script.command()]
+            os.execve(sys.executable, [sys.executable, *again], environ)
+        why_unfit = _unfit()
+        generators.imported()
+        sys.stdout.flush()  # what an import has printed is not printed again by each fork
+        gc.collect()
+        gc.freeze()
+        _say(agent, {"say": "ready"} if why_unfit is None else {"say": "unfit", "why": why_unfit})
+        a_worker = why_unfit is None and _serve(agent)
     if a_worker:
-        worker.run(script)
+        generators.settle()
+        worker.run(main_module)
 
 
-def _prepare(script: Script) -> str | None:
-    """Imports; returns why no worker may be forked from what is there then."""
-    with _reads_of_rank_variables() as reads, contextlib.suppress(BaseException):  # the worker will say it
-        source, package = source_of(script)
-        for one in imports_of(source):
-            _import(one, package)
-    if reads:
-        return f"a module reads {reads[0]} while it is imported, which differs between workers"
+def _import(main_module: MainModule, statements: int) -> tuple[int, str] | None:
+    """Returns the number of the statement that was one too many, and why, if there was one."""
+    source, added = "", []
+    with Importing() as importing, contextlib.suppress(BaseException):  # a failure is the worker's to meet, and to say
+        source, filename = main_module.find()
+        for number, statement in enumerate(beginning(source, filename)):
+            if number == statements:
+                break
+            path, done = list(sys.path), False
+            with contextlib.suppress(BaseException):
+                exec(statement.code, main_module.module.__dict__)
+                done = True
+            if (found := importing.found()) is not None:
+                where = f"{os.path.basename(filename)} does from line {statement.line} on"
+                return number, f"{found}: what {where}, each worker does afresh, which takes longer"
+            if importing.read_by_script or not done:
+                break
+            if not statement.imports:
+                added += [entry for entry in sys.path if entry not in path]
+    for entry in added:
+        sys.path.remove(entry)  # the script adds it again
+    main_module.clear()
     if "torch" in sys.modules:
-        for name in _LAZY:
+        for name in (*_LAZY, *([] if _OF_COMPILER.search(source) else [_COMPILER])):
             importlib.import_module(name)
-    sys.stdout.flush()  # what an import has printed is not printed again by each fork
-    gc.collect()
-    gc.freeze()
-    return _unfit()
-
-
-def _import(one: Import, package: str) -> None:
-    """A failure is left to the worker, which meets it again and raises."""
-    with contextlib.suppress(BaseException):
-        __import__(one.module, {"__package__": package, "__name__": "__main__"}, None, list(one.names), one.level)
+    return None
 
 
 def _unfit() -> str | None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "an import initialises CUDA"
-    if names := [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]:
-        return f"an import starts threads: {', '.join(names)}"
     child = os.fork()  # OpenBLAS ends its threads before a fork and starts them again when they are needed
     if child == 0:
         os._exit(0)
@@ -142,12 +167,6 @@ def _wait_to_be_a_worker(requests: socket.socket) -> bool:
             os.close(fd)
         else:
             os.environ[name] = str(fd)
-    # Python's own generator is seeded anew in each fork. torch's and NumPy's are seeded from the system's entropy
-    # when they are loaded, which was before the fork.
-    if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
     return True
 
 
@@ -165,24 +184,5 @@ def _say(agent: socket.socket, message: dict[str, Any]) -> None:
         agent.send(json.dumps(message).encode())
 
 
-@contextlib.contextmanager
-def _reads_of_rank_variables() -> Iterator[list[str]]:
-    """Collects the rank variables that somebody asks os.environ for meanwhile."""
-    reads: list[str] = []
-    plain: Any = type(os.environ)
-
-    class Watched(plain):  # type: ignore[misc]
-        def __getitem__(self, key: Any) -> Any:
-            if key in RANK_VARIABLES:
-                reads.append(key)
-            return super().__getitem__(key)
-
-    os.environ.__class__ = Watched
-    try:
-        yield reads
-    finally:
-        os.environ.__class__ = plain
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

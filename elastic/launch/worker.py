@@ -2,8 +2,8 @@
 
 Used by a fork of the warm process (warm.py) and, as `python -m elastic.launch.worker`, by a fresh interpreter.
 
-Promises  the script sees itself as `__main__`, its own sys.argv and sys.path, and ends like any python program:
-          threads are joined, atexit functions run, files are flushed, SystemExit means what it means.
+Promises  the script sees itself as `__main__` (main_module.py), and ends like any python program: threads are joined,
+          atexit functions run, files are flushed, SystemExit means what it means.
           An exception goes to the agent with its trace before the process ends. It is printed by the one who can
           do it once: the agent, where all workers share a stderr, else the worker.
           A worker has its own session, so that a terminal's Ctrl-C reaches the agent alone; it gets SIGTERM when
@@ -12,14 +12,11 @@ Promises  the script sees itself as `__main__`, its own sys.argv and sys.path, a
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import ctypes
 import faulthandler
-import importlib.machinery
 import io
 import os
-import runpy
 import signal
 import socket
 import sys
@@ -29,6 +26,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from elastic.launch.ending import end
+from elastic.launch.main_module import MainModule
 from elastic.launch.script import Script
 from elastic.membership.progress import Record
 from elastic.membership.wire import encode
@@ -39,35 +37,29 @@ STREAMS = {"stdout": 1, "stderr": 2}
 _CHANNEL, _PROGRESS = "ELASTIC_CHANNEL", "ELASTIC_PROGRESS"
 
 _PR_SET_PDEATHSIG = 1
-_TOLD_MAX = 1 << 15  # characters
+_TOLD_MAX, _HEAD = 1 << 15, 1 << 12  # characters
 
 
 def main(command: Sequence[str]) -> NoReturn:
     """A fresh interpreter's worker."""
-    script = Script.of_command(command)
-    search_path = script.search_path()
-    if search_path is not None:
-        sys.path[0] = search_path  # it was the current folder: this module was started with -m
     for name in (_CHANNEL, _PROGRESS):
         os.set_inheritable(int(os.environ[name]), False)
-    run(script)
+    run(MainModule(Script.of_command(command)))
 
 
-def run(script: Script) -> NoReturn:
+def run(main_module: MainModule) -> NoReturn:
     """The rest of this process."""
     _leave_with_agent()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # whole lines, at once: workers write to the same terminal or pipe
     faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
-    # What starts this process again in place (launch/portable.py) has to come back to here.
-    sys.orig_argv = [sys.executable, "-m", "elastic.launch.worker", *script.command()]
-    end(_status_of(script))
+    end(_status_of(main_module))
 
 
-def _status_of(script: Script) -> int:
+def _status_of(main_module: MainModule) -> int:
     """Runs it, and tells how it failed."""
     try:
-        _execute(script)
+        main_module.run()
     except SystemExit as wish:
         if wish.code is None or isinstance(wish.code, int):
             return int(wish.code or 0)
@@ -93,25 +85,6 @@ def _leave_with_agent() -> None:
         os._exit(0)
 
 
-def _execute(script: Script) -> None:
-    main = types.ModuleType("__main__")
-    main.__dict__.update(__builtins__=builtins, __annotations__={})
-    sys.modules["__main__"] = main
-    sys.argv = [script.target, *script.args]
-    if script.module:
-        # Private, and what `python -m` itself calls (CPython 3.10 to 3.14). The public run_module puts another
-        # __main__ back when the script's last line has run, while threads and atexit functions still need it.
-        runpy._run_module_as_main(script.target)  # type: ignore[attr-defined]
-        return
-    path = os.path.abspath(script.target)
-    with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
-    main.__file__ = path
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    main.__dict__.update(__cached__=None)
-    exec(code, main.__dict__)
-
-
 def _tell_failure(error: BaseException, *, shown: bool) -> bool:
     """Whether the agent could be told. shown: the trace is printed by this process."""
     what = "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -125,8 +98,9 @@ def _tell_failure(error: BaseException, *, shown: bool) -> bool:
 
 
 def cut(text: str) -> str:
-    """The channel takes no line of a megabyte; of a long text the end says most."""
-    return text if len(text) <= _TOLD_MAX else f"… {text[-_TOLD_MAX:]}"
+    """The channel takes no line of a megabyte. An exception begins with its type, a trace with the script, and both end
+    with the reason."""
+    return text if len(text) <= _TOLD_MAX else f"{text[:_HEAD]} … {text[_HEAD - _TOLD_MAX :]}"
 
 
 def _step() -> int | None:
@@ -140,9 +114,11 @@ def _print(error: BaseException) -> None:
 
 
 def _of_script(error: BaseException) -> types.TracebackType | None:
-    """The traceback without the frames of this file and of runpy above the script's own."""
+    """The traceback without the frames of this file, main_module.py and runpy above the script's own."""
     trace = error.__traceback__
-    while trace is not None and ((above := trace.tb_frame.f_globals) is globals() or above.get("__name__") == "runpy"):
+    while trace is not None and (
+        (above := trace.tb_frame.f_globals) is globals() or above.get("__name__") in (MainModule.__module__, "runpy")
+    ):
         trace = trace.tb_next
     return trace if trace is not None else error.__traceback__
 

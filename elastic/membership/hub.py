@@ -5,24 +5,44 @@
       ->  one "view" to each of its workers, with the next generation
 
 There is one hub in a run, in the agent of the first node, and views alone decide who is lost: a worker acts on
-nothing but what it is told here and on the failure of its own collectives. Who is in a view and in which order, and
-which failure ends a run, is rules.py's. Words and their directions:
+nothing but what it is told here and on the failure of its own collectives. Who is in a view and in which order is
+rules.py's, what becomes of those who want to leave leaving.py's, and who is replaced or ends the run endings.py's.
+Words and their directions:
 
-    worker -> hub  ready, over, put, leaving, failed, finished
-    agent  -> hub  hello, started, unstarted, exited
-    hub -> worker  view, board, broken, regroup, keep, identity, released, end
-    hub -> agent   start, status, over
+    worker -> hub  ready, over, put, leaving, saved, failed, finished
+    agent  -> hub  hello, started, unstarted, sighted, exited
+    hub -> worker  view, board, broken, regroup, save, identity, released, end
+    hub -> agent   start, status, hung, over
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from elastic.membership.rules import Candidate, Failure, next_view, repeated
-from elastic.membership.wire import Message
+from elastic.membership.endings import AGAIN, KILLED, Bug, Ended, Endings
+from elastic.membership.kills import Replace, Slot
+from elastic.membership.leaving import SAVED_NOTHING, Holder, see_off
+from elastic.membership.messages import (
+    TO_HUB,
+    Exited,
+    Failed,
+    Finished,
+    Hello,
+    Leaving,
+    Over,
+    Put,
+    Ready,
+    Saved,
+    Sighted,
+    Started,
+    Unstarted,
+    parse,
+)
+from elastic.membership.rules import BOUNDARY, Candidate, Standstill, next_view
+from elastic.membership.stalls import FRESH_S, STORAGE, Hung, Place, Sighting, Stall, judge
+from elastic.membership.wire import Message, WireError
 
 STARTING, DIFFERENT, READY, MEMBER, OVER, LEAVING, FINISHED = (
     "starting",
@@ -34,12 +54,10 @@ STARTING, DIFFERENT, READY, MEMBER, OVER, LEAVING, FINISHED = (
     "finished",
 )
 LEAVES = ("SIGTERM", "SIGINT")  # a worker that such a signal ended before it could leave in order was told to go
-FAULTS = ("SIGKILL",)
+_LEAVER_S = 30.0  # one that waits so long for others, who are busy, may save and go
 _SHORT_S = 1.0  # a node whose workers are being replaced is back by then
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named
 _GONE_MAX = 64  # that a view tells of
-_AGAIN_MAX = 20  # of one place, while the run gets nowhere
-AGAIN = 75  # the exit status (EX_TEMPFAIL) of a worker that asks to be started again
 
 
 @dataclass(frozen=True)
@@ -58,15 +76,26 @@ class _Worker:
     local_rank: int
     status: str = STARTING
     since_s: float = 0.0
+    started_s: float = 0.0
     shares: int = 0
     identity: Any = None
     accepted: bool = False
     step: int = -1
     at: str | None = None
-    saves: bool = True
+    whole: bool = True
+    torn: bool = False
+    joins: bool = True
     was_member: bool = False
-    failed: Message | None = None
+    failed: Failed | None = None
     told: str | None = None
+    released: bool = False
+    safe: bool = False  # released, and what it holds is not lost with it
+
+    def stands(self, said: Over | Leaving) -> None:
+        self.step, self.whole, self.torn = said.step, said.whole, said.torn
+
+    def holder(self) -> Holder:
+        return Holder(worker=self.id, step=self.step, whole=self.whole, torn=self.torn, joins=self.joins)
 
     def candidate(self) -> Candidate:
         at = self.at if self.status == OVER else None
@@ -78,12 +107,13 @@ class Hub:
 
     nodes_min     below it, those included who wait to join, no view is formed: the run waits, then ends
     nodes_first   how many nodes the first view waits for, `start_s` at most
-    restarts_max  see rules.repeated
+    restarts_max  see endings.py
     beacon        what goes into every view for whoever claims the run's storage
     gather_s      how long a newcomer that is ready waits for others that are starting, once the run is under way
     start_s       the same in a run's first view
     below_min_s   how long the run waits for nodes
     ending_s      how long workers may take to come to a clean end
+    stall_s       how long all may stand still at one place, at least
     """
 
     def __init__(
@@ -99,32 +129,36 @@ class Hub:
         start_s: float = 120.0,
         below_min_s: float = 600.0,
         ending_s: float = 60.0,
+        stall_s: float = 600.0,
     ) -> None:
         self.generation = 0
         self._nodes_min = nodes_min
         self._nodes_max = nodes_max
         self._nodes_first = nodes_first
-        self._restarts_max = restarts_max
-        self._window_s = window_s
         self._beacon = beacon
         self._gather_s = gather_s
         self._start_s = start_s
         self._below_min_s = below_min_s
         self._ending_s = ending_s
+        self._stall_s = stall_s
         self._nodes: list[str] = []
-        self._awaited: list[tuple[str, int]] = []  # places whose worker was ordered and has not been started yet
+        self._awaited: list[Slot] = []  # places whose worker was ordered and has not been started yet
         self._begun = False
         self._workers: dict[str, _Worker] = {}
         self._view: tuple[str, ...] = ()
         self._identity: Any = None
-        self._failures: list[Failure] = []
+        self._endings = Endings(restarts_max=restarts_max, window_s=window_s)
+        self._later: dict[Slot, float] = {}  # places whose worker is started then
         self._broken = False
         self._complained = 0  # in which generation
         self._asked = False
         self._finished = False
-        self._again: Counter[tuple[str, int]] = Counter()  # of a place, since the run got on
-        self._farthest = -1
-        self._keeper: str | None = None  # who saves if all are told to leave now
+        self._standstill = Standstill()
+        self._sightings: dict[str, tuple[float, Sighting]] = {}  # when it came
+        self._killed_at: list[Place] = []  # for standing there too long
+        self._stall: Stall | None = None
+        self._stalled: tuple[Place, float] | None = None  # where the last one was, and until when
+        self._saved = SAVED_NOTHING  # the newest step of which a commit was seen
         self._loss: str | None = None  # why the run will have failed if nobody goes on with it
         self._short_since_s: float | None = None
         self._short_said = False
@@ -136,12 +170,17 @@ class Hub:
         self._orders: list[Order] = []
 
     def told(self, now_s: float, node: str, message: Message) -> list[Order]:
-        """What follows from a message of that node's agent or of one of its workers (then with "worker")."""
-        say = message["say"]
-        handler: Callable[[float, str, Message], None] | None = getattr(self, f"_on_{say}", None)
-        known = node in self._nodes and (say in ("started", "unstarted") or message.get("worker") in self._workers)
-        if handler is not None and (known or say == "hello"):
-            handler(now_s, node, message)
+        """What follows from a message of that node's agent or of one of its workers (then with "worker").
+
+        Raises WireError, having done nothing, for what is no such message, and for what is said for another node.
+        """
+        said = parse(TO_HUB, message)
+        if isinstance(said, Hello):
+            self._on_hello(node, said)
+        elif node in self._nodes and (
+            isinstance(said, (Started, Unstarted, Sighted)) or self._is_of(node, said.worker)
+        ):
+            getattr(self, f"_on_{message['say']}")(now_s, node, said)
         return self._decided(now_s)
 
     def lost(self, now_s: float, node: str) -> list[Order]:
@@ -150,44 +189,54 @@ class Hub:
             self._nodes.remove(node)
             here = [worker for worker in self._workers.values() if worker.node == node]
             awaited = [place for place in self._awaited if place[0] == node]
-            if not self._finished and (awaited or any(worker.status != LEAVING for worker in here)):
+            self._later = {place: at_s for place, at_s in self._later.items() if place[0] != node}
+            if not self._finished and (awaited or not all(worker.safe for worker in here)):
                 self._loss = f"{node} was lost, and nobody is left"
             self._awaited = [place for place in self._awaited if place not in awaited]
             for worker in here:
-                self._note_gone(worker, "its node was lost", {})
+                self._note_gone(worker, "its node was lost", Exited(worker=worker.id))
                 del self._workers[worker.id]
+                self._sightings.pop(worker.id, None)
         return self._decided(now_s)
 
     def tick(self, now_s: float) -> list[Order]:
         """What follows from time alone."""
         return self._decided(now_s)
 
-    def _on_hello(self, now_s: float, node: str, message: Message) -> None:
+    def _is_of(self, node: str, id: str) -> bool:
+        """Whether this worker is known, as that node's. Raises WireError if it is another's."""
+        worker = self._workers.get(id)
+        if worker is not None and worker.node != node:
+            raise WireError(f"worker {id} is of {worker.node}, and {node} does not speak for it")
+        return worker is not None
+
+    def _on_hello(self, node: str, said: Hello) -> None:
         if self._over or (node not in self._nodes and len(self._nodes) >= self._nodes_max):
             why = "the run is over" if self._over else f"the run has its {self._nodes_max} nodes already"
             self._orders.append(Order(node, None, {"say": "over", "failed": False, "why": why}))
         elif node not in self._nodes:
             self._nodes.append(node)
-            self._awaited += [(node, local_rank) for local_rank in range(message.get("places", 0))]
+            self._awaited += [(node, local_rank) for local_rank in range(said.places)]
 
-    def _on_started(self, now_s: float, node: str, message: Message) -> None:
-        worker = _Worker(message["worker"], node, message["local_rank"], since_s=now_s)
+    def _on_started(self, now_s: float, node: str, said: Started) -> None:
+        if said.worker in self._workers:
+            raise WireError(f"a worker {said.worker} is there already, of {self._workers[said.worker].node}")
         self._begun = True
-        self._on_unstarted(now_s, node, message)
-        self._workers[worker.id] = worker
+        self._on_unstarted(now_s, node, said)
+        self._workers[said.worker] = _Worker(said.worker, node, said.local_rank, since_s=now_s, started_s=now_s)
 
-    def _on_unstarted(self, now_s: float, node: str, message: Message) -> None:
-        if (node, message["local_rank"]) in self._awaited:
-            self._awaited.remove((node, message["local_rank"]))
+    def _on_unstarted(self, now_s: float, node: str, said: Started | Unstarted) -> None:
+        if (node, said.local_rank) in self._awaited:
+            self._awaited.remove((node, said.local_rank))
 
-    def _on_ready(self, now_s: float, node: str, message: Message) -> None:
-        worker = self._workers[message["worker"]]
+    def _on_ready(self, now_s: float, node: str, said: Ready) -> None:
+        worker = self._workers[said.worker]
         if worker.status == FINISHED:
             self._loss = "the script began a second Run: under `elastic run` a script has one"
-            self._say(worker, {"say": "end", "why": self._loss, "save": False})
+            self._say(worker, {"say": "end", "why": self._loss})
             return
-        worker.shares, worker.identity, worker.since_s = message["shares"], message.get("identity"), now_s
-        worker.accepted, worker.status = bool(message.get("accepted")), READY
+        worker.shares, worker.identity, worker.since_s = said.shares, said.identity, now_s
+        worker.accepted, worker.status = said.accepted, READY
         self._compare(worker)
 
     def _compare(self, worker: _Worker) -> None:
@@ -196,80 +245,164 @@ class Hub:
             worker.status = DIFFERENT
             self._say(worker, {"say": "identity", "identity": self._identity})
 
-    def _on_over(self, now_s: float, node: str, message: Message) -> None:
-        worker = self._workers[message["worker"]]
-        if worker.status == MEMBER and message["generation"] == self.generation:
-            worker.status, worker.at, worker.step = OVER, message["at"], message["step"]
-            worker.saves = bool(message.get("saves", True))
-            if worker.step > self._farthest:
-                self._farthest = worker.step
-                self._again.clear()
-            self._broken |= bool(message.get("lost"))
+    def _on_over(self, now_s: float, node: str, said: Over) -> None:
+        worker = self._workers[said.worker]
+        if worker.status == MEMBER and said.generation == self.generation:
+            worker.status, worker.at = OVER, said.at
+            worker.stands(said)
+            self._endings.applied(worker.step)
+            self._broken |= said.lost
 
-    def _on_leaving(self, now_s: float, node: str, message: Message) -> None:
-        worker = self._workers[message["worker"]]
-        if worker.status == MEMBER and message["generation"] == self.generation:
+    def _on_leaving(self, now_s: float, node: str, said: Leaving) -> None:
+        """It is released, asked to save first, or comes into the next view: what leaving.py says once nobody trains."""
+        worker = self._workers[said.worker]
+        if worker.status in (MEMBER, OVER) and said.generation == self.generation:
+            worker.at, worker.since_s = worker.at if worker.status == OVER else BOUNDARY, now_s
             worker.status = LEAVING
-            self._broken |= bool(message.get("lost"))
-            self._loss = None  # whoever leaves in order has seen to it that the run can go on
+            worker.stands(said)
+            worker.joins = said.joins
+            if said.saved:
+                self._saved = max(self._saved, worker.step)
+            self._endings.applied(worker.step)
+            self._broken |= said.lost
 
-    def _on_finished(self, now_s: float, node: str, message: Message) -> None:
-        self._workers[message["worker"]].status = FINISHED
-        self._finished = True
+    def _on_saved(self, now_s: float, node: str, said: Saved) -> None:
+        """By one that was asked to."""
+        if said.generation == self.generation:
+            self._saved = max(self._saved, said.step)
 
-    def _on_failed(self, now_s: float, node: str, message: Message) -> None:
-        self._workers[message["worker"]].failed = message
+    def _on_finished(self, now_s: float, node: str, said: Finished) -> None:
+        self._workers[said.worker].status = FINISHED
+        if not self._finished:
+            self._finished, self._loss = True, None
 
-    def _on_put(self, now_s: float, node: str, message: Message) -> None:
-        if message["generation"] == self.generation:
-            told = {"say": "board", **{key: message[key] for key in ("generation", "key", "value")}}
+    def _on_failed(self, now_s: float, node: str, said: Failed) -> None:
+        self._workers[said.worker].failed = said
+
+    def _on_sighted(self, now_s: float, node: str, said: Sighted) -> None:
+        for sighting in [one for one in said.sightings if self._is_of(node, one.worker)]:
+            self._sightings[sighting.worker] = now_s, sighting
+        self._look_for_hangs(now_s)
+
+    def _look_for_hangs(self, now_s: float) -> None:
+        """A worker outside the view holds up nobody but itself; of those inside, each is seen beside the others."""
+        recent = {
+            id: replace(one, quiet_s=one.quiet_s + now_s - at_s)  # an agent acquits one that has given a sign since
+            for id, (at_s, one) in self._sightings.items()
+            if now_s - at_s <= FRESH_S
+        }
+        members = [worker.id for worker in self._members()]
+        groups = [members, *([id] for id in recent if id not in members)]
+        for group in groups:
+            verdict = judge({id: recent.get(id) for id in group}, killed_at=self._killed_at, stall_s=self._stall_s)
+            if isinstance(verdict, Hung) and not self._just_stalled(now_s, verdict.sighting):
+                self._order_kill(verdict.sighting, str(verdict.sighting))
+                if verdict.sighting.phase in STORAGE:
+                    self._killed_at = [*self._killed_at[-_GONE_MAX + 1 :], verdict.sighting.place]
+            if group is members:
+                self._tell_stall(now_s, verdict if isinstance(verdict, Stall) else None)
+
+    def _just_stalled(self, now_s: float, sighting: Sighting) -> bool:
+        """Of those that stood still together, one goes on first: the others have as long as ever from then on."""
+        if self._stalled is None or self._stalled[0] != sighting.place:
+            return False
+        return now_s - self._stalled[1] <= sighting.limit_s
+
+    def _order_kill(self, sighting: Sighting, why: str) -> None:
+        worker = self._workers[sighting.worker]
+        self._orders.append(Order(worker.node, None, {"say": "hung", "worker": worker.id, "why": why}))
+
+    def _tell_stall(self, now_s: float, stall: Stall | None) -> None:
+        """Once when it begins and once when it is over; one that lasts too long ends the run."""
+        before, self._stall = self._stall, stall
+        if stall is not None:
+            self._stalled = stall.place, now_s
+        if stall is not None and stall.is_over_bound:
+            why = (
+                f"{stall.standing}, and that is as long as a run waits ({stall.bound_s:.0f} s, from --hang-limit)\n"
+                "  state  nobody is at fault; what was saved is whole\n"
+                "  next   look at what they wait for (above are the stacks of their threads): storage, or a service"
+            )
+            self._end(now_s, why)
+            for id in stall.workers:
+                self._order_kill(self._sightings[id][1], "the run ends")
+        elif stall is not None and (before is None or before.place != stall.place):
+            self._orders.append(Order(self._nodes[0], None, {"say": "status", "text": str(stall)}))
+        elif stall is None and before is not None and self._ending is None:
+            text = f"{before.where} goes on, after {before.quiet_s:.0f} s or a little more"
+            self._orders.append(Order(self._nodes[0], None, {"say": "status", "text": text}))
+
+    def _on_put(self, now_s: float, node: str, said: Put) -> None:
+        if said.generation == self.generation:
+            told = {"say": "board", "generation": said.generation, "key": said.key, "value": said.value}
             for worker in self._members():
                 self._say(worker, told)
 
-    def _on_exited(self, now_s: float, node: str, message: Message) -> None:
-        worker = self._workers.pop(message["worker"])
-        failed, signal, code, hung = worker.failed, message.get("signal"), message.get("code"), message.get("hung")
-        if message.get("expected") or worker.status == LEAVING or signal in LEAVES:
+    def _on_exited(self, now_s: float, node: str, said: Exited) -> None:
+        worker = self._workers.pop(said.worker)
+        self._sightings.pop(worker.id, None)
+        failed, signal, code, hung = worker.failed, said.signal, said.code, said.hung
+        what = failed.error if failed else "hang" if hung else signal or f"exit status {code}"
+        if said.expected or worker.status == LEAVING or signal in LEAVES:
+            in_order = worker.safe or 0 <= worker.step <= self._saved or (code == 0 and not failed)
+            if worker.status in (MEMBER, OVER, LEAVING) and not in_order and not self._finished:
+                self._loss = f"{worker.id}, told to leave, ended before what it held was saved: {what}"
             return
-        what = failed["error"] if failed else "hang" if hung else signal or f"exit status {code}"
-        self._note_gone(worker, what, message)
+        self._note_gone(worker, what, said)
         if worker.status == FINISHED:
-            if failed or code or hung or (signal and signal not in FAULTS):
+            if failed or code or hung or (signal and signal != KILLED):
                 self._loss = self._loss or f"{worker.id} failed after the run had finished: {what}"
             return
         if code == 0 and not failed:
             return  # its script came to its end
-        if code == AGAIN and not failed:
-            self._again[node, worker.local_rank] += 1
-        again = code == AGAIN and self._again[node, worker.local_rank] <= _AGAIN_MAX
-        if (signal in FAULTS or again) and not hung and not failed:
-            self._start(worker)
+        ended = Ended(
+            worker=worker.id,
+            place=(worker.node, worker.local_rank),
+            what=what,
+            step=failed.step if failed else said.step,
+            killed=signal == KILLED and not hung and not failed,
+            asks=code == AGAIN and not failed,
+            stopped=said.stopped,
+            lived_s=now_s - worker.started_s,
+            kernel=said.kernel,
+            out_of_memory=said.out_of_memory,
+        )
+        follows = self._endings.follows(now_s, ended)
+        if isinstance(follows, Replace):
+            self._replace(now_s, worker, follows.after_s)
             return
-        step = failed.get("step") if failed else message.get("step")
-        failure = Failure(worker=worker.id, what=what, step=step, at_s=now_s)
-        bug = repeated(self._failures, failure, restarts_max=self._restarts_max, window_s=self._window_s)
-        self._failures.append(failure)
+        trace = failed.trace if failed else ""
+        self._bug(now_s, worker, ended, follows, trace)
+
+    def _replace(self, now_s: float, worker: _Worker, after_s: float) -> None:
+        if after_s == 0:
+            self._start((worker.node, worker.local_rank))
+            return
+        self._later[worker.node, worker.local_rank] = now_s + after_s
+        text = f"another worker takes the place of {worker.id} in {after_s:.0f} s: it was killed as the last ones there"
+        self._orders.append(Order(worker.node, None, {"say": "status", "text": text}))
+
+    def _bug(self, now_s: float, worker: _Worker, ended: Ended, bug: Bug, trace: str) -> None:
+        """A restart does not help."""
         farthest = max((member.step for member in self._members()), default=0)
-        cannot_join = not worker.was_member or (step or 0) < farthest
-        if bug is None:
-            self._start(worker)
-        elif cannot_join and self.generation > 0 and (self._workers or self._awaited):
-            why = f"{worker.id} cannot join ({bug}: {what}); the run goes on without it"
+        cannot_join = not worker.was_member or (ended.step or 0) < farthest
+        if cannot_join and self.generation > 0 and (self._workers or self._awaited):
+            why = f"{worker.id} cannot join ({bug}); the run goes on without it"
             self._orders.append(Order(worker.node, None, {"say": "status", "text": why}))
         else:
-            trace = failed.get("trace", "") if failed else ""
             self._repeated = True
-            self._end(now_s, f"{bug}: {what}\n{trace}".rstrip())
+            self._end(now_s, f"{bug.in_a_line if trace else bug}\n{trace}".rstrip())
 
-    def _note_gone(self, worker: _Worker, cause: str, exited: Message) -> None:
-        facts = {"t": exited.get("t"), "step": exited.get("step"), "stuck_s": exited.get("stuck_s")}
+    def _note_gone(self, worker: _Worker, cause: str, exited: Exited) -> None:
+        facts = {"t": exited.t, "step": exited.step, "stuck_s": exited.stuck_s}
         if worker.status not in (LEAVING, FINISHED):
             self._gone = [*self._gone[-_GONE_MAX + 1 :], {"worker": worker.id, "cause": cause, **facts}]
 
-    def _start(self, worker: _Worker) -> None:
-        if worker.node in self._nodes and not self._finished and self._ending is None:
-            self._awaited.append((worker.node, worker.local_rank))
-            self._orders.append(Order(worker.node, None, {"say": "start", "local_rank": worker.local_rank}))
+    def _start(self, place: Slot) -> None:
+        node, local_rank = place
+        if node in self._nodes and not self._finished and self._ending is None:
+            self._awaited.append(place)
+            self._orders.append(Order(node, None, {"say": "start", "local_rank": local_rank}))
 
     def _end(self, now_s: float, why: str) -> None:
         if self._ending is None:
@@ -282,25 +415,81 @@ class Hub:
         return orders
 
     def _decide(self, now_s: float) -> None:
-        members = self._members()
-        running = [worker for worker in members if worker.status == MEMBER]
-        survivors = [worker for worker in members if worker.status == OVER]
+        if self._stall is not None and now_s - max((at_s for at_s, _ in self._sightings.values()), default=0) > FRESH_S:
+            self._tell_stall(now_s, None)  # nobody is quiet any more
+        for place in [place for place, at_s in self._later.items() if now_s >= at_s]:
+            del self._later[place]
+            self._start(place)
+        running = [worker for worker in self._members() if worker.status == MEMBER]
         gone = any(id not in self._workers for id in self._view)
         if running and (gone or self._broken or self._ending is not None):
             self._tell_broken(now_s, running)
-        if not running:
-            self._release()
         if self._ending is not None:
-            if not running or now_s - self._ending_since_s > self._ending_s:
-                self._finish(survivors, failed=True, why=self._ending)
+            ends_s = now_s - self._ending_since_s
+            waits = running and ends_s <= self._ending_s
+            if not waits and (ends_s > 2 * self._ending_s or not self._saves_at_the_end()):
+                self._finish(failed=True, why=self._ending)
             return
         newcomers = self._newcomers()
         if running:
             self._ask_to_regroup(now_s, running, newcomers)
-        elif survivors or (newcomers and self._gathered(now_s, newcomers, self._start_s)):
+            if any(now_s - leaver.since_s > _LEAVER_S for leaver in self._leavers()):
+                self._sees_off([], go_on=False)
+            return
+        if self._sees_off(newcomers, go_on=True):
+            return  # somebody saves what nobody else holds
+        survivors = self._survivors()
+        if survivors or (newcomers and self._gathered(now_s, newcomers, self._start_s)):
             self._form(now_s, survivors, newcomers)
-        elif self._begun and not members and (self._finished or not (self._workers or self._awaited)):
-            self._finish([], failed=self._loss is not None, why=self._loss or "")
+        elif self._begun and not self._members() and (self._finished or not self._anybody()):
+            self._finish(failed=self._loss is not None, why=self._loss or "")
+
+    def _survivors(self) -> list[_Worker]:
+        return [worker for worker in self._members() if worker.status == OVER]
+
+    def _leavers(self) -> list[_Worker]:
+        """Those that wait for an answer."""
+        return [worker for worker in self._members() if worker.status == LEAVING and not worker.released]
+
+    def _anybody(self) -> bool:
+        return bool(self._workers or self._awaited or self._later)
+
+    def _sees_off(self, newcomers: list[_Worker], *, go_on: bool) -> bool:
+        """Those who wait to leave. Whether all others wait for one that saves first. go_on: nobody trains any more."""
+        while leavers := self._leavers():
+            survivors = self._survivors()
+            parting = see_off(
+                [worker.holder() for worker in leavers],
+                [worker.holder() for worker in survivors],
+                go_on=go_on and self._enough_nodes((*survivors, *newcomers)),
+                saved=self._saved,
+            )
+            self._release(parting.go, safe=True)
+            self._release(parting.lost, safe=False)
+            if parting.stays is not None:
+                self._workers[parting.stays].status = OVER
+            elif parting.saves is not None:
+                self._ask_to_save(parting.saves)
+                return True
+        return False
+
+    def _saves_at_the_end(self) -> bool:
+        """Whether one of those who are left saves what it holds, before all go."""
+        holders = [worker.holder() for worker in (*self._leavers(), *self._survivors())]
+        parting = see_off(holders, [], go_on=False, saved=self._saved)
+        if parting.saves is not None:
+            self._ask_to_save(parting.saves)
+        return parting.saves is not None
+
+    def _ask_to_save(self, id: str) -> None:
+        worker = self._workers[id]
+        if worker.told != f"save {self.generation}":
+            worker.told = f"save {self.generation}"
+            self._say(worker, {"say": "save", "generation": self.generation})
+
+    def _enough_nodes(self, there: Iterable[_Worker]) -> bool:
+        """For a view; a run that is finished needs none but those who are left."""
+        return self._finished or len({worker.node for worker in there}) >= self._nodes_min
 
     def _newcomers(self) -> list[_Worker]:
         """Those that are ready to join, node by node. A run that is finished needs none."""
@@ -323,25 +512,38 @@ class Hub:
         """
         there = (*survivors, *newcomers)
         nodes = len({worker.node for worker in there})
-        if nodes < self._nodes_min and not self._finished:
-            self._name_keeper(survivors)
+        if not self._enough_nodes(there):
             self._wait_for_nodes(now_s, there)
             return
         waited_s = now_s - min(worker.since_s for worker in there)
         if self.generation == 0 and nodes < self._nodes_first and waited_s < self._start_s:
             return
         if not survivors:
-            self._farthest = -1  # the run goes back to what is saved
+            self._endings.goes_back()  # to what is saved
+        if self._stands_still(now_s, survivors):
+            self._decide(now_s)
+            return
         chosen = next_view([worker.candidate() for worker in survivors], [worker.candidate() for worker in newcomers])
         self._publish(now_s, [self._workers[candidate.worker] for candidate in chosen])
         self._decide(now_s)
 
-    def _name_keeper(self, survivors: list[_Worker]) -> None:
-        """Who saves if all are told to leave while they wait: the one that is farthest; the coordinator may be lost."""
-        best = _farthest(survivors)
-        if best is not None and self._keeper not in [worker.id for worker in survivors]:
-            self._keeper = best.id
-            self._say(best, {"say": "keep", "generation": self.generation})
+    def _stands_still(self, now_s: float, survivors: list[_Worker]) -> bool:
+        """Whether another view would end as those before it did. Called once per view that was left."""
+        if not self._broken or len(self._view) < 2 or len(survivors) < len(self._view):
+            return False
+        step = self._endings.farthest
+        self._standstill = self._standstill.broken(self._view, step)
+        if self._standstill.is_one:
+            doing = "".join(f"  {worker.id} on {worker.node}: {worker.at}\n" for worker in survivors)
+            self._end(
+                now_s,
+                f"{self._standstill.views} views in a row broke at step {step}, and no worker was lost\n"
+                f"{doing}"
+                "  state  what was done is saved by the worker that is farthest, if its state is whole\n"
+                "  next   the workers' own lines say what their exchanges failed of: a network that drops connections "
+                "between\n         them, say, or an exchange that takes longer than timeout_s",
+            )
+        return self._standstill.is_one
 
     def _gathered(self, now_s: float, newcomers: list[_Worker], patience_s: float) -> bool:
         """Whether newcomers need not wait for more of them: nobody is starting, or they waited long enough."""
@@ -371,7 +573,7 @@ class Hub:
         self.generation += 1
         gone, self._gone = self._gone, []
         short_s = now_s - self._short_since_s if self._short_since_s is not None else 0.0
-        self._short_since_s = self._keeper = None
+        self._short_since_s = None
         self._broken = self._asked = False
         if not self._finished:
             self._loss = None
@@ -395,11 +597,12 @@ class Hub:
             for worker in self._newcomers():
                 self._compare(worker)
 
-    def _release(self) -> None:
-        for worker in self._members():
-            if worker.status == LEAVING and worker.told != "released":
-                worker.told = "released"
-                self._say(worker, {"say": "released"})
+    def _release(self, ids: Iterable[str], *, safe: bool) -> None:
+        for worker in [self._workers[id] for id in ids]:
+            worker.released, worker.safe = True, safe
+            self._say(worker, {"say": "released", "safe": safe})
+            if safe and not self._finished:
+                self._loss = None  # the run can go on from what it held
 
     def _tell_broken(self, now_s: float, running: list[_Worker]) -> None:
         gone = [id for id in self._view if id not in self._workers]
@@ -416,14 +619,15 @@ class Hub:
             text = f"{why}, and the next view waits for {who}: busy between two collectives, saving, or stuck"
             self._orders.append(Order(self._nodes[0], None, {"say": "status", "text": text}))
 
-    def _finish(self, survivors: list[_Worker], *, failed: bool, why: str) -> None:
-        """Tells everyone. Of the survivors the one that is farthest saves what it holds."""
+    def _finish(self, *, failed: bool, why: str) -> None:
+        """Tells everyone. What could be saved is saved."""
         self._over = True
-        self._release()
-        best = _farthest(survivors)
+        leavers = self._leavers()
+        self._release([worker.id for worker in leavers if worker.step <= self._saved], safe=True)
+        self._release([worker.id for worker in leavers if worker.step > self._saved], safe=False)
         for worker in self._workers.values():
             if worker.status not in (FINISHED, LEAVING):
-                self._say(worker, {"say": "end", "why": why, "save": worker is best, "repeated": self._repeated})
+                self._say(worker, {"say": "end", "why": why, "repeated": self._repeated})
         for node in self._nodes:
             self._orders.append(Order(node, None, {"say": "over", "failed": failed, "why": why}))
 
@@ -433,8 +637,3 @@ class Hub:
 
     def _say(self, worker: _Worker, message: Message) -> None:
         self._orders.append(Order(worker.node, worker.id, message))
-
-
-def _farthest(survivors: Iterable[_Worker]) -> _Worker | None:
-    """Of those who stand where they may save."""
-    return max((worker for worker in survivors if worker.saves), key=lambda worker: worker.step, default=None)

@@ -19,16 +19,18 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from enum import Enum, auto
 from typing import Any
 
 from torch.distributed import Store
 
 from elastic.errors import ElasticError, RendezvousTimeout
 from elastic.membership.view import View
-from elastic.membership.wire import Lines, Message, WireError, encode, read
+from elastic.membership.wire import LINE_MAX, Lines, Message, WireError, encode, read
 
 ORPHAN_S = 30.0  # after its agent's death a worker may finish a step and save for so long
 _FORM_S = 60.0
+_LINE_MAX = LINE_MAX - (1 << 12)  # bytes; agents add names to what is said
 _LOOK_S = 1.0
 _LEAVE_S = 5.0  # one that was told to leave waits so long for the others, who may need it to go on in order
 
@@ -36,18 +38,30 @@ _LEAVE_S = 5.0  # one that was told to leave waits so long for the others, who m
 class RunEnded(ElasticError):
     """The run ends with an error that some worker met, or because too few nodes are left.
 
-    save      this worker, of all, is to save what it holds; None: if it is the coordinator
     repeated  because one failure came again and again
     """
 
-    def __init__(self, message: str, *, save: bool | None, repeated: bool = False) -> None:
+    def __init__(self, message: str, *, repeated: bool = False) -> None:
         super().__init__(message)
-        self.save = save
         self.repeated = repeated
 
 
-class ToldToLeave(RunEnded):
+class ToldToLeave(ElasticError):
     """This worker was told to leave while it waited for a view that did not come."""
+
+
+class AskedToSave(Exception):
+    """No view comes before this worker has saved what it holds, and said so."""
+
+
+class Answer(Enum):
+    """To one that says that it is leaving.
+
+    GO    what it holds is safe   SAVE  nobody else holds it: save it, say so, and ask again
+    VIEW  it is in the next view  LOST  nobody could see to what it holds   NONE  none came in time
+    """
+
+    GO, SAVE, VIEW, LOST, NONE = auto(), auto(), auto(), auto(), auto()
 
 
 class OtherIdentity(Exception):
@@ -74,8 +88,8 @@ class Live:
         self._board: dict[tuple[int, str], bytes] = {}
         self._broken = 0
         self._regroup = 0
-        self._keeps = 0
-        self._released = False
+        self._asked = 0
+        self._released: Message | None = None
         self._end: Message | None = None
         self._identity: Message | None = None
         self._gone = False
@@ -89,16 +103,29 @@ class Live:
     def ready(self, *, shares: int, identity: Any, accepted: bool = False) -> None:
         self._say("ready", shares=shares, identity=identity, accepted=accepted)
 
-    def over(self, *, step: int, at: str, lost: bool, saves: bool = True) -> None:
+    def over(self, *, step: int, at: str, lost: bool, whole: bool, torn: bool) -> None:
         """Done with the present view. lost: because a collective failed, so the others cannot go on either.
 
-        saves  whether what this worker holds may be saved as it is
+        whole, torn  what this worker holds, see leaving.Holder
         """
-        self._say("over", generation=self._generation, step=step, at=at, lost=lost, saves=saves)
+        self._say("over", generation=self._generation, step=step, at=at, lost=lost, whole=whole, torn=torn)
 
-    def leaving(self, *, step: int, lost: bool = False) -> None:
-        """In order, at a boundary that all agreed on; or, lost, all of a sudden, so that the others cannot go on."""
-        self._say("leaving", generation=self._generation, step=step, lost=lost)
+    def leaving(
+        self, *, step: int, saved: bool, whole: bool = True, torn: bool = False, joins: bool = True, lost: bool = False
+    ) -> None:
+        """In order, at a boundary that all agreed on; or, lost, all of a sudden, so that the others cannot go on.
+
+        saved               this worker has seen what it holds committed
+        whole, torn, joins  see leaving.Holder
+        """
+        facts = {"saved": saved, "whole": whole, "torn": torn, "joins": joins, "lost": lost}
+        self._say("leaving", generation=self._generation, step=step, **facts)
+
+    def saved(self, *, step: int) -> None:
+        """What this worker was asked to save is committed."""
+        with self._changed:
+            self._asked = 0
+        self._say("saved", generation=self._generation, step=step)
 
     def finished(self, *, step: int) -> None:
         self._say("finished", step=step)
@@ -122,7 +149,7 @@ class Live:
     def next_view(self, *, within_s: float) -> tuple[View, Message]:
         """Waits for a view that is newer than the present one.
 
-        Raises RunEnded, ToldToLeave, OtherIdentity, and RendezvousTimeout.
+        Raises RunEnded, ToldToLeave, AskedToSave, OtherIdentity, and RendezvousTimeout.
         """
         began_s = time.monotonic()
         deadline = began_s + within_s
@@ -130,14 +157,12 @@ class Live:
             while True:
                 if self._end is not None:
                     repeated = self._end.get("repeated", False)
-                    raise RunEnded(self._end["why"], save=self._end["save"], repeated=repeated)
-                if self.leave is not None and not self._gone and time.monotonic() - began_s > _LEAVE_S:
-                    raise ToldToLeave(self.leave, save=True if self._keeps == self._generation > 0 else None)
+                    raise RunEnded(self._end["why"], repeated=repeated)
                 if self._gone:
                     # The run may go on elsewhere without us: nothing that we hold may be written any more.
-                    raise RunEnded(
-                        "the agent of this worker is gone, and nobody else can place it in a view", save=False
-                    )
+                    raise RunEnded("the agent of this worker is gone, and nobody else can place it in a view")
+                if self._asked == self._generation > 0:
+                    raise AskedToSave
                 if self._identity is not None:
                     identity, self._identity = self._identity["identity"], None
                     raise OtherIdentity(identity)
@@ -146,6 +171,8 @@ class Live:
                     self._generation = told["generation"]
                     self._board = {at: value for at, value in self._board.items() if at[0] >= self._generation}
                     return View(generation=self._generation, workers=tuple(told["workers"])), told
+                if self.leave is not None and time.monotonic() - began_s > _LEAVE_S:
+                    raise ToldToLeave(self.leave)
                 if not self._changed.wait(_LOOK_S) and time.monotonic() >= deadline:
                     raise RendezvousTimeout(
                         f"no view came within {within_s:.0f} s\n"
@@ -165,14 +192,21 @@ class Live:
         """Whether somebody of the present view is gone."""
         return self._broken >= self._generation
 
-    def wait_released(self, *, within_s: float) -> bool:
-        """Whether the others have gone on without this worker, which said that it is leaving."""
+    def answer(self, *, within_s: float) -> Answer:
+        """To `leaving`, or to `saved` after it."""
         deadline = time.monotonic() + within_s
         with self._changed:
-            while not (self._released or self._gone or self._end):
+            while True:
+                if self._released is not None:
+                    return Answer.GO if self._released["safe"] else Answer.LOST
+                if self._gone or self._end is not None:
+                    return Answer.LOST
+                if self._asked == self._generation > 0:
+                    return Answer.SAVE
+                if self._view is not None and self._view["generation"] > self._generation:
+                    return Answer.VIEW
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
-                    return False
-        return True
+                    return Answer.NONE
 
     def look(self, generation: int, keys: list[str]) -> bool:
         """Whether all keys are on the board. Raises ConnectionError once that view is broken."""
@@ -197,10 +231,11 @@ class Live:
         return all((generation, key) in self._board for key in keys)
 
     def _say(self, say: str, **facts: Any) -> None:
-        """A channel that has ended is noticed by its thread."""
+        """A channel that has ended is noticed by its thread. Raises WireError."""
+        line = said(say, facts)
         try:
             with self._send_lock:
-                self._socket.sendall(encode({"say": say, **facts}))
+                self._socket.sendall(line)
         except OSError:
             return
 
@@ -236,12 +271,12 @@ class Live:
                     broken = self._broken >= self._generation
                 case "regroup":
                     self._regroup = message["generation"]
-                case "keep":
-                    self._keeps = message["generation"]
+                case "save":
+                    self._asked = message["generation"]
                 case "identity":
                     self._identity = message
                 case "released":
-                    self._released = True
+                    self._released = message
                 case "leave":
                     self.leave = self.leave or "a notice to its node"
                 case "end":
@@ -250,6 +285,19 @@ class Live:
             self._changed.notify_all()
         if broken and self.on_broken is not None:
             self.on_broken()
+
+
+def said(say: str, facts: Message) -> bytes:
+    """As it is sent. Raises WireError where the agent would take it for the end of all sense, and end this worker."""
+    line = encode({"say": say, **facts})
+    if len(line) > _LINE_MAX:
+        raise WireError(
+            f"the word {say!r} of this worker takes {len(line):,} bytes, and its agent takes {_LINE_MAX:,} at most\n"
+            "  state  nothing was said, and nothing of the run has changed\n"
+            "  next   the run's identity lists the options of every group of every optimizer: have fewer groups;\n"
+            "         parameters with equal options can share one"
+        )
+    return line
 
 
 class Board(Store):

@@ -15,10 +15,18 @@ from dataclasses import dataclass
 
 BYTES = 64
 
-STARTING, COMPUTING, WAITING, SAVING, EVALUATING, OVER, BETWEEN = range(7)
-LIMITED = (COMPUTING, BETWEEN)  # a step's shares, and the script's own code between two steps: there one can hang
+STARTING, COMPUTING, WAITING, SAVING, EVALUATING, OVER, BETWEEN, READING, LOADING = range(9)
+LIMITED = (
+    COMPUTING,
+    BETWEEN,
+    EVALUATING,
+    SAVING,
+    READING,
+    LOADING,
+)  # there one can hang; elsewhere it waits for others
 _LAYOUT = struct.Struct("<QqIIdd")
 _RUNNING_STEPS = 16
+_LONG = 10  # times the hang limit: what may compile, or moves the whole state
 
 
 @dataclass(frozen=True)
@@ -40,8 +48,8 @@ class Record:
 
     @property
     def at_step(self) -> int | None:
-        """None before the first view."""
-        return self.step if self.generation > 0 else None
+        """None before the first state."""
+        return self.step if self.generation > 0 and self.step >= 0 else None
 
 
 class Progress:
@@ -54,6 +62,7 @@ class Progress:
         self._sequence = 0
         self._step_began_s: float | None = None
         self._steps_s: list[float] = []
+        self._limit_s = _LONG * hang_s
 
     def at(self, phase: int, *, generation: int, step: int, limit_s: float | None = None) -> None:
         """From now on in this phase. limit_s: default the hang limit where one can hang, else none."""
@@ -62,7 +71,7 @@ class Progress:
             return
         self._sequence += 1
         if limit_s is None:
-            limit_s = self.limit_s() if phase in LIMITED else math.inf
+            limit_s = self._limits_s(phase)
         record = _LAYOUT.pack(generation, step, phase, self._sequence & 0xFFFFFFFF, time.monotonic(), limit_s)
         self._memory[: _LAYOUT.size] = record
 
@@ -70,14 +79,20 @@ class Progress:
         now_s = time.monotonic()
         if self._step_began_s is not None:
             self._steps_s = [*self._steps_s[-_RUNNING_STEPS + 1 :], now_s - self._step_began_s]
+            self._limit_s = max(self._hang_s, 10 * sorted(self._steps_s)[len(self._steps_s) // 2])
         self._step_began_s = now_s
 
     def step_broken(self) -> None:
         """The step under way says nothing about how long steps take."""
         self._step_began_s = None
 
-    def limit_s(self) -> float:
-        """max(the hang limit, ten median steps); ten times the hang limit until a step is known (it may compile)."""
-        if not self._steps_s:
-            return 10 * self._hang_s
-        return max(self._hang_s, 10 * sorted(self._steps_s)[len(self._steps_s) // 2])
+    def _limits_s(self, phase: int) -> float:
+        """max(the hang limit, ten median steps); ten times the hang limit until a step is known (it may compile), and
+        where the whole state is moved."""
+        if phase not in LIMITED:
+            return math.inf
+        return self.long_s if phase in (SAVING, LOADING) else self._limit_s
+
+    @property
+    def long_s(self) -> float:
+        return _LONG * self._hang_s

@@ -29,6 +29,7 @@ from elastic.launch.environment import Launch, host_address
 from elastic.membership.view import View
 
 _PUBLISHED = "elastic/endpoint"
+_ANY = "0.0.0.0"
 _POLL_S = 0.01
 _CONNECT_S = 5.0
 _REFUSED_S = 5.0
@@ -74,8 +75,11 @@ def meet(launch: Launch, worker_id: str, *, timeout_s: float) -> Meeting:
 
 def _host(launch: Launch, worker_id: str, deadline: float, timeout_s: float) -> Meeting:
     assert launch.master_port is not None
-    store = _listen(0 if launch.agent_hosts_store else launch.master_port, deadline, timeout_s)
     address = "127.0.0.1" if launch.one_node else host_address(launch.master_addr)
+    if launch.agent_hosts_store:
+        store = _listen(address, 0, deadline, timeout_s)  # where the others are told to look
+    else:
+        store = _listen(_ANY, launch.master_port, deadline, timeout_s)  # what MASTER_ADDR means to them is theirs
     store.set("meta", json.dumps({"nonce": uuid.uuid4().hex, "world_size": launch.world_size}))
     store.set("worker/0", worker_id)
     agent = _agent_store(launch, deadline)
@@ -160,13 +164,13 @@ def _endpoint(launch: Launch, agent: Store | None) -> tuple[str, int] | None:
     return published["address"], published["port"]
 
 
-def _listen(port: int, deadline: float, timeout_s: float) -> TCPStore:
+def _listen(address: str, port: int, deadline: float, timeout_s: float) -> TCPStore:
     """A store on an IPv4 socket of ours: TCPStore's own may listen on IPv6 alone."""
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("0.0.0.0", port))
+            listener.bind((address, port))
             break
         except OSError as taken:  # the rank 0 of the round before may still be closing its own
             listener.close()
@@ -180,7 +184,7 @@ def _listen(port: int, deadline: float, timeout_s: float) -> TCPStore:
     listener.listen(2048)
     port = listener.getsockname()[1]
     return TCPStore(
-        "127.0.0.1",
+        "127.0.0.1" if address == _ANY else address,
         port,
         is_master=True,
         wait_for_workers=False,

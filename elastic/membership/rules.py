@@ -14,6 +14,8 @@ from dataclasses import dataclass
 BOUNDARY = "boundary"
 EVICTED = "elastic.errors.Evicted"
 SAVES_FAILED = "elastic.errors.SavesFailed"
+MISMATCH = "elastic.errors.CollectiveMismatch"
+STANDSTILL_VIEWS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,8 @@ def repeated(failures: Sequence[Failure], newest: Failure, *, restarts_max: int,
         return "another job has taken this run over"
     if newest.kind == SAVES_FAILED:
         return "nothing can be saved any more"
+    if newest.kind == MISMATCH:
+        return "the script does not do the same on all workers"
     recent = [failure for failure in failures if newest.at_s - failure.at_s <= window_s]
     before = recent if newest.step is None else failures
     if any(failure.kind == newest.kind and failure.step == newest.step for failure in before):
@@ -83,3 +87,22 @@ def repeated(failures: Sequence[Failure], newest: Failure, *, restarts_max: int,
     if repeats > restarts_max:
         return f"the same failure {repeats} times within {window_s:.0f} s, more than --max-restarts allows"
     return None
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """Views in which the very same workers lost each other at the very same place, one after the other."""
+
+    workers: tuple[str, ...] = ()
+    step: int = -1
+    views: int = 0
+
+    def broken(self, workers: tuple[str, ...], step: int) -> Standstill:
+        """A view of these workers was broken, and all of them are here again; none is past `step`."""
+        again = set(workers) == set(self.workers) and step == self.step
+        return Standstill(workers, step, self.views + 1 if again else 1)
+
+    @property
+    def is_one(self) -> bool:
+        """A lost connection does not come again and again while nobody is lost: another view would not help."""
+        return self.views >= STANDSTILL_VIEWS

@@ -40,11 +40,14 @@ def encode(message: Message) -> bytes:
 
 
 def read(connection: socket.socket, lines: Lines) -> list[Message] | None:
-    """What has arrived on a connection that is ready; None at its end. Raises WireError."""
+    """The messages that what has arrived completes; None at the end.
+
+    Raises WireError, and BlockingIOError where nothing has arrived.
+    """
     try:
         data = connection.recv(_READ)
-    except (BlockingIOError, InterruptedError):
-        return []
+    except BlockingIOError:
+        raise
     except OSError:
         return None
     return lines.feed(data) if data else None

@@ -106,7 +106,10 @@ def report(events: Sequence[Event]) -> Report:
     restarts = {event.get("claim") for event in of_kind["peer_lost"] if not event.get("generation")}
     newest = max((event.get("claim") or 0 for event in events), default=0)
     finished, left = ([e for e in of_kind[end] if (e.get("claim") or 0) == newest] for end in ("finished", "left"))
-    all_left = left and {worker for view in seen[-1:] for worker in view.workers} <= {e["worker"] for e in left}
+    all_left = left and (
+        {worker for view in seen[-1:] for worker in view.workers} <= {e["worker"] for e in left}
+        or _left_for_all(of_kind["claimed"], left, newest)
+    )
     steps, epoch = _where(of_kind, newest)
     took = step_seconds(of_kind["step_applied"])
     return Report(
@@ -137,6 +140,13 @@ def report(events: Sequence[Event]) -> Report:
         folded_steps=sum(event["steps"] for event in folded),
         forgotten=any(event["unknown"] for event in folded),
     )
+
+
+def _left_for_all(claimed: Iterable[Event], left: Iterable[Event], newest: int) -> bool:
+    """Under torchrun all leave or nobody does. Where the coordinator is lost in its last save, another one claims the
+    run to save in its place; what others tell is of the claim before."""
+    saved_it = {event["worker"] for event in claimed if event.get("claim") == newest and not event.get("generation")}
+    return any(event["worker"] in saved_it and not event.get("generation") for event in left)
 
 
 def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:

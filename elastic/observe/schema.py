@@ -278,6 +278,7 @@ DRILL_EVENTS = (
             Fact("fault", "str", "in words"),
             Fact("step", "int", "its index"),
             Fact("phase", "str", "of the step, at which it strikes"),
+            Fact("fatal", "bool", "this worker itself is killed by it, at once"),
         ),
     ),
     Declared(

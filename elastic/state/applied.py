@@ -2,11 +2,12 @@
 
 A worker that has applied a step runs the code after the inner loop, which may count in `extra=` or let a plateau
 scheduler lower the learning rate. A worker that lost that step's exchange takes the state over, and then runs that
-code itself: so it must get these objects as they were before it, or it would count twice.
+code itself: so it must get these objects as they were before it, or it would count twice. Buffers are rewound.py's.
 
 Kept are plain values (copied: learning rates, counters) and, of tensors, a mark: one that has not changed since is
 its own copy. One that was ever seen to change between two steps is copied at every step from then on. When that
-happens for the first time just before a fault, nothing can be given, and `known` says so. A mark is the tensor's
+happens for the first time just before a fault, nothing can be given, and `known` says so; nor where the script has
+written to weights between two steps, of which there is never a copy (weights.py). A mark is the tensor's
 version and, since `.data` and some kernels change values without counting one, a hash of up to _LOOKED_AT of its
 elements, evenly spread: what changes fewer than that of a large tensor, by such means and between two steps, is missed.
 """
@@ -14,7 +15,7 @@ elements, evenly spread: what changes fewer than that of a large tensor, by such
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,13 @@ import torch
 import xxhash
 
 import checkpoint
+from elastic.state.attributes import Attributes
+from elastic.state.leftout import LeftOutBuffers
+from elastic.state.modes import Modes
+from elastic.state.rewound import Rewound
+from elastic.state.trained import Trained
+from elastic.state.trained_set import TrainedSet
+from elastic.state.weights import Weights
 
 Tree = dict[str, Any]
 Mark = tuple[int, int]
@@ -41,12 +49,31 @@ class _Kept:
 class Applied:
     """
     changeable  name -> object with a state_dict: schedulers, extras
-    optimizers  name -> optimizer, of which only the groups' settings may change between steps
+    optimizers  name -> optimizer, of which only the groups may change between steps: their settings and parameters
+    trained     what is trained, which may change as well; modes, attributes: likewise
+    modules     name -> module, of which only the buffers may; looked up at each step
     """
 
-    def __init__(self, changeable: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        changeable: Mapping[str, Any],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        trained: Trained,
+        modes: Modes,
+        attributes: Attributes,
+        modules: Callable[[], Mapping[str, torch.nn.Module]] = dict,
+    ) -> None:
         self._changeable = dict(changeable)
         self._optimizers = dict(optimizers)
+        self._trained = trained
+        self._modes = modes
+        self._attributes = attributes
+        self._set: TrainedSet | None = None
+        self._eval: dict[str, list[str]] = {}
+        self._plain: dict[str, Any] = {}
+        self._modules = modules
+        self._buffers = Rewound()
+        self.weights = Weights(optimizers, trained)
         self._lively: set[tuple[str, str]] = set()
         self._looks = 0
         self._kept: dict[str, _Kept] = {}
@@ -56,11 +83,15 @@ class Applied:
         """The end of an update."""
         for name, thing in self._changeable.items():
             document, tensors = checkpoint.encode(thing.state_dict())
-            kept = _Kept(document, tensors, {key: _mark(tensor) for key, tensor in tensors.items()})
+            kept = _Kept(document, tensors, {key: mark(tensor) for key, tensor in tensors.items()})
             kept.copies = {key: tensor.clone() for key, tensor in tensors.items() if (name, key) in self._lively}
             self._kept[name] = kept
         for name, optimizer in self._optimizers.items():
             self._settings[name] = [_settings(group) for group in optimizer.param_groups]
+        self._set, self._eval = self._trained.now(), self._modes.now()
+        self._plain = self._attributes.state_dict()
+        self._buffers.note(self._modules())
+        self.weights.note()
 
     def look(self) -> None:
         """The beginning of the next update: what has changed since `note`, the script's own code has changed."""
@@ -68,37 +99,67 @@ class Applied:
         closely = self._looks <= _LOOK_EVERY or self._looks % _LOOK_EVERY == 0
         for name, kept in self._kept.items():
             self._lively |= {(name, key) for key in self._changed(kept, closely=closely)}
+        self._buffers.look(self._modules())
+        self.weights.look()
 
     def known(self) -> bool:
-        """Whether `tree` can be given."""
-        return not any(self._changed(kept) - kept.copies.keys() for kept in self._kept.values())
+        """Whether `tree` can be given. Not where parameters have come or gone since."""
+        if self._set is not None and not self._set.same_parameters(self._trained.now()):
+            return False
+        for name, settings in self._settings.items():
+            now = {id(parameter) for group in self._optimizers[name].param_groups for parameter in group["params"]}
+            if not now.issuperset(id(parameter) for then in settings for parameter in then["params"]):
+                return False
+        lost = any(self._changed(kept) - kept.copies.keys() for kept in self._kept.values())
+        return not lost and not self.weights.written() and self._buffers.known(self._modules())
 
     def tree(self, objects: Tree) -> Tree:
         """`objects` with these things as they were at `note`. Ask `known` first."""
         found = dict(objects)
         for name, kept in self._kept.items():
             found[name] = checkpoint.decode(kept.document, {**kept.tensors, **kept.copies})
+        if self._set is not None:
+            found |= {"trained": self._set.document, "modes": self._eval, "attributes": self._plain}
         for name, settings in self._settings.items():
-            state = self._optimizers[name].state_dict()
-            groups = [{**group, **then} for group, then in zip(state["param_groups"], settings, strict=True)]
-            found[name] = {**state, "param_groups": groups}
+            found[name] = self._as_grouped(self._optimizers[name], settings)
+        for name in objects.keys() & self._modules().keys() - self._kept.keys():
+            found[name] = self._buffers.state(name, objects[name].state_dict())
+        for name, thing in objects.items():
+            if isinstance(thing, LeftOutBuffers):
+                found[name] = self._buffers.state(thing.of, thing.state_dict())
         return found
+
+    def _as_grouped(self, optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]) -> Tree:
+        """The optimizer's state_dict with its groups as they were at `note`: the script may have added some since."""
+        state = optimizer.state_dict()
+        now = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        numbers = [number for group in state["param_groups"] for number in group["params"]]
+        number_of = {id(parameter): number for parameter, number in zip(now, numbers, strict=True)}
+        entries: dict[int, Any] = {}
+        groups, count = [], 0
+        for then in settings:
+            kept = [number_of[id(parameter)] for parameter in then["params"]]
+            entries |= {count + i: state["state"][number] for i, number in enumerate(kept) if number in state["state"]}
+            groups.append({**then, "params": list(range(count, count + len(kept)))})
+            count += len(kept)
+        return {**state, "state": entries, "param_groups": groups}
 
     def _changed(self, kept: _Kept, *, closely: bool = True) -> set[str]:
         return {
             key
             for key, tensor in kept.tensors.items()
-            if tensor._version != kept.marks[key][0] or (closely and _mark(tensor) != kept.marks[key])
+            if tensor._version != kept.marks[key][0] or (closely and mark(tensor) != kept.marks[key])
         }
 
 
-def _mark(tensor: torch.Tensor) -> Mark:
+def mark(tensor: torch.Tensor) -> Mark:
+    """What tells a change of it; see above."""
     if not tensor.numel() or tensor.device.type != "cpu":  # a look at another device would wait for it
         return tensor._version, 0
     flat = tensor.detach().reshape(-1)
-    some = flat[:: max(1, flat.numel() // _LOOKED_AT)].contiguous()
+    some = flat[:: max(1, flat.numel() // _LOOKED_AT)].clone()  # after numpy() a tensor can never be resized again
     return tensor._version, xxhash.xxh3_64_intdigest(some.view(torch.uint8).numpy().data)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+    return {name: list(value) if name == "params" else copy.deepcopy(value) for name, value in group.items()}

@@ -17,10 +17,16 @@ from typing import Any
 import torch
 
 from elastic.errors import ConfigError, IdentityMismatch
+from elastic.launch.environment import processor_settings
+from elastic.state import compiled
+from elastic.state.processor import libraries, processor
 
 Identity = dict[str, Any]
 
-_OF_DEVICES = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "cpu_capability")
+_OF_GPU = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic")
+_ADDED = frozenset({"compiler", "processor", "processor_settings", "libraries"})
+"""Fields that identities of earlier versions do not have: such a one says nothing about them, and is not refused."""
+_OF_DEVICES = (*_OF_GPU, "cpu_capability", "processor", "processor_settings", "libraries")
 
 
 def identity(
@@ -38,9 +44,11 @@ def identity(
         **configuration,
         "model_shapes": _shapes(models),
         "model_layers": _layers(models),
+        "trained": _trained(models),
         "optimizer": {name: _optimizer(optimizer) for name, optimizer in optimizers.items()},
         "scheduler": {name: type(scheduler).__qualname__ for name, scheduler in schedulers.items()},
-        "compiled": any(hasattr(module, "_orig_mod") for model in models.values() for module in model.modules()),
+        "compiled": compiled.is_compiled(models),
+        "compiler": compiled.settings(models),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -55,7 +63,12 @@ def identity(
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
         }
     else:
-        found |= {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
+        found |= {
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "processor": processor(portable=bool(configuration.get("portable"))),
+            "processor_settings": processor_settings(),
+            "libraries": libraries(),
+        }
     return dict(json.loads(json.dumps(found)))  # as it will be read back: tuples are lists
 
 
@@ -71,7 +84,7 @@ def check(here: Identity, recorded: Identity, *, accept: Collection[str], where:
     differing = {
         name: (here.get(name), recorded.get(name))
         for name in sorted(here.keys() | recorded.keys())
-        if here.get(name) != recorded.get(name)
+        if here.get(name) != recorded.get(name) and (name in recorded or name not in _ADDED)
     }
     refused = {name: pair for name, pair in differing.items() if name not in set(accept) - NEVER_ACCEPTED}
     if refused:
@@ -118,11 +131,19 @@ def _leaves(path: str, mine: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]
 
 def _shapes(models: Mapping[str, torch.nn.Module]) -> str:
     rows: Iterable[str] = (
-        f"{key}.{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"
+        f"{key}.{name} {tuple(tensor.shape)} {tensor.dtype}"
         for key, model in models.items()
         for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     )
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
+
+
+def _trained(models: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
+    """What requires a gradient as the script builds it; what becomes of that between steps travels with the state."""
+    parameters = [(f"{key}.{name}", p) for key, model in models.items() for name, p in model.named_parameters()]
+    frozen = [name for name, parameter in parameters if not parameter.requires_grad]
+    which = hashlib.sha256("\n".join(frozen).encode()).hexdigest()[:16]
+    return {"frozen": len(frozen), "of": len(parameters), "which": which}
 
 
 def _layers(models: Mapping[str, torch.nn.Module]) -> str:

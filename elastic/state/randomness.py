@@ -46,8 +46,33 @@ def share_seed(seed: int, step: int, phase: int, share: int, micro: int) -> int:
 
 
 def outside_seed(seed: int, step: int, phase: int) -> int:
-    """The stream of a step outside its shares: the update, and the code that follows it."""
+    """The stream of a step's update, with what `on_apply` adds to it."""
     return derive("outside", seed, step, phase)
+
+
+def start_seed(seed: int) -> int:
+    """The stream of the script's code before its loop: the same in a worker that joins or resumes at a later step."""
+    return derive("start", seed)
+
+
+def before_seed(seed: int, step: int) -> int:
+    """The stream of the script's code between `for step in run` and the step's inner loop."""
+    return derive("before", seed, step)
+
+
+def after_seed(seed: int, step: int) -> int:
+    """The stream of the script's code after the inner loop of a step, however the worker came by its effect."""
+    return derive("after", seed, step)
+
+
+def evaluated_seed(seed: int, step: int | None, evaluations: int) -> int:
+    """The stream of the script's code after so many evaluations since `step`; None: before the loop."""
+    return derive("after evaluation", seed, -1 if step is None else step, evaluations)
+
+
+def end_seed(seed: int) -> int:
+    """The stream of the script's code after its loop."""
+    return derive("end", seed)
 
 
 def seed_streams(value: int, device: torch.device | None) -> None:

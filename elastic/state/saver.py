@@ -122,7 +122,7 @@ class Saver:
             self._identity,
             found.meta["identity"],
             accept=self._config.accept,
-            where=f"checkpoint step {found.step} in {self._config.url}",
+            where=f"checkpoint step {found.step} in {self.where}",
         )
         self.accepted = sorted(accepted)
         for name, (here, there) in accepted.items():

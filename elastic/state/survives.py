@@ -2,8 +2,12 @@
 
     model, optimizer, scheduler   state_dicts; of several, each under `model.name` and so on
     extra.name, scaler            state_dicts
-    buffers                       those that the model's state_dict leaves out, if there are any
+    buffers.name                  those that the state_dict of a model, or of a module in extra, leaves out, if any
+    trained                       which parameters train, in which groups of the optimizers
+    modes                         which modules are in eval mode
+    attributes                    what modules keep in plain attributes and has changed since they were built, if any
 
+Buffers may have got another shape since the model was built (observers), or have come: the model here follows.
 Random generators are not in it: every stream is derived (randomness.py). Nor is the position: the
 checkpoint's meta holds it.
 """
@@ -20,6 +24,11 @@ import checkpoint
 from checkpoint.apply import apply
 from elastic.group.form import Group, gather_bytes
 from elastic.state.applied import Applied
+from elastic.state.attributes import Attributes
+from elastic.state.leftout import LeftOutBuffers, make_room
+from elastic.state.modes import Modes
+from elastic.state.modules import modules, roots
+from elastic.state.trained import Trained
 
 Tree = dict[str, Any]
 
@@ -33,6 +42,7 @@ class Survives:
     def __init__(
         self,
         *,
+        trained: Trained,
         models: Mapping[str, torch.nn.Module],
         optimizers: Mapping[str, torch.optim.Optimizer],
         schedulers: Mapping[str, Any],
@@ -40,30 +50,76 @@ class Survives:
         extra: Mapping[str, Any],
     ) -> None:
         self._models = dict(models)
+        self._trained = trained
+        self._extra = dict(extra)
+        self.modes = Modes(trained.modules, self._modules_in_extra)
+        self.attributes = Attributes(lambda: modules(roots(self._models, self._extra)))
         self._objects: Tree = {
+            "trained": trained,
+            "modes": self.modes,
             **_named("model", models),
             **_named("optimizer", optimizers),
             **_named("scheduler", schedulers),
             **{f"extra.{name}": thing for name, thing in extra.items()},
         }
-        for name, model in _named("buffers", models).items():
-            left_out = _LeftOutBuffers(model)
-            if left_out.state_dict():
-                self._objects[name] = left_out
         if scaler is not None:
             self._objects["scaler"] = scaler
         self.applied = Applied(
             {**_named("scheduler", schedulers), **{f"extra.{name}": thing for name, thing in extra.items()}},
             _named("optimizer", optimizers),
+            trained,
+            self.modes,
+            self.attributes,
+            self._modules,
         )
+
+    def begin_loop(self) -> None:
+        """What a state says of modes and attributes holds from the script's loop on."""
+        self.attributes.begin_loop()
+        self.modes.begin_loop()
 
     def objects(self) -> Tree:
         """The tree for `checkpoint`: stateful objects stand for their state_dict."""
-        return self._objects
+        left_out = {name: one for name, one in self._left_out().items() if one.state_dict()}
+        changed = {"attributes": self.attributes} if self.attributes.state_dict() else {}
+        return {**self._objects, **changed, **left_out}
 
-    def apply(self, tree: Tree) -> None:
-        """Gives every object its state. Raises checkpoint.StateMismatch, before touching anything, if one misfits."""
-        apply(self._objects, tree)
+    def apply(self, tree: Tree, *, step: int, keeps_trained: bool = False) -> None:
+        """Gives every object its state, of step `step`.
+
+        keeps_trained  train what the script trains here, and not what the state's owner trained
+        Raises ConfigError and checkpoint.StateMismatch, before any weight is touched, if one misfits.
+        """
+        tree = {"trained": self._trained.state_dict(), "modes": self.modes.state_dict(), **tree}  # older runs lack them
+        document = tree["trained"]
+        self._trained.make_room(document, step=step)
+        for name, thing in self._objects.items():
+            if isinstance(thing, torch.nn.Module) and isinstance(saved := tree.get(name), Mapping):
+                make_room(thing, saved)
+        left_out = {name: one for name, one in self._left_out().items() if name in tree}
+        others = {name: thing for name, thing in {**self._objects, **left_out}.items() if name != "trained"}
+        apply(others, {name: saved for name, saved in tree.items() if name not in ("trained", "attributes")})
+        self.attributes.load_state_dict(tree.get("attributes", {}))
+        if not keeps_trained:
+            self._trained.adopt(document, step=step)
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        """Those whose buffers are the run's, by the names of their objects."""
+        return {**_named("model", self._models), **roots({}, self._extra)}
+
+    def _modules_in_extra(self) -> list[tuple[str, torch.nn.Module]]:
+        walked = modules(roots(self._models, self._extra))
+        return [(f"{root}.{path}", module) for root, path, module in walked if root not in self._models]
+
+    def _left_out(self) -> dict[str, LeftOutBuffers]:
+        models = _named("buffers", self._models)
+        names = zip(models, _named("model", self._models), strict=True)
+        found = {name: LeftOutBuffers(models[name], of=of) for name, of in names}
+        known = {id(model) for model in self._models.values()}
+        for root, module in roots({}, self._extra).items():
+            if id(module) not in known:
+                found[f"buffers.{root}"] = LeftOutBuffers(module, of=root)
+        return found
 
     def weights_digest(self) -> str:
         """SHA-256 over the models' tensors by name: for one model, checkpoint.digest(model)."""
@@ -105,21 +161,3 @@ def broadcast(group: Group, tree: Tree | None) -> Tree:
             group.broadcast(wire.reshape(-1).view(torch.uint8)).wait()
         received[name] = wire
     return dict(checkpoint.decode(told["document"], received))
-
-
-class _LeftOutBuffers:
-    """The non-persistent buffers of a module, as something with a state."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        persistent = self._module.state_dict().keys()
-        return {name: tensor for name, tensor in self._module.named_buffers() if name not in persistent}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self._buffers()
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in self._buffers().items():
-            tensor.copy_(state[name])

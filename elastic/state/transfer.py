@@ -24,6 +24,7 @@ import torch
 
 import checkpoint
 from elastic.group.form import Group, Pending, gather_bytes
+from elastic.group.layout import dense
 
 Tree = dict[str, Any]
 
@@ -106,8 +107,8 @@ def pass_on(group: Group, parts: Roles, word: Tree, state: Tree) -> tuple[Tree |
         told, small = checkpoint.encode(word)
         document, tensors = checkpoint.encode(state)
         if group.rank == first:
-            kinds = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
-            values = {name: [str(t.dtype).removeprefix("torch."), t.tolist()] for name, t in small.items()}
+            kinds = {name: _described(tensor) for name, tensor in tensors.items()}
+            values = {name: [_kind(t), t.tolist()] for name, t in small.items()}
             header = json.dumps({"word": told, "values": values, "document": document, "tensors": kinds}).encode()
     answer = json.loads(gather_bytes(group, header)[first])
     new_word = None
@@ -132,9 +133,9 @@ def _stream(
     """
     receives = group.rank in parts.need_state
     ranges = dict(zip(parts.donors, _ranges(total, len(parts.donors)), strict=True))
-    flats = {name: tensor.contiguous().reshape(-1).view(torch.uint8) for name, tensor in tensors.items()}
-    into = {name: torch.empty(place.shape, dtype=place.dtype) for name, place in layout.items()} if receives else {}
-    flats_into = {name: tensor.reshape(-1).view(torch.uint8) for name, tensor in into.items()}
+    flats = {name: _flat(tensor) for name, tensor in tensors.items()}
+    into = {name: place.empty() for name, place in layout.items()} if receives else {}
+    flats_into = {name: _flat(tensor) for name, tensor in into.items()}
     packed = [torch.empty(_PIECE * len(parts.need_state) if tensors else 0, dtype=torch.uint8) for _ in range(2)]
     arrived = [torch.empty(_PIECE * len(ranges) if receives else 0, dtype=torch.uint8) for _ in range(2)]
     on_its_way: tuple[Pending, torch.Tensor, dict[int, tuple[int, int]]] | None = None
@@ -172,15 +173,36 @@ class _Place:
     nbytes: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _described(tensor: torch.Tensor) -> list[Any]:
+    """Its kind, shape and strides: as its bytes lie, so that channels_last needs no copy; in rows if they are apart."""
+    strides = tensor.stride() if dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
+    return [_kind(tensor), list(tensor.shape), list(strides)]
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes as they travel."""
+    if dense(tensor):
+        return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _layout(kinds: dict[str, list[Any]]) -> tuple[dict[str, _Place], int]:
     """Where each tensor lies in the flat bytes, and how many there are."""
     places, at = {}, 0
-    for name, (kind, shape) in kinds.items():
+    for name, (kind, shape, strides) in kinds.items():
         dtype = getattr(torch, kind)
         nbytes = dtype.itemsize * torch.Size(shape).numel()
-        places[name] = _Place(at, nbytes, dtype, tuple(shape))
+        places[name] = _Place(at, nbytes, dtype, tuple(shape), tuple(strides))
         at += -(-nbytes // _ALIGNED) * _ALIGNED
     return places, at
 

@@ -1,4 +1,4 @@
-"""Draws a whole drill from a seed: the script's options, how many workers on how many nodes, and all that goes wrong.
+"""Draws a whole drill from a seed: the script, how many workers on how many nodes, and all that goes wrong.
 
 A pure function: the same seed is the same drill on every machine, whatever was drawn before. There are SCRIPTS sets of
 options, so that drills share undisturbed runs. Running them is run_drills.py's.
@@ -28,7 +28,11 @@ from elastic.drill.faults import (
 from elastic.drill.planning.draw import MAKES, drawn
 from elastic.drill.planning.plan import DrillPlan, StorageFaults
 
-SCRIPTS = 40
+SCRIPTS = 60
+HABITS = (
+    *("unfreezing", "freezing", "later-group", "langevin", "teacher"),
+    *("observer", "reassigned", "hooked", "annealing", "compiled"),
+)
 FAULTS_MAX = 6
 STUCK_S = 6.0  # --hang-limit where data is to hang; elsewhere nobody waits for it
 OF_A_RECOVERY = ("form", "formed", "transfer", IN_TRANSFER)
@@ -50,6 +54,7 @@ class Script:
     num_workers: int
     save_every: str
     evaluates: bool
+    habit: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +105,9 @@ def script(number: int) -> Script:
     num_workers = draw.choice((0, 0, 1, 2))
     save_every = draw.choice(("1", "2", "3", "5", "10", "0.2s", "1s", "auto"))
     evaluate_every = draw.choice((None, None, draw.randrange(2, 8)))
+    habit = draw.choice((None,) * len(HABITS) + HABITS)
+    if habit == "teacher" and not even:  # its teacher has BatchNorm
+        habit = "freezing"
     said = {
         **ends,
         "length": length,
@@ -115,8 +123,11 @@ def script(number: int) -> Script:
         "evaluate-every": evaluate_every,
         "stop-after": stop_after,
         "pause": pause,
+        "habit": habit,
     }
     flags = [f"--{name}" for name in ("scheduler", "average") if draw.random() < 0.5]
+    if habit == "later-group" and "--scheduler" in flags:  # torch's schedulers know the groups of their beginning
+        flags.remove("--scheduler")
     return Script(
         args=(*(f"--{name}={value}" for name, value in said.items() if value is not None), *flags),
         steps=stop_after or steps,
@@ -124,6 +135,7 @@ def script(number: int) -> Script:
         num_workers=num_workers,
         save_every=save_every,
         evaluates=evaluate_every is not None,
+        habit=habit,
     )
 
 
@@ -162,6 +174,8 @@ def _fitting(options: Script) -> list[str]:
         without.add("flip-bytes")
     if options.pause * options.steps < _TAKES_A_WHILE_S:
         without.add("kill-writer")
+    if options.habit == "compiled":  # its first step takes longer than STUCK_S
+        without.add("stick-loader")
     return [kind for kind in MAKES if kind not in without]
 
 

@@ -22,7 +22,8 @@ Moments = Generator[None, None, Any]
 LEAVE, REGROUP, SAVE = 1, 2, 4
 STEPS, EVALUATE_EVERY, SAVE_EVERY = 9, 3, 2
 LEAVE_S = 60.0
-COLLECTIVES = ("standings", "claim", "word", "transfer", "exchange", "evaluation", "save", "finish")
+COLLECTIVES = ("standings", "claim", "word", "transfer", "exchange", "evaluation", "save", "finish", "leave")
+SAVING = "saving"  # a trap, too: it kills a worker that has begun to save
 REFUSALS = ("the run is over", "the run has its 3 nodes already")
 
 
@@ -67,12 +68,14 @@ class Worker:
         self.alive, self.stopped, self.hung, self.expected, self.is_ready = True, False, False, False, False
         self.exit: tuple[int | None, str | None] = (None, None)
         self.left = False  # by its own will, or as it was told: nobody replaces it
-        self.leave = self.raises = self.breaks = self.quits = False
+        self.leave = self.raises = self.breaks = self.quits = self.cannot_save = False
         # membership/live.py
         self.view: Message | None = None
         self.generation = self.broken = self.regroup = 0
         self.board: dict[tuple[int, str], str] = {}
-        self.released = self.other = False
+        self.released: Message | None = None
+        self.other = False
+        self.asked = 0
         self.end: Message | None = None
         # elastic/run.py
         self.group: Group | None = None
@@ -82,6 +85,8 @@ class Worker:
         self.agreements: list[str] = []
         self.wished = 0
         self.updating = False
+        self.at_boundary = True
+        self.needed = False
         self.evaluations = 0
         self.finished = False
 
@@ -104,15 +109,16 @@ class Worker:
             case "identity":
                 self.other = True
             case "released":
-                self.released = True
+                assert self.released is None
+                self.released = message
             case "leave":
                 self.leave = True
             case "end":
                 assert self.end is None
                 self.end = message
                 self.sever()
-            case "keep":
-                assert message["generation"] >= self.generation
+            case "save":
+                self.asked = message["generation"]
             case say:
                 raise AssertionError(say)
 
@@ -180,10 +186,10 @@ class Worker:
             if self.step % EVALUATE_EVERY == 0:
                 self.evaluations += 1
                 yield from self.agree(f"evaluation {self.evaluations}", "evaluating")
+            self.at_boundary = True
             if self.breaks:
-                self.left = True
-                self.say("leaving", generation=self.generation, step=self.step, lost=True)
-                return (yield from self.waits_released())
+                yield from self.goes(lost=True, joins=False)
+                return
             yield from self.boundary()
         yield from self.agree("finish", "finishing")
         self.say("finished", step=self.step)
@@ -203,7 +209,7 @@ class Worker:
                 yield from self.next_view(f"in the exchange of step {index}", lost=True)
                 if self.step > index:
                     return
-        self.updating = True
+        self.updating, self.at_boundary = True, False
         yield
         if self.raises:
             self.world.exceptions += 1
@@ -224,29 +230,89 @@ class Worker:
             return
         if leaving and len(leaving) == len(self.agreed):
             yield from self.agree("save", "saving")
-            self.say("leaving", generation=self.generation, step=self.step, lost=False)
-            self.left = True
-            raise Exit(0)
+            yield from self.agree("leave", "saving on leaving")
+            self.says_leaving(saved=True)
+            self.leaves_for_good()
         if wishes & SAVE or self.step % SAVE_EVERY == 0:
             yield from self.agree("save", "saving")
-        if (leaving or wishes & REGROUP) and "regroup" not in self.agreements:
-            if self.wished & LEAVE:
-                self.left = True
-                self.say("leaving", generation=self.generation, step=self.step, lost=False)
-                yield from self.waits_released()
-                raise Exit(0)
-            self.agreements.append("regroup")
+            if self.coordinates:
+                yield from self.saves()
+        if leaving or wishes & REGROUP:
+            yield from self.regroups(leaves=bool(self.wished & LEAVE))
+
+    def regroups(self, *, leaves: bool) -> Moments:
+        while "regroup" not in self.agreements:
+            yield from self.agree("to regroup", "regrouping")
+            if "regroup" in self.agreements:
+                return
+            if leaves:
+                if (yield from self.goes(lost=self.needed)):
+                    self.leaves_for_good()
+                self.needed = True
+            else:
+                self.agreements.append("regroup")
             yield from self.next_view(BOUNDARY, lost=False)
 
-    def waits_released(self) -> Moments:
-        while not (self.released or self.end is not None):
+    def goes(self, *, lost: bool = False, joins: bool = True) -> Moments:
+        """Whether it may; else it is in the next view."""
+        self.says_leaving(saved=False, lost=lost, joins=joins)
+        while True:
+            if self.released is not None:
+                if not self.released["safe"]:
+                    self.left = True
+                    raise Exit(1)
+                self.left = True
+                return True
+            if self.end is not None:
+                raise Exit(1)
+            if self.asked == self.generation:
+                yield from self.saves_for_all()
+            elif self.view is not None and self.view["generation"] > self.generation:
+                assert joins
+                return False
             yield
+
+    def says_leaving(self, *, saved: bool, lost: bool = False, joins: bool = True) -> None:
+        assert not saved or self.world.storage >= self.step, (
+            f"{self.id} leaves with step {self.step}, which is not saved"
+        )
+        holds = {"whole": self.is_whole, "torn": self.updating, "joins": joins}
+        self.say("leaving", generation=self.generation, step=self.step, saved=saved, lost=lost, **holds)
+        self.world.leaving_in.add((self.generation, self.id))
+
+    def leaves_for_good(self) -> None:
+        """As if all were well."""
+        self.left = True
+        raise Exit(0)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.at_boundary and not self.updating
+
+    @property
+    def coordinates(self) -> bool:
+        return self.group is not None and self.group.members[0] == self.id
+
+    def saves(self) -> Moments:
+        assert self.is_whole
+        step = self.step
+        self.world.springs_at_save(self)
+        yield
+        if self.cannot_save:
+            self.world.exceptions += 1
+            raise Exit(1, f"Error{self.world.exceptions}: cannot save")
+        self.world.saved(step)
+
+    def saves_for_all(self) -> Moments:
+        yield from self.saves()
+        self.asked = 0
+        self.say("saved", generation=self.generation, step=self.step)
 
     def agree(self, name: str, doing: str) -> Moments:
         while name not in self.agreements:
             try:
-                if name in ("save", "finish") and self.group is not None and self.group.members[0] == self.id:
-                    self.world.saved(self.step)
+                if name in ("leave", "finish") and self.coordinates:
+                    yield from self.saves()
                 yield from self.collective(f"{name} after {self.step}")
                 self.agreements.append(name)
             except Lost:
@@ -258,18 +324,16 @@ class Worker:
                 self.sever()
             self.says_over(at, lost=lost)
             try:
-                yield from self.enters()
+                yield from self.enters(holds=True)
                 return
             except Lost:
                 lost = True
             except Ended:
-                assert self.end is not None
-                if self.end["save"] and not self.updating:
-                    self.world.saved(self.step)
                 raise Exit(AGAIN) from None
 
     def says_over(self, at: str, *, lost: bool) -> None:
-        self.say("over", generation=self.generation, step=self.step, at=at, lost=lost)
+        whole = self.is_whole and self.step >= 0
+        self.say("over", generation=self.generation, step=self.step, at=at, lost=lost, whole=whole, torn=self.updating)
         self.world.over_at[self.generation, self.id] = at
 
     def enters_first(self) -> Moments:
@@ -282,10 +346,16 @@ class Worker:
             except Ended:
                 raise Exit(AGAIN) from None
 
-    def enters(self) -> Moments:
+    def enters(self, *, holds: bool = False) -> Moments:
         while self.view is None or self.view["generation"] <= self.generation:
             if self.end is not None:
                 raise Ended
+            if holds and self.asked == self.generation:
+                yield from self.saves_for_all()
+            elif holds and self.leave and self.world.chance(0.02):  # it has waited long enough
+                if (yield from self.goes()):
+                    self.leaves_for_good()
+                continue
             if self.other:
                 self.other = False
                 self.say("ready", shares=self.world.shares, identity=self.world.identity(self), accepted=True)
@@ -294,7 +364,7 @@ class Worker:
             raise Ended
         self.generation = self.view["generation"]
         members: list[str] = self.view["workers"]
-        self.say("put", generation=self.generation, key=self.id, value=self.id)
+        self.say("put", generation=self.generation, key=self.id, value="eA==")
         while not all((self.generation, member) in self.board for member in members):
             if self.broken >= self.generation or self.end is not None:
                 raise Lost
@@ -379,6 +449,7 @@ class World:
         self.every: dict[str, Worker] = {}
         self.groups: dict[int, Group] = {}
         self.over_at: dict[tuple[int, str], str] = {}
+        self.leaving_in: set[tuple[int, str]] = set()  # who has said so, in which generation
         self.told_exited: set[str] = set()
         self.storage = 0
         self.exceptions = 0
@@ -433,6 +504,11 @@ class World:
             self.trap = None
             victim = self.every[self.random.choice(group.members)]
             victim.ends(None, "SIGKILL") if victim.alive else None
+
+    def springs_at_save(self, worker: Worker) -> None:
+        if self.trap == SAVING:
+            self.trap = None
+            worker.ends(None, "SIGKILL")
 
     def workers(self) -> list[Worker]:
         return [worker for node in self.nodes.values() for worker in node.workers.values()]

@@ -58,9 +58,9 @@ class Stage:
         """Starts workers that are then ready."""
         return self.ready(" ".join([self.started(place) for place in places.split()]), **facts)
 
-    def over(self, ids: str, at: str = MID_STEP, *, step: int = 7, lost: bool | None = None) -> Stage:
+    def over(self, ids: str, at: str = MID_STEP, *, step: int = 7, lost: bool | None = None, **facts: Any) -> Stage:
         lost = at != BOUNDARY if lost is None else lost
-        return self.together(ids, "over", generation=self.hub.generation, step=step, at=at, lost=lost)
+        return self.together(ids, "over", generation=self.hub.generation, step=step, at=at, lost=lost, **facts)
 
     def killed(self, id: str, signal: str = "SIGKILL", **facts: Any) -> Stage:
         return self.worker(id, "exited", code=None, signal=signal, **facts)
@@ -73,8 +73,11 @@ class Stage:
         self.orders = before + self.ends(id, 1, step=step).orders
         return self
 
-    def leaves(self, id: str, *, lost: bool = False) -> Stage:
-        return self.worker(id, "leaving", generation=self.hub.generation, step=7, lost=lost)
+    def leaves(self, id: str, *, step: int = 7, lost: bool = False, saved: bool = False, **facts: Any) -> Stage:
+        return self.worker(id, "leaving", generation=self.hub.generation, step=step, lost=lost, saved=saved, **facts)
+
+    def saved(self, id: str, *, step: int = 7) -> Stage:
+        return self.worker(id, "saved", generation=self.hub.generation, step=step)
 
     def later(self, seconds: float) -> Stage:
         self.now_s += seconds

@@ -63,6 +63,11 @@ class Story:
         self._emit(rank, "left", step=self.step)
         return self
 
+    def fault(self, rank: int, *, fatal: bool) -> Story:
+        what = {"index": 0, "fault": f"kill w{rank}" if fatal else f"stop w{rank}", "fatal": fatal}
+        self._emit(rank, "fault", step=self.step, phase="applied", **what)
+        return self
+
     def train(self, until: int, *, save: bool = True) -> Story:
         while self.step < until:
             self.read()

@@ -6,8 +6,6 @@ one process can show of the same rules is in tests/pure/test_loop_rules.py.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import signal
 import time
@@ -191,29 +189,6 @@ def test_a_worker_that_raises_ends_at_once_and_so_does_the_next_exchange_of_its_
     events = read_events(tmp_path / "run")
     assert [event["error"] for event in named(events, "error")] == ["ValueError: in the user's own code"]
     assert [event["step"] for event in named(events, "peer_lost")] == [1]
-
-
-def evaluates_alone(rank: int, world_size: int, port: int, url: str) -> str:
-    """What a rank says when rank 0 evaluates after step 1 and rank 1 does not."""
-    as_worker_of_torchrun(rank, world_size, port)
-    small = Small(url, timeout_s=5)
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit), small.run as run:
-        for step in run:
-            for share in step:
-                small.backward(step, share)
-            if step.index == 1 and run.is_coordinator:
-                run.evaluate(small.data, lambda x, y: {"n": len(y)})
-    return said.getvalue()
-
-
-def test_an_evaluation_that_only_one_worker_calls_ends_with_what_each_was_doing(tmp_path: Path, port: int) -> None:
-    """`if run.is_coordinator: run.evaluate(...)` is an easy mistake, and 'timed out' alone would not show it."""
-    said = returned(run_ranks(evaluates_alone, 2, port, str(tmp_path / "run"), within_s=AT_ONCE_S))
-
-    for text in said:
-        assert "rank 0 was evaluating after step 2" in text
-        assert "rank 1 was in the exchange of step 2" in text
 
 
 # what must be the same bits with two workers

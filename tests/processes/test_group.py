@@ -25,7 +25,7 @@ from elastic.data.plan import blocks
 from elastic.errors import PeerLost
 from elastic.group.form import Gang, Group, Solo, form, gather_bytes
 from elastic.group.tree import schedule
-from elastic.group.treesum import NOTHING, TreeSum
+from elastic.group.treesum import TreeSum
 from elastic.state.transfer import Roles, pass_on
 from tests.kit.ranks import Died, returned, run_ranks
 
@@ -79,10 +79,12 @@ def added_here(lo: int, hi: int, shares: int, numel: int) -> torch.Tensor | None
 
 def added_together(group: Group, sums: list[Sum]) -> list[bytes]:
     found = []
+    kept: dict[int, TreeSum] = {}  # schedules take turns in one memory, as those of full and short batches do
     for virtual_workers, shares, numel in sums:
         dealt = tuple(blocks(shares, group.world_size))
         plan = schedule(virtual_workers, shares, dealt)
-        total = TreeSum(group, plan, numel, torch.float32, CPU, ordered=True)
+        total = kept.setdefault(numel, TreeSum(group, numel, torch.float32, CPU, ordered=True))
+        total.begin(plan)
         stack: list[torch.Tensor] = []
         for share, merges in zip(dealt[group.rank], plan.merges[group.rank], strict=True):
             stack.append(leaf(share, numel))
@@ -129,11 +131,11 @@ def add_nothing(rank: int, world_size: int, port: int) -> list[tuple[float, floa
     plan = schedule(world_size, world_size, tuple(blocks(world_size, world_size)))
     found = []
     for giver in range(world_size):
-        total = TreeSum(group, plan, 2, torch.float32, CPU, ordered=True)
-        assert bool(torch.signbit(total.rows).all())
-        total.rows.fill_(NOTHING)
+        total = TreeSum(group, 2, torch.float32, CPU, ordered=True)
+        total.begin(plan)
+        assert all(bool(torch.signbit(row).all()) for row in total.rows)
         if rank == giver:
-            total.rows[0, :2] = torch.tensor([-0.0, 0.0])
+            total.rows[0][:2] = torch.tensor([-0.0, 0.0])
         total.start()
         total.join()
         signs = torch.signbit(total.finish()[:2]).tolist()

@@ -18,7 +18,7 @@ import checkpoint
 import elastic
 from elastic.errors import ConfigError, IdentityMismatch
 from elastic.observe.events import read_events
-from elastic.state.identity import NEVER_ACCEPTED
+from elastic.state.identity import NEVER_ACCEPTED, Identity, check, identity
 from tests.kit.launch import Launch
 from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
 
@@ -59,7 +59,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "buffers": {"buffers": {"1.running_mean": "keep"}},
     "mode": {"mode": "fast"},
     "threads": {"threads": 2},
-    "model_shapes": {"trained": False},
+    "trained": {"trained": False},
     "optimizer": {"lr": 0.2},
 }
 
@@ -122,6 +122,34 @@ def test_the_process_s_own_settings_belong_to_it(tmp_path: Path) -> None:
     assert Trained(tmp_path / "run").steps == 4
 
 
+def test_another_processor_of_the_same_capability_is_refused_by_name() -> None:
+    """oneDNN and MKL choose code by the maker, each extension and the caches: "AVX512" is one word for all of them."""
+    here = of_here(portable=False)
+    there = {**here, "processor": {**here["processor"], "maker": "another", "extensions": ["amx_bf16"]}}
+    with pytest.raises(IdentityMismatch, match=r"processor.extensions: .*\n *processor.maker: .*\"another\" there"):
+        check(here, there, accept=(), where="a checkpoint")
+    assert check(here, there, accept=["processor"], where="a checkpoint").keys() == {"processor"}
+
+    pinned = of_here(portable=True)["processor"]
+    assert pinned.keys() == here["processor"].keys() - {"model", "extensions"}
+    assert {"maker", "l2_bytes"} < pinned.keys()
+
+
+def test_an_identity_of_an_earlier_version_is_still_read() -> None:
+    """It says nothing of what was not looked at then; what it does say must be the same."""
+    here = of_here(portable=False)
+    before = {name: value for name, value in here.items() if name not in ("processor", "libraries", "compiler")}
+    assert check(here, before, accept=(), where="a checkpoint") == {}
+    with pytest.raises(IdentityMismatch, match="cpu_capability"):
+        check(here, before | {"cpu_capability": "NO"}, accept=(), where="a checkpoint")
+
+
+def of_here(*, portable: bool) -> Identity:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return identity({"portable": portable}, {"model": model}, {"optimizer": optimizer}, {}, torch.device("cpu"))
+
+
 def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
     """Where it ends, how often it saves and how data is loaded change when a run finishes, never what a step does."""
     parts = Trained(tmp_path / "parts", epochs=1)
@@ -161,6 +189,9 @@ def test_workers_that_differ_from_one_another_all_refuse_to_start(tmp_path: Path
     assert not (tmp_path / "run" / "commits").exists()
 
 
+NO_AVX512 = "glibc.cpu.hwcaps=-AVX512F,-AVX512VL"
+
+
 def found(output: str) -> list[str]:
     return next(line.split()[1:] for line in output.splitlines() if line.startswith("found "))
 
@@ -171,7 +202,15 @@ def test_portable_runs_agree_across_launchers_and_pin_what_the_cpu_may_do(tmp_pa
     found_by = {}
     for name, workers, flags in (("plain", None, []), ("alone", None, ["--portable"]), ("two", 2, ["--portable"])):
         with Launch(program, [tmp_path / name, *flags], workers=workers) as launch:
-            found_by[name] = found(launch.succeed(within_s=60))
+            found_by[name] = found(launch.succeed(within_s=240))
+
+    pretended: tuple[dict[str, str], ...] = (
+        {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
+        {"ONEDNN_CPU_ISA_HINTS": "PREFER_YMM", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "GLIBC_TUNABLES": NO_AVX512},
+    )
+    for number, env in enumerate(pretended):
+        with Launch(program, [tmp_path / f"pretended-{number}", "--portable"], env=env) as launch:
+            assert found(launch.succeed(within_s=240)) == found_by["alone"], env
 
     assert found_by["alone"] == found_by["two"]
     assert found_by["alone"][0] == "AVX2"

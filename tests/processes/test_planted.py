@@ -6,7 +6,7 @@ time, since most of a run is one process that imports torch. See tests/kit/plant
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 from elastic.drill.judging.verdict import Verdict
 from tests.kit.planted.catalogue import CATALOGUE
-from tests.kit.planted.plans import WAYS, judged, undisturbed
+from tests.kit.planted.plans import WAYS, Way, judged, undisturbed
 
 Judged = Mapping[str, "Future[tuple[Verdict, str]]"]
 _AT_ONCE = 2
@@ -30,11 +30,12 @@ def verdicts(request: pytest.FixtureRequest, folder: Path) -> Iterator[Judged]:
     """Of each run that a test of this session asks for, by the name of its bug or way, once it has ended."""
     nodes = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
     asked = [str(node.callspec.params["name"]) for node in nodes if hasattr(node, "callspec")]
-    reference = undisturbed(folder / "reference")
+    ways = {name: WAYS[CATALOGUE[name].plan if name in CATALOGUE else name] for name in asked}
+    references = {habit: undisturbed(_place(folder, f"reference {habit}"), habit) for habit in _habits(ways.values())}
 
     def run(name: str) -> tuple[Verdict, str]:
-        bug = CATALOGUE.get(name)
-        return judged(WAYS[bug.plan if bug is not None else name], _place(folder, name), reference, bug)
+        way = ways[name]
+        return judged(way, _place(folder, name), references[way.habit], CATALOGUE.get(name))
 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="planted") as pool:
         futures = {name: pool.submit(run, name) for name in asked}
@@ -61,6 +62,10 @@ def test_a_planted_bug_is_noticed(verdicts: Judged, folder: Path, name: str) -> 
     assert acted, f"{bug.what} But that never happened: does the run come by {bug.patches[0].target}?\n{output}"
     missed = bug.caught_by - verdict.broken()
     assert not missed, f"{bug.what} The judge does not see {', '.join(sorted(missed))}\n{verdict}\n{output}"
+
+
+def _habits(ways: Iterable[Way]) -> set[str | None]:
+    return {way.habit for way in ways}
 
 
 def _place(folder: Path, name: str) -> Path:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import checkpoint
 from checkpoint.apply import apply
 from elastic.state.applied import Applied
+from elastic.state.attributes import Attributes
+from elastic.state.modes import Modes
+from elastic.state.modules import modules
+from elastic.state.reached import watch
+from elastic.state.trained import Trained
 
 
 class Counter:
@@ -32,7 +38,14 @@ def parts() -> tuple[nn.Linear, torch.optim.SGD, Any, Counter, Applied]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     counter = Counter()
-    applied = Applied({"scheduler": scheduler, "extra.counter": counter}, {"optimizer": optimizer})
+    trained = Trained({"model": model}, {"optimizer": optimizer}, check=lambda: None)
+    applied = Applied(
+        {"scheduler": scheduler, "extra.counter": counter},
+        {"optimizer": optimizer},
+        trained,
+        Modes(trained.modules),
+        Attributes(lambda: modules({"model": model})),
+    )
     return model, optimizer, scheduler, counter, applied
 
 
@@ -92,6 +105,39 @@ def test_a_change_through_data_is_seen_although_it_counts_no_version() -> None:
     assert given(applied, optimizer, scheduler, counter)["extra.counter"]["total"].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("written", ["weights", "data", "momentum", "new momentum"])
+def test_a_state_whose_weights_were_written_after_the_update_is_not_given(written: str) -> None:
+    """Clipped weights (WGAN), a decay by hand: who took the step over would do it once more, and differ for ever."""
+    model, optimizer, _, _, applied = parts()
+    watched = watch(applied.weights.reached)
+    try:
+        model(torch.ones(1, 2)).sum().backward()
+        applied.look()
+        optimizer.step()
+        model.weight.data.mul_(0.5)  # in the update, this is as it should be
+        applied.note()
+        assert model.weight.data.norm() > 0  # looked at, and not written
+        assert applied.known()
+
+        momentum = optimizer.state[model.weight]
+        if written == "weights":
+            with torch.no_grad():
+                model.weight.mul_(0.5)
+        elif written == "data":
+            model.weight.data.clamp_(-0.01, 0.01)
+        elif written == "momentum":
+            momentum["momentum_buffer"].zero_()
+        else:
+            momentum["momentum_buffer"] = torch.zeros(1, 2)
+        assert not applied.known()
+
+        applied.look()
+        applied.note()
+        assert applied.known()
+    finally:
+        watched()
+
+
 def test_what_is_given_can_be_applied_to_the_objects_of_another_worker() -> None:
     model, optimizer, scheduler, counter, applied = parts()
     model(torch.ones(1, 2)).sum().backward()
@@ -100,11 +146,17 @@ def test_what_is_given_can_be_applied_to_the_objects_of_another_worker() -> None
     counter.seen = 3
     applied.note()
     counter.seen = 4
+    model.eval()
+    optimizer.add_param_group({"params": [], "lr": 1.0})  # the other one still has to do this, too
     tree = given(applied, optimizer, scheduler, counter)
+    assert set(tree.pop("trained")["names"]) == {"weight", "bias"}
+    assert tree.pop("modes") == {"eval": [], "extra": []}
+    assert tree.pop("attributes") == {}
 
     _, other_optimizer, other_scheduler, other_counter, _ = parts()
     apply({"optimizer": other_optimizer, "scheduler": other_scheduler, "extra.counter": other_counter}, tree)
     assert other_counter.seen == 3
     assert other_scheduler.state_dict() == scheduler.state_dict()
     assert other_optimizer.param_groups[0]["lr"] == 0.5
+    optimizer.param_groups.pop()
     assert checkpoint.digest(other_optimizer) == checkpoint.digest(optimizer)

@@ -168,8 +168,9 @@ def test_more_workers_than_shares_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"8 workers cannot share 6 virtual workers: 2 would(.|\n)*at most 6 workers"):
         configure(tmp_path / "run", launch, **arguments(), **given)
-    with pytest.raises(ConfigError, match="lives in one process's memory and several share the run"):
-        configure("memory://run", launch, **arguments(virtual_workers=8), **given)
+    with pytest.raises(ConfigError, match="lives in one process's memory and several share the run") as refused:
+        configure("memory://me:secret@host/run", launch, **arguments(virtual_workers=8), **given)
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

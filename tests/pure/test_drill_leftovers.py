@@ -91,10 +91,10 @@ def test_what_the_script_comes_to_hold_by_itself_shows_without_faults() -> None:
 def test_a_worker_looks_at_itself_less_and_less_often() -> None:
     """A long run is not to be slowed down by its drill, and a view of few steps is to be seen."""
     worker = Holdings()
-    seen = [step for step in range(1, 40) if worker.after_step(generation=1, world_size=2) is not None]
+    seen = [step for step in range(1, 40) if worker.after_step(generation=1, world_size=2, rank=0) is not None]
     assert seen == [1, 2, 4, 8, 16, 32]
-    assert worker.after_step(generation=2, world_size=2) is not None
+    assert worker.after_step(generation=2, world_size=2, rank=0) is not None
     before = here()
     with socket.socket():
         assert here()["sockets"] == before["sockets"] + 1
-    assert worker.at_the_end(generation=2, world_size=2) == here()
+    assert worker.at_the_end(generation=2, world_size=2, rank=0) == here()

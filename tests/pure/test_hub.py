@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elastic.membership.rules import BOUNDARY
+from elastic.membership.wire import WireError
 from tests.kit.stage import MID_STEP, Stage, trains
 
 
@@ -155,20 +158,10 @@ def test_below_its_minimum_a_run_waits_says_so_once_and_ends_after_the_deadline(
     assert stage.later(2).only("status")["text"].startswith("1 of at least 2 nodes are here (A)")
     assert stage.later(597).orders == []
     stage.later(2)
-    stage.later(0.1)
-    assert (stage.only("end")["save"], stage.only("over")["failed"]) == (True, True)
+    assert stage.later(0.1).to("save") == "A0"
+    stage.saved("A0")
+    assert (stage.to("end"), stage.only("over")["failed"]) == ("A0", True)
     assert "1 of at least 2 nodes were here for 600 s" in stage.only("over")["why"]
-
-
-def test_below_its_minimum_one_survivor_is_named_who_saves_if_all_are_told_to_leave() -> None:
-    """The farthest; another one when that one is lost, too."""
-    stage = trains(3, nodes=2, nodes_min=2)
-    stage.lost("A")
-    stage.over("B0 B2")
-    assert stage.to("keep") == ""
-    assert stage.over("B1", step=8).to("keep") == "B1"
-    assert stage.later(1).to("keep") == ""
-    assert stage.killed("B1").to("keep") == "B0"
 
 
 def test_below_its_minimum_a_run_goes_on_when_a_node_comes() -> None:
@@ -235,18 +228,18 @@ def test_a_spare_that_was_ready_before_the_run_had_an_identity_is_compared_too()
 
 def test_what_is_put_on_the_board_reaches_the_members_and_nobody_else() -> None:
     stage = trains(3, shares=2)
-    stage.worker("A0", "put", generation=1, key="address", value="x")
+    stage.worker("A0", "put", generation=1, key="address", value="eA==")
     assert stage.to("board") == "A0 A1"
-    assert stage.orders[0].message == {"say": "board", "generation": 1, "key": "address", "value": "x"}
+    assert stage.orders[0].message == {"say": "board", "generation": 1, "key": "address", "value": "eA=="}
 
 
 def test_words_of_an_older_view_change_nothing() -> None:
     stage = trains(3)
     stage.killed("A2")
     stage.over("A0 A1")
-    for word in ("over", "leaving", "put"):
-        facts = {"step": 1, "at": MID_STEP, "lost": True, "key": "k", "value": "v"}
-        assert stage.worker("A0", word, generation=1, **facts).orders == []
+    assert stage.worker("A0", "over", generation=1, step=1, at=MID_STEP, lost=True).orders == []
+    assert stage.worker("A0", "leaving", generation=1, step=1, lost=True).orders == []
+    assert stage.worker("A0", "put", generation=1, key="k", value="eA==").orders == []
     stage.worker("A2", "over", generation=2, step=1, at=MID_STEP, lost=True)
     assert stage.orders == []
     stage.killed("A1")
@@ -262,7 +255,24 @@ def test_saying_over_twice_is_saying_it_once() -> None:
     assert stage.hub.generation == 3
 
 
-def test_words_that_nobody_knows_are_ignored() -> None:
+def test_words_that_nobody_knows_are_refused_and_those_of_nobody_ignored() -> None:
     stage = trains(1)
-    assert stage.worker("A0", "sings").orders == []
-    assert stage.worker("nobody", "over", generation=1).orders == []
+    with pytest.raises(WireError, match="no known word: 'sings'"):
+        stage.worker("A0", "sings")
+    assert stage.worker("nobody", "finished", step=1).orders == []
+
+
+def test_a_node_speaks_for_its_own_workers_alone() -> None:
+    """Ids were bound to nobody: any node could end, hang or replace another one's workers."""
+    stage = trains(2, nodes=2)
+    seen = {"worker": "B0", "phase": 1, "step": 7, "quiet_s": 99, "limit_s": 1}
+    for word, facts in (
+        ("exited", {"worker": "B0", "signal": "SIGKILL"}),
+        ("over", {"worker": "B0", "generation": 1, "step": 7, "at": MID_STEP}),
+        ("started", {"worker": "B0", "local_rank": 0}),
+        ("sighted", {"workers": [seen]}),
+    ):
+        with pytest.raises(WireError, match="B0"):
+            stage.told("A", word, **facts)
+    assert stage.told("nobody", "started", worker="C0", local_rank=0).orders == []
+    assert stage.over("A0 A1 B0 B1").view == "A0 A1 B0 B1"

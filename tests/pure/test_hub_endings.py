@@ -5,56 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elastic.membership.hub import AGAIN
-from elastic.membership.rules import BOUNDARY
+from elastic.membership.rules import BOUNDARY, MISMATCH
 from tests.kit.stage import Stage, trains
-
-
-def test_a_worker_that_leaves_is_released_and_not_replaced() -> None:
-    stage = trains(3)
-    assert stage.leaves("A1").orders == []
-    stage.over("A0", BOUNDARY)
-    stage.over("A2", BOUNDARY)
-    assert (stage.to("released"), stage.view) == ("A1", "A0 A2")
-    assert stage.ends("A1", 0).orders == []
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_leaving_worker_that_is_killed_is_not_replaced(when: str) -> None:
-    stage = trains(3)
-    stage.leaves("A1")
-    if when == "before":
-        stage.killed("A1")
-        assert (stage.to("start"), stage.to("broken")) == ("", "A0 A2")
-    stage.over("A0 A2", BOUNDARY)
-    assert stage.view == "A0 A2"
-    if when == "after":
-        assert stage.killed("A1").orders == []
-
-
-def test_one_that_leaves_all_of_a_sudden_breaks_the_view() -> None:
-    stage = trains(3)
-    assert stage.leaves("A1", lost=True).to("broken") == "A0 A2"
-    stage.over("A0 A2")
-    assert (stage.to("released"), stage.view) == ("A1", "A0 A2")
-
-
-def test_one_that_leaves_is_released_even_if_the_others_cannot_go_on() -> None:
-    stage = trains(1, nodes=2, nodes_min=2)
-    stage.leaves("B0")
-    assert stage.over("A0", BOUNDARY).to("released") == "B0"
-    assert stage.view is None
-
-
-def test_one_that_leaves_is_released_when_the_run_ends() -> None:
-    stage = trains(3)
-    stage.raises("A0")
-    stage.over("A1 A2")
-    stage.begin("A0")
-    stage.over("A1 A2", BOUNDARY)
-    stage.leaves("A2")
-    stage.raises("A0'")
-    assert stage.over("A1").to("released") == "A2"
-    assert stage.to("end") == "A1"
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
@@ -62,21 +14,6 @@ def test_a_worker_ended_by_a_request_to_leave_is_not_replaced(signal: str) -> No
     stage = trains(2)
     assert stage.killed("A1", signal).to("start") == ""
     assert stage.over("A0").view == "A0"
-
-
-def test_when_all_leave_the_run_is_over_and_has_not_failed() -> None:
-    stage = trains(2)
-    stage.leaves("A0")
-    assert stage.leaves("A1").to("released") == "A0 A1"
-    stage.ends("A0", 0)
-    assert stage.ends("A1", 0).only("over") == {"say": "over", "failed": False, "why": ""}
-
-
-def test_a_spare_takes_over_when_all_others_leave() -> None:
-    stage = trains(3, shares=2)
-    assert stage.view == "A0 A1"
-    stage.leaves("A0")
-    assert stage.leaves("A1").view == "A2"
 
 
 def test_a_run_that_all_finish_is_over() -> None:
@@ -181,9 +118,9 @@ def test_the_same_failure_twice_at_one_step_ends_the_run_and_one_survivor_saves(
     stage.over("A0 A2", BOUNDARY)
     assert stage.raises("A1'", "ValueError: bad at 0x7f").to("broken") == "A0 A2"
     stage.over("A0", step=7)
-    stage.over("A2", step=8)
-    ends = {order.worker: order.message for order in stage.orders if order.message["say"] == "end"}
-    assert {worker: message["save"] for worker, message in ends.items()} == {"A0": False, "A2": True}
+    assert stage.over("A2", step=8).to("save end over") == ""
+    assert stage.to("save") == "A2"
+    assert stage.saved("A2", step=8).to("end") == "A0 A2"
     assert stage.only("over")["failed"] is True
     assert "the same failure twice at step 7: ValueError: bad at 0x7f\nTraceback ..." in stage.only("over")["why"]
 
@@ -203,7 +140,7 @@ def test_newcomers_are_told_of_the_end_and_save_nothing() -> None:
     assert stage.to("end") == ""
     assert stage.killed("A0").to("start") == ""
     stage.over("A2'", step=-1)
-    assert [(o.worker, o.message["save"]) for o in stage.orders if o.message["say"] == "end"] == [("A2'", True)]
+    assert (stage.to("save"), stage.to("end")) == ("", "A2'")
 
 
 def test_one_that_does_not_come_to_a_clean_end_is_not_waited_for() -> None:
@@ -214,13 +151,13 @@ def test_one_that_does_not_come_to_a_clean_end_is_not_waited_for() -> None:
     assert stage.to("over") == "A"
 
 
-def test_kills_and_requests_to_start_again_never_end_a_run() -> None:
+def test_kills_here_and_there_and_requests_to_start_again_never_end_a_run() -> None:
     stage = trains(2, restarts_max=0)
     last = "A1"
     for turn in range(20):
-        stage.killed(last) if turn % 2 else stage.ends(last, AGAIN, step=7)
+        stage.killed(last, step=turn) if turn % 2 else stage.ends(last, AGAIN, step=turn)
         assert stage.to("start") == "A"
-        stage.over("A0")
+        stage.over("A0", step=turn)
         last = "A1" + "'" * (turn + 1)
         stage.begin("A1")
         assert stage.over("A0", BOUNDARY).view == f"A0 {last}"
@@ -254,7 +191,8 @@ def test_a_worker_that_has_raised_is_not_taken_for_a_killed_one() -> None:
     stage = trains(2, restarts_max=0)
     stage.worker("A1", "failed", error="ValueError: bad", trace="", step=7)
     assert stage.killed("A1").to("start") == ""
-    assert stage.over("A0").only("over")["failed"] is True
+    assert stage.over("A0").to("save") == "A0"
+    assert stage.saved("A0").only("over")["failed"] is True
 
 
 def test_hangs_count_as_failures() -> None:
@@ -264,7 +202,8 @@ def test_hangs_count_as_failures() -> None:
     stage.begin("A1")
     stage.over("A0", BOUNDARY)
     stage.killed("A1'", hung=True, step=9)
-    assert "hang" in stage.over("A0").only("over")["why"]
+    assert stage.over("A0").to("save") == "A0"
+    assert "hang" in stage.saved("A0").only("over")["why"]
 
 
 @pytest.mark.parametrize("how", ["before it is ready", "in the view"])
@@ -308,7 +247,40 @@ def test_a_run_whose_last_workers_were_lost_with_their_node_has_failed() -> None
 
 def test_a_node_whose_workers_have_left_is_not_lost() -> None:
     stage = trains(1, nodes=2, nodes_min=1)
-    stage.together("A0 B0", "leaving", generation=1, step=7, lost=False)
+    stage.leaves("A0", saved=True)
+    stage.leaves("B0", saved=True)
     stage.ends("B0", 0)
     stage.lost("B")
     assert stage.ends("A0", 0).only("over")["failed"] is False
+
+
+def test_views_that_break_at_one_step_while_nobody_is_lost_end_the_run_with_a_sentence() -> None:
+    """Workers that wait for each other in different collectives called it a lost peer, for ever; none was replaced."""
+    stage = trains(2)
+    assert stage.over("A0 A1").view == "A0 A1"
+    assert stage.over("A0 A1").view == "A0 A1"
+    assert stage.over("A0 A1").to("save") == "A0"
+    why = stage.saved("A0").only("over")["why"]
+    assert "3 views in a row broke at step 7, and no worker was lost" in why
+    assert "A1 on A: in the exchange of step 7" in why
+
+
+def test_a_view_that_breaks_is_none_of_many_where_the_run_got_on_or_one_was_lost() -> None:
+    stage = trains(2)
+    for step in range(20):
+        assert stage.over("A0 A1", step=7 + step // 2).view == "A0 A1"
+    stage.over("A0", step=16)
+    assert stage.killed("A1").view == "A0"
+    stage.begin("A1")
+    assert stage.over("A0", BOUNDARY, step=16).view == "A0 A1'"
+    for _ in range(2):
+        assert stage.over("A0 A1'", step=16).view == "A0 A1'"
+
+
+def test_scripts_that_go_different_ways_are_not_started_again() -> None:
+    """The first one that says so is enough: the error names all of them."""
+    stage = trains(2)
+    stage.raises("A1", f"{MISMATCH}: rank 0 evaluates\n  and so on")
+    assert stage.to("start") == ""
+    assert stage.over("A0").to("save") == "A0"
+    assert stage.saved("A0").only("over")["why"].startswith("the script does not do the same on all workers: ")

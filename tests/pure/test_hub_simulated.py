@@ -10,7 +10,7 @@ from collections import Counter
 
 from elastic.membership.hub import Order
 from elastic.membership.rules import BOUNDARY
-from tests.kit.simulated import COLLECTIVES, STEPS, Node, World
+from tests.kit.simulated import COLLECTIVES, SAVING, STEPS, Node, World
 
 SEEDS = 2000
 PATIENCE = 8_000  # moments, after the last fault
@@ -23,7 +23,8 @@ class Judge:
     def __init__(self) -> None:
         self.view: list[str] = []
         self.generation = 0
-        self.saving = 0
+        self.saving: list[str] = []  # in this generation
+        self.released: set[tuple[int, str]] = set()
 
     def __call__(self, world: World, orders: list[Order]) -> None:
         published: dict[int, list[Order]] = {}
@@ -37,11 +38,26 @@ class Judge:
             elif say in ("broken", "regroup", "board"):
                 assert order.message["generation"] == self.generation or say in ("regroup", "board")
                 assert order.worker in (published[max(published)][0].message["workers"] if published else self.view)
-            elif say == "end":
-                self.saving += order.message["save"]
-                assert self.saving <= 1
+            elif say == "released" and order.message["safe"]:
+                self.judge_release(world, order.worker or "")
+            elif say == "save":
+                assert order.message["generation"] == self.generation
+                saving = [
+                    id for id in self.saving if id not in world.told_exited and world.every[id].step > world.storage
+                ]
+                assert not saving, f"{order.worker} is asked to save while {saving} may still do so"
+                self.saving.append(order.worker or "")
         for generation, views in sorted(published.items()):
             self.judge_view(world, generation, views)
+
+    def judge_release(self, world: World, id: str) -> None:
+        """Nobody who leaves in order throws the newest state away. (Whom the hub takes for living may be dead, or die
+        now: then the last copy was killed.)"""
+        leaver = world.every[id]
+        others = [world.every[other] for other in self.view if other not in world.told_exited and other != id]
+        kept = [one.step for one in others if not one.updating and (self.generation, one.id) not in self.released]
+        assert max([world.storage, *kept]) >= leaver.step, f"{id} goes with step {leaver.step}, which nobody has"
+        self.released.add((self.generation, id))
 
     def judge_view(self, world: World, generation: int, orders: list[Order]) -> None:
         view = orders[0].message["workers"]
@@ -53,16 +69,19 @@ class Judge:
         assert nodes == orders[0].message["nodes"]
         assert len(list(dict.fromkeys(nodes))) == sum(a != b for a, b in zip([None, *nodes], nodes, strict=False))
 
-        said = {id: world.over_at.get((self.generation, id)) for id in self.view}
+        leaving = {id for id in self.view if (self.generation, id) in world.leaving_in}
+        said = {id: world.over_at.get((self.generation, id), BOUNDARY if id in leaving else None) for id in self.view}
         for id in self.view:
             done = said[id] is not None or world.every[id].left or world.every[id].step >= STEPS
             assert done or not world.every[id].alive, f"{id} of view {self.generation} is still in it"
         survivors = [id for id in self.view if said[id] is not None and id not in world.told_exited]
+        survivors = [id for id in survivors if id in view or id not in leaving]  # some stay that wanted to leave
         assert set(survivors) <= set(view)
         assert view[: len(survivors[:1])] == survivors[:1]
         if set(view) - set(survivors):
             assert all(said[id] == BOUNDARY for id in survivors), "a newcomer joins in the middle of a step"
             assert not set(self.view) & (set(view) - set(survivors)), "one that left is back"
+        self.saving = []
         self.view, self.generation = view, generation
 
 
@@ -75,7 +94,7 @@ def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
         if missing and not world.verdicts:
             world.comes(chance.choice(missing), chance.randrange(1, 3))
     elif kind == "trap":
-        world.trap = chance.choice(COLLECTIVES)
+        world.trap = chance.choice((*COLLECTIVES, SAVING))
     elif kind == "lost":
         if others:
             world.lost(chance.choice(others).name)
@@ -108,10 +127,14 @@ def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
                 else:
                     worker.left = True
                     worker.ends(None, "SIGTERM")
+            case "leave, and a trap":  # where those who stay may be a step behind
+                worker.leave, world.trap = worker.generation > 0, "exchange"
             case "break":
                 worker.breaks = True
             case "quit":
                 worker.quits = True
+            case "cannot save":
+                worker.cannot_save = True
 
 
 def drain(world: World, node: Node | None) -> None:
@@ -151,8 +174,10 @@ def simulate(seed: int) -> World:
         "stop",
         "raise",
         "leave",
+        "leave, and a trap",
         "break",
         "quit",
+        "cannot save",
     ]
     kinds += ["comes", "comes", "lost", "drain"] if count > 1 or chance.random() < 0.3 else []
     allowed = chance.sample(kinds, chance.randrange(1, len(kinds)))
@@ -176,12 +201,13 @@ def simulate(seed: int) -> World:
 def judge_end(world: World) -> None:
     failed = [over for over in world.verdicts if over["failed"]]
     for over in failed:
-        reasons = ("lost", "nodes were here", "after the run had finished: hang")
+        reasons = ("lost", "nodes were here", "after the run had finished: hang", "told to leave, ended before")
         assert any(reason in over["why"] for reason in reasons), over["why"]
     if world.storage < STEPS and not failed:
         last = {(worker.node.name, worker.local_rank): worker for worker in world.every.values()}
         here = [worker for worker in last.values() if not worker.node.leaving and worker.node.admitted]
-        unwilling = [worker.id for worker in here if not (worker.left or worker.exit[1] == "SIGTERM")]
+        willing = {id for _, id in world.leaving_in}
+        unwilling = [one.id for one in here if not (one.left or one.id in willing or one.exit[1] == "SIGTERM")]
         assert not unwilling, f"the run ended before its end, and nobody told {unwilling} to leave"
 
 
@@ -218,14 +244,24 @@ def test_a_bug_ends_the_run_and_the_farthest_survivor_saves() -> None:
         assert f"the same failure twice at step {world.bug_at}: Error0" in over["why"], seed
 
 
-def test_when_all_are_told_to_leave_everything_is_saved_first() -> None:
-    for seed in range(200):
+def test_when_all_are_told_to_leave_everything_is_saved_first_or_the_run_has_failed() -> None:
+    """Whoever is killed, or cannot save: the coordinator as it begins to, one that the others have left it all to."""
+    for seed in range(600):
         world = quietly(seed, 1 + seed % 4)
-        for _ in range(seed):
+        chance = random.Random(seed)
+        for _ in range(chance.randrange(400)):
             world.moment()
         drain(world, world.nodes["node0"])
+        rate, killed = chance.choice([0.0, 0.005, 0.02]), 0
+        allowed = ["kill", "coordinator", "trap", "cannot save"]
         while world.nodes and not world.over:
             world.moment()
+            if chance.random() < rate and len([one for one in world.workers() if one.alive]) > 1:
+                fault(world, chance, allowed)
+                killed += 1
             assert world.moments < PATIENCE, seed
-        assert not any(over["failed"] for over in world.verdicts), seed
-        assert world.storage == max(0, *(worker.step for worker in world.every.values()), 0), seed
+        in_order = [worker for worker in world.every.values() if worker.exit == (0, None)]
+        newest = max((worker.step for worker in world.every.values()), default=0)
+        assert killed or world.storage == max(newest, 0), seed
+        if world.storage < (max(worker.step for worker in in_order) if in_order else newest):
+            assert all(over["failed"] for over in world.verdicts), seed

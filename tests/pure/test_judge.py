@@ -168,12 +168,12 @@ def a_claim_loads_a_step_that_its_source_never_reached() -> tuple[list[Event], d
     return story.launch(4).train(STEPS).finish().events, {}
 
 
-@breaks("zombie", "repeat")
+@breaks("zombie", "repeat", "durable")
 def a_claim_goes_on_from_a_superseded_writer() -> tuple[list[Event], dict[str, Any]]:
-    """Claim 2 left claim 1 at step 4; claim 1 then wrote step 5 with other bits, and claim 3 takes it."""
+    """Claim 2 left claim 1 at step 4, and saved; claim 1 then wrote step 5 with other bits, and claim 3 takes it."""
     story = Story().launch(4).train(5)
     zombie = story.saved[0]
-    story.launch(4).train(6, save=False)
+    story.launch(4).train(6)
     story.saved = (zombie, 5)
     events = changed(
         story.launch(2).train(STEPS).finish().events, "step_applied", {"claim": 1, "step": 4}, sums="other"
@@ -308,6 +308,18 @@ def the_final_weights_differ_from_the_undisturbed_digest() -> tuple[list[Event],
     return restarted().events, {"reference": "other"}
 
 
+@breaks("durable")
+def the_last_worker_leaves_with_what_nobody_has_saved() -> tuple[list[Event], dict[str, Any]]:
+    """The other one was killed before: that it left first, or died later and may have held it, excuses nobody."""
+    story = Story().launch(2).train(3).fault(0, fatal=True).leave(1)
+    return story.launch(2).train(STEPS).finish().events, {}
+
+
+@breaks("durable")
+def all_leave_and_nobody_saves() -> tuple[list[Event], dict[str, Any]]:
+    return Story().launch(3).train(3).leave(0).leave(2).leave(1).launch(2).train(STEPS).finish().events, {}
+
+
 @breaks("finished")
 def no_worker_finishes() -> tuple[list[Event], dict[str, Any]]:
     return without(undisturbed().events, "finished"), {}
@@ -437,6 +449,17 @@ def test_a_superseded_writer_s_late_steps_and_saves_change_nothing() -> None:
     assert verdict.discarded == 3
 
 
+def test_a_writer_that_never_saved_superseded_nobody() -> None:
+    """What the one before it had on its way, and wrote after that, is what the run goes on from."""
+    story = Story().launch(4).train(5)
+    late = Story().launch(4).train(6).events[len(story.events) :]
+    writer, wrote = story.saved[0], 6
+    story.launch(4).train(5, save=False)
+    story.saved = (writer, wrote)
+    verdict = verdict_on([*story.events, *late, *story.launch(2).train(STEPS).finish().events[len(story.events) :]])
+    assert "zombie" not in {violation.invariant for violation in verdict.violations}
+
+
 def test_what_storage_holds_is_acquitted_where_it_is_what_training_had() -> None:
     """The state at step 0 has no `weights` record, and a checkpoint of steps that nobody observed tells nothing."""
     verdict = verdict_on(restarted().events, checkpoints=[replace(stored(8)[0], claim=3), *stored(4, 2, 0)])
@@ -455,6 +478,15 @@ def test_a_worker_may_finish_the_step_in_hand_when_its_launch_is_given_up() -> N
     events = story.launch(2).train(STEPS).finish().events
     last = events[-1]["t"]
     assert verdict_on([*events[:-2], *({**e, "t": last} for e in in_hand), *events[-2:]]).ok
+
+
+def test_who_leaves_others_behind_need_not_save() -> None:
+    """Of a worker that was taken by something else than the drill nobody knows whether it still held the state then."""
+    stays = Story().launch(2).train(3).leave(1).fault(0, fatal=True)
+    stuck = Story().launch(2).train(3).fault(0, fatal=False).leave(1)
+    for story in (stays, stuck):
+        verdict = verdict_on(story.launch(2).train(STEPS).finish().events)
+        assert verdict.ok, str(verdict)
 
 
 def test_falling_back_from_damaged_checkpoints_is_allowed_where_it_is_asked_for() -> None:

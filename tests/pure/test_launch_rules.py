@@ -9,8 +9,23 @@ import struct
 import pytest
 
 from elastic.launch.logs import LogRules, Logs
-from elastic.launch.progress import Doubts, Patience
-from elastic.membership.progress import BETWEEN, BYTES, COMPUTING, EVALUATING, SAVING, STARTING, WAITING, Record
+from elastic.launch.progress import Doubts, Patience, sighting
+from elastic.membership.progress import (
+    BETWEEN,
+    BYTES,
+    COMPUTING,
+    EVALUATING,
+    LIMITED,
+    LOADING,
+    OVER,
+    READING,
+    SAVING,
+    STARTING,
+    WAITING,
+    Progress,
+    Record,
+)
+from elastic.membership.stalls import Sighting
 
 
 def computing(**other: float) -> Record:
@@ -29,39 +44,58 @@ def test_a_record_is_read_as_workers_write_it() -> None:
         os.close(fd)
 
 
-def test_a_worker_that_computes_for_too_long_is_stuck() -> None:
-    assert Patience().stuck(130.0, computing(), "R", not_before_s=0.0) is None
-    why = Patience().stuck(130.5, computing(), "R", not_before_s=0.0)
-    assert why is not None
-    assert "30.5 s" in why
+def seen(now_s: float, record: Record, *, not_before_s: float = 0.0, patience: float = 1.0) -> Sighting:
+    return sighting(now_s, "w", record, not_before_s=not_before_s, patience=patience)
 
 
-def test_a_worker_that_hangs_between_two_steps_is_stuck() -> None:
-    why = Patience().stuck(130.5, computing(phase=BETWEEN), "R", not_before_s=0.0)
-    assert why == "it has been between two steps for 30.5 s without a sign, and may for 30.0 s"
+@pytest.mark.parametrize("phase", LIMITED)
+def test_a_worker_that_gives_no_sign_for_too_long_is_stuck(phase: int) -> None:
+    """In whatever calls the script's code, or storage: evaluating and saving too."""
+    assert not seen(130.0, computing(phase=phase)).stuck
+    assert seen(130.5, computing(phase=phase)).stuck
+    assert not seen(130.5, computing(phase=phase), patience=2.0).stuck
 
 
-@pytest.mark.parametrize("phase", [STARTING, WAITING, SAVING, EVALUATING])
-def test_waiting_saving_and_evaluating_are_not_mistaken_for_hangs(phase: int) -> None:
-    assert Patience().stuck(1e6, computing(phase=phase), "S", not_before_s=0.0) is None
+def test_what_a_stuck_worker_did_is_told_in_words() -> None:
+    assert str(seen(130.5, computing())) == "it has computed for 30.5 s without a sign, and may for 30.0 s"
+    between = seen(130.5, computing(phase=BETWEEN))
+    assert str(between) == "it has been between two steps for 30.5 s without a sign, and may for 30.0 s"
+
+
+@pytest.mark.parametrize("phase", [STARTING, WAITING, OVER])
+def test_waiting_is_not_mistaken_for_a_hang(phase: int) -> None:
+    assert not seen(1e6, computing(phase=phase)).stuck
 
 
 def test_a_step_without_a_limit_may_last() -> None:
-    assert Patience().stuck(1e6, computing(limit_s=math.inf), "R", not_before_s=0.0) is None
+    assert not seen(1e6, computing(limit_s=math.inf)).stuck
 
 
 def test_a_stopped_process_is_found_at_the_second_look() -> None:
     """One look may catch a debugger that stops it for a moment."""
     patience = Patience()
-    assert patience.stuck(0.0, Record(), "T", not_before_s=0.0) is None
-    assert patience.stuck(0.2, Record(), "S", not_before_s=0.0) is None
-    assert patience.stuck(0.4, Record(), "T", not_before_s=0.0) is None
-    assert patience.stuck(0.6, Record(), "T", not_before_s=0.0) is not None
+    assert [patience.stopped(state) for state in "TSTT"] == [False, False, False, True]
 
 
 def test_a_watcher_that_was_held_up_itself_accuses_nobody() -> None:
     """A machine that was suspended, or a frozen container, stops all of them."""
-    assert Patience().stuck(5000.0, computing(), "R", not_before_s=4990.0) is None
+    assert not seen(5000.0, computing(), not_before_s=4990.0).stuck
+
+
+def test_what_may_compile_or_moves_the_whole_state_has_ten_times_as_long() -> None:
+    fd = os.memfd_create("record")
+    os.ftruncate(fd, BYTES)
+    progress = Progress(fd, hang_s=30.0)
+
+    def limit_s(phase: int) -> float:
+        progress.at(phase, generation=1, step=7)
+        return Record.read(fd).limit_s
+
+    assert [limit_s(phase) for phase in (COMPUTING, SAVING, LOADING, WAITING)] == [300.0, 300.0, 300.0, math.inf]
+    progress.step_done()
+    progress.step_done()
+    assert [limit_s(phase) for phase in (COMPUTING, READING, EVALUATING, SAVING)] == [30.0, 30.0, 30.0, 300.0]
+    os.close(fd)
 
 
 def test_a_worker_that_was_killed_for_a_hang_may_only_have_been_slow() -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from elastic.drill.faults import OF_A_VIEW, Disk, Fault, KillChild
 from elastic.drill.planning.draw import MAKES
-from tests.kit.random_drills import FAULTS_MAX, SCRIPTS, RandomDrill, random_drill, script
+from tests.kit.programs import habits
+from tests.kit.random_drills import FAULTS_MAX, HABITS, SCRIPTS, RandomDrill, random_drill, script
 
-PINNED = ["2e9f07483c0f90e1", "542a6e3a82917cd4", "558d6917d1541835"]
+PINNED = ["29732ac85ab75cc1", "542a6e3a82917cd4", "5c7ff9cefe17cf17"]
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,13 @@ def test_seeds_draw_every_kind_of_fault_on_every_number_of_workers(drills: list[
 @pytest.mark.parametrize("number", range(SCRIPTS))
 def test_a_script_has_steps_for_faults_to_strike(number: int) -> None:
     assert 5 <= script(number).steps <= 40
+
+
+def test_seeds_draw_every_habit_of_scripts() -> None:
+    """Faults in a plain loop find nothing out about teachers, noise, and layers that are frozen for a while."""
+    drawn = Counter(script(number).habit for number in range(SCRIPTS))
+    assert drawn.keys() - {None} == set(HABITS) == habits.HABITS.keys()
+    assert drawn[None] > SCRIPTS / 3
 
 
 def test_a_drill_takes_seconds(drills: list[RandomDrill]) -> None:

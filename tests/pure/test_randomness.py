@@ -11,7 +11,19 @@ import pytest
 import torch
 
 from elastic.errors import ConfigError
-from elastic.state.randomness import derive, example_seed, outside_seed, seed, seed_streams, share_seed
+from elastic.state.randomness import (
+    after_seed,
+    before_seed,
+    derive,
+    end_seed,
+    evaluated_seed,
+    example_seed,
+    outside_seed,
+    seed,
+    seed_streams,
+    share_seed,
+    start_seed,
+)
 
 
 def draws() -> tuple[list[float], list[float], list[float]]:
@@ -28,6 +40,11 @@ def test_derived_values_are_the_same_on_every_platform_and_in_every_version() ->
     assert example_seed(0, 1, 2) == 17533396784904998489
     assert share_seed(0, 1, 0, 2, 0) == 13678279011819871370
     assert outside_seed(0, 1, 0) == 2130647907706012233
+    assert start_seed(0) == 11854170632789959902
+    assert before_seed(0, 1) == 13788295212831572599
+    assert after_seed(0, 1) == 2707803868884640197
+    assert evaluated_seed(0, 1, 2) == 3469498536829963475
+    assert end_seed(0) == 5783303334883555464
 
 
 def test_no_two_keys_meet_by_their_spelling() -> None:
@@ -45,6 +62,9 @@ def test_places_of_one_run_do_not_share_a_stream() -> None:
     seeds = [share_seed(a, b, c, d, 0) for a, b, c, d in places]
     seeds += [example_seed(a, b, c) for a, b, c in itertools.product(range(6), repeat=3)]
     seeds += [outside_seed(a, b, c) for a, b, c in itertools.product(range(6), repeat=3)]
+    seeds += [evaluated_seed(a, b, c) for a, b, c in itertools.product(range(6), [None, *range(6)], range(6))]
+    seeds += [place(a, b) for place in (before_seed, after_seed) for a, b in itertools.product(range(6), repeat=2)]
+    seeds += [place(a) for place in (start_seed, end_seed) for a in range(6)]
     assert len(set(seeds)) == len(seeds)
     assert len({value & 0xFFFFFFFF for value in seeds}) == len(seeds)  # torch's CPU generator sees these bits,
     assert len({value >> 32 for value in seeds}) == len(seeds)  # NumPy's these

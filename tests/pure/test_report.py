@@ -75,6 +75,19 @@ def test_who_left_alone_did_not_end_the_run() -> None:
     assert report(story.leave(1).events).state == "left"
 
 
+def test_who_takes_the_claim_of_a_lost_coordinator_to_save_leaves_for_all() -> None:
+    """Under torchrun. The third worker has left as well, and tells it of the claim before."""
+    story = Story().launch(3).train(2).leave(2)
+    events = story.events
+    others = {"worker": events[-1]["worker"], "rank": 1, "generation": 0, "claim": 2, "step": 2}
+    last_t = events[-1]["t"]
+    saver = {**others, "worker": next(event["worker"] for event in events if event.get("rank") == 1)}
+    events.append({**saver, "t": last_t + 0.1, "event": "claimed", "resumed_from": None})
+    assert report(events).state == "unfinished"
+    events.append({**saver, "t": last_t + 0.2, "event": "left"})
+    assert report(events).state == "left"
+
+
 def test_a_replacement_that_comes_when_all_is_over_is_no_failure() -> None:
     events = Story().launch(2).train(2).finish().events
     late = {"t": events[-1]["t"] + 1.0, "worker": "late", "event": "ended"}

@@ -6,7 +6,7 @@ from itertools import groupby, product
 
 import pytest
 
-from elastic.errors import Evicted, SavesFailed
+from elastic.errors import CollectiveMismatch, Evicted, SavesFailed
 from elastic.membership.rules import BOUNDARY, Candidate, Failure, next_view, repeated
 
 STEP = "in the exchange of step 3"
@@ -119,3 +119,8 @@ def test_a_run_that_another_job_has_taken_over_ends_at_once() -> None:
     """Its next coordinator would meet the same at its next save, and train in vain until then."""
     evicted = failure(f"{Evicted.__module__}.{Evicted.__qualname__}: claim 1 is no longer ours")
     assert repeated([], evicted, restarts_max=3, window_s=100) == "another job has taken this run over"
+
+
+def test_scripts_that_go_different_ways_need_no_second_failure_to_be_known_as_a_bug() -> None:
+    newest = failure(f"{CollectiveMismatch.__module__}.{CollectiveMismatch.__qualname__}: rank 0 evaluates")
+    assert repeated([], newest, restarts_max=3, window_s=100) == "the script does not do the same on all workers"

@@ -1,4 +1,4 @@
-"""What a script imports is worked out without running it."""
+"""How far a script is run ahead of its workers is worked out from its source."""
 
 from __future__ import annotations
 
@@ -6,60 +6,89 @@ from pathlib import Path
 
 import pytest
 
-from elastic.launch.script import Import, Script, imports_of, source_of
+from elastic.launch.beginning import beginning
+from elastic.launch.script import Script, spec_of
 
 
-def test_imports_at_the_top_are_found_in_order() -> None:
-    source = """
+def lines(source: str) -> list[int]:
+    return [statement.line for statement in beginning(source, "train.py")]
+
+
+def test_imports_and_what_says_where_to_look_are_run_in_order() -> None:
+    source = '''\
+"""A script."""
 from __future__ import annotations
 import os, sys as system
-from torch.nn import functional as F, Linear
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+os.environ["TOKENIZERS"] = "false"
+os.environ.setdefault("THREADS", str(2))
+sys.path.insert(0, str(ROOT / "src"))
+LR: float = 1e-3
 from .near import thing
-import numpy.random
-"""
-    assert imports_of(source) == [
-        Import("os"),
-        Import("sys"),
-        Import("torch.nn", ("functional", "Linear")),
-        Import("near", ("thing",), 1),
-        Import("numpy.random"),
-    ]
-
-
-def test_what_may_not_run_is_left_to_the_worker() -> None:
-    """A warm process that imports too much would share what no script has asked for."""
-    source = """
-if TYPE_CHECKING:
-    import never
-if os.environ.get("DEBUG"):
-    import debugger
-def main():
-    import late
 try:
     import maybe
 except ImportError:
-    import instead
+    maybe = None
+if sys.version_info >= (3, 11):
+    import tomllib
+def helper(x=1): ...
+class Model(thing.Module):
+    size = 3
+    def forward(self): return os.fork()
 if __name__ == "__main__":
     import then
-"""
-    assert [one.module for one in imports_of(source)] == ["maybe", "then"]
+    then.main()
+    import late
+'''
+    assert lines(source) == [3, 4, 6, 7, 8, 9, 10, 11, 12, 16, 23]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "config.lr = 0.04",
+        "torch.manual_seed(5)",
+        "ARGS = parse()",
+        "os.environ['PYTHONPATH'] = os.environ['PYTHONPATH'] + ':src'",
+        "os.environ['SIZE'] = str(compute())",
+        "sys.path.insert(0, download())",
+        "for name in names: import_module(name)",
+        "@register\ndef helper(): ...",
+        "class Mine(Base): registered = register()",
+        "with torch.device('meta'): model = make()",
+        "try:\n    install()\nexcept OSError: pass",
+        "if compute(): import heavy",
+        "(X := 3)",
+        "del os.environ['HOME']",
+    ],
+)
+def test_what_a_module_may_look_for_must_have_happened_before_it_is_imported(statement: str) -> None:
+    """A module that is imported ahead of `config.lr = 0.04` trains with another learning rate, and says nothing."""
+    assert lines(f"import os, sys, config\n{statement}\nimport model\n") == [1]
 
 
 def test_a_script_that_does_not_compile_imports_nothing() -> None:
-    assert imports_of("import os\nthis is no python\n") == []
+    assert lines("import os\nthis is no python\n") == []
+    assert lines("import os\nreturn 3\n") == []
 
 
 def test_a_module_is_found_without_running_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "imports_probe"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "__main__.py").write_text("from . import part\nraise SystemExit('it was run')\n")
+    (package / "__main__.py").write_text("raise SystemExit('it was run')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    source, home = source_of(Script("imports_probe", module=True))
+    spec = spec_of("imports_probe")
 
-    assert home == "imports_probe"
-    assert imports_of(source) == [Import("", ("part",), 1)]
+    assert spec is not None
+    assert (spec.name, spec.parent, spec.origin) == (
+        "imports_probe.__main__",
+        "imports_probe",
+        str(package / "__main__.py"),
+    )
 
 
 @pytest.mark.parametrize("command", [["train.py", "-m", "x"], ["-m", "pkg.train", "--lr", "1"], ["train.py"]])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.state.transfer import Roles, Standing, _layout, _pack, _ranges, _unpack, roles
+from elastic.state.transfer import Roles, Standing, _described, _flat, _layout, _pack, _ranges, _unpack, roles
 
 KINDS = [
     Standing(step=step, agreements=agreements, torn=torn, rewinds=rewinds)
@@ -125,11 +125,10 @@ def test_the_donors_pieces_together_are_the_state_bit_by_bit(
     tensors: dict[str, torch.Tensor], donors: int, piece: int
 ) -> None:
     """Every dtype, empty and transposed tensors, and pieces that begin and end anywhere in a tensor."""
-    kinds = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
-    layout, total = _layout(kinds)
-    given = {name: flat_bytes(tensor) for name, tensor in tensors.items()}
-    into = {name: torch.empty(place.shape, dtype=place.dtype) for name, place in layout.items()}
-    flats_into = {name: flat_bytes(tensor) for name, tensor in into.items()}
+    layout, total = _layout({name: _described(tensor) for name, tensor in tensors.items()})
+    given = {name: _flat(tensor) for name, tensor in tensors.items()}
+    into = {name: place.empty() for name, place in layout.items()}
+    flats_into = {name: _flat(tensor) for name, tensor in into.items()}
     covered = 0
     for start, stop in _ranges(total, donors):
         for low in range(start, stop, piece):
@@ -144,17 +143,25 @@ def test_the_donors_pieces_together_are_the_state_bit_by_bit(
         assert raw_bytes(into[name]) == raw_bytes(tensor)
 
 
-def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    return bytes(flat_bytes(tensor).numpy().tobytes())
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def test_what_fills_its_memory_in_any_order_travels_without_a_copy() -> None:
+    """A model in channels_last would be copied whole by each donor, while all wait; and it arrives as it lay."""
+    images = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    gaps = torch.randn(4, 6)[:, ::2]
+
+    assert _flat(images).data_ptr() == images.data_ptr()
+    assert _flat(gaps).data_ptr() != gaps.data_ptr()
+    layout, _ = _layout({"images": _described(images), "gaps": _described(gaps)})
+    assert layout["images"].empty().stride() == images.stride()
+    assert layout["gaps"].empty().is_contiguous()
 
 
 @pytest.mark.parametrize("sizes", [[], [1], [64], [65], [1, 64, 63], [0, 0, 3]])
 def test_tensors_lie_aligned_and_apart(sizes: list[int]) -> None:
-    layout, total = _layout({f"t{i}": ["uint8", [size]] for i, size in enumerate(sizes)})
+    layout, total = _layout({f"t{i}": ["uint8", [size], [1]] for i, size in enumerate(sizes)})
     places = list(layout.values())
     assert all(place.offset % 64 == 0 for place in places)
     assert all(before.offset + before.nbytes <= after.offset for before, after in pairwise(places))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import selectors
+import socket
+
 import pytest
 
+from elastic.launch.connection import Connection
 from elastic.launch.worker import cut
+from elastic.membership.live import said
 from elastic.membership.wire import LINE_MAX, Lines, WireError, encode
 
 
@@ -30,9 +35,35 @@ def test_a_line_without_end_is_refused_before_memory_is() -> None:
         Lines().feed(b"x" * (LINE_MAX + 1))
 
 
-def test_an_exception_of_megabytes_fits_into_a_line_and_keeps_its_end() -> None:
-    """The agent would take the worker's channel for broken, kill it, and start it again, for ever."""
-    told = cut("x" * 5_000_000 + "ValueError: the reason")
-    assert told.endswith("ValueError: the reason")
+def test_an_exception_of_megabytes_fits_into_a_line_and_keeps_its_beginning_and_its_end() -> None:
+    """The agent would take the worker's channel for broken, kill it, and start it again, for ever.
+
+    By what an error begins with, its type, its repetition is known."""
+    told = cut("ValueError: " + "\N{PILE OF POO}" * 5_000_000 + "the reason")
+    assert told.startswith("ValueError: ")
+    assert told.endswith("the reason")
     assert len(encode({"say": "failed", "error": told, "trace": told})) < LINE_MAX
     assert cut("short") == "short"
+
+
+@pytest.mark.parametrize("characters", [100, 70_000, 150_000])
+def test_what_a_dead_worker_said_last_is_heard_however_long_it_is(characters: int) -> None:
+    """Its exception may be longer than one read: without it nobody would know why it ended."""
+    last = {"say": "failed", "trace": "x" * characters}
+    heard: list[object] = []
+    agents, workers = socket.socketpair()
+    workers.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    with selectors.DefaultSelector() as loop, workers, workers.dup() as of_its_child:
+        connection = Connection(loop, agents, heard.append, lambda why: None)
+        workers.sendall(encode(last))
+        workers.close()
+        connection.drain()  # of_its_child keeps the channel open
+        assert heard == [last]
+        assert of_its_child.fileno() > 0
+
+
+def test_a_worker_does_not_say_what_its_agent_would_not_take() -> None:
+    """The agent took its channel for broken, killed it, and replaced it, for ever: kills before a step count little."""
+    with pytest.raises(WireError, match="fewer groups"):
+        said("ready", {"shares": 4, "identity": {"groups": ["lr"] * LINE_MAX}})
+    assert Lines().feed(said("ready", {"shares": 4})) == [{"say": "ready", "shares": 4}]

@@ -49,7 +49,7 @@ def any_s3(request: pytest.FixtureRequest) -> S3Server:
     return server
 
 
-@pytest.fixture(params=["local", "memory", "faulty", "s3", "rgw"])
+@pytest.fixture(params=["local", "memory", "faulty", "s3", "rgw", "obstore"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
     """An empty (URL, storage options), once for each kind of storage."""
     number = next(_count)
@@ -59,6 +59,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
         return f"memory://run-{number}", {}
     if request.param == "faulty":  # without faults it must be like any other
         return Faults(Plan()).around(f"memory://run-{number}")
+    if request.param == "obstore":
+        pytest.importorskip("obstore")
+        return f"s3://runs/folder/run-{number}", {**request.getfixturevalue("rgw").options, "client": "obstore"}
     server: S3Server = request.getfixturevalue(request.param)
     return f"s3://runs/folder/run-{number}", server.options
 

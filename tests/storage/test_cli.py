@@ -22,6 +22,7 @@ from checkpoint import Checkpointer, digest
 from checkpoint.cli import housekeeping, main
 from checkpoint.cli.screen import human_age, human_bytes, one_line, printable
 from checkpoint.cli.usage import parse
+from checkpoint.runs.fence import withdraw
 from checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
 
@@ -117,14 +118,10 @@ def test_ls_marks_what_the_run_has_moved_on_from(late: Path, capsys: Capture) ->
 
 
 def test_where_nothing_would_ever_be_loaded_ls_says_1(tmp_path: Path, checkpointer: Make, capsys: Capture) -> None:
-    """The first commit of a job that was replaced before it was made."""
+    """The first commit of a job whose claim had been withdrawn as it was made."""
     with checkpointer(tmp_path) as first:
         first.save(10, STATE)
-    [manifest] = (tmp_path / "commits").iterdir()
-    manifest.rename(tmp_path / "hidden")
-    with checkpointer(tmp_path) as second:
-        second.claim()
-    (tmp_path / "hidden").rename(manifest)
+    withdraw(open_storage(tmp_path), 1, "its taker gave up")
 
     assert main(["ls", str(tmp_path)]) == 1
     assert "no, never loaded" in capsys.readouterr().out
@@ -326,7 +323,7 @@ def test_help_of_every_command_says_what_the_exit_statuses_mean_in_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for name in ([], ["ls"], ["verify"], ["digest"], ["diff"], ["export"], ["sweep"]):
+    for name in ([], ["ls"], ["verify"], ["digest"], ["diff"], ["export"], ["import"], ["sweep"]):
         with pytest.raises(SystemExit) as caught:
             main([*name, "--help"])
         assert caught.value.code == 0
@@ -464,6 +461,7 @@ def stopped(run: Path) -> Iterator[int]:
             assert process.stdout is not None
             assert select.select([process.stdout], [], [], WITHIN_S)[0]
             process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
             yield process.pid
         finally:
             process.kill()

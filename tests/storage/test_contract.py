@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from fsspec.asyn import AsyncFileSystem
 
-from checkpoint.storage import AlreadyThere, Missing, Storage, get_into, map_object, open_storage
+from checkpoint.storage import AlreadyThere, Missing, Storage, delete_many, get_into, map_object, open_storage
 
 MIB = 2**20
 
@@ -31,6 +31,7 @@ def test_what_was_put_is_read_back_whole_and_in_part(storage: Storage) -> None:
     assert storage.get("a/b/one", 3, 4) == b"3456"
     assert storage.get("a/b/one", 8, 100) == b"89"
     assert storage.get("a/b/one", 3, 0) == b""
+    assert storage.get("a/b/one", 10, 5) == storage.get("a/b/one", 11, 5) == b""
     assert storage.size("a/b/one") == 10
 
 
@@ -47,6 +48,29 @@ def test_large_objects_are_read_whole_and_in_part(storage: Storage) -> None:
     assert storage.get("large", len(data) - 3, 9 * MIB) == data[-3:]
     with pytest.raises(Missing):
         storage.get("absent", 0, 9 * MIB)
+
+
+@pytest.mark.parametrize("size", [8 * MIB, 16 * MIB, 16 * MIB + 1])
+def test_an_object_that_ends_with_a_range_or_just_after_it_is_read_whole(storage: Storage, size: int) -> None:
+    """Some storages answer a range behind the end with an error of its own."""
+    data = os.urandom(size)
+    storage.put("large", data)
+    assert storage.get("large") == storage.get("large", 0, size) == storage.get("large", 0, size + 1) == data
+    assert storage.get("large", 0, size + 9 * MIB) == data
+    assert storage.get("large", 8 * MIB) == data[8 * MIB :]
+    target = memoryview(bytearray(size))
+    assert get_into(storage, "large", target) == size
+    assert target == data
+
+
+def test_many_are_removed_at_once_also_where_some_are_absent(storage: Storage) -> None:
+    names = ["data/a b", "data/x+y=z,@1", "data/c/d", "data/e"]
+    for name in names:
+        storage.put(name, b"1")
+    storage.put("data/stays", b"1")
+    delete_many(storage, [*names, "data/absent", "absent/too"])
+    delete_many(storage, [])
+    assert list(storage.list("")) == ["data/stays"]
 
 
 def test_objects_are_read_into_memory_of_their_size(storage: Storage) -> None:
@@ -110,6 +134,7 @@ def test_put_writes_over_what_was_there(storage: Storage) -> None:
 def test_an_empty_object_is_an_object(storage: Storage) -> None:
     storage.put_new("a/empty", b"")
     assert storage.get("a/empty") == b""
+    assert storage.get("a/empty", 0, 2**20) == b"", "fewer at its end, also where a server knows no such range"
     assert storage.list("a") == {"a/empty": 0}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from checkpoint import (
     Checkpointer,
@@ -25,7 +27,9 @@ from checkpoint import (
     UnsupportedValue,
     digest,
 )
-from checkpoint.group import agreement, world
+from checkpoint.group import agreement, failures, ranges, world
+from checkpoint.group import load as load_module
+from checkpoint.storage import Scrubber
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import ODD_CHUNK_BYTES, build, fingerprint, ranks_of, train
 
@@ -224,6 +228,33 @@ def test_a_state_that_fits_on_some_ranks_only_is_loaded_on_none(tmp_path: Path) 
     returned(run_ranks(mismatch, 2, str(tmp_path)))
 
 
+def cast(rank: int, size: int, folder: str) -> None:
+    with ranks_of(folder, rank, size, name="cast") as (runs, _):
+        mesh = init_device_mesh("cpu", (size,))
+        values = torch.arange(6.0) / 3
+        runs.save(1, {"w": values, "n": torch.tensor(4), "plain": values})
+        runs.save(2, {"w": torch.tensor([1.0, 1, 1, 1, 1, 1e30]), "n": torch.tensor(5), "plain": values})
+
+        def here(dtype: torch.dtype) -> dict[str, Any]:
+            w = distribute_tensor(torch.zeros(6, dtype=dtype), mesh, [Shard(0)])
+            return {"w": w, "n": torch.tensor(0), "plain": torch.zeros(6, dtype=dtype)}
+
+        half, double = here(torch.float16), here(torch.float64)
+        with pytest.raises(StateMismatch, match="w: saved float32 with 1 finite"):  # which lies on the last rank
+            runs.load(half, cast=True)
+        assert not half["w"].to_local().any()
+        assert not half["n"], "nothing is touched on any rank"
+        step = runs.load(half, step=1, cast={"*": torch.float16})
+        assert set(step.cast) == {"w", "plain"}
+        assert torch.equal(half["w"].full_tensor(), values.half())
+        assert runs.load(double, cast=True) == 2
+        assert (double["w"].full_tensor()[-1].item(), double["n"].item()) == (torch.tensor(1e30).item(), 5)
+
+
+def test_each_rank_casts_its_part_and_none_does_if_a_value_of_one_does_not_fit(tmp_path: Path) -> None:
+    returned(run_ranks(cast, 2, str(tmp_path)))
+
+
 def refused(rank: int, size: int, folder: str) -> None:
     with ranks_of(folder, rank, size, name="refused") as (runs, _):
         runs.save(1, {"w": torch.ones(3)})
@@ -413,6 +444,53 @@ def test_what_one_rank_s_own_code_raises_reaches_all_and_hinders_no_later_save(t
     assert returned(run_ranks(fails_in_its_own_way, 2, str(tmp_path))) == [2, 2]
 
 
+def interrupted(rank: int, size: int, folder: str) -> list[str]:
+    """What rank 1's storage, its state, and its user (Ctrl-C) raise. Every call comes back at once, and with a reason:
+    the ranks wait ten minutes for one that is silent. finish_s says how long."""
+    with ranks_of(folder, rank, size, finish_s=600.0, name="interrupted") as (runs, storage):
+        state: dict[str, Any] = {"w": torch.ones(30_000), "fragile": Fragile(False)}
+        runs.save(1, state)
+        told = []
+
+        def fails(error: BaseException) -> None:
+            raise error
+
+        def call(act: Callable[[], object], error: type[BaseException]) -> None:
+            with pytest.raises(error if rank == 1 else CheckpointError) as caught:
+                act()
+            told.append(str(caught.value))
+
+        for error in (ValueError("Bad Request: b/o/x"), KeyboardInterrupt("a user's")):
+            storage.before_get = partial(fails, error) if rank == 1 else lambda: None
+            call(lambda: runs.load(state), type(error))
+        storage.before_get = lambda: None
+        assert runs.load(state) == 1
+        state["fragile"].state_dict = partial(fails, SystemExit("of the script's")) if rank == 1 else lambda: {"x": 1}
+        call(lambda: runs.save(2, state), SystemExit)
+        state["fragile"].state_dict = lambda: {"x": 1}
+        assert runs.save(3, state).step == 3
+        if rank == 1:
+            runs._ready_to_load = partial(fails, RuntimeError("before all"))  # type: ignore[method-assign]
+        call(lambda: runs.load(state), RuntimeError)
+        return told
+
+
+def test_whatever_a_rank_raises_the_others_hear_at_once_with_its_name_and_its_reason(tmp_path: Path) -> None:
+    of_0, _, of_2 = returned(run_ranks(interrupted, 3, str(tmp_path)))
+    for told in (of_0, of_2):
+        expected = ("ValueError", "KeyboardInterrupt", "SystemExit", "RuntimeError")
+        for text, kind in zip(told, expected, strict=True):
+            assert "rank 1 of 3 failed: " in text
+            assert kind in text
+
+
+def test_the_reason_that_others_hear_holds_no_secret() -> None:
+    error = ValueError("400 for\nkey hunter22")
+    told = failures.error_document(error, Scrubber("s3://bucket", {"secret": "hunter22"}))
+    assert told["text"] == "ValueError: 400 for key ***"
+    assert "hunter22" not in failures.error_document(error)["text"], "the secrets of this storage are not known"
+
+
 def damaged_manifest(rank: int, size: int, folder: str) -> tuple[int, float]:
     with ranks_of(folder, rank, size, name="manifest") as (runs, _):
         w = torch.ones(8)
@@ -434,14 +512,77 @@ def test_a_damaged_manifest_makes_all_fall_back(tmp_path: Path, size: int) -> No
     assert returned(run_ranks(damaged_manifest, size, str(tmp_path))) == [(1, 8.0)] * size
 
 
-def buffers_differ(rank: int, size: int, folder: str) -> list[float]:
-    """As BatchNorm's do under DDP after a forward."""
-    with ranks_of(folder, rank, size, name="buffers") as (runs, _):
-        state = {f"mean{i}": torch.full((64,), float(rank)) for i in range(8)}
+def partly(rank: int, size: int, folder: str) -> tuple[list[tuple[int, int]], int]:
+    """Bytes that this rank allocated and read, of a model alone and of all; and how often it read a manifest."""
+    with ranks_of(folder, rank, size, chunk_bytes=1000, name="partly", shard_bytes=2**20) as (runs, storage):
+        mesh = init_device_mesh("cpu", (size,))
+
+        def part(value: float) -> DTensor:
+            return distribute_tensor(torch.full((60, 100), float(value)), mesh, [Shard(0)])
+
+        state = {"model": {f"p{n}": part(n) for n in range(3)}, "optimizer": {f"m{n}": part(-n) for n in range(6)}}
         runs.save(1, state)
-        runs.load(state)
-        return [float(mean.sum()) for mean in state.values()]
+        allocated: list[int] = []
+        init = ranges.Wanted.__init__
+
+        def counted(self: ranges.Wanted, *args: Any) -> None:
+            init(self, *args)
+            allocated.append(self.bytes)
+
+        ranges.Wanted.__init__ = counted  # type: ignore[method-assign, assignment]
+        manifests: list[int] = []
+        read = load_module.read_manifest
+        load_module.read_manifest = lambda *args: manifests.append(1) or read(*args)  # type: ignore[func-returns-value]
+        found = []
+        for here in ({"model": state["model"]}, state):
+            for tensors in here.values():
+                for tensor in tensors.values():
+                    tensor.to_local().fill_(99.0)
+            storage.got.clear()
+            runs.load(here, strict=False)
+            found.append((allocated[-1], sum(size for *_, size in storage.got)))
+            assert all(t.to_local().eq(n).all() for n, t in enumerate(here["model"].values()))
+        return found, len(manifests)
 
 
-def test_small_tensors_that_differ_from_rank_to_rank_are_rank_0s_and_no_mixture(tmp_path: Path) -> None:
-    assert returned(run_ranks(buffers_differ, 2, str(tmp_path))) == [[0.0] * 8] * 2
+def test_a_rank_allocates_and_reads_what_it_loads_and_one_rank_reads_the_manifest(tmp_path: Path) -> None:
+    """A model without its optimizer, for evaluation, is a third of what was saved."""
+    answers = returned(run_ranks(partly, 3, str(tmp_path)))
+    local = 20 * 100 * 4
+    for (of_model, of_all), _ in answers:
+        assert of_model[0] == 3 * local
+        assert 3 * local <= of_model[1] <= 3 * local + 2 * 1000, "whole hash chunks are read"
+        assert of_all[0] == 9 * local
+    assert [manifests for _, manifests in answers] == [2, 0, 0]
+
+
+def passed_on(rank: int, size: int, folder: str) -> tuple[int, int]:
+    """Bytes that this rank received, where ranks 0 and 1 want one tensor and rank 2 another; and read."""
+    with ranks_of(folder, rank, size, chunk_bytes=1000, name="passed", shard_bytes=2**20) as (runs, storage):
+        state = {"a": torch.arange(50_000.0), "b": torch.arange(50_000.0) + 1}
+        runs.save(1, state)
+        received: list[int] = []
+        receive = world.World.receive
+
+        def counted(self: world.World, data: torch.Tensor, source: int, tag: int) -> Any:
+            received.append(data.nbytes)
+            return receive(self, data, source, tag)
+
+        world.World.receive = counted  # type: ignore[method-assign]
+        name = "b" if rank == 2 else "a"
+        here = {name: torch.zeros(50_000)}
+        storage.got.clear()
+        runs.load(here, strict=False)
+        assert here[name].equal(state[name])
+        return sum(received), sum(size for *_, size in storage.got)
+
+
+def test_what_several_ranks_want_is_read_once_and_sent_to_those_alone(tmp_path: Path) -> None:
+    (got_0, read_0), (got_1, read_1), (got_2, read_2) = returned(run_ranks(passed_on, 3, str(tmp_path)))
+    whole = 50_000 * 4
+    spare = 20 * 1000  # chunks that hold an end of a piece, and so something of the other tensor
+    assert whole - spare <= read_0 + read_1 <= whole + spare
+    assert abs(got_0 - read_1) <= spare
+    assert abs(got_1 - read_0) <= spare
+    assert got_2 <= spare
+    assert whole - spare <= read_2 <= whole + spare

@@ -340,3 +340,21 @@ def test_an_interrupted_local_write_is_invisible(tmp_path: Path) -> None:
 def test_a_password_is_hidden_as_the_url_has_it_and_decoded() -> None:
     scrub = Scrubber("ftp://user:p%40ss%2Fword@host/run", {})
     assert scrub("530 Login incorrect: p@ss/word (p%40ss%2Fword)") == "530 Login incorrect: *** (***)"
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "shown"),
+    [
+        ({"token": "to/ken+12="}, "GET https://host/x?token=to%2Fken%2B12%3D", "GET https://host/x?***"),
+        ({"token": "to/ken+12="}, "the header to%2Fken%2B12%3D", "the header ***"),
+        ({"password": "it's\\mine"}, f"called with {'it' + chr(39) + 's' + chr(92) + 'mine'!r}", 'called with "***"'),
+        ({"headers": {"Authorization": b"Bearer abc"}}, "sent b'Bearer abc'", "sent b'***'"),
+        ({"endpoint_url": "https://me:p4ssw0rd@host:9000"}, "denied p4ssw0rd at host:9000", "denied *** at host:9000"),
+        ({}, "GET https://host/x?X-Amz-Signature=abc failed", "GET https://host/x?*** failed"),
+    ],
+    ids=["in a query", "quoted", "as repr", "bytes", "in a public option", "signed by the client"],
+)
+def test_what_is_confidential_is_hidden_however_a_client_shows_it(
+    options: dict[str, Any], text: str, shown: str
+) -> None:
+    assert Scrubber("s3://bucket/run", options)(text) == shown

@@ -119,7 +119,7 @@ def test_whatever_goes_wrong_at_any_operation_of_a_claim_a_save_and_a_sweep(
         assert again.read().step == 5
     assert number > 6
     assert newest[4] > 0
-    assert (newest[3] > 0) == (how in OTHER), ends
+    assert (newest[3] > 0) == (how in OTHER and how != "a short read"), ends  # which is read again
 
 
 HONEST = (

@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import math
+import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode
+from checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode, writer
 from checkpoint.format.envelope import seal, unseal
 from checkpoint.format.manifest import parse
 from checkpoint.format.names import CommitId
@@ -130,6 +131,34 @@ class Watched(CutAfter):
         return self.inner.get(key, start, length)
 
 
+@pytest.mark.usefixtures("little_memory")
+def test_a_giant_where_a_manifest_or_a_claim_belongs_is_passed_over(tmp_path: Path) -> None:
+    """A sparse file of 200 GB costs nothing to make, and reading it whole ends every load for good."""
+    lines: list[str] = []
+    with Checkpointer(tmp_path, log=lines.append) as runs:
+        w = torch.ones(3)
+        commits = [runs.save(step, {"w": step * w}) for step in (1, 2)]
+        for key in (commits[1].id.manifest_key, "claims/00000001.json"):
+            (tmp_path / key).chmod(0o600)
+            os.truncate(tmp_path / key, 200 * 2**30)
+    with Checkpointer(tmp_path, log=lines.append) as runs:
+        assert runs.load({"w": w}) == 1
+        assert w.tolist() == [1, 1, 1]
+        assert [commit.step for commit in runs.list()] == [1]
+    told = [line for line in lines if "214,748,364,800 bytes" in line]
+    assert any("manifest commits/c00000001.s000000002" in line for line in told)
+    assert any("claim claims/00000001.json" in line for line in told)
+
+
+def test_a_manifest_that_no_reader_would_take_is_not_committed(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(writer, "MANIFEST_BYTES_MAX", 1000)
+    with Checkpointer(tmp_path) as runs:
+        assert runs.save(1, {"w": torch.ones(3)}).step == 1
+        with pytest.raises(CheckpointError, match="readers take at most 1,000"):
+            runs.save(2, {"w": torch.ones(3), "note": "x" * 1000})
+        assert [commit.step for commit in runs.list()] == [1]
+
+
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.usefixtures("little_memory")
 def test_a_hostile_manifest_is_refused_and_the_one_before_is_used(
@@ -182,7 +211,7 @@ def test_a_format_of_the_future_is_not_passed_over_in_silence(
     runs = checkpointer(tmp_path)
     runs.save(1, {"at": 1})
     path = tmp_path / runs.save(2, {"at": 2}).id.manifest_key
-    path.write_bytes(seal({**unseal(path.read_bytes(), "manifest"), "format": 2}))
+    path.write_bytes(seal({**unseal(path.read_bytes(), "manifest"), "format": 3}))
     with pytest.raises(CheckpointError, match="newer one") as caught:
         runs.read()
     assert not isinstance(caught.value, CorruptCheckpoint)

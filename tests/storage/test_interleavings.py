@@ -5,7 +5,6 @@ Each storage operation is one turn; a seeded scheduler decides whose turn is nex
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Callable
@@ -124,7 +123,7 @@ def _play(seed: int, url: str, checkpointer: Callable[..., Checkpointer]) -> Non
         setup.save(1, state(1))
         claim = setup.claim()
     old = checkpointer(InTurns(storage, turns, "old"), keep=2)
-    old._claim, old._claim_pid = claim, os.getpid()
+    old.adopt(claim)
 
     def run_old() -> None:
         for step in range(2, 2 + STEPS):

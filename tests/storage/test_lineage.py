@@ -20,7 +20,8 @@ def commit(claim: int, step: int, time: int = 0) -> CommitId:
 
 def order(resumed: dict[int, CommitId | None], commits: list[CommitId]) -> list[tuple[int, int]]:
     random.Random(5).shuffle(commits)
-    return [(id.claim, id.step) for id in lineage(max(resumed, default=None), commits, resumed.get)]
+    top = max((id.claim for id in commits), default=None)
+    return [(id.claim, id.step) for id in lineage(top, commits, resumed.get)]
 
 
 def test_no_claim_means_no_checkpoint() -> None:
@@ -43,8 +44,14 @@ def test_what_an_older_claim_made_after_it_was_replaced_is_never_chosen() -> Non
     assert order(resumed, commits) == [(3, 16), (2, 15), (1, 10)]
 
 
-def test_a_claim_that_made_no_commit_still_shuts_out_its_predecessor() -> None:
-    assert order({1: None, 2: commit(1, 10)}, [commit(1, 10), commit(1, 11)]) == [(1, 10)]
+def test_a_claim_counts_from_its_first_commit_on() -> None:
+    """Until then its holder may die or give up, and nothing that the one before it reported may be lost to that. It
+    sees by itself what it goes on from."""
+    resumed: dict[int, CommitId | None] = {1: None, 2: commit(1, 10)}
+    commits = [commit(1, 10), commit(1, 11)]
+    assert order(resumed, commits) == [(1, 11), (1, 10)]
+    assert order(resumed, [*commits, commit(2, 11)]) == [(2, 11), (1, 10)]
+    assert [(id.claim, id.step) for id in lineage(2, commits, resumed.get)] == [(1, 10)]
 
 
 def test_a_later_save_of_the_very_step_that_was_resumed_from_is_outside() -> None:
@@ -55,7 +62,8 @@ def test_a_later_save_of_the_very_step_that_was_resumed_from_is_outside() -> Non
 
 def test_claims_in_between_that_led_nowhere_are_passed_over() -> None:
     resumed = {1: None, 2: commit(1, 10), 3: commit(1, 10), 7: commit(1, 12)}
-    assert order(resumed, [commit(1, 10), commit(1, 12), commit(2, 50)]) == [(1, 12), (1, 10)]
+    commits = [commit(1, 10), commit(1, 12), commit(2, 50), commit(7, 13)]
+    assert order(resumed, commits) == [(7, 13), (1, 12), (1, 10)]
 
 
 def test_a_run_that_began_anew_does_not_reach_below() -> None:
@@ -65,12 +73,6 @@ def test_a_run_that_began_anew_does_not_reach_below() -> None:
 def test_a_swept_commit_does_not_end_the_lineage_below_it() -> None:
     resumed = {1: None, 2: commit(1, 10)}
     assert order(resumed, [commit(1, 5), commit(2, 12)]) == [(2, 12), (1, 5)]
-
-
-def test_a_claim_that_decided_nothing_hides_nothing() -> None:
-    """The newcomer named step 10, the old holder went on and swept it, the newcomer died before it committed."""
-    resumed = {1: None, 2: commit(1, 10)}
-    assert order(resumed, [commit(1, 11), commit(1, 12)]) == [(1, 12), (1, 11)]
 
 
 def test_retention_keeps_the_newest_whole_ones_and_waits_before_it_touches_the_unknown() -> None:
@@ -145,18 +147,18 @@ def test_of_two_saves_of_one_step_the_newer_one_stays() -> None:
     assert gone == [older]
 
 
-def test_a_save_of_our_own_that_may_be_under_way_is_spared_longer_than_a_strangers() -> None:
+def test_what_is_spared_stays_however_old_it_looks() -> None:
+    """Clocks are set; whether a save is under way does not hang on them."""
     own, strange = CommitId(2, 9, f"{1000:012x}{'0' * 8}"), CommitId(1, 9, f"{1000:012x}{'0' * 8}")
 
     def remove(now_s: float) -> list[CommitId]:
-        history = History(2, 2, (), ())
         return removable(
-            history, whole=lambda id: True, owners=[own, strange], keep=2, grace_s=0, own_grace_s=30, now_s=now_s
-        )
+            History(2, 2, (), ()),
+            whole=lambda id: True, owners=[own, strange], keep=2, grace_s=5, now_s=now_s, spared=lambda id: id == own,
+        )  # fmt: skip
 
-    assert remove(1.0) == [strange]
-    assert remove(30.9) == [strange]
-    assert remove(31.0) == [strange, own]
+    assert remove(5.9) == []
+    assert remove(6.0) == remove(2.0**40) == [strange]
 
 
 def test_names_are_keys_and_back() -> None:

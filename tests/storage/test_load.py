@@ -216,17 +216,62 @@ def test_an_object_that_refuses_names_what_already_changed(tmp_path: Path, check
         runs.load({"model": torch.nn.Linear(2, 3), "averages": Averages()})
 
 
-def test_what_is_plain_here_is_replaced_as_a_whole(tmp_path: Path, checkpointer: Make) -> None:
-    """A list of losses that has grown, a best result that was not there yet."""
+def test_what_is_plain_here_becomes_what_was_saved(tmp_path: Path, checkpointer: Make) -> None:
+    """A list of losses that has grown, a best result that was not there yet. Who handed a list or a dict in holds on to
+    it: it stays the same object. A tuple, such as NumPy's state of its generator, is made anew in what holds it."""
     runs = checkpointer(tmp_path)
-    runs.save(1, {"losses": [3.0, 2.0], "best": {"accuracy": 0.9}, "w": torch.ones(1), "pair": (1, torch.ones(1))})
-    here: dict[str, Any] = {"losses": [], "best": None, "w": torch.zeros(1), "pair": (1, torch.zeros(1))}
+    generator = np.random.RandomState(3)
+    saved = {"losses": [3.0, 2.0], "best": {"accuracy": 0.9}, "none": {"at": {"w": torch.ones(1)}}, "w": torch.ones(1)}
+    runs.save(1, {**saved, "pair": (1, torch.ones(1)), "numpy": generator.get_state()})
+    expected = generator.rand(5).tolist()
+    losses: list[float] = []
+    settings: dict[str, Any] = {"more": 1}
+    pair = torch.zeros(1)
+    here: dict[str, Any] = {"losses": losses, "best": settings, "none": {}, "w": torch.zeros(1), "pair": (2, pair)}
+    here["numpy"] = generator.get_state()
     runs.load(here)
-    assert (here["losses"], here["best"], here["pair"][1].item()) == ([3.0, 2.0], {"accuracy": 0.9}, 1.0)
-    with pytest.raises(StateMismatch, match="a tuple cannot be changed"):
-        runs.load({**here, "pair": (2, torch.zeros(1))})
+    assert (losses, settings, here["none"]["at"]["w"].item()) == ([3.0, 2.0], {"accuracy": 0.9}, 1.0)
+    assert here["losses"] is losses
+    assert here["pair"][0] == 1
+    assert here["pair"][1] is pair
+    assert pair.item() == 1.0
+    generator.set_state(here["numpy"])
+    assert generator.rand(5).tolist() == expected
+    assert runs.load({**here, "losses": None, "best": None}) == 1
     with pytest.raises(StateMismatch, match="saved a list, here a dict"):
         runs.load({**here, "losses": {"x": torch.zeros(1)}})
+    runs.save(2, (1, torch.ones(1)))
+    with pytest.raises(StateMismatch, match="a tuple cannot be changed"):
+        runs.load((2, torch.zeros(1)))
+
+
+def test_nothing_is_loaded_into_what_cannot_hold_it(tmp_path: Path, checkpointer: Make) -> None:
+    """torch's own load_state_dict returns as if it had loaded where a module is on the meta device."""
+    runs = checkpointer(tmp_path)
+    model = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    runs.save(1, {"model": model, "optimizer": optimizer, "w": torch.ones(3)})
+    with torch.device("meta"):
+        empty = torch.nn.Linear(2, 3)
+    here: dict[str, Any] = {
+        "model": empty,
+        "optimizer": torch.optim.SGD(empty.parameters(), momentum=0.9),
+        "w": torch.zeros(3),
+    }
+    with pytest.raises(StateMismatch, match=r"meta device.*to_empty") as caught:
+        runs.load(here)
+    of_model, of_optimizer = {"model.weight", "model.bias"}, {"optimizer.state[0]", "optimizer.state[1]"}
+    assert set(caught.value.misshaped) == of_model | of_optimizer
+    assert not here["w"].any()
+    model.zero_grad()
+    with pytest.raises(StateMismatch, match="expanded"):
+        runs.load({"model": model, "optimizer": optimizer, "w": torch.zeros(1).expand(3)})
+    here["model"] = empty.to_empty(device="cpu")
+    here["optimizer"] = torch.optim.SGD(empty.parameters(), momentum=0.9)
+    assert runs.load(here) == 1
+    assert torch.equal(empty.weight, model.weight)
 
 
 def test_load_takes_the_newest_whole_one_or_the_step_that_is_asked_for(tmp_path: Path, checkpointer: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from checkpoint import Checkpointer, CheckpointError
 from checkpoint.cli.usage import parse
 from checkpoint.format.names import CommitId, new_nonce
+from checkpoint.runs.retention import Sweeper
 from checkpoint.storage import open_storage
 from checkpoint.storage.base import Buffer
 
@@ -67,15 +69,21 @@ def test_what_may_be_a_save_of_our_own_is_swept_only_when_it_cannot_be_any_more(
     tmp_path: Path, checkpointer: Make
 ) -> None:
     """Its data lies there without a manifest, exactly as what a failed save leaves."""
-    runs = checkpointer(tmp_path, orphan_grace_s=0, finish_s=100)
-    claim = runs.claim().number
-    storage, now_s = open_storage(tmp_path), time.time()
-    young, old = (CommitId(claim, 7, new_nonce(now_s - age_s)) for age_s in (250, 350))
-    strange = CommitId(claim - 1, 7, new_nonce(now_s))
-    for id in (young, old, strange):
+    claim = checkpointer(tmp_path).claim()
+    storage, clock = open_storage(tmp_path), [0.0]
+    sweeper = Sweeper(storage, keep=2, orphan_grace_s=0, finish_s=100, log=print, clock=lambda: clock[0])
+    sweep = functools.partial(sweeper.sweep, claim=claim.number, nonce=claim.nonce)
+    first, second = (CommitId(claim.number, step, new_nonce(time.time())) for step in (7, 8))
+    strange = CommitId(claim.number - 1, 7, new_nonce(time.time()))
+    for id in (first, strange):
         storage.put(id.shard_key(0), b"half of it")
-    assert sorted(runs.sweep()) == sorted([str(old), str(strange)])
-    assert list(storage.list("data")) == [young.shard_key(0)]
+    assert sweep(now_s=time.time()) == [str(strange)]
+    storage.put(second.shard_key(0), b"half of it")
+    clock[0] = 299
+    assert sweep(now_s=2.0**40) == []  # the time of day was set, or is another machine's
+    clock[0] = 300
+    assert sweep(now_s=time.time()) == [str(first)]
+    assert list(storage.list("data")) == [second.shard_key(0)]
 
 
 class Pauses:

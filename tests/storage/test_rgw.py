@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import s3fs
 import torch
 
 from checkpoint import Checkpointer, StorageError
-from checkpoint.storage import AlreadyThere, open_storage
+from checkpoint.storage import AlreadyThere, delete_many, open_storage
 from tests.kit.s3 import S3Server
 
 Make = Callable[..., Checkpointer]
@@ -78,3 +80,25 @@ def test_killed_tests_leave_no_ceph_behind(rgw: S3Server) -> None:
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not folder.exists()
+
+
+def test_what_one_request_of_many_removals_may_not_remove_is_named(rgw: S3Server) -> None:
+    """The server says 200 and lists what it kept; s3fs's own removal of many takes that for success."""
+    rgw.new_bucket("partly")
+    deny = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:DeleteObject",
+        "Resource": "arn:aws:s3:::partly/run/data/b*",
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [deny]})
+    s3fs.S3FileSystem(**rgw.options).call_s3("put_bucket_policy", Bucket="partly", Policy=policy)
+    storage = open_storage("s3://partly/run", rgw.options, retry_s=5)
+    for name in ("a", "b1", "b2", "c"):
+        storage.put(f"data/{name}", b"1")
+    with pytest.raises(StorageError, match=r"2 objects could not be removed: data/b1 \(AccessDenied") as failed:
+        delete_many(storage, ["data/a", "data/b1", "data/b2", "data/c"])
+    assert (failed.value.operation, failed.value.attempts) == ("delete", 1)
+    assert "give this user or key" in str(failed.value)
+    assert list(storage.list("")) == ["data/b1", "data/b2"]
+    storage.close()

@@ -86,8 +86,9 @@ def test_a_save_cut_short_anywhere_leaves_the_previous_checkpoint_newest(
 
 
 def test_an_interrupted_save_leaves_no_temporary_file_for_ever(tmp_path: Path, checkpointer: Make) -> None:
-    saved = checkpointer(tmp_path, orphan_grace_s=0)
-    saved.save(1, state(1))
+    checkpointer(tmp_path).save(1, state(1))
+    saved = checkpointer(tmp_path, orphan_grace_s=0, take_over=True)
+    saved.claim()
     left = tmp_path / "data" / ".00000.safetensors.abc.tmp"
     left.write_bytes(b"half")
     os.utime(left, (0, 0))  # long ago: what is younger may belong to a save under way

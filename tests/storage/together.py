@@ -113,10 +113,14 @@ def ranks_of(
     before_put: Callable[[str], None] = lambda key: None,
     finish_s: float = FINISH_S,
     name: str,
+    log: Callable[[str], None] = lambda line: None,
+    shard_bytes: int = 4000,
+    **options: Any,
 ) -> Iterator[tuple[Checkpointer, Counted]]:
     """torch.distributed on gloo, and a checkpointer of all ranks on `folder`/run. world_size 0: this process alone.
 
-    name  of the meeting: another one for each
+    name     of the meeting: another one for each
+    options  of the checkpointer
     """
     if world_size:
         dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=world_size)
@@ -125,14 +129,8 @@ def ranks_of(
         writer.CHUNK_BYTES = size
         writer.chunk_hashes = lambda data, chunk_bytes=size: chunk_hashes(data, chunk_bytes)
     storage = Counted(open_storage(f"{folder}/run"), before_put)
-    said: list[str] = []
     with Checkpointer(
-        storage,
-        group="auto",
-        finish_s=finish_s,
-        grace_s=2.0,
-        shard_bytes=4000,
-        log=said.append,
+        storage, group="auto", finish_s=finish_s, grace_s=2.0, shard_bytes=shard_bytes, log=log, **options
     ) as runs:
         yield runs, storage
     if world_size:

@@ -7,7 +7,7 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     lineage     the surviving state's steps are 0 … last, each built on the one before
     zombie      no claim goes on from what a superseded writer left
     writer      once a newer claim is taken, workers of an older one finish the step in hand at most
-    durable     no claim goes behind a save that was committed before it, and a run that ends is saved
+    durable     no claim goes behind a save committed before it, or what a view's last worker left with; an end is saved
     view        the members of a view name the same workers, and its blocks of shares join
     shares      each share of a surviving step was read by exactly one worker, within its block
     batch       each surviving step applied as many examples as its place in the epoch says, and whoever goes on from
@@ -76,7 +76,7 @@ def judge(
 
     violations = list(lineage.violations)
     violations += _views(seen, of_kind["view_formed"])
-    violations += survival(seen, of_kind, lost_max)
+    violations += survival(seen, of_kind, lost_max, may_fall_back=may_fall_back or cut_off)
     for step in sorted(lineage.path):
         violations += _shares(lineage.path[step], exact)
         violations += _records(lineage.path[step])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import inf
 
 from elastic.drill.judging.verdict import Violation
@@ -154,7 +154,8 @@ def _positions(events: Iterable[Event]) -> list[Violation]:
 
 
 def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Violation]:
-    """Every claim goes on from the newest state that was durable when it was taken, and from no superseded writer's."""
+    """Every claim goes on from the newest state that was durable when it was taken, and from no superseded writer's. A
+    claim supersedes with its first save: until then what the one before it had on its way counts."""
     origin: dict[int, tuple[int | None, int]] = {}
     first: dict[int, Event] = {}
     for event in of_kind["claimed"]:
@@ -167,9 +168,12 @@ def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Viola
         first[event["claim"]] = event
 
     broken = []
+    saved = {event.get("claim") for event in of_kind["saved"]}
     for before, claim in pairwise(sorted(origin)):
         source, step = origin[claim]
-        if step > _bounds(origin, before).get(source, -1):
+        idle = takewhile(lambda one: one not in saved, sorted((c for c in origin if c <= before), reverse=True))
+        heads = {before, *(max((c for c in origin if c < one), default=one) for one in idle)}
+        if all(step > _bounds(origin, head).get(source, -1) for head in heads):
             what = f"claim {claim} went on from step {step} of claim {source}, which claim {before} had left behind"
             broken.append(Violation("zombie", what, (first[before], first[claim])))
         durable = [e for e in of_kind["saved"] if e.get("claim") == before and e["t"] <= first[claim]["t"]]

@@ -16,12 +16,21 @@ from elastic.observe.views import ViewSeen
 
 
 def survival(
-    seen: Sequence[ViewSeen], of_kind: Mapping[str, Sequence[Event]], lost_max: int | None
+    seen: Sequence[ViewSeen],
+    of_kind: Mapping[str, Sequence[Event]],
+    lost_max: int | None,
+    *,
+    may_fall_back: bool = False,
 ) -> Iterator[Violation]:
-    """lost_max: how many workers were taken from the run against their will."""
+    """
+    lost_max       how many workers were taken from the run against their will
+    may_fall_back  checkpoints were damaged on purpose
+    """
     yield from _restarted(of_kind["run_started"])
     yield from _storage(seen, of_kind["loaded"])
     yield from _redone(seen, (*of_kind["reads"], *of_kind["step_applied"]))
+    if not may_fall_back:
+        yield from _thrown_away(seen, of_kind)
     lost = [worker for view in seen for worker in view.lost]
     if lost_max is not None and len(lost) > lost_max:
         losing = tuple(view.told for view in seen if view.lost)
@@ -68,6 +77,22 @@ def _redone(seen: Sequence[ViewSeen], begun: Sequence[Event]) -> Iterator[Violat
                 yield Violation("redone", f"{worker} did steps {again} again, and one was in flight", evidence)
             if again and not any((launch_of.get(worker), at) in losses for at in range(before + 1, after + 1)):
                 yield Violation("redone", f"{worker} did step {again[0]} again, and nobody was lost", evidence)
+
+
+def _thrown_away(seen: Sequence[ViewSeen], of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
+    """Whoever leaves in order, last of its view, takes nothing along that storage does not have. The others of the
+    view left before, or were killed by a fault of the drill's: of those who ended otherwise nobody knows when."""
+    views = {(view.generation, worker): view for view in seen for worker in view.workers}
+    gone = {event["worker"]: event for event in (*of_kind["left"], *of_kind["fault"]) if event.get("fatal", True)}
+    for left in of_kind["left"]:
+        view = views.get((left.get("generation") or 0, left["worker"]))
+        later = next((load for load in of_kind["loaded"] if "digest" in load and load["t"] > left["t"]), None)
+        if view is None or later is None or later["step"] >= left["step"]:
+            continue
+        others = [gone.get(worker) for worker in view.workers if worker != left["worker"]]
+        if all(other is not None and other["t"] < left["t"] for other in others):
+            what = f"{left['worker']} left at step {left['step']}, nobody else held that, and the run went back"
+            yield Violation("durable", f"{what} to step {later['step']}", (left, later))
 
 
 def _by_worker(events: Sequence[Event]) -> dict[str, list[Event]]:

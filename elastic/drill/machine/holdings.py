@@ -24,10 +24,11 @@ from elastic.observe.events import Event
 GIVEN_UP = ("did not end after a peer hung up", "a peer was lost while the group was formed")
 OF_A_GROUP = 5
 OF_A_WRITER = {"descriptors": 4, "sockets": 1, "threads": 1}
+OF_A_CLAIM = {"descriptors": 0, "sockets": 0, "threads": 1}  # of a worker that has become coordinator: its lease
 OF_A_STORE = {"descriptors": 16, "sockets": 12, "threads": 8}  # a pool of ten connections, and who looks up names
 KINDS = ("sockets", "threads", "descriptors")
 _SHARED = ("/dev/shm/", "/memfd:")  # batches from loader processes come and go; what stays is found elsewhere
-_SETTLED_S, _LOOK_S = 3.0, 0.05
+_SETTLED_S, _LOOK_S = 5.0, 0.05
 
 
 class Holdings:
@@ -43,7 +44,7 @@ class Holdings:
         """An EventLog's listener."""
         self._given_up += given_up([event])
 
-    def after_step(self, *, generation: int, world_size: int) -> dict[str, int] | None:
+    def after_step(self, *, generation: int, world_size: int, rank: int) -> dict[str, int] | None:
         """What is to be recorded now, if it is time for a look."""
         if generation != self._generation:
             self._generation, self._steps = generation, 0
@@ -51,10 +52,10 @@ class Holdings:
         if self._steps & (self._steps - 1):
             return None
         found = here()
-        self._looks.append({"generation": generation, "world_size": world_size, **found})
+        self._looks.append({"generation": generation, "world_size": world_size, "rank": rank, **found})
         return found
 
-    def at_the_end(self, *, generation: int, world_size: int) -> dict[str, int]:
+    def at_the_end(self, *, generation: int, world_size: int, rank: int) -> dict[str, int]:
         """The group of the view before ends in the background: a moment is waited for that, where it matters."""
         deadline = time.monotonic() + _SETTLED_S
         kept = OF_A_GROUP * self._given_up
@@ -62,7 +63,8 @@ class Holdings:
         gc.collect()
         while True:
             found = here()
-            more = [kind for kind in KINDS if first and min(_more(kind, look, found) for look in first) > kept]
+            now = {**found, "rank": rank}
+            more = [kind for kind in KINDS if first and min(_more(kind, look, now) for look in first) > kept]
             if not more or time.monotonic() > deadline:
                 return found
             time.sleep(_LOOK_S)
@@ -114,9 +116,10 @@ def grown(events: Sequence[Event], calm: Sequence[Event] = (), *, store: bool = 
 
 
 def _more(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """Than before, its writer processes left out."""
+    """Than before, but for what a coordinator has."""
     of_writers = OF_A_WRITER[kind] * max(0, after["writers"] - before["writers"])
-    return int(after[kind] - before[kind] - of_writers)
+    of_a_claim = OF_A_CLAIM[kind] if after.get("rank") == 0 and before.get("rank") != 0 else 0
+    return int(after[kind] - before[kind] - of_writers - of_a_claim)
 
 
 def _looks(events: Sequence[Event]) -> dict[str, list[Event]]:

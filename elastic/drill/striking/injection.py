@@ -25,6 +25,8 @@ from elastic.drill.faults import (
     Flip,
     Hold,
     Join,
+    Kill,
+    KillAll,
     KillTogether,
     Plan,
     Slow,
@@ -128,7 +130,7 @@ class Injector(Observer):
         self._step = run.step_index if moment in _BEFORE_THE_UPDATE else run.step_index - 1
         if moment == "start":
             run.events.hear(self._holdings.hear)
-        view = {"generation": run.generation, "world_size": run.world_size}
+        view = {"generation": run.generation, "world_size": run.world_size, "rank": run.rank}
         if moment == "applied" and (holds := self._holdings.after_step(**view)) is not None:
             run.events.emit("held", last=False, **holds)
         if moment == "finish":
@@ -178,7 +180,8 @@ class Injector(Observer):
             return
         if (kind := as_failure(fault)) is not None:
             (self._folder / HAPPENED / f"{_FAILED}{kind}-{run.step_index}").touch()
-        run.events.emit("fault", index=index, fault=str(fault), step=self._step, phase=fault.when.phase)
+        fatal = isinstance(fault, Kill | KillAll)
+        run.events.emit("fault", index=index, fault=str(fault), step=self._step, phase=fault.when.phase, fatal=fatal)
         if not isinstance(fault, Disk | Flip | Terminate):  # this process may not live to do so afterwards
             run.events.flush(wait=True)
         if isinstance(fault, Slow):

@@ -1,11 +1,12 @@
 """The runs in which planted bugs show: small ones, with real faults, each green while no bug is planted.
 
 All of them train the same: 24 steps in epochs of 24, 24 and 20 examples. So one undisturbed run, by one process, is the
-reference of all.
+reference of all; those whose script has a habit (programs/habits.py) have one for each habit.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.kit.planted.planting import environment
 STEPS = 24
 WITHIN_S = 90.0
 HUNG_S = 3.0  # a run that hangs for certain is not waited for any longer
-SCRIPT = Path(__file__).parents[1] / "programs" / "small.py"
+PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class Way:
     workers   under `elastic run`; None: a process on its own
     launches  one after the other: every one but the last is killed by the faults
     meanwhile the same command is started a second time, while the first one is held
+    waits     that second one may be waiting, by its bug, for the first one to end: who is held is let go then
+    habit     of its script; None: the plain one
     """
 
     what: str
@@ -40,20 +43,36 @@ class Way:
     workers: int | None = None
     launches: int = 1
     meanwhile: bool = False
+    waits: bool = False
+    habit: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
 
 
 _LOST = (Kill(1, At(3, "backward")),)
 _HELD = (Hold(0, At(10, "forward")),)
+_KILLED = (Kill(0, At(10, "forward")),)
 WAYS: dict[str, Way] = {
     "alone": Way(what="one process, no faults", options={"evaluate_every": 6}),
     "alone, loading ahead": Way(what="one process with a loader process, no faults", options={"num_workers": 1}),
     "calm": Way(what="3 workers, no faults", workers=3),
     "lost": Way(what="3 workers, one is killed and replaced", workers=3, faults=_LOST, options={"unhurried": 3}),
     "told to leave": Way(what="3 workers, one is told to leave", workers=3, faults=(Terminate(1, At(3, "backward")),)),
-    "resumed": Way(what="killed in a step, started again", faults=(Kill(0, At(10, "forward")),), launches=2),
+    "left last": Way(
+        what="one of 2 workers is told to leave, the other is killed",
+        workers=2,
+        faults=(Terminate(1, At(10, "forward")), Kill(0, At(10, "applied"))),
+    ),
+    "resumed": Way(what="killed in a step, started again", faults=_KILLED, launches=2),
+    "unfreezes, resumed": Way(
+        what="a layer is unfrozen, then killed in a step, started again", faults=_KILLED, launches=2, habit="unfreezing"
+    ),
+    "teacher": Way(what="3 workers and a mean teacher, no faults", workers=3, habit="teacher"),
+    "draws": Way(what="3 workers draw in updates and after them, no faults", workers=3, habit="langevin"),
     "cut": Way(what="killed right after a save, started again", faults=(Kill(0, At(7, "saved")),), launches=2),
     "launched twice": Way(what="started a second time by accident", faults=_HELD, meanwhile=True),
+    "launched twice, waits": Way(
+        what="started a second time, let go when that ends or waits", faults=_HELD, meanwhile=True, waits=True
+    ),
 }
 
 
@@ -63,9 +82,9 @@ class Undisturbed:
     events: Sequence[Event]
 
 
-def undisturbed(folder: Path) -> Undisturbed:
-    """The run that all others are compared with."""
-    with _cluster(WAYS["alone"], folder, {}) as cluster:
+def undisturbed(folder: Path, habit: str | None) -> Undisturbed:
+    """The run that all others of that habit are compared with."""
+    with _cluster(replace(WAYS["alone"], habit=habit), folder, {}) as cluster:
         end = cluster.finish(within_s=WITHIN_S)
         assert end.verdict.ok, f"{end.verdict}\n{end.output}"
         return Undisturbed(Path(cluster.url), end.events)
@@ -87,6 +106,9 @@ def judged(way: Way, folder: Path, reference: Undisturbed, bug: Bug | None = Non
         if way.meanwhile:
             cluster.wait_held(within_s=WITHIN_S)
             with _cluster(replace(way, faults=()), folder, env, "second") as second:
+                if way.waits:
+                    _ended_or_waits(second.start(), marks)
+                    cluster.let_go()
                 second.wait(within_s=WITHIN_S)
             cluster.let_go()
         if hangs:
@@ -101,6 +123,13 @@ def judged(way: Way, folder: Path, reference: Undisturbed, bug: Bug | None = Non
         return verdict, cluster.output()
 
 
+def _ended_or_waits(cluster: Cluster, marks: Path) -> None:
+    until_s = time.monotonic() + WITHIN_S
+    while None in cluster.exit_codes().values() and not any(marks.iterdir()):
+        assert time.monotonic() < until_s, f"the second launch neither ends nor waits\n{cluster.output()}"
+        time.sleep(0.05)
+
+
 def _ended(cluster: Cluster, *, within_s: float) -> list[Violation]:
     try:
         ended = cluster.wait(within_s=within_s)
@@ -110,10 +139,14 @@ def _ended(cluster: Cluster, *, within_s: float) -> list[Violation]:
 
 
 def _cluster(way: Way, folder: Path, env: Mapping[str, str], name: str = "drill") -> Cluster:
-    options = {"steps": STEPS, "length": 68, "save_every": 4, "seed": 7, **way.options}
+    options = {"steps": STEPS, "length": 68, "save_every": 4, **way.options}
+    if way.habit is None:
+        options |= {"seed": 7}
+    else:
+        options |= {"habit": way.habit, "batch_size": 24, "virtual_workers": 8, "norm": "batch", "pause": 0.02}
     flags = [text for option, value in options.items() for text in (f"--{option.replace('_', '-')}", str(value))]
     return Cluster(
-        SCRIPT,
+        PROGRAMS / ("small.py" if way.habit is None else "varied.py"),
         [str(folder / "run"), *flags],
         url=folder / "run",
         folder=folder / name,

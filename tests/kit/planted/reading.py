@@ -107,3 +107,13 @@ def train_on_what_is_evaluated(right: Any, act: Act) -> Any:
         return nullcontext()
 
     return evaluating
+
+
+@train_on_what_is_evaluated.also("elastic.group.buffers:Buffers.untouched")
+def _and_keep_what_it_moved(right: Any, act: Act) -> Any:
+    def untouched(self: Any) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+    return untouched

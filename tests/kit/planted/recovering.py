@@ -94,8 +94,8 @@ def kill_one_more(right: Any, act: Act) -> Any:
     """The agent of a worker that was killed kills another one, which was well."""
     more = [1]
 
-    def exited(self: Any, worker: Any, ended: Any) -> None:
-        right(self, worker, ended)
+    def exited(self: Any, worker: Any, ended: Any, **named: Any) -> None:
+        right(self, worker, ended, **named)
         well = [other for other in self._workers.values() if other.pid and other.ready]
         if ended.signal and well and more:
             more.pop()
@@ -120,17 +120,39 @@ def go_back_to_the_last_save(right: Any, act: Act) -> Any:
     return from_peers_or_storage
 
 
+@go_back_to_the_last_save.also("elastic.state.body:Body.end")
+def _unnoticed(right: Any, act: Act) -> Any:
+    return lambda self, step: None
+
+
 @planted("elastic.run:Run._wishes", plan="told to leave", caught_by={"lost"})
 def leave_in_the_middle_of_a_step(right: Any, act: Act) -> Any:
     """A worker that is told to leave goes at once, and takes its part of the step in hand along."""
 
     def wishes(self: Any) -> int:
-        if self._recovering.notice is not None:
+        if self._recovering.parting.notice is not None:
             act()
             raise SystemExit(0)
         return int(right(self))
 
     return wishes
+
+
+@planted("elastic.membership.hub:see_off", plan="left last", caught_by={"durable"})
+def throw_the_last_copy_away(right: Any, act: Act) -> Any:
+    """Whoever is told to leave may go, though nobody else holds what it has, and nobody has saved it."""
+
+    def see_off(leavers: Any, stayers: Any, **rest: Any) -> Any:
+        from dataclasses import replace
+
+        parting = right(leavers, stayers, **rest)
+        needed = parting.saves or parting.stays
+        if needed is None:
+            return parting
+        act()
+        return replace(parting, saves=None, stays=None, go=(*parting.go, needed))
+
+    return see_off
 
 
 @planted("elastic.membership.live:Live.over", plan="lost", caught_by={"deadline"})
@@ -141,3 +163,14 @@ def wait_without_a_deadline(right: Any, act: Act) -> Any:
         act()
 
     return over
+
+
+@planted("elastic.state.trained:Trained.adopt", plan="unfreezes, resumed", caught_by={"reference"})
+def train_what_the_script_begins_with(right: Any, act: Act) -> Any:
+    """Whoever resumes trains what its script trains at its first line, and not what was unfrozen since."""
+
+    def adopt(self: Any, document: Any, *, step: int) -> None:
+        if step:
+            act()
+
+    return adopt

@@ -189,12 +189,13 @@ def sweep_what_is_needed(right: Any, act: Act) -> Any:
     return sweep
 
 
-@planted("checkpoint.checkpointer:Checkpointer._ask", plan="launched twice", caught_by={"writer"})
+@planted("checkpoint.runs.tenure:Tenure._ask", plan="launched twice", caught_by={"writer"})
 def ignore_the_claim(right: Any, act: Act) -> Any:
     """A second launch takes the run from a living one, and that one goes on as if it had not."""
 
-    def ask(self: Any, holder: Any) -> None:
+    def ask(self: Any, holders: Any) -> frozenset[int]:
         act()
+        return frozenset()
 
     return ask
 
@@ -202,3 +203,70 @@ def ignore_the_claim(right: Any, act: Act) -> Any:
 @ignore_the_claim.also("checkpoint.runs.fence:look_again")
 def _(right: Any, act: Act) -> Any:
     return lambda storage, claim, nonce: None
+
+
+@ignore_the_claim.also("checkpoint.runs.fence:left_out_by")
+def _(right: Any, act: Act) -> Any:
+    return lambda storage, id: None
+
+
+@planted("checkpoint.runs.tenure:take", plan="launched twice", caught_by={"finished"})
+def leave_a_claim_behind(right: Any, act: Act) -> Any:
+    """A second launch that is refused leaves its claim, and the living run takes that for its successor's."""
+
+    def take(storage: Any, *, free: Any, **rest: Any) -> Any:
+        from checkpoint.errors import ClaimHeld
+
+        refused = []
+
+        def asked(holders: Any) -> frozenset[int]:
+            try:
+                return frozenset(free(holders))
+            except ClaimHeld as held:
+                refused.append(held)
+                act()
+                return frozenset(holder.number for holder in holders)
+
+        claim = right(storage, free=asked, **rest)
+        if refused:
+            raise refused[0]
+        return claim
+
+    return take
+
+
+@leave_a_claim_behind.also("checkpoint.runs.fence:gone_for_certain")
+def _(right: Any, act: Act) -> Any:
+    return lambda endpoint, nonce: None
+
+
+@planted("elastic.state.saver:Saver.claim", plan="launched twice, waits", caught_by={"durable"})
+def read_before_the_claim(right: Any, act: Act) -> Any:
+    """A second launch reads the newest state at once and claims when the first one has ended, whose work it buries."""
+
+    def claim(self: Any) -> Any:
+        import time
+
+        from checkpoint.errors import ClaimHeld
+
+        until_s = time.monotonic() + 60
+        while True:
+            try:
+                return right(self)
+            except ClaimHeld:
+                if not hasattr(self, "early"):
+                    self.early = self.read()
+                    act()
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(0.1)
+
+    return claim
+
+
+@read_before_the_claim.also("elastic.state.saver:Saver.read")
+def _(right: Any, act: Act) -> Any:
+    def read(self: Any) -> Any:
+        return self.early if hasattr(self, "early") else right(self)
+
+    return read

@@ -31,8 +31,9 @@ def divide_a_short_batch_by_a_full_one(right: Any, act: Act) -> Any:
         full = self._config.plan.batch_size
         if agreed.count < full:
             act()
-            for _, parameter in self._parameters:
-                parameter.grad.mul_(agreed.count / full)
+            for parameter, trains in zip(self._set.parameters, self._set.trained, strict=True):
+                if trains:
+                    parameter.grad.mul_(agreed.count / full)
         return agreed
 
     return carry_out
@@ -211,3 +212,28 @@ def _(right: Any, act: Act) -> Any:
         return right(self, *arguments, lost=lost, **named)
 
     return regroup
+
+
+@planted("elastic.group.buffers:Snapshot", plan="teacher", caught_by={"final"})
+def forget_the_buffers_of_a_teacher(right: Any, act: Act) -> Any:
+    """BatchNorm of a module in `extra=` keeps what this worker's shares made of it."""
+
+    def snapshot(models: Any, extra: Any) -> Any:
+        if extra:
+            act()
+        return right(models, {})
+
+    return snapshot
+
+
+@planted("elastic.step:after_seed", plan="draws", caught_by={"final"})
+def draw_after_a_step_from_the_process(right: Any, act: Act) -> Any:
+    """What the script draws after a step depends on the worker that draws it."""
+
+    def after_seed(seed: int, step: int) -> int:
+        from os import getpid
+
+        act()
+        return int(right(seed, step)) ^ getpid()
+
+    return after_seed

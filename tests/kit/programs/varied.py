@@ -1,7 +1,7 @@
 """A small training script whose options vary what a run is made of: python tests/kit/programs/varied.py URL --steps 20.
 
 What random drills (tests/kit/random_drills.py) train, with loader processes or without, in short epochs that do not
-divide, with averaged weights and a history that the script's own code makes after each step.
+divide, with averaged weights, a history that the script's own code makes after each step, and a habit of habits.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from small import Noisy  # type: ignore[import-not-found]  # beside this script
+from habits import HABITS, Habit  # type: ignore[import-not-found]  # beside this script
+from small import Noisy  # type: ignore[import-not-found]
 from torch import nn
 
 import elastic
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
     parser.add_argument("--scheduler", action="store_true")
     parser.add_argument("--average", action="store_true", help="the weights, after each update")
+    parser.add_argument("--habit", choices=tuple(HABITS))
     parser.add_argument("--evaluate-every", type=int, help="steps")
     parser.add_argument("--stop-after", type=int, help="steps, by run.stop()")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
@@ -56,14 +58,17 @@ def main() -> None:
     elastic.seed(11)
     dataset = Noisy(options.length, 11)
     norm = nn.BatchNorm1d(16) if options.norm == "batch" else nn.LayerNorm(16)
-    model = nn.Sequential(nn.Linear(8, 16), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+    habit: Habit = HABITS[options.habit]() if options.habit else Habit()
+    model = habit.model(nn.Sequential(nn.Linear(8, 16), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2)))
     optimizer: torch.optim.Optimizer
     if options.optimizer == "adamw":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(habit.optimized(model), lr=1e-2)
     else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(habit.optimized(model), lr=0.05, momentum=0.9)
     history = History()
-    averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    extra: dict[str, Any] = {"history": history, **habit.extra}
+    if options.average:
+        extra["averaged"] = averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
 
     def correct(points: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"correct": (model(points).argmax(dim=1) == labels).sum()}
@@ -86,17 +91,21 @@ def main() -> None:
         mode=options.mode,
         num_workers=options.num_workers,
         save_failures_max=1000,  # with a save after each of these steps, ten are less than a second of a full disk
-        extra={"history": history, "averaged": averaged} if options.average else {"history": history},
+        extra=extra,
     ) as run:
         if options.average:
             run.on_apply(lambda _run, _step: averaged.update_parameters(model))
+        run.on_apply(habit.apply)
+        habit.start(run)
         for step in run:
+            habit.before(run, step)
             for points, labels in step:
                 scores = model(points)
-                loss = F.cross_entropy(scores, labels, reduction="sum")
+                loss = F.cross_entropy(scores, labels, reduction="sum") + habit.loss(model, points, scores)
                 step.backward(loss, count=len(labels))
                 step.add(loss=loss)
             history.losses.append(float(step.sums["loss"]) / step.count)
+            habit.after(run, step)
             if options.evaluate_every and run.step_index % options.evaluate_every == 0:
                 run.evaluate(dataset, correct)
             if step.index + 1 == options.stop_after:

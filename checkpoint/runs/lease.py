@@ -1,0 +1,52 @@
+"""A sign of life in the storage, for who cannot ask the holder over the network: closed ports, another network.
+
+The holder of a claim rewrites one small object every few seconds; a newcomer watches whether it changes, on its own
+clock, for as long as its grace. It is written in place and never made durable, since only change counts: a torn one is
+a change, too. Cost: a PUT every 5 s, which at the prices of object stores is some 9 cents a day.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+from checkpoint.errors import CheckpointError
+from checkpoint.format.names import lease_key
+from checkpoint.storage import Missing, Storage, put_lightly
+
+EVERY_S = 5.0  # a grace of 15 s sees two of them, even if one is late
+
+
+class Lease:
+    """Renews the sign until `end`, or until this process ends. A daemon thread."""
+
+    def __init__(self, storage: Storage, claim: int) -> None:
+        self._storage, self._key = storage, lease_key(claim)
+        self._pid = os.getpid()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="checkpoint-lease", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Idempotent. A storage that hangs is not waited for."""
+        if self._pid != os.getpid():  # a forked child has no thread to end, and its locks are as they were
+            return
+        self._over.set()
+        with contextlib.suppress(RuntimeError):  # called from the thread itself, by the garbage collector
+            self._thread.join(1.0)
+
+    def _renew(self) -> None:
+        beat = 0
+        while not self._over.wait(EVERY_S):
+            beat += 1
+            with contextlib.suppress(CheckpointError, OSError):  # the next one may come through
+                put_lightly(self._storage, self._key, str(beat).encode("ascii"))
+
+
+def sign_of_life(storage: Storage, claim: int) -> bytes | None:
+    """What changes as long as the claim's holder lives; None where it left no sign."""
+    try:
+        return storage.get(lease_key(claim))
+    except Missing:
+        return None

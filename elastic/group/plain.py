@@ -1,0 +1,185 @@
+"""What becomes of the plain attributes of modules (state/attributes.py) in a step? The same, whoever computed it.
+
+As with buffers, every share starts from the attributes of the step. Where all shares leave the same (a count of forward
+passes, a mode), so it is after the step. Where they differ, nothing could say what it should be, and the step is
+refused; but where the script has built nothing, or None (the shape of the last input, a cache), it stays as it was.
+Tensors that a gradient flows through are forgotten after each share, and objects that are not plain left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+import xxhash
+
+import checkpoint
+from elastic.errors import StepError
+from elastic.group.form import Group, gather_bytes
+from elastic.group.gradients import UNTOUCHED
+from elastic.state.attributes import ABSENT, Attributes, Noted, copied, is_plain, is_same, set_plain
+
+_DIFFER: Any = object()
+_NEW, _SET = "new", "set"
+
+Walked = Sequence[tuple[str, str, torch.nn.Module]]
+
+
+class PlainAttributes:
+    """
+    name   (root, attribute with its path) -> what people call it
+    keeps  whether a name is put back after every share, whatever the shares leave
+    built  what the script has built
+    """
+
+    def __init__(self, name: Callable[[str, str], str], keeps: Callable[[str], bool], built: Attributes) -> None:
+        self._name = name
+        self._keeps = keeps
+        self._built = built
+        self._noted: dict[int, tuple[str, str, Noted]] = {}
+        self._left: dict[str, Any] | None = None  # as the first share of this rank left it
+        self._was: dict[str, Any] = {}  # what of this the step began with
+        self._loose: set[str] = set()  # what of this the script has not built
+        self._open = False
+
+    def begin(self, walked: Walked) -> None:
+        """Notes what every share of the step starts from."""
+        before, self._noted = self._noted, {}
+        for root, path, module in walked:
+            known = before.get(id(module))
+            if known is None or known[2].module is not module or known[2].changed():
+                known = root, path, Noted(module, modes=True)
+            self._noted[id(module)] = known
+        self._left, self._was, self._open = None, {}, True
+        self._entries = [noted.module.__dict__ for _, _, noted in self._noted.values()]
+        self._listed = [value for _, _, noted in self._noted.values() for value in noted.listed]
+        self._within = [known for known in self._noted.values() if known[2].may_change_within]
+
+    def share_done(self, share: int) -> None:
+        """Takes what a share left, and puts back what the step began with. Raises StepError."""
+        left = self._take()
+        if self._left is None:
+            self._left = left
+            return
+        for name in {**self._left, **left}:
+            was = self._was[name]
+            if not is_same(self._left.get(name, was), left.get(name, was)):
+                if name not in self._loose:
+                    raise _refusal([name], f"share {share} and an earlier one")
+                self._left[name] = _DIFFER
+
+    def restore(self) -> None:
+        """Within a step, or an evaluation: all as it was at `begin`."""
+        if self._open:
+            self._take()
+
+    def close(self) -> None:
+        """What was no step is over."""
+        self._open = False
+
+    def digests(self) -> dict[str, str]:
+        """Of what this rank's shares left otherwise than they found it."""
+        return {
+            name: f"{_NEW if name in self._loose else _SET} {_digest(value)}"
+            for name, value in (self._left or {}).items()
+        }
+
+    def settle(self, told: Mapping[str, Collection[str | None]]) -> None:
+        """Ranks have different digests under these names. The same on every rank. Raises StepError where it matters."""
+        refused = [name for name, digests in told.items() if any(d and d.startswith(_SET) for d in digests)]
+        if refused:
+            raise _refusal(refused, "the shares of different ranks")
+        if self._left is not None:
+            self._left |= dict.fromkeys(told, _DIFFER)
+
+    def tell_idle(self, group: Group) -> None:
+        """All ranks call it in a step in which some have no share: these get what the shares of the others left."""
+        told = b""
+        if self._left is not None:
+            document, tensors = checkpoint.encode({n: v for n, v in self._left.items() if v is not _DIFFER})
+            told = json.dumps([document, {name: _packed(tensor) for name, tensor in tensors.items()}]).encode()
+        answers = [answer for answer in gather_bytes(group, told) if answer]
+        if self._left is None:
+            document, packed = json.loads(answers[0])
+            self._left = dict(checkpoint.decode(document, {name: _unpacked(*one) for name, one in packed.items()}))
+
+    def apply(self) -> None:
+        """The beginning of the update, whose own changes come on top."""
+        self._open = False
+        left, self._left = self._left or {}, None
+        if not left:
+            return
+        for root, path, noted in self._noted.values():
+            prefix = self._name(root, f"{path}." if path else "")
+            for name in [name for name in left if name.startswith(prefix) and left[name] is not _DIFFER]:
+                if "." not in (key := name.removeprefix(prefix)):
+                    set_plain(noted.module, key, left[name])
+
+    def names(self, walked: Walked) -> list[str]:
+        """Of all attributes that there are."""
+        return [self._name(root, _joined(path, key)) for root, path, module in walked for key in module.__dict__]
+
+    def _take(self) -> dict[str, Any]:
+        left: dict[str, Any] = {}
+        for root, path, noted in self._within if self._are_same_objects() else self._noted.values():
+            for key in noted.changed():
+                now, was = noted.module.__dict__.get(key, ABSENT), noted.was(key)
+                if not (was is ABSENT or is_plain(was)):
+                    continue
+                if is_plain(now):
+                    name = self._name(root, _joined(path, key))
+                    if not self._keeps(name):
+                        left[name], self._was[name] = copied(now), was
+                        if self._built.is_nothing(root, path, key):
+                            self._loose.add(name)
+                elif was is ABSENT or not (now is ABSENT or isinstance(now, torch.Tensor)):
+                    continue  # an object, which may be anything
+                noted.put_back(key)
+        return left
+
+    def _are_same_objects(self) -> bool:
+        """Quick, for many modules in one look: it is asked at every share."""
+        now = list(chain.from_iterable(map(dict.values, self._entries)))
+        return len(now) == len(self._listed) and all(map(is_, now, self._listed))
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _digest(value: Any) -> str:
+    if value is _DIFFER:
+        return "differs"
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {list(value.shape)} {xxhash.xxh3_64_hexdigest(_bytes(value))}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _packed(tensor: torch.Tensor) -> tuple[str, list[int], str]:
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _bytes(tensor).hex()
+
+
+def _unpacked(dtype: str, shape: list[int], data: str) -> torch.Tensor:
+    made = torch.empty(shape, dtype=getattr(torch, dtype))
+    if made.numel():
+        made.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray.fromhex(data), dtype=torch.uint8))
+    return made
+
+
+def _refusal(names: Sequence[str], where: str) -> StepError:
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return StepError(
+        f"attribute{'s' * (len(names) > 1)} {shown} became different in {where}\n"
+        "  found  how many shares a worker computes depends on the world size, and so would this value\n"
+        f"{UNTOUCHED}  next   a running statistic belongs into a buffer: self.register_buffer(name, tensor);\n"
+        f"         what is only looked at, Run(buffers={{{names[0]!r}: 'keep'}}) puts back after every share;\n"
+        "         what counts steps is set in run.on_apply(function) or in update="
+    )

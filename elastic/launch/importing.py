@@ -1,0 +1,178 @@
+"""What a process did while it imported that its forks must not have in common, and who did it.
+
+variables    of a worker, or of a rank: they are absent here, and each worker has its own
+threads      do not live on in a fork
+files        that are read, and connections: forks share the place where they are read
+folders      of tempfile, made for one process: whichever fork ends first removes them
+CUDA         cannot be used in a fork of a process that has initialised it, or only asked its runtime for GPUs
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+import threading
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""A rank is a place in a view: no worker of `elastic run` has these."""
+WORKER_VARIABLES = (
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "ELASTIC_CHANNEL",
+    "ELASTIC_PROGRESS",
+    "ELASTIC_TOKEN",
+    "ELASTIC_RESTART",
+    "ELASTIC_ORDERED",
+)
+"""What differs between the workers of a node, or from the process that they are forked from."""
+
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With it torch counts GPUs by the driver's library, so that `torch.cuda.is_available()` leaves forks able to use them.
+docs.pytorch.org/docs/stable/generated/torch.cuda.is_available.html"""
+
+_HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "anon_inode:")
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_OF_WATCHED = {"os", "collections.abc", "_collections_abc", "tempfile", __name__}
+
+
+class Importing:
+    """`with` it, the environment is watched.
+
+    found()        what forks must not share, in words, since the last time it was asked; None: nothing
+    read_by_script whether the script itself has asked for such a variable, which it will do again in each worker
+    cuda           whether torch is built for it; default: as installed
+    """
+
+    def __init__(self, *, cuda: bool | None = None) -> None:
+        self.read_by_script = False
+        self._cuda = _is_built_for_cuda() if cuda is None else cuda
+        self._sets_check = self._cuda and NVML_CHECK not in os.environ
+        self._reads: list[tuple[str, str]] = []  # who, which variable
+        self._folders: list[tuple[str, str]] = []  # who, which folder
+        self._descriptors = _descriptors()
+        self._threads = set(threading.enumerate())
+
+    def found(self) -> str | None:
+        reads, self._reads = self._reads, []
+        if reads:
+            who, variable = reads[0]
+            return f"{who} reads {variable} while it is imported, which differs between workers"
+        if folders := [(who, folder) for who, folder in self._folders if os.path.isdir(folder)]:
+            for _, folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)  # this process is given up, and nobody else would
+            who, folder = folders[0]
+            return f"{who} makes the temporary folder {folder} while it is imported, which is one process's own"
+        if self._cuda and "torch" in sys.modules and _lost_in_forks():
+            return "an import initialises CUDA, or asks its runtime for GPUs"
+        if names := [thread.name for thread in threading.enumerate() if thread not in self._threads]:
+            return f"an import starts threads: {', '.join(names)}"
+        if shared := [name for fd, name in _descriptors().items() if fd not in self._descriptors]:
+            return f"an import opens {shared[0]} and keeps it open, so that workers would read it at one common place"
+        return None
+
+    def __enter__(self) -> Importing:
+        if self._sets_check:
+            os.environ[NVML_CHECK] = "1"
+        reads, plain = self._reads_variable, type(os.environ)
+
+        class Watched(plain):  # type: ignore[misc, valid-type]
+            def __getitem__(self, name: Any) -> Any:
+                if name in RANK_VARIABLES or name in WORKER_VARIABLES:
+                    reads(name, of_libraries=True)
+                return super().__getitem__(name)
+
+            def __iter__(self) -> Any:
+                reads("the whole environment, LOCAL_RANK too,", of_libraries=False)
+                return super().__iter__()
+
+        self._plain = plain
+        os.environ.__class__ = Watched
+        makes, self._mkdtemp = self._makes_folder, tempfile.mkdtemp
+
+        def mkdtemp(*args: Any, **options: Any) -> Any:
+            return makes(*args, **options)
+
+        tempfile.mkdtemp = mkdtemp  # TemporaryDirectory calls it, too
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.environ.__class__ = self._plain
+        tempfile.mkdtemp = self._mkdtemp
+        if self._sets_check:
+            os.environ.pop(NVML_CHECK, None)
+
+    def _reads_variable(self, variable: str, *, of_libraries: bool) -> None:
+        """of_libraries: by an installed module, too. Many of those look through all variables for some of theirs."""
+        frame = _importing_frame(sys._getframe(2))
+        if frame is None:
+            return
+        if frame.f_globals is sys.modules["__main__"].__dict__:
+            self.read_by_script = True
+        elif of_libraries or not _is_of_library(frame):
+            self._reads.append((_named(frame), variable))
+
+    def _makes_folder(self, *args: Any, **options: Any) -> Any:
+        """Installed modules may: theirs are caches, which they do without."""
+        folder = self._mkdtemp(*args, **options)
+        frame = _importing_frame(sys._getframe(1))
+        if frame is not None and not _is_of_library(frame):
+            self._folders.append((_named(frame), os.fsdecode(folder)))
+        return folder
+
+
+def _importing_frame(frame: FrameType | None) -> FrameType | None:
+    """Of the module that is being imported there; None: none is."""
+    while frame is not None and frame.f_globals.get("__name__") in _OF_WATCHED:
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame
+
+
+def _is_of_library(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_LIBRARIES)
+
+
+def _named(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__')} ({frame.f_code.co_filename}, line {frame.f_lineno})"
+
+
+def _is_built_for_cuda() -> bool:
+    """Of the torch that would be imported, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    return (Path(spec.origin).parent / "lib" / "libtorch_cuda.so").exists()
+
+
+def _lost_in_forks() -> bool:
+    """Whether a fork of this process could not use CUDA: torch knows, in a fork (private; torch 2.13)."""
+    torch = sys.modules["torch"]
+    child = os.fork()
+    if child == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+def _descriptors() -> dict[int, str]:
+    """What is open for reading, but for what has no place of its own."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+            flags = fcntl.fcntl(int(name), fcntl.F_GETFL)
+        except OSError:
+            continue  # the listing's own
+        if flags & os.O_ACCMODE != os.O_WRONLY and not target.startswith(_HARMLESS) and not Path(target).is_dir():
+            found[int(name)] = target
+    return found

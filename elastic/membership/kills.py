@@ -1,0 +1,60 @@
+"""A worker is killed from outside: when does another one take its place, and when is it enough? Pure.
+
+Kills are nobody's fault. Spot machines take workers for as long as a run lasts, and each is replaced at once. But what
+the kernel kills because a step needs more memory than there is, it kills at that step every time: replacements would
+come and go for ever, each after reading the state again.
+
+    a kill counts      at the same step as the one before it in that place, which nobody has applied meanwhile; before
+                       the first step of its life, if it was a short one
+    the first two      are replaced at once, the next ones after 1, 2, 4, ... seconds; others train on meanwhile
+    the seventh        at one step ends it
+    without a step     a kill says nothing of the script, unless the kernel says that memory was out: else replacements
+                       come for ever, one a second
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+AT_ONCE, ENOUGH = 2, 7
+WAIT_MAX_S, WAIT_UNEXPLAINED_S = 30.0, 1.0
+SHORT_S = 60.0  # a life
+
+Slot = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Replace:
+    after_s: float
+
+
+@dataclass(frozen=True)
+class Enough:
+    """count  of kills"""
+
+    count: int
+
+
+class Kills:
+    """Of all places of a run."""
+
+    def __init__(self) -> None:
+        self._last: dict[Slot, tuple[int | None, int]] = {}  # at which step, and how often there
+
+    def killed(
+        self, place: Slot, *, step: int | None, applied: int, lived_s: float, out_of_memory: bool
+    ) -> Replace | Enough:
+        """
+        step           that the worker was at; None before its first
+        applied        how many steps any worker has ever applied
+        out_of_memory  the kernel says so
+        """
+        at, count = self._last.get(place, (step, 0))
+        counts = applied <= step if step is not None else lived_s < SHORT_S
+        count = count + 1 if at == step and counts else 1
+        self._last[place] = step, count
+        if count >= ENOUGH and (step is not None or out_of_memory):
+            return Enough(count)
+        late = count - AT_ONCE
+        most_s = WAIT_MAX_S if step is not None or out_of_memory else WAIT_UNEXPLAINED_S
+        return Replace(min(2.0 ** min(late - 1, 16), most_s) if late > 0 else 0.0)

@@ -1,0 +1,139 @@
+"""A worker has given no sign for longer than it may: does it hang, or do all stand still at one place? Pure.
+
+    agents say where each of their workers is, and since when (Sighting)  ->  judge  ->  Hung | Stall | nothing
+
+One that is stuck while others wait for it, or go on, is at fault. Where all that do not wait are stuck at the very same
+place (a read of the data, say), the place is: storage that fails over, a service that does not answer. Killing them
+would only lose what they hold, so they are waited for, up to a bound that ends the run with a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elastic.membership.progress import BETWEEN, COMPUTING, EVALUATING, LIMITED, LOADING, READING, SAVING
+
+STORAGE = (READING, SAVING, LOADING)  # who stands here may wait for something outside the machine
+ALONE = 5.0  # so many times its limit one that nobody waits for may stand there: only it holds the run's state
+STALL_LIMITS = 20  # how many times --hang-limit all may stand still at one place: ten minutes, unless it is given
+TOGETHER = (
+    0.25  # one that came to a place later, and has been quiet for this part of the other's time, is stuck as well
+)
+FRESH_S = 3.0  # an agent with a quiet worker reports each second
+Place = tuple[int, int | None]  # phase, step
+
+_WORDS = {
+    READING: ("read", "dataset[i] for step {}"),
+    COMPUTING: ("computed", "the computing of step {}"),
+    EVALUATING: ("evaluated", "the function given to run.evaluate before step {}"),
+    SAVING: ("been saving", "the save before step {}"),
+    LOADING: ("been loading", "the loading of the state at step {}"),
+    BETWEEN: ("been between two steps", "the script's own code before step {}"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """Where an agent saw a worker.
+
+    step     None before the first view
+    quiet_s  since its last sign
+    limit_s  how long it may be quiet there; inf where it waits for others
+    """
+
+    worker: str
+    phase: int
+    step: int | None
+    quiet_s: float
+    limit_s: float = math.inf
+
+    @property
+    def place(self) -> Place:
+        return self.phase, self.step
+
+    @property
+    def waits(self) -> bool:
+        return self.phase not in LIMITED
+
+    @property
+    def stuck(self) -> bool:
+        return not self.waits and self.quiet_s > self.limit_s
+
+    def told(self) -> dict[str, Any]:
+        """As JSON, which has no infinity."""
+        return {**asdict(self), "limit_s": None if self.waits or math.isinf(self.limit_s) else self.limit_s}
+
+    def __str__(self) -> str:
+        does = _WORDS.get(self.phase, ("been there", ""))[0]
+        return f"it has {does} for {self.quiet_s:.1f} s without a sign, and may for {self.limit_s:.1f} s"
+
+
+@dataclass(frozen=True)
+class Hung:
+    """This worker is at fault."""
+
+    sighting: Sighting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """All that do not wait stand at one place. bound_s: the run ends once they have stood there for so long."""
+
+    place: Place
+    workers: tuple[str, ...]
+    waiting: int
+    quiet_s: float
+    bound_s: float
+
+    @property
+    def is_over_bound(self) -> bool:
+        return self.quiet_s > self.bound_s
+
+    @property
+    def where(self) -> str:
+        phase, step = self.place
+        return _WORDS[phase][1].format(step)
+
+    @property
+    def standing(self) -> str:
+        who = f"all {len(self.workers)} workers" if len(self.workers) > 1 else "the worker that the others wait for"
+        if len(self.workers) == 1 and not self.waiting:
+            who = "the only worker"
+        others = f" ({self.waiting} more wait for them)" if self.waiting and len(self.workers) > 1 else ""
+        return f"{who}{others} stood still in {self.where} for {self.quiet_s:.0f} s"
+
+    def __str__(self) -> str:
+        blame = "is its storage stalled?" if self.place[0] in STORAGE else "is it slow for all of them?"
+        return f"{self.standing}: {blame} Nobody is killed for it; the run ends if it lasts {self.bound_s:.0f} s"
+
+
+def judge(
+    sightings: Mapping[str, Sighting | None], *, killed_at: Collection[Place], stall_s: float
+) -> Hung | Stall | None:
+    """
+    sightings  of all workers of the view; None for one of whom nothing was told lately, since it gives signs
+    killed_at  places where somebody was killed before, for the same
+    stall_s    how long a stall may last, at least
+    """
+    seen = [sighting for sighting in sightings.values() if sighting is not None]
+    active = [sighting for sighting in seen if not sighting.waits]
+    suspect = max((one for one in active if one.stuck), key=lambda one: one.quiet_s, default=None)
+    if suspect is None:
+        return None
+    together = [one for one in active if one.place == suspect.place and one.quiet_s >= TOGETHER * suspect.quiet_s]
+    waiting = len(seen) - len(active)
+    at_storage = suspect.phase in STORAGE
+    alone = len(sightings) == 1 and at_storage and suspect.quiet_s <= ALONE * suspect.limit_s
+    moved = at_storage and suspect.place in killed_at  # the one before was killed, and that did not help
+    if len(seen) == len(sightings) and together == active and (len(together) > 1 or alone or moved):
+        return Stall(
+            place=suspect.place,
+            workers=tuple(one.worker for one in together),
+            waiting=waiting,
+            quiet_s=suspect.quiet_s,
+            bound_s=max(stall_s, 2 * suspect.limit_s),
+        )
+    return Hung(suspect)

@@ -1,0 +1,216 @@
+"""What modules keep in plain attributes: a temperature that falls, a count of updates, a probability of dropout.
+
+No state_dict has them, and what follows depends on them. So, of the models and of modules in `extra=`, what is no
+longer as the script built it when its loop began travels with the state. What shares do to them is group/plain.py's.
+
+Plain are numbers, strings, None, tuples, lists and dicts of them (up to _ITEMS_MAX), and tensors that no gradient flows
+through, unless they are a parameter's or a buffer's memory under another name (torch.nn.utils.weight_norm keeps such a
+one). What hangs in other objects is the script's to hand over. `training` is modes.py's. Of tensors above
+_COMPARED_BYTES only the version is looked at.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+
+Walked = Callable[[], Iterable[tuple[str, str, torch.nn.Module]]]
+
+ABSENT: Any = object()
+_ITEMS_MAX = 64
+_COMPARED_BYTES = 1 << 20
+_SCALARS = (bool, int, float, complex, str, type(None), *(np.float64, np.float32, np.int64, np.int32, np.bool_))
+_UNCHANGING = (*_SCALARS, tuple)
+_OWN = frozenset(vars(torch.nn.Module()))
+
+
+def is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind in _SCALARS:
+        return True
+    if isinstance(value, torch.Tensor):
+        return kind is torch.Tensor and not value.requires_grad
+    if kind in (tuple, list):
+        return len(value) <= _ITEMS_MAX and all(type(item) in _SCALARS for item in value)
+    if kind is dict:
+        return len(value) <= _ITEMS_MAX and all(type(k) is str and type(v) in _SCALARS for k, v in value.items())
+    return False
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Two plain values, to the bit as far as it matters: not a number is like itself."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+            return False
+        return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    return one is other or repr(one) == repr(other)
+
+
+def copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+
+
+class Noted:
+    """The attributes of one module as they are now. modes: `training` is one of them.
+
+    listed  the objects themselves, in their order
+    """
+
+    def __init__(self, module: torch.nn.Module, *, modes: bool = False) -> None:
+        self.module = module
+        self._passes_over = _OWN - {"training"} if modes else _OWN
+        self._values = dict(module.__dict__)
+        self.listed = list(self._values.values())
+        self._copies: dict[str, Any] = {}
+        self._versions: dict[str, int] = {}
+        for key, value in self._values.items():
+            if key in self._passes_over or isinstance(value, _UNCHANGING) or not is_plain(value):
+                continue
+            if isinstance(value, torch.Tensor):
+                if _is_memory_of(module, value):
+                    continue
+                self._versions[key] = value._version
+            self._copies[key] = copied(value)
+
+    def was(self, key: str) -> Any:
+        """Its value then, or ABSENT."""
+        return self._copies[key] if key in self._copies else self._values.get(key, ABSENT)
+
+    @property
+    def may_change_within(self) -> bool:
+        """Whether one of them may have another value while it is the same object."""
+        return bool(self._copies)
+
+    def changed(self) -> list[str]:
+        """The attributes whose value is another one. Quick where there are none: it is asked at every share."""
+        now = self.module.__dict__
+        if len(now) == len(self.listed) and all(map(is_, now.values(), self.listed)):
+            keys: Iterable[str] = self._copies
+        else:
+            keys = {**self._values, **now}.keys() - self._passes_over
+        return [key for key in keys if not self._is_still(key, now.get(key, ABSENT))]
+
+    def put_back(self, key: str) -> None:
+        """The object that was there, with the value that it had."""
+        then = self._values.get(key, ABSENT)
+        if then is ABSENT:
+            self.module.__dict__.pop(key, None)
+            return
+        if key in self._versions:
+            if id(self.module.__dict__.get(key)) == id(then):
+                with torch.no_grad():
+                    then.resize_(self._copies[key].shape).copy_(self._copies[key])
+                self._versions[key] = then._version
+        elif key in self._copies:
+            then = self._values[key] = copied(self._copies[key])
+            self.listed = list(self._values.values())
+        self.module.__dict__[key] = then
+
+    def _is_still(self, key: str, now: Any) -> bool:
+        if key not in self._copies:
+            then = self._values.get(key, ABSENT)
+            return now is then or (is_plain(then) and is_plain(now) and is_same(then, now))
+        then = self._copies[key]
+        if key in self._versions and now is self._values[key] and now._version == self._versions[key]:
+            return bool(now.nbytes > _COMPARED_BYTES) or is_same(then, now)
+        if type(then) is list and type(now) is list and len(then) == len(now) and all(map(is_, then, now)):
+            return True
+        return is_plain(now) and is_same(then, now)
+
+
+class Attributes:
+    """Those of a run's modules that are no longer as the script built them.
+
+    walk  (root, path, module) of all modules, as they are now
+    """
+
+    def __init__(self, walk: Walked) -> None:
+        self._walk = walk
+        self._built: dict[str, Noted] = {}
+        self._in_loop = False
+        self._carried: dict[str, Any] | None = None  # the state's, which holds from the script's loop on
+
+    def begin_loop(self) -> None:
+        if self._in_loop:
+            return
+        self._in_loop = True
+        self._built = {name: Noted(module) for name, module in self._named()}
+        carried, self._carried = self._carried, None
+        if carried is not None:
+            self._set(carried)
+
+    def is_nothing(self, root: str, path: str, key: str) -> bool:
+        """Whether the script has built nothing there, or None: a cache."""
+        noted = self._built.get(_module_name(root, path))
+        was = noted.was(key) if noted is not None else ABSENT
+        return was is ABSENT or was is None
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._in_loop:
+            return self._carried or {}
+        found: dict[str, Any] = {}
+        for name, noted in self._now():
+            now = noted.module.__dict__
+            for key in noted.changed():
+                if is_plain(now.get(key, ABSENT)):
+                    found[f"{name}:{key}"] = copied(now[key])
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._in_loop:
+            self._set(state)
+        else:
+            self._carried = dict(state)
+
+    def _set(self, state: Mapping[str, Any]) -> None:
+        for name, noted in self._now():
+            now = noted.module.__dict__
+            for key in noted.changed():
+                if is_plain(now.get(key, ABSENT)) and f"{name}:{key}" not in state:
+                    noted.put_back(key)
+            for key in [told.removeprefix(f"{name}:") for told in state if told.startswith(f"{name}:")]:
+                set_plain(noted.module, key, state[f"{name}:{key}"])
+
+    def _now(self) -> list[tuple[str, Noted]]:
+        """Modules that the script has added since are taken as they are when they are first met."""
+        found = []
+        for name, module in self._named():
+            noted = self._built.get(name)
+            if noted is None or noted.module is not module:
+                noted = self._built[name] = Noted(module)
+            found.append((name, noted))
+        return found
+
+    def _named(self) -> list[tuple[str, torch.nn.Module]]:
+        return [(_module_name(root, path), module) for root, path, module in self._walk()]
+
+
+def set_plain(module: torch.nn.Module, key: str, value: Any) -> None:
+    """A tensor is filled in place where it fits: others may hold it, too."""
+    there = module.__dict__.get(key)
+    if isinstance(value, torch.Tensor) and isinstance(there, torch.Tensor):
+        value = value.to(there.device)
+        fits = there.shape == value.shape and there.dtype == value.dtype
+        if fits and is_plain(there) and not _is_memory_of(module, there):
+            with torch.no_grad():
+                there.copy_(value)
+            return
+    module.__dict__[key] = copied(value)
+
+
+def _is_memory_of(module: torch.nn.Module, tensor: torch.Tensor) -> bool:
+    """Whether it is a parameter's or a buffer's of the module, under another name."""
+    where = tensor.untyped_storage().data_ptr()
+    held = [*module._parameters.values(), *module._buffers.values()]
+    return any(one is not None and one.untyped_storage().data_ptr() == where for one in held)
+
+
+def _module_name(root: str, path: str) -> str:
+    return f"{root}.{path}" if path else root

@@ -1,0 +1,166 @@
+"""What the body of the inner loop may not do, found out at the end of a step's shares, before anything is exchanged.
+
+    change what the step trains      requires_grad, groups, hooks (trained.py says why)
+    write to weights                 of the models, and of modules in `extra=`
+    set an optimizer's options       learning rates and the like
+    change objects in `extra=`       their state_dicts are compared in the first steps, and now and then
+    give a frozen parameter a gradient
+
+How often the body runs on a worker, or whether at all, depends on the world size: what it changes, so would the result.
+
+A write is known by the tensor's version. `.data` hides it: what is reached through `parameter.data` while a body runs
+is kept as it was, and compared. Values that are written past both (`numpy()` views, other libraries' kernels) are not
+noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+import checkpoint
+from elastic.errors import StepError
+from elastic.group.gradients import UNTOUCHED
+from elastic.state.applied import mark
+from elastic.state.modules import roots
+from elastic.state.reached import DATA, same, watch
+from elastic.state.trained import Trained
+from elastic.state.trained_set import TrainedSet, changed_in_body, listed
+
+_LOOK_FIRST, _LOOK_EVERY = 3, 16  # steps
+
+
+class Body:
+    """Of one worker, for as long as its session lasts, from `open` to `close`.
+
+    extra  objects; the modules that they are or hold (modules.py) are looked at
+    """
+
+    def __init__(
+        self, trained: Trained, optimizers: Mapping[str, torch.optim.Optimizer], extra: Mapping[str, Any]
+    ) -> None:
+        self._trained = trained
+        self._optimizers = dict(optimizers)
+        self._extra = roots({}, extra)
+        self._objects = {name: thing for name, thing in extra.items() if not isinstance(thing, torch.nn.Module)}
+        self._looks = 0
+        self._states: dict[str, tuple[str, dict[str, int]]] = {}
+        self._runs = False
+        self._step: int | None = None
+        self._settings: list[list[Any]] = []
+        self._versions: list[int] = []
+        self._of_extra = [module._parameters for thing in self._extra.values() for module in thing.modules()]
+        self._others: list[torch.nn.Parameter] = []
+        self._others_versions: list[int] = []
+        self._before: dict[int, tuple[torch.nn.Parameter, torch.Tensor]] = {}
+        self._unwatch: Callable[[], None] = lambda: None
+
+    def open(self) -> None:
+        self._unwatch = watch(self._reached)
+
+    def begin(self, step: int, trained: TrainedSet) -> None:
+        """Before a step's first share. When it comes round again, what was so when it began still counts."""
+        if step == self._step:
+            self._runs = True
+            return
+        self._step, self._set = step, trained
+        for _, parameter in trained.frozen:
+            parameter.grad = None  # of steps before it was frozen: an optimizer would go on applying it
+        self._settings = [_settings(optimizer) for optimizer in self._optimizers.values()]
+        self._versions = [parameter._version for parameter in trained.parameters]
+        self._others = [
+            parameter for within in self._of_extra for parameter in within.values() if parameter is not None
+        ]
+        self._others_versions = [parameter._version for parameter in self._others]
+        self._before = {}
+        self._looks += 1
+        if self._looks <= _LOOK_FIRST or self._looks % _LOOK_EVERY == 0:
+            self._states = {name: _state(thing) for name, thing in self._objects.items()}
+        self._runs = True
+
+    def end(self, step: int) -> None:
+        """After its last one, or where a step is given up. Raises StepError."""
+        if not self._runs:
+            return
+        self._runs = False
+        written = self._written()
+        self._before = {}
+        if written:
+            raise StepError(
+                f"the body of the inner loop wrote to weights in step {step}: {listed(written)}\n"
+                "  found  how often the body runs on a worker depends on the world size; only the update may write\n"
+                "  state  nothing was applied or saved, but these weights are not as they were before this step\n"
+                "  next   clip, average or set weights in run.on_apply(function), in update=, or after the inner loop "
+                "in extra= objects;\n         layers that set their weights from the first batch need a forward pass "
+                "before the Run"
+            )
+        now = self._trained.now()
+        if now is not self._set:
+            raise changed_in_body(self._set, now)
+        foreign = [name for name, parameter in now.frozen if parameter.grad is not None]
+        if foreign:
+            raise StepError(
+                f"parameters that step {step} does not train have got a gradient: {listed(foreign)}\n"
+                "  found  they were frozen when the step began, so these gradients are not exchanged\n"
+                f"{UNTOUCHED}  next   unfreeze them between steps: after the inner loop, or before it"
+            )
+        states, self._states = self._states, {}
+        changed = [f"extra[{name!r}]" for name, then in states.items() if _state(self._objects[name]) != then]
+        if changed:
+            raise StepError(
+                f"the body of the inner loop changed {listed(changed)} in step {step}\n"
+                "  found  how often the body runs on a worker depends on the world size; what it makes of them, too\n"
+                f"{UNTOUCHED}  next   change them in run.on_apply(function), in update=, or after the inner loop, from "
+                "step.sums, say"
+            )
+        for (key, optimizer), before in zip(self._optimizers.items(), self._settings, strict=True):
+            if _settings(optimizer) != before:
+                raise StepError(
+                    f"the body of the inner loop set options of optimizer {key!r} in step {step}\n"
+                    "  found  a worker without a share of a short batch does not run it, and would keep the old ones\n"
+                    f"{UNTOUCHED}  next   set learning rates and the like between steps, or before the inner loop"
+                )
+
+    def close(self) -> None:
+        self._runs = False
+        self._unwatch()
+
+    def _written(self) -> list[str]:
+        """Names of what has another version, or was reached through `.data` and has another value."""
+        parameters = [*self._set.parameters, *self._others]
+        versions = [*self._versions, *self._others_versions]
+        written = {id(p) for p, version in zip(parameters, versions, strict=True) if p._version != version}
+        written |= {key for key, (p, before) in self._before.items() if not same(before, DATA.__get__(p))}
+        if not written:
+            return []
+        named = [*zip(self._set.names, self._set.parameters, strict=True)]
+        for key, module in self._extra.items():
+            named += [(f"{key}.{name}", parameter) for name, parameter in module.named_parameters()]
+        return list({id(p): name for name, p in reversed(named) if id(p) in written}.values())[::-1]
+
+    def _reached(self, parameter: torch.nn.Parameter) -> None:
+        """Something is about to be done through `parameter.data`."""
+        if self._runs and id(parameter) not in self._before:
+            self._before[id(parameter)] = parameter, DATA.__get__(parameter).clone()
+
+
+def _state(thing: Any) -> tuple[str, dict[str, int]]:
+    """By value: buffers that a share has moved are put back, which counts as a version."""
+    document, tensors = checkpoint.encode(thing.state_dict())
+    return repr(document), {name: mark(tensor)[1] for name, tensor in tensors.items()}
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[Any]:
+    return [
+        (name, _plain(value)) for group in optimizer.param_groups for name, value in group.items() if name != "params"
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

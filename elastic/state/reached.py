@@ -1,0 +1,54 @@
+"""Who wants to know when something is about to be done through `parameter.data`?
+
+torch has no version that `.data` moves, and to look at all weights at every step would cost as much as to read them;
+this costs nothing where nobody uses `.data`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+Reached = Callable[[torch.nn.Parameter], None]
+
+DATA: Any = torch.Tensor.data
+"""The descriptor: also of parameters, unless `watch` stands before it."""
+_watching: list[Reached] = []
+
+
+def watch(reached: Reached) -> Callable[[], None]:
+    """From here on `parameter.data` first calls `reached(parameter)`, until what is returned is called."""
+    _watching.append(reached)
+    if len(_watching) == 1:
+        torch.nn.Parameter.data = property(_get, _set)  # type: ignore[assignment]
+
+    def unwatch() -> None:
+        with suppress(ValueError):
+            _watching.remove(reached)
+            if not _watching:
+                del torch.nn.Parameter.data
+
+    return unwatch
+
+
+def same(before: torch.Tensor, now: torch.Tensor) -> bool:
+    """In values: not a number is like itself."""
+    if before.shape != now.shape or before.dtype != now.dtype:
+        return False
+    return torch.equal(before, now) or torch.allclose(before, now, rtol=0, atol=0, equal_nan=True)
+
+
+def _get(parameter: torch.nn.Parameter) -> torch.Tensor:
+    for reached in _watching:
+        reached(parameter)
+    data: torch.Tensor = DATA.__get__(parameter)
+    return data
+
+
+def _set(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+    for reached in _watching:
+        reached(parameter)
+    DATA.__set__(parameter, value)

@@ -1,0 +1,60 @@
+"""Have weights, or what optimizers keep beside them, been written since the last update ended?
+
+The script may clip or average them after the inner loop. Nothing of that is kept as it was before: a worker that took
+the step over would run that code once more, so such a state is not given to it (applied.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from elastic.state.reached import DATA, same
+from elastic.state.trained import Trained
+
+
+class Weights:
+    """Of the models, and of the optimizers' state. A write is known by the tensor's version, or by its value where it
+    was reached through `parameter.data`."""
+
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], trained: Trained) -> None:
+        self._optimizers = dict(optimizers)
+        self._trained = trained
+        self._noted: list[tuple[Any, int]] | None = None
+        self._between = False
+        self._before: dict[int, tuple[torch.nn.Parameter, torch.Tensor]] = {}
+
+    def note(self) -> None:
+        """The end of an update."""
+        self._noted, self._before, self._between = self._now(), {}, True
+
+    def look(self) -> None:
+        """The beginning of the next one."""
+        self._between = False
+
+    def reached(self, parameter: torch.nn.Parameter) -> None:
+        """Something is about to be done through `parameter.data`."""
+        if self._between and id(parameter) not in self._before:
+            self._before[id(parameter)] = parameter, DATA.__get__(parameter).clone()
+
+    def written(self) -> bool:
+        if self._noted is None:
+            return False
+        now = self._now()
+        if len(now) != len(self._noted) or any(
+            one is not other or version != then for (one, version), (other, then) in zip(now, self._noted, strict=True)
+        ):
+            return True
+        return not all(same(before, DATA.__get__(parameter)) for parameter, before in self._before.values())
+
+    def _now(self) -> list[tuple[Any, int]]:
+        tensors = [
+            tensor
+            for optimizer in self._optimizers.values()
+            for state in optimizer.state.values()
+            for tensor in (state.values() if isinstance(state, dict) else ())
+            if isinstance(tensor, torch.Tensor)
+        ]
+        return [(tensor, tensor._version) for tensor in (*self._trained.now().parameters, *tensors)]

@@ -1,0 +1,151 @@
+"""Every question that only a GPU can answer: `make gpu`, on a machine with one or more, within half an hour.
+
+Workers beyond the number of GPUs share them, and exchange over gloo; with two GPUs or more the same tests run over
+NCCL. Each prints the device's name and its figures (-s shows them); DEVICE=cpu rehearses all but the figures.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import checkpoint
+from checkpoint import Checkpointer
+from elastic.drill.cluster import Cluster
+from elastic.drill.end import End
+from elastic.drill.faults import At, Fault, Kill, Plan, Stop
+from elastic.group.form import Solo
+from elastic.group.gradients import GradientSum
+from elastic.group.tree import schedule
+from tests.gpu.program import network
+
+MakeCluster = Callable[..., Cluster]
+Undisturbed = Callable[..., End]
+STEPS = 60
+WORKERS = 3
+ROOT = Path(__file__).parents[2]
+
+
+def named(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu, a rehearsal"
+    return f"{torch.cuda.get_device_name()} x {torch.cuda.device_count()}, torch {torch.__version__}"
+
+
+@pytest.fixture
+def reference(undisturbed: Undisturbed, device: torch.device) -> End:
+    return undisturbed(steps=STEPS, device=device.type)
+
+
+def trained(cluster: MakeCluster, device: torch.device, workers: int, *faults: Fault, **options: Any) -> Cluster:
+    return cluster(workers=workers, launcher="elastic", steps=STEPS, device=device.type, plan=Plan(faults), **options)
+
+
+def judged(run: Cluster, reference: End) -> End:
+    end = run.finish(within_s=400, reference=reference.events)
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
+    return end
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("workers", [1, 2, WORKERS])
+def test_the_bits_are_the_same_at_every_world_size(
+    cluster: MakeCluster, reference: End, device: torch.device, workers: int
+) -> None:
+    end = judged(trained(cluster, device, workers), reference)
+    print(f"\n{named(device)}: {workers} workers, weights {end.weights_sha256} as alone")
+
+
+@pytest.mark.timeout(600)
+def test_killed_and_stopped_workers_change_nothing(cluster: MakeCluster, reference: End, device: torch.device) -> None:
+    """SIGKILL inside a backward pass and an exchange, whose kernels wait for the dead one's part; and SIGSTOP there,
+    which sends no reset."""
+
+    def complete(phase: str) -> At:
+        return At(None, phase, world_size=WORKERS)
+
+    faults = (
+        Kill(1, complete("in_backward")),
+        Kill(0, complete("in_exchange")),
+        Stop(2, complete("in_exchange")),
+        Kill(2, complete("in_update")),
+    )
+    end = judged(trained(cluster, device, WORKERS, *faults, unhurried=WORKERS), reference)
+
+    assert end.steps_redone <= len(faults)
+    print(f"\n{named(device)}: views of {end.world_sizes}, {end.steps_redone} steps redone")
+
+
+@pytest.mark.timeout(600)
+def test_workers_are_forked_from_a_process_whose_imports_have_asked_for_gpus(
+    cluster: MakeCluster, reference: End, device: torch.device
+) -> None:
+    """A fork of a process that has initialised CUDA cannot use it; a fresh interpreter takes seconds to replace one."""
+    end = judged(trained(cluster, device, 2, Kill(1, At(10, "forward")), unhurried=2), reference)
+
+    assert "fresh interpreters" not in end.output, end.output
+    own = {line for line in end.output.splitlines() if "worker on" in line}
+    print(f"\n{named(device)}:", *sorted(own), sep="\n  ")
+    if device.type == "cuda":
+        assert {line.split("current device ")[1].split(",")[0] for line in own} == {
+            str(worker % torch.cuda.device_count()) for worker in range(2)
+        }
+
+
+def test_gradients_leave_while_the_backward_pass_runs_and_nobody_waits_for_the_gpu(device: torch.device) -> None:
+    """One copy of a few numbers to the GPU in a hook would make each bucket wait for all before it."""
+    model = network().to(device)
+    parameters = list(model.parameters())
+    plan = schedule(4, 4, (range(4),))
+    sums = GradientSum(
+        parameters, [str(i) for i in range(len(parameters))], Solo(), overlap=True, ordered=True, bucket_bytes=1 << 16
+    )
+    sums.open()
+    for measured in (False, True):  # the first time makes what is kept
+        sums.begin(plan)
+        for share, merges in enumerate(plan.merges[0]):
+            loss = model(torch.randn(8, 3, 16, 16, device=device)).sum()
+            sums.begin_pass(merges, piece=0, pieces=1, last=share == 3)
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("error" if measured else "default")
+            loss.backward()
+            sums.end_pass()
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        sums.finish(8)
+    sums.close()
+    assert all(parameter.grad is not None for parameter in parameters)
+
+
+def test_a_save_copies_into_pinned_memory_beside_training(tmp_path: Path, device: torch.device) -> None:
+    """What is changed on the GPU right after `save` has returned is not in the checkpoint."""
+    said: list[str] = []
+    tensors = {f"layer{i}": torch.randn(256, 1024, device=device) for i in range(16)}
+    tensors["channels_last"] = torch.randn(8, 16, 32, 32, device=device).to(memory_format=torch.channels_last)
+    with Checkpointer(tmp_path, log=said.append) as checkpoints:
+        for step in (1, 2, 3):
+            before = checkpoint.digest(tensors)
+            saving = checkpoints.save(step, {"w": tensors}, blocking=False)
+            for tensor in tensors.values():
+                tensor.add_(1)
+            saving.wait(60)
+            loaded = {"w": {name: torch.empty_like(tensor) for name, tensor in tensors.items()}}
+            checkpoints.load(loaded)
+            assert checkpoint.digest(loaded["w"]) == before
+    assert not [line for line in said if "locked" in line], said
+
+
+@pytest.mark.timeout(900)
+def test_throughput_beside_plain_loops(device: torch.device) -> None:
+    """Figures for the README; nothing is asserted of them."""
+    command = [sys.executable, "-m", "tests.gpu.throughput", device.type]
+    found = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    print(f"\n{named(device)}\n{found.stdout}")
+    assert found.returncode == 0, found.stderr

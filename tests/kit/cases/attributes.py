@@ -1,0 +1,64 @@
+"""Cases about what modules keep in plain attributes: counts, modes, temperatures, and what passes leave behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.kit.cases.training import CLASSES, FEATURES, Training, adamw, case
+
+
+class Keeping(nn.Module):
+    """The scores follow from a count of forward passes, a list, a tensor that is no buffer, and a lazily made table.
+    What it leaves behind for those who look (a shape, an activation) differs from share to share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+        self.recent: list[int] = []
+        self.steps = torch.zeros(2)
+        self.made = False
+        self.table: torch.Tensor | None = None
+        self.seen: torch.Tensor | None = None
+        self.penalty: torch.Tensor | None = None
+        self.temperature = 2.0
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.dropout = nn.Dropout(0.5)
+        self.mix = nn.utils.spectral_norm(nn.Linear(FEATURES, FEATURES))  # its plain `weight` is a parameter's memory
+        self.out = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.passes += 1
+            self.recent = [*self.recent[-2:], self.passes]
+            self.steps += 1
+        if not self.made:
+            self.table, self.made = torch.linspace(0, 1, FEATURES), True
+        assert self.table is not None
+        self.shape = tuple(x.shape)
+        self.seen = x.detach()
+        scores: torch.Tensor = self.out(self.dropout(self.mix(self.norm(x))) + self.table / (1 + self.passes))
+        self.penalty = scores.square().sum() * 0.01
+        return scores / self.temperature + 0.01 * (sum(self.recent) + self.steps.sum())
+
+
+@case
+def attributes_that_forward_passes_and_updates_change(train: Training) -> None:
+    model = Keeping()
+
+    def inner(run: Any, step: Any, batch: Any) -> None:
+        if step.index >= 2:
+            model.norm.eval()
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+        assert model.penalty is not None
+        step.backward(loss + model.penalty, count=len(batch[1]))
+
+    def update(run: Any, step: Any) -> None:
+        assert model.passes == step.index + 1
+        run.optimizers["optimizer"].step()
+        model.temperature *= 0.9
+        model.dropout.p *= 0.9
+
+    train(model, adamw(model), inner=inner, update=update)

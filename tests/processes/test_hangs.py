@@ -1,0 +1,69 @@
+"""Workers without a sign for too long: one that hangs is replaced, wherever it does, and a stall of all waited for."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.launch import Launch
+
+SCRIPT = """
+    import os, sys, time, torch, elastic
+    elastic.seed(0)
+    folder = sys.argv[2]
+    model = torch.nn.Linear(4, 1)
+    once = lambda name: os.path.exists(f"{folder}/{name}") or open(f"{folder}/{name}", "x").close()
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 64
+        def __getitem__(self, i):
+            if run.step_index >= 8 and run.world_size == 3:
+                while not os.path.exists(f"{folder}/go"):
+                    time.sleep(0.01)
+            return torch.ones(4) * i / 64, torch.ones(1)
+
+    def error(x, y):
+        if run.step_index == 5 and run.rank == 1 and not once("hung"):
+            time.sleep(600)
+        return {"e": ((model(x) - y) ** 2).sum()}
+
+    with elastic.Run(
+        sys.argv[1], model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), dataset=Data(), batch_size=16,
+        virtual_workers=6, steps=40,
+    ) as run:
+        for step in run:
+            for x, y in step:
+                step.backward(((model(x) - y) ** 2).sum(), len(y))
+            run.evaluate(torch.utils.data.TensorDataset(torch.ones(9, 4), torch.ones(9, 1)), error)
+            if run.world_size < 3:
+                time.sleep(0.05)
+    print("finished", run.step_index, flush=True)
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """The script above, on three workers."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    flags = ["run", "--standalone", "--no-status", "--hang-limit=2", "--nproc-per-node=3"]
+    with Launch("elastic", [*flags, script, tmp_path / "run", tmp_path]) as launch:
+        yield launch
+
+
+def test_a_hang_in_an_evaluation_is_found_and_a_stall_of_all_is_waited_for(launch: Launch, tmp_path: Path) -> None:
+    """Nobody looked at evaluations: the others waited for timeout_s, then for an hour. And a file server that was away
+    for longer than the limit was taken for a hang of each worker, the second of which ended the run."""
+    launch.wait_for(lambda: "all 3 workers stood still in dataset[i]" in launch.output, "stall", within_s=60)
+    (tmp_path / "go").touch()
+    output = launch.succeed(within_s=60)
+    assert len(re.findall("^finished 40$", output, re.M)) == 3
+    (stuck,) = re.findall("is stuck at step .*", output)
+    assert stuck.startswith("is stuck at step 5: it has evaluated for "), output
+    assert "in error" in output, "its stacks"
+    assert re.search(r"dataset\[i\] for step \d+ goes on, after ", output)

@@ -1,0 +1,99 @@
+"""What a script's modules see while they are imported is the same in `python train.py` and in workers of `elastic run`.
+
+Workers are forked from one process that has imported for all of them. Settings are read at import by many: from the
+command line, the environment, `__main__`, or what the script did before. Other settings are other weights.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.kit.launch import ROOT, Launch
+
+WITHIN_S = 120.0
+
+SEEN = """
+    import __main__, os, random, sys, warnings
+    import numpy, torch
+    random.seed(3), numpy.random.seed(3), torch.manual_seed(3)
+    spec, loader = __main__.__spec__, __main__.__loader__
+    SEEN = [
+        sys.argv, sys.path[:2], len(sys.path), os.getcwd(), __main__.__name__, __main__.__file__, __main__.__package__,
+        spec and spec.name, type(loader).__name__, getattr(__main__, "LR", None), os.environ.get("SET_BEFORE"),
+        warnings.filters[0], sys.flags,
+    ]
+    PID = os.getpid()
+"""
+
+SCRIPT = """
+    import os
+    import sys
+    LR = 0.1
+    os.environ["SET_BEFORE"] = "yes"
+    sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "more"))
+    import seen
+    import plain
+    plain.LR = 0.04
+    import doubled
+    import random, numpy, torch
+    drawn = random.random(), numpy.random.rand(), torch.rand(1).item()
+    sys.stdout.write(f"seen {seen.SEEN} {len(sys.path)} {doubled.LR} {drawn}\\n")
+    sys.stdout.write(f"ahead {seen.PID != os.getpid()}\\n")
+"""
+
+
+def write(folder: Path, **sources: str) -> None:
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(source))
+
+
+@pytest.mark.parametrize("module", [False, True], ids=["script", "module"])
+def test_modules_see_the_script_s_command_line_and_what_it_did_before(tmp_path: Path, module: bool) -> None:
+    package, more = tmp_path / "package", tmp_path / "package" / "more"
+    more.mkdir(parents=True)
+    write(package, __init__="", train=SCRIPT)
+    write(tmp_path if module else more, seen=SEEN, plain="LR = 0.2", doubled="import plain; LR = 2 * plain.LR")
+    what = ["-m", "package.train"] if module else [str(package / "train.py")]
+    command = [*what, "--lr", "0.07", "-m", "x"]
+    env = {"PYTHONPATH": str(tmp_path)}
+
+    environ = {**os.environ, **env}
+    alone = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+    )
+    (seen,) = re.findall("^seen .*", alone.stdout, re.M)
+    with Launch("elastic", ["run", "--nproc-per-node=2", *command], env=env) as launch:
+        output = launch.succeed(within_s=WITHIN_S)
+    assert "0.08 (" in seen
+    assert re.findall("^seen .*", output, re.M) == [seen, seen]
+    assert output.count("ahead True") == 2
+
+
+def test_what_reads_a_rank_variable_is_imported_afresh_by_each_worker(tmp_path: Path) -> None:
+    """What the script imports before it stays shared: only the rest is waited for by others."""
+    write(
+        tmp_path,
+        early="import os\nPID = os.getpid()\n",
+        settings="import os\nRANK = int(os.environ.get('LOCAL_RANK', '-1'))\nPID = os.getpid()\n",
+        train="""
+            import sys
+            import early
+            import settings
+            import os
+            me = os.getpid()
+            sys.stdout.write(f"rank {settings.RANK} {settings.PID == me} {early.PID == me}\\n")
+        """,
+    )
+    with Launch("elastic", ["run", "--nproc-per-node=2", tmp_path / "train.py"]) as launch:
+        output = launch.succeed(within_s=WITHIN_S)
+    assert sorted(re.findall("^rank .*", output, re.M)) == ["rank 0 True False", "rank 1 True False"]
+    assert output.count("reads LOCAL_RANK while it is imported") == 1
+    assert f"settings ({tmp_path / 'settings.py'}, line 2)" in output
+    assert "what train.py does from line 4 on, each worker does afresh" in output

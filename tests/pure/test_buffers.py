@@ -1,0 +1,156 @@
+"""Buffers that cannot be carried are refused by name, at one worker as at many; evaluations leave all as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import checkpoint
+from elastic.errors import StepError
+from elastic.group.snapshot import Snapshot
+from elastic.state.modules import roots
+from elastic.state.rewound import Rewound
+from tests.pure.test_loop_rules import Small
+
+
+class Moving(nn.Module):
+    """In train mode and in eval mode, `move` does as it likes with the module's buffers."""
+
+    def __init__(self, move: Any) -> None:
+        super().__init__()
+        self.kept: torch.Tensor
+        self.move = move
+        self.register_buffer("kept", torch.zeros(3))
+        self.register_buffer("other", torch.tensor(0))
+        self.out = nn.Linear(4, 2)
+        self.more = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.move(self, x)
+        scores: torch.Tensor = self.more(self.out(x))
+        return scores
+
+
+def by_the_first(module: Any, x: torch.Tensor) -> None:
+    module.kept = torch.zeros(3 if x[0, 0] > 0 else 4)
+
+
+def registered_for_some(module: Any, x: torch.Tensor) -> None:
+    if x[0, 0] > 0:
+        module.register_buffer("some", x.detach().sum())
+
+
+@pytest.mark.parametrize(
+    ("move", "match"),
+    [
+        (by_the_first, r"left float32\[\d\] in buffer kept, and an earlier one float32\[\d\]"),
+        (registered_for_some, r"in buffer some, and an earlier one"),
+        (lambda module, x: module.other.fill_(int(x[0, 0] * 1e6)), r"buffer other became different"),
+    ],
+    ids=["shape", "appears", "integer"],
+)
+def test_what_shares_leave_different_is_refused_by_name(tmp_path: Path, move: Any, match: str) -> None:
+    small = Small(tmp_path / "run", Moving(move))
+    before = small.state
+    with pytest.raises(StepError, match=match):
+        small.train()
+    assert small.state == before
+
+
+def test_an_evaluation_leaves_buffers_as_they_were_and_gives_each_batch_the_same(tmp_path: Path) -> None:
+    """Observers move in eval mode, too: each rank came out of it with others, having seen other batches."""
+
+    def counts(module: Any, x: torch.Tensor) -> None:
+        module.kept = module.kept + 1
+        module.other += 1
+
+    small = Small(tmp_path / "run", Moving(counts))
+    seen: list[tuple[float, int]] = []
+
+    def look(x: torch.Tensor, _: torch.Tensor) -> dict[str, torch.Tensor]:
+        small.model(x)
+        seen.append((float(small.model.get_buffer("kept")[0]), int(small.model.get_buffer("other"))))
+        return {"n": torch.tensor(len(x))}
+
+    kept = small.model.get_buffer("kept")
+    with small.run as run:
+        before = checkpoint.digest(small.model)
+        run.evaluate(small.data, look, batch_size=7)
+        assert checkpoint.digest(small.model) == before
+        assert small.model.get_buffer("kept") is kept
+        assert seen == [(1.0, 1)] * 7
+        run.stop("enough")
+        for step in run:
+            for share in step:
+                small.backward(step, share)
+
+
+def test_a_large_buffer_that_moves_through_data_is_found() -> None:
+    """The common way to write a codebook; it counts no version, and comparing all of it at every share would cost."""
+    model = nn.Module()
+    model.register_buffer("codes", torch.zeros(1 << 19))
+    snapshot = Snapshot({"model": model}, {})
+    for step in range(5):
+        snapshot.begin()
+        if step == 4:
+            model.get_buffer("codes").data.add_(1.0)
+        assert [buffer.name for buffer in snapshot.stirred()] == (["codes"] if step == 4 else [])
+    snapshot.restore()
+    assert not model.get_buffer("codes").any()
+
+
+def test_modules_are_found_in_what_extra_holds() -> None:
+    class Holder:
+        def __init__(self, **held: Any) -> None:
+            self.__dict__.update(held)
+
+    model, teacher, judge = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    average = Holder(module=teacher, optimizer=optimizer, past=[0.0] * 1000)
+    average.__dict__["itself"] = average
+    found = roots({"model": model}, {"average": average, "trainer": Holder(parts={"judge": [judge]}), "alone": judge})
+    assert found == {
+        "model": model,
+        "extra.average.module": teacher,
+        "extra.trainer.parts.judge.0": judge,
+        "extra.alone": judge,
+    }
+
+
+def test_buffers_that_the_script_changes_between_steps_come_as_the_update_left_them() -> None:
+    model = nn.Module()
+    for name, value in (("assigned", torch.ones(2)), ("written", torch.ones(2)), ("large", torch.ones(1 << 19))):
+        model.register_buffer(name, value)
+    rewound = Rewound()
+    rewound.note({"model": model})
+    model.assigned = torch.zeros(2)
+    model.get_buffer("written").data.zero_()
+
+    assert rewound.known({"model": model})
+    state = rewound.state("model", model.state_dict())
+    assert {name: value[0].item() for name, value in state.items()} == {"assigned": 1.0, "written": 1.0, "large": 1.0}
+    assert state["large"].data_ptr() == model.get_buffer("large").data_ptr()
+
+    model.get_buffer("large").zero_()  # for the first time: it was not copied
+    assert not rewound.known({"model": model})
+    rewound.look({"model": model})
+    rewound.note({"model": model})
+    model.get_buffer("large").fill_(5.0)
+    assert rewound.known({"model": model})
+    assert rewound.state("model", model.state_dict())["large"][0] == 0
+
+
+def test_saving_leaves_buffers_that_can_be_resized(tmp_path: Path) -> None:
+    """As torch.ao's observers do with the model's; after `numpy()` torch refuses it for good."""
+    model = nn.Module()
+    model.register_buffer("low", torch.tensor([]))
+    model.register_buffer("scale", torch.ones(1))
+    checkpoint.digest(model)
+    with checkpoint.Checkpointer(tmp_path / "run") as checkpoints:
+        checkpoints.save(1, {"model": model})
+    for name in ("low", "scale"):
+        model.get_buffer(name).resize_(9)

@@ -1,0 +1,190 @@
+"""What the hub answers to those who want to leave: nobody who leaves in order throws the newest state away."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.membership.rules import BOUNDARY
+from tests.kit.stage import trains
+
+
+def test_a_worker_that_leaves_is_released_and_not_replaced() -> None:
+    stage = trains(3)
+    assert stage.leaves("A1").orders == []
+    stage.over("A0", BOUNDARY)
+    stage.over("A2", BOUNDARY)
+    assert (stage.to("released"), stage.view) == ("A1", "A0 A2")
+    assert stage.ends("A1", 0).orders == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_leaving_worker_that_is_killed_is_not_replaced(when: str) -> None:
+    stage = trains(3)
+    stage.leaves("A1")
+    if when == "before":
+        stage.killed("A1")
+        assert (stage.to("start"), stage.to("broken")) == ("", "A0 A2")
+    stage.over("A0 A2", BOUNDARY)
+    assert stage.view == "A0 A2"
+    if when == "after":
+        assert stage.killed("A1").orders == []
+
+
+def test_one_that_leaves_all_of_a_sudden_breaks_the_view() -> None:
+    stage = trains(3)
+    assert stage.leaves("A1", lost=True).to("broken") == "A0 A2"
+    stage.over("A0 A2")
+    assert (stage.to("released"), stage.view) == ("A1", "A0 A2")
+
+
+def test_one_that_leaves_is_released_even_if_the_others_cannot_go_on() -> None:
+    stage = trains(1, nodes=2, nodes_min=2)
+    stage.leaves("B0")
+    assert stage.over("A0", BOUNDARY).to("released") == "B0"
+    assert stage.view is None
+
+
+def test_one_that_leaves_is_released_when_the_run_ends() -> None:
+    stage = trains(3)
+    stage.raises("A0")
+    stage.over("A1 A2")
+    stage.begin("A0")
+    stage.over("A1 A2", BOUNDARY)
+    stage.leaves("A2")
+    stage.raises("A0'")
+    assert stage.over("A1", step=8).to("save") == "A1"
+    assert stage.saved("A1", step=8).to("released") == "A2"
+    assert stage.to("end") == "A1"
+
+
+def test_when_all_leave_the_run_is_over_and_has_not_failed() -> None:
+    stage = trains(2)
+    stage.leaves("A0", saved=True)
+    assert stage.leaves("A1", saved=True).to("released") == "A0 A1"
+    stage.ends("A0", 0)
+    assert stage.ends("A1", 0).only("over") == {"say": "over", "failed": False, "why": ""}
+
+
+def test_a_spare_takes_over_when_all_others_leave() -> None:
+    stage = trains(3, shares=2)
+    assert stage.view == "A0 A1"
+    stage.leaves("A0", saved=True)
+    assert stage.leaves("A1", saved=True).view == "A2"
+
+
+def test_one_that_is_left_alone_with_the_newest_state_saves_it_first() -> None:
+    """The last other worker is killed at the very boundary where it leaves."""
+    stage = trains(2)
+    stage.leaves("A1")
+    assert stage.killed("A0").to("save") == "A1"
+    assert stage.begin("A0").orders == [], "what is in storage is older: nobody begins from there"
+    assert stage.saved("A1").to("released") == "A1"
+    assert stage.only("released")["safe"] is True
+    assert stage.view == "A0'"
+
+
+def test_where_the_one_that_saves_is_lost_or_fails_the_next_one_does() -> None:
+    stage = trains(4)
+    for id in ("A1", "A2", "A3"):
+        stage.leaves(id)
+    assert stage.killed("A0", step=7).to("save") == "A1"
+    assert stage.killed("A1").to("save") == "A2"
+    assert stage.ends("A2", 1).to("save") == "A3"
+    assert stage.saved("A3").to("released") == "A3"
+
+
+def test_a_run_whose_last_worker_is_killed_before_it_has_saved_has_failed() -> None:
+    stage = trains(1)
+    assert stage.leaves("A0").to("save") == "A0"
+    over = stage.killed("A0").only("over")
+    assert over["failed"] is True
+    assert "A0, told to leave, ended before what it held was saved: SIGKILL" in over["why"]
+
+
+def test_a_run_that_another_worker_has_saved_has_not_failed() -> None:
+    """However the others of a node that is told to leave ended."""
+    stage = trains(3)
+    stage.killed("A0", expected=True, step=7)
+    stage.leaves("A1")
+    assert stage.leaves("A2").to("save") == "A1"
+    assert stage.killed("A1", expected=True).to("save") == "A2"
+    stage.saved("A2")
+    assert stage.ends("A2", 0, expected=True).only("over")["failed"] is False
+
+
+def test_one_that_is_ahead_of_those_who_stay_hands_on_what_it_holds_and_leaves_then() -> None:
+    """Another worker was killed in that step's exchange, and some got through it."""
+    stage = trains(3)
+    stage.leaves("A1", step=8)
+    stage.over("A2", step=7)
+    assert stage.killed("A0", step=7).view == "A1 A2"
+    assert stage.to("released save") == ""
+    stage.leaves("A1", step=8)
+    assert stage.over("A2", BOUNDARY, step=8).to("released") == "A1"
+    assert stage.view == "A2"
+
+
+def test_one_whose_script_has_left_the_loop_saves_for_those_who_are_behind() -> None:
+    stage = trains(3)
+    stage.leaves("A1", step=8, lost=True, joins=False)
+    stage.over("A2", step=7)
+    assert stage.killed("A0", step=7).to("save") == "A1"
+    assert stage.view is None
+    assert stage.saved("A1", step=8).view == "A2"
+
+
+def test_below_its_minimum_one_is_released_that_others_who_wait_could_save_for() -> None:
+    stage = trains(2, nodes=2, nodes_min=2)
+    stage.lost("B")
+    stage.over("A0", whole=False)
+    stage.over("A1")
+    assert stage.leaves("A1").to("save") == "A1", "A0 stands in its script's own code, and cannot save"
+    stage.saved("A1")
+    assert stage.leaves("A0", whole=False).only("released")["safe"] is True
+
+    stage = trains(3, nodes=2, nodes_min=2)
+    stage.lost("A")
+    stage.over("B0 B2")
+    stage.over("B1", step=8)
+    assert stage.leaves("B0").to("released") == "B0"
+    assert stage.leaves("B1", step=8).to("save") == "B1"
+    assert stage.leaves("B2").orders == []
+    assert stage.killed("B1").to("save") == "B2"
+
+
+def test_one_that_holds_what_nobody_can_save_is_told_so() -> None:
+    stage = trains(1, nodes=2, nodes_min=2)
+    stage.lost("B")
+    stage.over("A0", whole=False)
+    assert stage.leaves("A0", whole=False).only("released")["safe"] is False
+    assert stage.ends("A0", 1).only("over")["failed"] is True
+
+
+def test_one_that_waits_too_long_for_others_who_are_busy_saves_and_goes() -> None:
+    """They may be killed after it has gone; and its machine does not wait for ever."""
+    stage = trains(3)
+    stage.leaves("A1")
+    stage.leaves("A2")
+    assert stage.later(29).to("save") == ""
+    assert stage.later(2).to("save") == "A1"
+    assert stage.later(1).orders == []
+    assert stage.saved("A1").to("released") == "A1 A2"
+    assert stage.over("A0", BOUNDARY).view == "A0"
+
+
+def test_when_a_run_fails_another_one_saves_where_the_farthest_could_not() -> None:
+    stage = trains(3, restarts_max=0)
+    stage.raises("A0")
+    stage.over("A2", step=8)
+    assert stage.over("A1").to("save") == "A2"
+    assert stage.ends("A2", 1, step=8).to("save") == "A1"
+    assert stage.to("over") == ""
+    assert stage.saved("A1").only("over")["failed"] is True
+
+
+def test_a_save_at_the_end_of_a_run_that_failed_has_a_deadline() -> None:
+    stage = trains(2, restarts_max=0, ending_s=60)
+    stage.raises("A0")
+    assert stage.over("A1").to("save") == "A1"
+    assert stage.later(119).to("end over") == ""
+    assert stage.later(2).only("over")["failed"] is True

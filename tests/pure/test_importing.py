@@ -1,0 +1,136 @@
+"""What a module does while it is imported, and forks must not share, is found and named."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from elastic.launch.importing import NVML_CHECK, RANK_VARIABLES, WORKER_VARIABLES, Importing
+
+
+def imported(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> Importing:
+    (folder / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(folder))
+    for variable in (*RANK_VARIABLES, *WORKER_VARIABLES):
+        monkeypatch.delenv(variable, raising=False)
+    with Importing() as importing:
+        try:
+            importlib.import_module(name)
+        except KeyError:
+            pass
+        finally:
+            sys.modules.pop(name, None)
+    return importing
+
+
+@pytest.mark.parametrize(
+    ("source", "variable"),
+    [
+        ("import os; rank = os.environ.get('LOCAL_RANK', 0)", "LOCAL_RANK"),
+        ("import os; rank = os.getenv('RANK')", "RANK"),
+        ("import os; alone = 'WORLD_SIZE' not in os.environ", "WORLD_SIZE"),
+        ("from os import environ; rank = int(environ['LOCAL_RANK'])", "LOCAL_RANK"),
+        ("import os; os.environ.setdefault('MASTER_ADDR', 'localhost')", "MASTER_ADDR"),
+        ("import os\nclass Config:\n    rank: int = int(os.environ.get('RANK', '0'))", "RANK"),
+        ("import os\ndef of():\n    return os.environ.get('RANK')\nRANK = of()", "RANK"),
+        ("import os; ENV = dict(os.environ)", "the whole environment"),
+        ("import os; ENV = os.environ.copy()", "the whole environment"),
+        ("import os; ENV = {k: v for k, v in os.environ.items()}", "the whole environment"),
+    ],
+)
+def test_a_module_that_reads_a_rank_variable_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, variable: str
+) -> None:
+    """What it computes from there is each worker's own: one process must not read it for all."""
+    found = imported(tmp_path, "reader_probe", source, monkeypatch).found()
+    assert found is not None
+    assert f"reader_probe ({tmp_path / 'reader_probe.py'}, line" in found
+    assert f"reads {variable}" in found
+    os.environ.get("RANK")  # watched no more
+    assert Importing().found() is None
+
+
+@pytest.mark.parametrize("makes", ["tempfile.mkdtemp()", "tempfile.TemporaryDirectory()"])
+def test_a_module_that_makes_a_temporary_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes: str
+) -> None:
+    """The first worker that ended, or left, took it away from all others, and from those that were forked later."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    kept: list[object] = []
+    monkeypatch.setattr(sys, "kept_by_a_test", kept, raising=False)
+    source = f"import sys, tempfile; sys.kept_by_a_test.append({makes})"
+    importing = imported(tmp_path, "folder_probe", source, monkeypatch)
+    (folder,) = (tmp_path / "tmp").iterdir()
+    found = importing.found()
+    assert found is not None
+    assert f"folder_probe ({tmp_path / 'folder_probe.py'}, line 1) makes the temporary folder {folder}" in found
+    assert not folder.exists()
+    assert importing.found() is None
+
+    source = "import tempfile\nwith tempfile.TemporaryDirectory(): pass"
+    assert imported(tmp_path, "passing_probe", source, monkeypatch).found() is None
+
+
+def test_what_forks_would_share_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two forks that read one open file move each other's place in it, and train on other examples."""
+    data = tmp_path / "examples"
+    data.write_bytes(b"1234")
+    kept: list[object] = []
+    monkeypatch.setattr(sys, "kept_by_a_test", kept, raising=False)
+    source = f"import sys; sys.kept_by_a_test.append(open({str(data)!r}, 'rb'))"
+    found = imported(tmp_path, "file_probe", source, monkeypatch).found()
+    assert found is not None
+    assert f"opens {data}" in found
+    kept[0].close()  # type: ignore[attr-defined]
+
+    log = f"import sys; sys.kept_by_a_test.append(open({str(tmp_path / 'log')!r}, 'a'))"
+    assert imported(tmp_path, "log_probe", log, monkeypatch).found() is None
+    kept[1].close()  # type: ignore[attr-defined]
+
+    over = threading.Event()
+    monkeypatch.setattr(sys, "over_by_a_test", over, raising=False)
+    source = "import sys, threading; threading.Thread(target=sys.over_by_a_test.wait, name='mine').start()"
+    found = imported(tmp_path, "thread_probe", source, monkeypatch).found()
+    over.set()
+    assert found is not None
+    assert "starts threads: " in found
+    assert "mine" in found
+
+
+def test_a_library_that_looks_through_all_variables_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*RANK_VARIABLES, *WORKER_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    with Importing() as importing:
+        importlib.reload(importlib.import_module("fsspec.config"))
+    assert importing.found() is None
+
+
+def test_modules_may_ask_for_gpus_and_leave_forks_able_to_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`DEVICE = "cuda" if torch.cuda.is_available() else "cpu"` stands in many modules: torch asks the driver's library
+    then, and the variable that makes it do so is gone when workers are forked. One that the user has set stays."""
+    monkeypatch.delenv(NVML_CHECK, raising=False)
+    with Importing(cuda=True) as importing:
+        importlib.import_module("torch").cuda.is_available()
+        assert os.environ[NVML_CHECK] == "1"
+    assert NVML_CHECK not in os.environ
+    assert importing.found() is None  # asks a fork of this process whether it could use CUDA
+
+    monkeypatch.setenv(NVML_CHECK, "0")
+    with Importing(cuda=True):
+        assert os.environ[NVML_CHECK] == "0"
+    assert os.environ[NVML_CHECK] == "0"
+    with Importing(cuda=False):
+        assert os.environ[NVML_CHECK] == "0"
+
+
+def test_torch_still_knows_whether_a_fork_can_use_cuda() -> None:
+    """It is private to torch: launch/importing.py would take every process for lost, or none."""
+    assert torch.cuda._is_in_bad_fork() is False

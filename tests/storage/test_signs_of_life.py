@@ -1,0 +1,127 @@
+"""Holders that cannot be asked: closed ports, addresses that are others', runs that were copied."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint import Checkpointer, ClaimHeld
+from checkpoint.runs.beacon import Alive, Beacon, Refused, Unknown, ask, gone_for_certain
+from checkpoint.runs.machine import only_near
+from checkpoint.storage import open_storage
+
+Make = Callable[..., Checkpointer]
+STATE = {"w": torch.arange(4.0)}
+NONCE = "n" * 32
+
+
+@pytest.fixture
+def beacon() -> Iterator[Beacon]:
+    one = Beacon(nonce=NONCE, job=None)
+    yield one
+    one.close()
+
+
+def elsewhere(endpoint: dict[str, Any], *addresses: str) -> dict[str, Any]:
+    """The endpoint of a holder on another machine, at these addresses."""
+    return {**endpoint, "boot_id": "another machine's", "addresses": list(addresses)}
+
+
+def test_one_address_that_refuses_proves_nothing(beacon: Beacon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder advertises the address of its bridge to its containers, which is another machine's here: that one
+    refuses, while the holder's own address is behind a firewall. Loopback addresses stand for all of them."""
+    monkeypatch.setattr("checkpoint.runs.beacon.only_near", lambda address: False)
+    here = elsewhere(beacon.endpoint(), "127.0.0.2", "127.0.0.3", "127.0.0.4")
+    beacon.close()
+    with socket.create_server(("127.0.0.3", beacon.port)):  # takes connections, and says nothing
+        assert isinstance(ask(here, NONCE, timeout_s=0.3), Unknown)
+    assert isinstance(ask(here, NONCE, timeout_s=5), Refused)  # which a firewall may say as well
+    assert gone_for_certain(here, NONCE) is None
+
+
+def test_addresses_that_mean_another_machine_from_each_are_never_asked(beacon: Beacon) -> None:
+    for address in ("127.0.0.1", "::1", "169.254.3.4", "fe80::1", "0.0.0.0"):
+        assert only_near(address)
+        assert isinstance(ask(elsewhere(beacon.endpoint(), address), NONCE, timeout_s=5), Unknown)
+    assert not only_near("172.17.0.1")
+    assert isinstance(ask(beacon.endpoint(), NONCE, timeout_s=5), Alive)
+    assert gone_for_certain(beacon.endpoint(), NONCE) is None
+
+
+def test_a_process_that_has_ended_is_gone_for_certain_whatever_its_network(beacon: Beacon) -> None:
+    """Containers share the boot and, with the host's process numbers, the proof; not the loopback."""
+    other = {**beacon.endpoint(), "network": "net:[1]", "addresses": []}
+    assert gone_for_certain(other, NONCE) is None  # it runs: it is this process
+    assert "has ended" in str(gone_for_certain({**other, "started": 1}, NONCE))  # the number is another's by now
+    assert gone_for_certain({**other, "started": 1, "pid_namespace": 1}, NONCE) is None
+    beacon.close()
+    assert "refuses" in str(gone_for_certain(beacon.endpoint(), NONCE))
+
+
+def test_where_ports_are_closed_a_second_launch_is_refused_while_the_first_one_lives(
+    tmp_path: Path, checkpointer: Make, beacon: Beacon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saves once an hour, and nobody can ask it: what it renews in the storage is all that shows its life."""
+    monkeypatch.setattr("checkpoint.runs.lease.EVERY_S", 0.05)
+    lines: list[str] = []
+    first = checkpointer(tmp_path, answers=(NONCE, elsewhere(beacon.endpoint())))
+    first.save(1, STATE)
+    for _ in range(2):
+        with pytest.raises(ClaimHeld, match="signs of life"):
+            checkpointer(tmp_path, grace_s=3600, log=lines.append).save(2, STATE)
+    assert any("waiting up to 3600 s for the holder of claim 1, which cannot be asked" in line for line in lines)
+    first.save(3, STATE)
+    first.close()
+    second = checkpointer(tmp_path, grace_s=2, log=lines.append)
+    assert second.claim().number == 2
+    assert any("was silent for 2 s, and left no sign in the storage" in line for line in lines)
+    assert not (tmp_path / "leases" / "00000001").exists()
+
+
+def test_a_commit_while_it_is_waited_for_is_a_sign_of_life(tmp_path: Path, checkpointer: Make, beacon: Beacon) -> None:
+    """As of a holder whose other process renews no lease. The newcomer leaves nothing that stands in its way."""
+    storage: Any = open_storage(tmp_path)
+    first = checkpointer(storage, answers=(NONCE, elsewhere(beacon.endpoint())))
+    first.save(1, STATE)
+
+    def commits(line: str) -> None:
+        if "waiting" in line:
+            first.save(2, STATE)
+
+    with pytest.raises(ClaimHeld, match=r"did not answer, but committed c00000001.s000000002-"):
+        checkpointer(tmp_path, grace_s=0.3, log=commits).save(9, STATE)
+    first.save(3, STATE)
+    assert [commit.step for commit in first.list()] == [3, 2, 1]
+
+
+def test_a_copy_of_a_live_run_is_another_run(tmp_path: Path, checkpointer: Make) -> None:
+    """cp -r, to fork an experiment: the holder answers for its claim, which lies in both."""
+    first = checkpointer(tmp_path / "run")
+    first.save(1, STATE)
+    shutil.copytree(tmp_path / "run", tmp_path / "fork")
+    (tmp_path / "same").symlink_to(tmp_path / "run")
+
+    lines: list[str] = []
+    fork = checkpointer(tmp_path / "fork", log=lines.append)
+    assert fork.load({"w": torch.zeros(4)}) == 1
+    assert fork.save(2, STATE).claim == 2
+    assert any("this is a copy of" in line for line in lines)
+    with pytest.raises(ClaimHeld):
+        checkpointer(tmp_path / "same").save(2, STATE)
+    first.save(2, STATE)
+    assert not [path for path in (tmp_path / "run" / "claims").iterdir() if "probe" in path.name]
+
+
+def test_a_moved_run_is_still_its_holders(tmp_path: Path, checkpointer: Make) -> None:
+    """Nothing proves that it is a copy."""
+    first = checkpointer(tmp_path / "run")
+    first.save(1, STATE)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(ClaimHeld):
+        checkpointer(tmp_path / "moved").save(2, STATE)
