@@ -103,7 +103,6 @@ class _Worker:
     id: str = ""
     ready: bool = False
     expected: bool = False
-    sighted: Record | None = None  # as the hub knows it
     stuck: bool = False
     stuck_s: float | None = None
     late: bool = False
@@ -283,8 +282,8 @@ class Agent:
                 self._start(local_rank)
             case Status(text=text):
                 self._say(text)
-            case Kill(worker=hung, why=why):
-                self._hung(hung, why)
+            case Kill() as verdict:
+                self._hung(verdict)
             case RunIsOver() as over:
                 self._over = over
                 self._end_workers(lambda worker: None)
@@ -375,7 +374,6 @@ class Agent:
                 self._stuck(worker, now_s, record, "its process is stopped")
                 self._kill(worker)  # somebody stopped it: no doing of its own
                 continue
-            worker.sighted = record
             patience = self._doubts.patience(record.phase)
             seen.append(sighting(now_s, worker.id, record, not_before_s=self._held_up_s, patience=patience))
         quiet = any(one.quiet_s > min(self._rules.hang_s, one.limit_s) / 4 for one in seen)
@@ -383,12 +381,11 @@ class Agent:
             self._sighted_s = now_s
             self._hub.tell({"say": "sighted", "workers": [one.told() for one in seen]})
 
-    def _hung(self, worker_id: str, why: str) -> None:
-        """The hub's verdict on what was sighted; a worker that has given a sign since then is acquitted."""
-        worker, now_s = self._ids.get(worker_id), time.monotonic()
-        if worker is None or worker.stuck or (record := Record.read(worker.progress)) != worker.sighted:
+    def _hung(self, verdict: Kill) -> None:
+        worker, now_s = self._ids.get(verdict.worker), time.monotonic()
+        if worker is None or worker.stuck or (record := Record.read(worker.progress)).sequence != verdict.sign:
             return
-        self._stuck(worker, now_s, record, why, _ONLY_SLOW)
+        self._stuck(worker, now_s, record, verdict.why, _ONLY_SLOW)
         worker.hung = True
         others = [Record.read(other.progress) for other in self._workers.values() if other.pid and not other.stuck]
         self._doubts.killed(now_s, record, worker.stuck_s or 0.0, others)

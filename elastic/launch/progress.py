@@ -37,7 +37,14 @@ def sighting(now_s: float, worker: str, record: Record, *, not_before_s: float, 
     """
     quiet_s = now_s - max(record.since_s, not_before_s)
     limit_s = record.limit_s * patience
-    return Sighting(worker=worker, phase=record.phase, step=record.at_step, quiet_s=quiet_s, limit_s=limit_s)
+    return Sighting(
+        worker=worker,
+        phase=record.phase,
+        step=record.at_step,
+        sign=record.sequence,
+        quiet_s=quiet_s,
+        limit_s=limit_s,
+    )
 
 
 class Doubts:

@@ -287,7 +287,7 @@ class Hub:
     def _look_for_hangs(self, now_s: float) -> None:
         """A worker outside the view holds up nobody but itself; of those inside, each is seen beside the others."""
         recent = {
-            id: replace(one, quiet_s=one.quiet_s + now_s - at_s)  # an agent acquits one that has given a sign since
+            id: replace(one, quiet_s=one.quiet_s + now_s - at_s)  # Kill acquits one that has given a sign since
             for id, (at_s, one) in self._sightings.items()
             if now_s - at_s <= FRESH_S
         }
@@ -310,7 +310,8 @@ class Hub:
 
     def _order_kill(self, sighting: Sighting, why: str) -> None:
         worker = self._workers[sighting.worker]
-        self._orders.append(Order(worker.node, None, {"say": "hung", "worker": worker.id, "why": why}))
+        verdict = {"say": "hung", "worker": worker.id, "sign": sighting.sign, "why": why}
+        self._orders.append(Order(worker.node, None, verdict))
 
     def _tell_stall(self, now_s: float, stall: Stall | None) -> None:
         """Once when it begins and once when it is over; one that lasts too long ends the run."""

@@ -161,12 +161,20 @@ class Exited(OfWorker):
 class _Seen(OfWorker):
     phase: int
     step: int | None
+    sign: int
     quiet_s: float
     limit_s: float | None
 
     def sighting(self) -> Sighting:
         limit_s = math.inf if self.limit_s is None else self.limit_s
-        return Sighting(worker=self.worker, phase=self.phase, step=self.step, quiet_s=self.quiet_s, limit_s=limit_s)
+        return Sighting(
+            worker=self.worker,
+            phase=self.phase,
+            step=self.step,
+            sign=self.sign,
+            quiet_s=self.quiet_s,
+            limit_s=limit_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +208,9 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Kill(OfWorker):
-    """For a hang."""
+    """For a hang. sign: its last one when it was sighted; one that has given another since is acquitted."""
 
+    sign: int
     why: str
 
 

@@ -40,13 +40,15 @@ class Sighting:
     """Where an agent saw a worker.
 
     step     None before the first view
-    quiet_s  since its last sign
+    sign     the number of its last one
+    quiet_s  since then
     limit_s  how long it may be quiet there; inf where it waits for others
     """
 
     worker: str
     phase: int
     step: int | None
+    sign: int
     quiet_s: float
     limit_s: float = math.inf
 

@@ -265,7 +265,7 @@ def test_words_that_nobody_knows_are_refused_and_those_of_nobody_ignored() -> No
 def test_a_node_speaks_for_its_own_workers_alone() -> None:
     """Ids were bound to nobody: any node could end, hang or replace another one's workers."""
     stage = trains(2, nodes=2)
-    seen = {"worker": "B0", "phase": 1, "step": 7, "quiet_s": 99, "limit_s": 1}
+    seen = {"worker": "B0", "phase": 1, "step": 7, "sign": 3, "quiet_s": 99, "limit_s": 1}
     for word, facts in (
         ("exited", {"worker": "B0", "signal": "SIGKILL"}),
         ("over", {"worker": "B0", "generation": 1, "step": 7, "at": MID_STEP}),

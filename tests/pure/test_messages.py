@@ -13,7 +13,7 @@ from elastic.membership.hub import Hub
 from elastic.membership.messages import FROM_WORKER, TO_AGENT, TO_HUB, TO_WORKER, parse
 from elastic.membership.wire import WireError
 
-SEEN = {"worker": "A0", "phase": 7, "step": None, "quiet_s": 3.5, "limit_s": None}
+SEEN = {"worker": "A0", "phase": 7, "step": None, "sign": 2, "quiet_s": 3.5, "limit_s": None}
 SAID: dict[str, dict[str, Any]] = {
     "hello": {"node": "A", "address": None, "places": 2, "run": "nonce"},
     "started": {"worker": "A0", "local_rank": 0},

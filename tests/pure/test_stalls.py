@@ -7,16 +7,17 @@ from collections.abc import Collection
 
 import pytest
 
-from elastic.membership.progress import COMPUTING, EVALUATING, LIMITED, READING, SAVING, WAITING
+from elastic.membership.messages import TO_AGENT, Kill, parse
+from elastic.membership.progress import BETWEEN, COMPUTING, EVALUATING, LIMITED, READING, SAVING, WAITING
 from elastic.membership.stalls import ALONE, STORAGE, Hung, Place, Sighting, Stall, judge
 from tests.kit.stage import Stage, trains
 
 LIMIT_S, STALL_S = 30.0, 600.0
 
 
-def at(worker: str, phase: int, quiet_s: float, *, step: int = 7, limit_s: float = LIMIT_S) -> Sighting:
+def at(worker: str, phase: int, quiet_s: float, *, step: int = 7, sign: int = 3, limit_s: float = LIMIT_S) -> Sighting:
     limit_s = math.inf if phase == WAITING else limit_s
-    return Sighting(worker=worker, phase=phase, step=step, quiet_s=quiet_s, limit_s=limit_s)
+    return Sighting(worker=worker, phase=phase, step=step, sign=sign, quiet_s=quiet_s, limit_s=limit_s)
 
 
 def judged(*seen: Sighting, silent: int = 0, killed_at: Collection[Place] = ()) -> Hung | Stall | None:
@@ -92,6 +93,14 @@ def sees(stage: Stage, *seen: Sighting) -> Stage:
 
 def killed(stage: Stage) -> list[str]:
     return [order.message["worker"] for order in stage.orders if order.message["say"] == "hung"]
+
+
+def test_a_verdict_says_of_which_sign_it_speaks() -> None:
+    """An agent looked once more before the verdict came, took what it had seen last for what the verdict was about,
+    and killed a worker that had gone on."""
+    stage = trains(2)
+    sees(stage, at("A0", BETWEEN, 31, sign=41), at("A1", WAITING, 30, sign=8))
+    assert parse(TO_AGENT, stage.only("hung")) == Kill(worker="A0", sign=41, why=stage.only("hung")["why"])
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
