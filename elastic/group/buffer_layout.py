@@ -28,7 +28,10 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Equal to the bit, but for the sign of zero; a NaN is one."""
     if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
         return one is other
-    return torch.equal(one, other) or torch.equal(as_bytes(one), as_bytes(other))
+    if torch.equal(one, other):
+        return True
+    may_be_nan = one.is_floating_point() or one.is_complex()
+    return may_be_nan and torch.equal(as_bytes(one), as_bytes(other))
 
 
 def as_bytes(value: torch.Tensor) -> torch.Tensor:

@@ -41,6 +41,9 @@ class PlainAttributes:
         self._keeps = keeps
         self._built = built
         self._noted: dict[int, tuple[str, str, Noted]] = {}
+        self._entries: list[dict[str, Any]] = []
+        self._listed: list[Any] = []
+        self._within: list[tuple[str, str, Noted]] = []
         self._left: dict[str, Any] | None = None  # as the first share of this rank left it
         self._was: dict[str, Any] = {}  # what of this the step began with
         self._loose: set[str] = set()  # what of this the script has not built
@@ -48,13 +51,17 @@ class PlainAttributes:
 
     def begin(self, walked: Walked) -> None:
         """Notes what every share of the step starts from."""
+        if not self._is_still_as_noted(walked):
+            self._note(walked)
+        self._left, self._was, self._open = None, {}, True
+
+    def _note(self, walked: Walked) -> None:
         before, self._noted = self._noted, {}
         for root, path, module in walked:
             known = before.get(id(module))
             if known is None or known[2].module is not module or known[2].changed():
                 known = root, path, Noted(module, modes=True)
             self._noted[id(module)] = known
-        self._left, self._was, self._open = None, {}, True
         self._entries = [noted.module.__dict__ for _, _, noted in self._noted.values()]
         self._listed = [value for _, _, noted in self._noted.values() for value in noted.listed]
         self._within = [known for known in self._noted.values() if known[2].may_change_within]
@@ -140,6 +147,13 @@ class PlainAttributes:
                     continue  # an object, which may be anything
                 noted.put_back(key)
         return left
+
+    def _is_still_as_noted(self, walked: Walked) -> bool:
+        return (
+            list(self._noted) == [id(module) for _, _, module in walked]
+            and self._are_same_objects()
+            and not any(noted.changed() for _, _, noted in self._within)
+        )
 
     def _are_same_objects(self) -> bool:
         """Quick, for many modules in one look: it is asked at every share."""
