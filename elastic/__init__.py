@@ -26,9 +26,9 @@ from elastic.errors import (
 )
 
 if TYPE_CHECKING:
+    from elastic.loop.step import Step
     from elastic.run import Run
     from elastic.state.randomness import seed
-    from elastic.step import Step
 
 __all__ = [
     "ConfigError",
@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
     """What needs torch is imported when it is used: the pytest plugin loads this package in every test run."""
     from importlib import import_module
 
-    homes = {"Run": "elastic.run", "Step": "elastic.step", "seed": "elastic.state.randomness"}
+    homes = {"Run": "elastic.run", "Step": "elastic.loop.step", "seed": "elastic.state.randomness"}
     if name in homes:
         return getattr(import_module(homes[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -20,10 +20,6 @@ from checkpoint.storage import redact
 from elastic.data.plan import DataPlan, LastBatch
 from elastic.errors import ConfigError
 from elastic.launch.environment import Launch
-
-if TYPE_CHECKING:
-    from elastic.run import Run
-    from elastic.step import Step
 
 Mode = Literal["exact", "fast"]
 
@@ -53,7 +49,6 @@ class Config:
     save_every_steps: int | None
     save_every_s: float | None
     mode: Mode
-    update: Callable[[Run, Step], None] | None
     rebuild: Callable[[int], None] | None
     num_workers: int
     collate_fn: Callable[[list[Any]], Any] | None
@@ -110,6 +105,7 @@ def configure(
     model: Any,
     optimizer: Any,
     scheduler: Any,
+    scaler: Any,
     dataset: Any,
     batch_size: int,
     virtual_workers: int,
@@ -124,10 +120,26 @@ def configure(
     buffers: Mapping[str, str] | None,
     accept: Collection[str],
     storage_options: Mapping[str, Any] | None,
-    **rest: Any,
+    clip_grad_norm: float | None,
+    mode: Mode,
+    rebuild: Callable[[int], None] | None,
+    num_workers: int,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    threads: int,
+    portable: bool,
+    overlap: bool,
+    bucket_bytes: int,
+    keep: int,
+    keep_every: int | None,
+    save_failures_max: int | None,
+    take_over: bool,
+    timeout_s: float,
 ) -> Config:
     """Raises ConfigError for whatever cannot work."""
-    _check_types(extra=extra, buffers=buffers, storage_options=storage_options, **rest)
+    _check_dicts(extra=extra, buffers=buffers, storage_options=storage_options)
+    _check_above_zero(timeout_s=timeout_s, bucket_bytes=bucket_bytes)
+    _check_clip(clip_grad_norm)
+    _check_saves(keep, keep_every, save_failures_max)
     models = named("model", model, torch.nn.Module)
     optimizers = named("optimizer", optimizer, torch.optim.Optimizer)
     schedulers = named("scheduler", scheduler, object) if scheduler is not None else {}
@@ -147,10 +159,10 @@ def configure(
     )
     _check_world(launch, virtual_workers, url)
     check_trained(models, optimizers)
-    if rest["mode"] not in ("exact", "fast"):
-        raise ConfigError(f"mode={rest['mode']!r}; expected 'exact' or 'fast'")
-    if isinstance(rest["threads"], bool) or not isinstance(rest["threads"], int) or rest["threads"] < 1:
-        raise ConfigError(f"threads={rest['threads']!r}; expected the number of intra-op threads, 1 or more")
+    if mode not in ("exact", "fast"):
+        raise ConfigError(f"mode={mode!r}; expected 'exact' or 'fast'")
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ConfigError(f"threads={threads!r}; expected the number of intra-op threads, 1 or more")
     every_steps, every_s = cadence(save_every)
     for name, one in schedulers.items():
         if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -179,7 +191,21 @@ def configure(
         buffers=dict(buffers or {}),
         accept=accept if isinstance(accept, str) else tuple(accept),  # type: ignore[arg-type]
         storage_options=dict(storage_options or {}),
-        **rest,
+        scaler=scaler,
+        clip_grad_norm=clip_grad_norm,
+        mode=mode,
+        rebuild=rebuild,
+        num_workers=num_workers,
+        collate_fn=collate_fn,
+        threads=threads,
+        portable=portable,
+        overlap=overlap,
+        bucket_bytes=bucket_bytes,
+        keep=keep,
+        keep_every=keep_every,
+        save_failures_max=save_failures_max,
+        take_over=take_over,
+        timeout_s=timeout_s,
     )
 
 
@@ -212,28 +238,36 @@ def named(what: str, given: Any, kind: type) -> dict[str, Any]:
     return things
 
 
-def _check_types(**given: Any) -> None:
-    """Wrong types that would otherwise show late, or never."""
-    for name in ("extra", "buffers", "storage_options"):
-        if given[name] is not None and not isinstance(given[name], Mapping):
-            raise ConfigError(f"{name}={given[name]!r}; expected a dict")
-    clip = given.get("clip_grad_norm")
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0):
-        raise ConfigError(f"clip_grad_norm={clip!r}; expected the largest norm, a number above 0, or None")
-    keep = given.get("keep", 3)
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ConfigError(f"keep={keep!r}; expected how many checkpoints stay, 1 or more")
-    for name, meaning in (
-        ("keep_every", "a number of steps, of which the first checkpoint stays for good"),
-        ("save_failures_max", "after how many failed saves in a row the run stops"),
-    ):
-        number = given.get(name)
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ConfigError(f"{name}={number!r}; expected {meaning}, 1 or more, or None")
-    for name in ("timeout_s", "bucket_bytes"):
-        number = given.get(name, 1)
+def _check_dicts(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"{name}={value!r}; expected a dict")
+
+
+def _check_above_zero(**given: Any) -> None:
+    for name, number in given.items():
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
             raise ConfigError(f"{name}={number!r}; expected a number above 0")
+
+
+def _check_clip(clip: Any) -> None:
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0):
+        raise ConfigError(f"clip_grad_norm={clip!r}; expected the largest norm, a number above 0, or None")
+
+
+def _check_saves(keep: Any, keep_every: Any, save_failures_max: Any) -> None:
+    if not _counts(keep):
+        raise ConfigError(f"keep={keep!r}; expected how many checkpoints stay, 1 or more")
+    if keep_every is not None and not _counts(keep_every):
+        meaning = "a number of steps, of which the first checkpoint stays for good"
+        raise ConfigError(f"keep_every={keep_every!r}; expected {meaning}, 1 or more, or None")
+    if save_failures_max is not None and not _counts(save_failures_max):
+        meaning = "after how many failed saves in a row the run stops"
+        raise ConfigError(f"save_failures_max={save_failures_max!r}; expected {meaning}, 1 or more, or None")
+
+
+def _counts(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
 def _length(dataset: Any) -> int:

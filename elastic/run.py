@@ -1,11 +1,4 @@
-"""The loop: step after step, each applied on every worker exactly once, whatever happens to the workers.
-
-    step: compute, exchange, apply -> the script's own code -> boundary: save, leave or stop -> ... -> final save
-
-Where the run stands is course.py's, and what happens when a collective fails, or workers come and go, recovery.py's:
-an exchange that fails comes to `recover`, which returns in the next view, in the same process with the same objects,
-and its caller goes round again, unless a peer has got there already.
-"""
+"""The public face of a training run: it checks what it is given, and has elastic.loop do it."""
 
 from __future__ import annotations
 
@@ -14,38 +7,27 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from elastic.config import Config, Mode, configure
-from elastic.course import Course
+from elastic.config import Mode, configure
 from elastic.data.plan import LastBatch
-from elastic.errors import ConfigError, PeerLost, StepError
-from elastic.evaluation import evaluate
-from elastic.group.fingerprint import Kind
-from elastic.group.form import Group, Solo
-from elastic.group.sums import Agreed
+from elastic.errors import ConfigError
 from elastic.launch import environment
 from elastic.launch.portable import pin_instruction_set
-from elastic.membership.live import RunEnded, ToldToLeave
-from elastic.membership.progress import BETWEEN, EVALUATING, OVER, SAVING, WAITING
-from elastic.membership.view import View
+from elastic.loop.context import Context
+from elastic.loop.loop import Loop
+from elastic.loop.run_state import RunState
+from elastic.loop.step import Step
+from elastic.loop.update import default_update
+from elastic.membership.live import live
+from elastic.membership.progress import Progress
 from elastic.observe.console import Console
-from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums, plain_values
-from elastic.observe.timing import EVALUATE, SAVE, WAIT
-from elastic.preemption.signals import SignalNotices
-from elastic.recovery import EXIT_RESTART, Recovery
-from elastic.session import Session
-from elastic.state.compiled import explained
-from elastic.state.randomness import before_seed, end_seed, evaluated_seed, seed_streams, start_seed
-from elastic.step import Step
-from elastic.update import default_update
-
-_LEAVE, _STOP, _SAVE, _REGROUP = 1, 2, 4, 8
-_SPENT_ON = {WAITING: WAIT, SAVING: SAVE, EVALUATING: EVALUATE}
+from elastic.observe.events import EventLog
+from elastic.observe.timing import Stopwatch
 
 
 class Run:
@@ -135,35 +117,71 @@ class Run:
         timeout_s: float = 600.0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        arguments = {name: given for name, given in locals().items() if name not in ("self", "url", "__class__")}
         self._launch = environment.read()
         self._observer = environment.observer(self._launch)
-        url, arguments["storage_options"] = self._observer.storage(os.fspath(url), storage_options)
-        arguments["save_every"] = self._observer.cadence(save_every)
-        self._config: Config = configure(url, self._launch, **arguments)
-        config = self._config
+        where, options = self._observer.storage(os.fspath(url), storage_options)
+        self._config = config = configure(
+            where,
+            self._launch,
+            model=model,
+            optimizer=optimizer,
+            dataset=dataset,
+            batch_size=batch_size,
+            virtual_workers=virtual_workers,
+            scheduler=scheduler,
+            epochs=epochs,
+            steps=steps,
+            seed=seed,
+            clip_grad_norm=clip_grad_norm,
+            save_every=self._observer.cadence(save_every),
+            mode=mode,
+            rebuild=rebuild,
+            micro_batch_size=micro_batch_size,
+            last_batch=last_batch,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            device=device,
+            extra=extra,
+            scaler=scaler,
+            buffers=buffers,
+            threads=threads,
+            portable=portable,
+            overlap=overlap,
+            bucket_bytes=bucket_bytes,
+            accept=accept,
+            keep=keep,
+            keep_every=keep_every,
+            save_failures_max=save_failures_max,
+            take_over=take_over,
+            timeout_s=timeout_s,
+            storage_options=options,
+        )
         if portable:
             pin_instruction_set()
-        self.rank = self._launch.rank
-        self.local_rank = self._launch.local_rank
-        self.world_size = self._launch.world_size
-        self.generation = 0
         self.device = config.device
         self.model: Any = config.models if isinstance(model, Mapping) else model
         self.optimizers = config.optimizers
+        self.local_rank = self._launch.local_rank
         token = self._launch.token or uuid.uuid4().hex[:6]
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{token}"
-        self._course = Course(config.plan.total_steps)
-        self._console = Console(quiet=not self.is_coordinator)
-        self._notices = SignalNotices()
+        self._state = RunState(config.plan.total_steps)
+        self._update = update
         self._on_apply: list[Callable[[Run, Step], None]] = []
-        self._session: Session | None = None
-        self._recovery: Recovery | None = None
-        self._wished = 0
-        self._at_most_s: float | None = None  # of the long_section that the script is in
-        self._joined_late = False
-        self._evaluated = False
-        self._open_step: Step | None = None
+        self._context: Context | None = None
+        self._loop: Loop | None = None
+
+    @property
+    def rank(self) -> int:
+        return self._loop.session.view_group.rank if self._loop is not None else self._launch.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._loop.session.view_group.world_size if self._loop is not None else self._launch.world_size
+
+    @property
+    def generation(self) -> int:
+        """Of the view that this worker is in; 0 before the first one."""
+        return self._loop.session.view_group.generation if self._loop is not None else 0
 
     @property
     def is_coordinator(self) -> bool:
@@ -173,114 +191,70 @@ class Run:
     @property
     def step_index(self) -> int:
         """How many steps are applied."""
-        return self._course.step
+        return self._state.step
 
     @property
     def epoch(self) -> int:
-        return self._course.epoch
+        return self._state.epoch
 
     @property
     def finished(self) -> bool:
-        return self._course.finished
+        return self._state.finished
 
     @property
     def stopped(self) -> str | None:
         """The reason given to `stop`, if any."""
-        return self._course.stopped
+        return self._state.stopped
 
     @property
     def attempt(self) -> int:
         """How often the step in hand has come round again."""
-        return self._open_step.attempt if self._open_step is not None else 0
+        return self._state.attempt
 
     @property
     def claim(self) -> int | None:
         """The number under which this run writes its storage, once it is claimed."""
-        return self._session.origin.claim or None if self._session is not None else None
+        return self._loop.session.restorer.claim or None if self._loop is not None else None
 
     @property
     def events(self) -> EventLog:
-        return self._here.events
+        if self._context is None:
+            raise _outside()
+        return self._context.events
 
     def __enter__(self) -> Run:
-        if self._session is not None:
+        if self._context is not None:
             raise ConfigError("this Run was entered before; make a new one, it goes on from what this one saved")
-        self._session = session = Session(self, self._config, self._launch, self._observer, self._console)
-        try:
-            session.open()
-        except PeerLost as lost:
-            session.close(abruptly=True)
-            self._console.warn(
-                f"rank {self.rank} lost a peer while the run started: {lost}; its launcher starts it again"
-            )
-            raise SystemExit(EXIT_RESTART) from lost
-        except RunEnded as ended:
-            session.tell_end(ended)
-            session.close(abruptly=True)
-            raise SystemExit(EXIT_RESTART) from ended
-        except ToldToLeave as told:
-            session.close(abruptly=True)
-            raise SystemExit(0) from told  # it holds nothing yet
-        except BaseException:
-            session.close(abruptly=True)
-            raise
-        self._recovery = Recovery(self, session, self._course, self._notices, self._observer, self._console)
-        self._course.goes_on_from(session.origin.position)
-        if session.told is not None:
-            self._joined_late = session.told["in_loop"]
-            self._course.take(session.told)
-        for optimizer in self.optimizers.values():
-            session.keep(optimizer.register_step_pre_hook(self._only_in_update).remove)
-        self._notices.install(session.live.told_to_leave if session.live is not None else None)
-        session.keep(self._notices.close)
-        seed_streams(start_seed(self._config.plan.seed), self.device)
-        self._observer.at("loaded", self)
+        config, launch = self._config, self._launch
+        agent = live(launch.channel)
+        self._context = Context(
+            config=config,
+            launch=launch,
+            worker_id=self.worker_id,
+            live=agent,
+            observer=self._observer,
+            observed=self,
+            events=EventLog(config.url, worker_id=self.worker_id, storage_options=config.storage_options or None),
+            console=Console(quiet=not self.is_coordinator),
+            progress=Progress(launch.progress, hang_s=launch.hang_s),
+            stopwatch=Stopwatch(),
+        )
+        self._loop = Loop(self._context, self._state, self._compute)
+        self._loop.enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        session = self._here
-        orderly = False
-        try:
-            if error is None:
-                if self._course.in_loop:
-                    self._broke_off()
-                self._recovering.part()
-                orderly = True
-                return
-            orderly = isinstance(error, SystemExit) and not error.code
-            session.exchange.buffers.restore()  # a share that raised has moved BatchNorm's averages
-            if not isinstance(error, (SystemExit, KeyboardInterrupt)):
-                session.events.emit("error", step=self.step_index, error=f"{type(error).__name__}: {error}")
-            if (told := explained(error)) is not None:
-                raise told from error
-        finally:
-            session.close(abruptly=not orderly)
+        self._here.exit(error)
 
     def __iter__(self) -> Iterator[Step]:
-        session = self._here
-        self._course.begin_loop()
-        self._joined_late = False
-        session.trained.begin_loop()
-        session.survives.begin_loop()
-        while not self.finished:
-            self._goes_on()
-            self._open_step = step = Step(self, session, session.step_plan(self.step_index))
-            seed_streams(before_seed(self._config.plan.seed, step.index), self.device)
-            yield step
-            if not step.applied:
-                raise self._left_open(step)
-            self._open_step = None
-            self._boundary(session)
-        self._finish(session)
-        self._course.in_loop = False
-        seed_streams(end_seed(self._config.plan.seed), self.device)
+        return self._here.steps()
 
     def stop(self, reason: str) -> None:
         """Ends the run on all workers, at the boundary after the next exchange: that of the step in hand inside the
         inner loop, that of the following step outside it. The same at every world size."""
-        self._course.stop_wish = reason or "stopped"
+        self._state.stop_wish = reason or "stopped"
 
     def on_apply(self, function: Callable[[Run, Step], None]) -> None:
         """Calls function(run, step) as part of each update, on every worker: for averaged weights and the like."""
@@ -294,225 +268,31 @@ class Run:
         The models are in eval mode and no gradients are recorded. batch_size: examples per call, default a share's.
         Returns name -> sum, the same bits on every worker and at every world size.
         """
-        session = self._here
-        if self._open_step is not None and not self._open_step.applied:
-            raise StepError(
-                f"run.evaluate was called inside step {self._open_step.index}, whose gradients are under way\n"
-                "  state  the model is as it was before this step\n"
-                "  next   call it after the inner loop, on all workers"
-            )
-        self._observer.at("evaluate", self)
-        self._course.evaluations += 1
-        position, ordinal = (self.epoch, self.step_index, 0), self._course.evaluations
+        return self._here.evaluate(dataset, function, batch_size)
 
-        def sign(phase: int) -> None:
-            first_s = None if self._evaluated else session.progress.long_s  # it may compile
-            self._sign(phase, first_s if self._at_most_s is None and phase == EVALUATING else self._at_most_s)
-
-        def within(group: Group) -> dict[str, Any]:
-            self._phase(EVALUATING, math.inf)
-            buffers = session.exchange.buffers
-            return evaluate(self._config, group, dataset, function, batch_size, position, ordinal, sign, buffers)
-
-        def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
-            return within(Solo())
-
-        def together() -> dict[str, Any]:
-            try:
-                return within(session.group)
-            except PeerLost:
-                if session.live is None or not self.finished:
-                    raise
-                session.group.sever()
-                return alone()  # the run is over, so no other view will come
-
-        if self._joined_late:  # the others are past this
-            sums = alone()
-        else:
-            name = f"evaluation {self._course.evaluations}{'' if self._course.looped else ' before the loop'}"
-            sums = self._recovering.agree(name, together, f"evaluating after step {self.step_index}")
-        self._evaluated = True
-        self._goes_on()
-        if session.compiling is not None:
-            session.compiling.check(f"{self.step_index} steps are applied; what was evaluated is not given")
-        at = self.step_index if self._course.looped else None
-        seed_streams(evaluated_seed(self._config.plan.seed, at, self._course.evaluations), self.device)
-        return sums
-
-    @contextmanager
-    def long_section(self, at_most_s: float = math.inf) -> Iterator[None]:
+    def long_section(self, at_most_s: float = math.inf) -> AbstractContextManager[None]:
         """Between steps: declares that what follows may take long on this worker (writing samples, compiling), so that
         its agent does not take it for hung. It has no effect but under `elastic run`.
 
         at_most_s  after which it counts as hung all the same
         """
-        progress, outer = self._here.progress, self._at_most_s
-        self._at_most_s = at_most_s
-        self._phase(progress.phase, at_most_s)
-        try:
-            yield
-        finally:
-            self._at_most_s = outer
-            self._phase(progress.phase, outer)
+        return self._here.session.phases.long_section(at_most_s)
 
     @property
-    def _here(self) -> Session:
-        if self._session is None:
-            raise ConfigError("a Run is used inside its with-block: with elastic.Run(...) as run")
-        return self._session
+    def _here(self) -> Loop:
+        if self._loop is None:
+            raise _outside()
+        return self._loop
 
-    @property
-    def _recovering(self) -> Recovery:
-        assert self._recovery is not None
-        return self._recovery
-
-    def placed(self, rank: int, view: View) -> None:
-        """A view has this worker at this place."""
-        self.rank, self.world_size, self.generation = rank, view.world_size, view.generation
-        self._console.quiet = not self.is_coordinator
-
-    def _phase(self, phase: int, limit_s: float | None = None) -> None:
-        self._here.stopwatch.at(_SPENT_ON.get(phase))
-        self._sign(phase, limit_s)
-
-    def _sign(self, phase: int, limit_s: float | None = None) -> None:
-        """As `_phase`, where the time is spent on what it was."""
-        self._here.progress.at(phase, generation=self.generation, step=self.step_index, limit_s=limit_s)
-
-    def _goes_on(self) -> None:
-        """In the script's own code, until a step's shares are computed."""
-        self._phase(OVER if self.finished and not self._course.in_loop else BETWEEN, self._at_most_s)
-
-    def _wishes(self) -> int:
-        """This worker's wishes, for the exchange that is about to be carried out."""
-        saver, live = self._here.origin.saver, self._here.live
-        wishes = _STOP if self._course.stop_wish is not None else 0
-        if self._recovering.parting.notice is not None:
-            self._recovering.parting.tell_notice()
-            wishes |= _LEAVE
-        if live is not None and live.wants_regroup():
-            wishes |= _REGROUP
-        if saver is not None and saver.time_is_up():
-            wishes |= _SAVE
-        self._wished = wishes
-        return wishes
-
-    def _apply(self, session: Session, step: Step, agreed: Agreed) -> None:
-        """The only place that changes the model. A worker that fails inside it holds a torn state."""
-        self._course.begin_update()
-        self._observer.at("update", self)
-        if session.live is not None:
-            session.survives.applied.look()
-        session.exchange.buffers.apply()
-        (self._config.update or default_update)(self, step)
+    def _compute(self, step: Step) -> None:
+        """What is done with a step's exact gradients."""
+        if self._update is not None:
+            self._update(self, step)
+        else:
+            default_update(self._config)
         for function in self._on_apply:
             function(self, step)
-        self._course.step += 1
-        if session.live is not None:
-            session.survives.applied.note()
-        self._course.end_update(agreed)
-        session.progress.step_done()
-        shares = session.exchange.part.shares
-        session.events.emit(
-            "step_applied",
-            step=step.index,
-            epoch=step.epoch,
-            attempt=step.attempt,
-            shares=[shares.start, shares.stop],
-            count=step.count,
-            indices=digest_of_indices(step.indices_read),
-            sums=digest_of_sums(step.sums, step.count),
-            redone=step.attempt > 0,
-            **({"values": plain_values(step.sums)} if self.is_coordinator else {}),
-            **session.stopwatch.lap(),
-        )
-        self._observer.at("applied", self)
 
-    def _boundary(self, session: Session) -> None:
-        """Between two steps, after the script's own code: what the exchange agreed on happens, on every worker."""
-        course, recovery = self._course, self._recovering
-        assert course.agreed is not None
-        course.at_boundary = True
-        if session.compiling is not None:
-            session.compiling.check(f"step {course.step - 1} is applied; it is not saved")
-        if session.origin.saver is not None:
-            session.origin.saver.look()
-        wishes = 0
-        for wish in course.agreed.wishes:
-            wishes |= wish
-        if course.step < course.total_steps:
-            course.epoch = session.step_plan(course.step).epoch
-        every = self._config.save_every_steps
-        if wishes & _STOP:
-            course.stopped = recovery.told_by_all(Kind.STOP, course.stop_wish)
-            course.stop_wish = None
-        course.look_for_end()
-        if course.finished:
-            return
-        leaving = [rank for rank, wish in enumerate(course.agreed.wishes) if wish & _LEAVE]
-        all_leave = leaving and (session.live is None or len(leaving) == len(course.agreed.wishes))
-        if all_leave:
-            recovery.leave()
-        if session.origin.saver is not None:
-            session.origin.saver.check(step=course.step)
-        if wishes & _SAVE or (every is not None and course.step % every == 0):
-            recovery.save()
-        if leaving or wishes & _REGROUP:
-            recovery.regroup(leaves=bool(self._wished & _LEAVE))
 
-    def _finish(self, session: Session) -> None:
-        """The last save, awaited by all, so that whoever sees this run end finds its result in storage."""
-        recovery = self._recovering
-        self._course.stop_wish = None
-
-        def saved() -> None:
-            self._observer.at("finish", self)
-            recovery.commit(must=True, patiently="the last save")
-            recovery.wait_for_all(Kind.FINISH, None)
-
-        recovery.agree("finish", saved, "waiting for the last save")
-        self._phase(OVER)
-        self._notices.close()
-        if session.live is not None:
-            session.live.finished(step=self.step_index)
-        self._tell_finished()
-
-    def _tell_finished(self) -> None:
-        digest = self._here.survives.weights_digest()
-        self.events.emit("finished", step=self.step_index, digest=digest, **self._here.stopwatch.lap())
-
-    def _broke_off(self) -> None:
-        """The script left the outer loop by `break`. If all workers do so at one step, the run ends there."""
-        session, course = self._here, self._course
-        step = self._open_step
-        if step is not None and not step.applied:
-            session.exchange.buffers.restore()
-            raise self._left_open(step)
-        self._open_step = None
-        self._boundary(session)
-        if course.finished:
-            self._finish(session)
-        elif self._recovering.all_break():
-            course.stopped = "the script left the loop"
-            course.finished = True
-            self._finish(session)
-        else:
-            self._recovering.parting.break_off()
-
-    def _left_open(self, step: Step) -> StepError:
-        """For a step whose inner loop did not come to its end: break, return, or an exception that was caught."""
-        torn = self._course.updating
-        return StepError(
-            f"step {step.index} was left before {'its update was complete' if torn else 'its inner loop ended'}\n"
-            f"  state  {'torn by that update' if torn else 'as it was before this step'}; nothing of it was saved\n"
-            "  next   let `for batch in step` run to its end, and exceptions leave the with-block; run.stop(reason) "
-            "ends a run early"
-        )
-
-    def _only_in_update(self, *_: Any) -> None:
-        if not self._course.updating:
-            raise StepError(
-                "optimizer.step() was called in the loop, and Run steps the optimizer itself when the inner loop ends\n"
-                "  state  the model is unchanged\n"
-                "  next   remove the call, or pass update=function to do it your own way"
-            )
+def _outside() -> ConfigError:
+    return ConfigError("a Run is used inside its with-block: with elastic.Run(...) as run")

@@ -22,7 +22,7 @@ from elastic.launch.environment import Launch
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog
 from elastic.state import identity as identities
-from elastic.state.survives import Survives, Tree
+from elastic.state.train_state import TrainState, Tree
 
 PATIENCE_S = 20.0  # so long what nobody would try again is tried again
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Saver:
         self,
         config: Config,
         launch: Launch,
-        survives: Survives,
+        train_state: TrainState,
         identity: identities.Identity,
         events: EventLog,
         console: Console,
@@ -68,7 +68,7 @@ class Saver:
         self._sleep = sleep
         self._config = config
         self.world_size = launch.world_size
-        self._survives = survives
+        self._train_state = train_state
         self._identity = identity
         self._events = events
         self._console = console
@@ -158,7 +158,7 @@ class Saver:
         """
         if not self._warmed and self._clock() - self._opened_s > _WARM_AFTER_S:
             self._warmed = True
-            self._checkpoints.warm(self._survives.objects())
+            self._checkpoints.warm(self._train_state.objects())
         while self._underway and self._underway[0][0].done:
             saving, position, begun_s, stall_s = self._underway.pop(0)
             try:
@@ -206,7 +206,7 @@ class Saver:
         self._events.emit("save_begun", step=position.step)
         begun_s = self._clock()
         meta = {"position": asdict(position), "identity": self._identity, "world_size": self.world_size}
-        objects = self._survives.objects()
+        objects = self._train_state.objects()
         try:
             if self._warmed:
                 saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False)

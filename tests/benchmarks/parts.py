@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 import elastic
+import elastic.loop.step
+import elastic.loop.update
 import elastic.run
-import elastic.step
 from elastic.group.form import Pending
 from elastic.group.sums import ShareSums
 
@@ -29,14 +30,14 @@ ORDER = ("data", "seeds", "forward", "backward", "merge", "send", "gradients out
 
 def of_run(run: elastic.Run, workload: Any) -> list[Timed]:
     """The parts of a step of Run. "wait" is for peers (and for gloo's own work)."""
-    session = run._session
-    assert session is not None
+    assert run._loop is not None
+    session = run._loop.session
     gradients, buffers = session.exchange.gradients, session.exchange.buffers
     return [
         (session.loader, "next", "data"),
-        (elastic.step, "pieces", "data"),
-        (elastic.step, "seed_streams", "seeds"),
-        (elastic.step, "share_seed", "seeds"),
+        (elastic.loop.step, "pieces", "data"),
+        (elastic.loop.step, "seed_streams", "seeds"),
+        (elastic.loop.step, "share_seed", "seeds"),
         (workload, "loss", "forward"),
         (torch.autograd, "backward", "backward"),
         (gradients, "begin", "merge"),
@@ -50,9 +51,9 @@ def of_run(run: elastic.Run, workload: Any) -> list[Timed]:
         (Pending, "wait", "wait"),
         (torch.nn.utils, "clip_grad_norm_", "update"),
         *((optimizer, "step", "update") for optimizer in run.optimizers.values()),
-        (session.events, "emit", "events"),
-        (elastic.run, "digest_of_indices", "events"),
-        (elastic.run, "digest_of_sums", "events"),
+        (run.events, "emit", "events"),
+        (elastic.loop.update, "digest_of_indices", "events"),
+        (elastic.loop.update, "digest_of_sums", "events"),
     ]
 
 

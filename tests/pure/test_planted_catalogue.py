@@ -60,9 +60,15 @@ def test_the_page_lists_the_catalogue() -> None:
 
 def test_a_bug_whose_place_is_gone_ends_the_process(tmp_path: Path) -> None:
     """Python reports what sitecustomize raises and goes on; here nothing may go on."""
-    moved = Bug("moved", "", "alone", frozenset(), [Patch("elastic.course:Course.elsewhere", lambda right, act: right)])
-    with pytest.raises(Unplantable, match="Course has no elsewhere"):
-        parent_of(importlib.import_module("elastic.course"), moved.patches[0])
+    moved = Bug(
+        "moved",
+        "",
+        "alone",
+        frozenset(),
+        [Patch("elastic.loop.run_state:RunState.elsewhere", lambda right, act: right)],
+    )
+    with pytest.raises(Unplantable, match="RunState has no elsewhere"):
+        parent_of(importlib.import_module("elastic.loop.run_state"), moved.patches[0])
     unknown = environment(moved, tmp_path)
     assert "moved cannot be planted" in (failed := python("print('went on')", unknown)).stderr
     assert (failed.returncode != 0, failed.stdout) == (True, "")

@@ -16,7 +16,7 @@ from elastic.drill.judging.judge import judge
 from elastic.drill.judging.stored import Stored
 from elastic.drill.judging.verdict import Verdict, Violation
 from elastic.observe.events import Event
-from elastic.state.survives import weights_digest
+from elastic.state.train_state import weights_digest
 
 _OUTPUT_SHOWN = 3000  # characters of what a launch printed that failed
 

@@ -42,7 +42,7 @@ from elastic.drill.striking.imposed import Imposed
 from elastic.drill.striking.reading import Collating, Reading, described
 from elastic.observe.events import local_folder
 from elastic.observe.observer import MOMENTS, ObservedRun, Observer
-from elastic.state.survives import weights_digest
+from elastic.state.train_state import weights_digest
 
 __all__ = ["CAME", "HAPPENED", "LET_GO", "PLAN_FILE", "STRUCK", "Injector", "OnPurpose", "observer"]
 

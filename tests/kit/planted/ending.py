@@ -7,7 +7,7 @@ from typing import Any
 from tests.kit.planted.bug import Act, planted
 
 
-@planted("elastic.course:Course.look_for_end", plan="alone", caught_by={"finished"})
+@planted("elastic.loop.run_state:RunState.look_for_end", plan="alone", caught_by={"finished"})
 def end_a_step_early(right: Any, act: Act) -> Any:
     """A run ends before its last step, and reports success."""
 
@@ -20,7 +20,7 @@ def end_a_step_early(right: Any, act: Act) -> Any:
     return look_for_end
 
 
-@planted("elastic.session:Session.close", plan="alone", caught_by={"left"})
+@planted("elastic.loop.session:Session.close", plan="alone", caught_by={"left"})
 def leave_an_orphan(right: Any, act: Act) -> Any:
     """A process that a worker has started outlives the run."""
 
@@ -34,7 +34,7 @@ def leave_an_orphan(right: Any, act: Act) -> Any:
     return close
 
 
-@planted("elastic.session:Session.close", plan="alone", caught_by={"left"})
+@planted("elastic.loop.session:Session.close", plan="alone", caught_by={"left"})
 def leave_shared_memory(right: Any, act: Act) -> Any:
     """A file in shared memory outlives the run."""
 
@@ -49,7 +49,7 @@ def leave_shared_memory(right: Any, act: Act) -> Any:
     return close
 
 
-@planted("elastic.place:Place._retire", plan="lost", caught_by={"left"})
+@planted("elastic.loop.view_group:ViewGroup._retire", plan="lost", caught_by={"left"})
 def keep_every_view_s_connections(right: Any, act: Act) -> Any:
     """The connections and threads of a view that is over are never given back, and grow with each loss."""
     kept = []

@@ -37,7 +37,7 @@ def read_another_example_than_asked_for(right: Any, act: Act) -> Any:
     return read
 
 
-@planted("elastic.exchange:deal", plan="calm", caught_by={"shares", "coverage"})
+@planted("elastic.loop.assignment:assign_shares", plan="calm", caught_by={"shares", "coverage"})
 def read_a_share_on_two_workers(right: Any, act: Act) -> Any:
     """A worker reads the last share of the worker before it, in the place of its own first one."""
 
@@ -52,7 +52,7 @@ def read_a_share_on_two_workers(right: Any, act: Act) -> Any:
     return deal
 
 
-@planted("elastic.session:Session.read_from", plan="resumed", caught_by={"coverage"})
+@planted("elastic.loop.session:Session.read_from", plan="resumed", caught_by={"coverage"})
 def resume_the_sampler_one_step_late(right: Any, act: Act) -> Any:
     """The sampler's state is off by one when a run goes on: the data of one step are skipped."""
 
@@ -96,7 +96,7 @@ def forget_the_epoch_on_resume(right: Any, act: Act) -> Any:
     return read
 
 
-@planted("elastic.evaluation:_evaluating", plan="alone", caught_by={"reference"})
+@planted("elastic.loop.evaluation:_evaluating", plan="alone", caught_by={"reference"})
 def train_on_what_is_evaluated(right: Any, act: Act) -> Any:
     """An evaluation counts as training: the model stays in train mode, and BatchNorm learns from the test set."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from tests.kit.planted.bug import Act, planted
 
 
-@planted("elastic.origin:pass_on", plan="lost", caught_by={"agreement", "reference"})
+@planted("elastic.loop.restorer:pass_on", plan="lost", caught_by={"agreement", "reference"})
 def forget_momentum_in_a_transfer(right: Any, act: Act) -> Any:
     """A newcomer gets the weights, and zeros for the optimizer's averages."""
 
@@ -23,7 +23,7 @@ def forget_momentum_in_a_transfer(right: Any, act: Act) -> Any:
     return pass_on
 
 
-@planted("elastic.origin:pass_on", plan="lost", caught_by={"reference"})
+@planted("elastic.loop.restorer:pass_on", plan="lost", caught_by={"reference"})
 def forget_batchnorm_in_a_transfer(right: Any, act: Act) -> Any:
     """A newcomer gets the parameters, and BatchNorm's averages as a new model has them."""
 
@@ -38,21 +38,22 @@ def forget_batchnorm_in_a_transfer(right: Any, act: Act) -> Any:
     return pass_on
 
 
-@planted("elastic.run:Run._apply", plan="lost", caught_by={"agreement", "reference"})
+@planted("elastic.loop.update:Update._open", plan="lost", caught_by={"agreement", "reference"})
 def donate_a_torn_state(right: Any, act: Act) -> Any:
     """What a newcomer gets is half from before the last update and half from after it."""
 
-    def apply(self: Any, *arguments: Any) -> None:
-        _BEFORE.update({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
-        right(self, *arguments)
+    def open_update(self: Any) -> None:
+        model = self._context.observed.model
+        _BEFORE.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        right(self)
 
-    return apply
+    return open_update
 
 
 _BEFORE: dict[str, Any] = {}
 
 
-@donate_a_torn_state.also("elastic.origin:pass_on")
+@donate_a_torn_state.also("elastic.loop.restorer:pass_on")
 def _(right: Any, act: Act) -> Any:
     def pass_on(group: Any, parts: Any, word: Any, state: Any) -> Any:
         if parts.need_state and group.rank in parts.donors and _BEFORE:
@@ -65,20 +66,20 @@ def _(right: Any, act: Act) -> Any:
     return pass_on
 
 
-@planted("elastic.recovery:Recovery.recover", plan="lost", caught_by={"position", "coverage"})
+@planted("elastic.loop.recovery:Recovery.recover", plan="lost", caught_by={"position", "coverage"})
 def give_up_the_step_in_flight(right: Any, act: Act) -> Any:
     """Survivors go on with the next step: the one whose exchange failed is never done."""
 
     def recover(self: Any, *what: Any) -> None:
         right(self, *what)
         act()
-        self._course.step += 1
-        self._session.read_from(self._course.step)
+        self._state.step += 1
+        self._session.read_from(self._state.step)
 
     return recover
 
 
-@planted("elastic.recovery:Recovery.recover", plan="lost", caught_by={"lost"})
+@planted("elastic.loop.recovery:Recovery.recover", plan="lost", caught_by={"lost"})
 def restart_survivors(right: Any, act: Act) -> Any:
     """Survivors of a loss end and are started again, as torchrun has it."""
 
@@ -105,16 +106,16 @@ def kill_one_more(right: Any, act: Act) -> Any:
     return exited
 
 
-@planted("elastic.origin:Origin.from_peers_or_storage", plan="lost", caught_by={"storage", "redone"})
+@planted("elastic.loop.restorer:StateRestorer.from_peers_or_storage", plan="lost", caught_by={"storage", "redone"})
 def go_back_to_the_last_save(right: Any, act: Act) -> Any:
     """After a loss all take the newest checkpoint, though survivors hold a newer state."""
 
     def from_peers_or_storage(self: Any, standing: Any, word: Any) -> Any:
-        if self._place.view.generation != 2:
+        if self._view_group.generation != 2:
             return right(self, standing, word)
         act()
         self.from_storage()
-        self._run._course.goes_on_from(self.position)
+        self._phases._state.goes_on_from(self.position)
         return None
 
     return from_peers_or_storage
@@ -125,12 +126,12 @@ def _unnoticed(right: Any, act: Act) -> Any:
     return lambda self, step: None
 
 
-@planted("elastic.run:Run._wishes", plan="told to leave", caught_by={"lost"})
+@planted("elastic.loop.boundary:Boundary.wishes", plan="told to leave", caught_by={"lost"})
 def leave_in_the_middle_of_a_step(right: Any, act: Act) -> Any:
     """A worker that is told to leave goes at once, and takes its part of the step in hand along."""
 
     def wishes(self: Any) -> int:
-        if self._recovering.parting.notice is not None:
+        if self._recovery.departure.notice is not None:
             act()
             raise SystemExit(0)
         return int(right(self))

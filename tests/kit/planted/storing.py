@@ -128,7 +128,7 @@ def _(right: Any, act: Act) -> Any:
     return 0.0  # no bug: so that a run of a second has a writer process
 
 
-@planted("elastic.state.survives:Survives.objects", plan="alone", caught_by={"final"})
+@planted("elastic.state.train_state:TrainState.objects", plan="alone", caught_by={"final"})
 def save_without_momentum(right: Any, act: Act) -> Any:
     """A checkpoint holds the weights, and zeros for the optimizer's averages."""
 
@@ -159,12 +159,12 @@ def save_another_step_than_it_says(right: Any, act: Act) -> Any:
     return save
 
 
-@planted("elastic.recovery:Recovery.commit", plan="alone", caught_by={"durable"})
+@planted("elastic.loop.recovery:Recovery.commit", plan="alone", caught_by={"durable"})
 def end_without_the_last_save(right: Any, act: Act) -> Any:
     """A run ends, and its last state is nowhere."""
 
     def commit(self: Any, **how: Any) -> None:
-        if self._course.finished:
+        if self._state.finished:
             act()
             return
         right(self, **how)

@@ -7,14 +7,14 @@ from typing import Any
 from tests.kit.planted.bug import Act, planted
 
 
-@planted("elastic.step:Step.backward", plan="calm", caught_by={"reference"})
+@planted("elastic.loop.step:Step.backward", plan="calm", caught_by={"reference"})
 def average_the_workers_means(right: Any, act: Act) -> Any:
     """Each worker's gradient is its mean, and the means are averaged: examples of a small share count more."""
 
     def backward(self: Any, loss: Any, count: int) -> None:
-        part = self._session.exchange.part
-        mine = sum(self._plan.sizes[share] for share in part.shares)
-        workers = sum(1 for rows in part.schedule.rows if rows)
+        assignment = self._session.exchange.assignment
+        mine = sum(self._plan.sizes[share] for share in assignment.shares)
+        workers = sum(1 for rows in assignment.schedule.rows if rows)
         if mine * workers != self._plan.count:
             act()
         right(self, loss * (self._plan.count / (workers * mine)), count)
@@ -22,7 +22,7 @@ def average_the_workers_means(right: Any, act: Act) -> Any:
     return backward
 
 
-@planted("elastic.exchange:Exchange.carry_out", plan="alone", caught_by={"reference"})
+@planted("elastic.loop.exchange:Exchange.carry_out", plan="alone", caught_by={"reference"})
 def divide_a_short_batch_by_a_full_one(right: Any, act: Act) -> Any:
     """The last, short batch of an epoch is weighted wrong: its sum is divided by the size of a full one."""
 
@@ -72,7 +72,7 @@ def add_in_the_order_of_ranks(right: Any, act: Act) -> Any:
     return join
 
 
-@planted("elastic.step:share_seed", plan="calm", caught_by={"reference"})
+@planted("elastic.loop.step:share_seed", plan="calm", caught_by={"reference"})
 def reuse_random_streams(right: Any, act: Act) -> Any:
     """Every worker counts its shares from 0, and so reuses the random streams of the first one."""
     return lambda seed, step, phase, share, micro: right(seed, step, phase, share - _FIRST[0], micro)
@@ -81,18 +81,18 @@ def reuse_random_streams(right: Any, act: Act) -> Any:
 _FIRST = [0]
 
 
-@reuse_random_streams.also("elastic.exchange:Exchange.plan")
+@reuse_random_streams.also("elastic.loop.exchange:Exchange.plan")
 def _(right: Any, act: Act) -> Any:
     def plan(self: Any, step: Any) -> None:
         right(self, step)
-        _FIRST[0] = self.part.shares.start
+        _FIRST[0] = self.assignment.shares.start
         if _FIRST[0]:
             act()
 
     return plan
 
 
-@planted("elastic.step:share_seed", plan="resumed", caught_by={"repeat", "reference"})
+@planted("elastic.loop.step:share_seed", plan="resumed", caught_by={"repeat", "reference"})
 def draw_from_the_process(right: Any, act: Act) -> Any:
     """Random streams depend on the process that draws."""
 
@@ -105,7 +105,7 @@ def draw_from_the_process(right: Any, act: Act) -> Any:
     return share_seed
 
 
-@planted("elastic.step:Step._compute", plan="lost", caught_by={"reference"})
+@planted("elastic.loop.step:Step._compute", plan="lost", caught_by={"reference"})
 def draw_anew_for_a_redone_step(right: Any, act: Act) -> Any:
     """A step that is done again draws other random numbers than the first time."""
 
@@ -121,12 +121,12 @@ def draw_anew_for_a_redone_step(right: Any, act: Act) -> Any:
 _AGAIN = [0]
 
 
-@draw_anew_for_a_redone_step.also("elastic.step:share_seed")
+@draw_anew_for_a_redone_step.also("elastic.loop.step:share_seed")
 def _(right: Any, act: Act) -> Any:
     return lambda seed, step, phase, share, micro: right(seed, step, phase, share, micro + 1000 * _AGAIN[0])
 
 
-@planted("elastic.step:Step.add", plan="lost", caught_by={"reference"})
+@planted("elastic.loop.step:Step.add", plan="lost", caught_by={"reference"})
 def add_sums_twice(right: Any, act: Act) -> Any:
     """What the script adds up counts twice in a step that is done again."""
 
@@ -139,24 +139,24 @@ def add_sums_twice(right: Any, act: Act) -> Any:
     return add
 
 
-@planted("elastic.run:default_update", plan="lost", caught_by={"reference"})
+@planted("elastic.run:Run._compute", plan="lost", caught_by={"reference"})
 def apply_a_redone_step_twice(right: Any, act: Act) -> Any:
     """The update of a step that is done again is applied twice."""
 
-    def update(run: Any, step: Any) -> None:
+    def compute(run: Any, step: Any) -> None:
         right(run, step)
         if step.attempt:
             act()
             right(run, step)
 
-    return update
+    return compute
 
 
-@planted("elastic.run:default_update", plan="lost", caught_by={"reference"})
+@planted("elastic.run:Run._compute", plan="lost", caught_by={"reference"})
 def leave_the_scheduler_behind(right: Any, act: Act) -> Any:
     """The scheduler does not step with a step that is done again."""
 
-    def update(run: Any, step: Any) -> None:
+    def compute(run: Any, step: Any) -> None:
         schedulers = dict(run._config.schedulers)
         if step.attempt:
             act()
@@ -164,10 +164,10 @@ def leave_the_scheduler_behind(right: Any, act: Act) -> Any:
         right(run, step)
         run._config.schedulers.update(schedulers)
 
-    return update
+    return compute
 
 
-@planted("elastic.step:Step.backward", plan="lost", caught_by={"reference"})
+@planted("elastic.loop.step:Step.backward", plan="lost", caught_by={"reference"})
 def drop_the_gradient_of_a_lost_worker(right: Any, act: Act) -> Any:
     """Survivors do the shares of a lost worker again, and lose their gradients."""
     own: dict[int, set[int]] = {}
@@ -204,7 +204,7 @@ _SEEN: dict[int, Any] = {}
 _STALE: dict[int, Any] = {}
 
 
-@keep_a_dead_generation_s_gradients.also("elastic.session:Session.regroup")
+@keep_a_dead_generation_s_gradients.also("elastic.loop.session:Session.regroup")
 def _(right: Any, act: Act) -> Any:
     def regroup(self: Any, *arguments: Any, lost: bool, **named: Any) -> Any:
         if lost:
@@ -226,7 +226,7 @@ def forget_the_buffers_of_a_teacher(right: Any, act: Act) -> Any:
     return snapshot
 
 
-@planted("elastic.step:after_seed", plan="draws", caught_by={"final"})
+@planted("elastic.loop.step:after_seed", plan="draws", caught_by={"final"})
 def draw_after_a_step_from_the_process(right: Any, act: Act) -> Any:
     """What the script draws after a step depends on the worker that draws it."""
 

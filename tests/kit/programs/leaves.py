@@ -44,7 +44,8 @@ class AtSave(Observer):
 
 def wait_for_notice(run: elastic.Run) -> None:
     """A thread reads signals and words of the agent; nothing public tells."""
-    while run._recovering.parting.notice is None:
+    assert run._loop is not None
+    while run._loop._recovery.departure.notice is None:
         time.sleep(0.01)
 
 

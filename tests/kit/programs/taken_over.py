@@ -24,7 +24,7 @@ from torch import nn
 import checkpoint
 import elastic
 from elastic.errors import PeerLost
-from elastic.exchange import Exchange
+from elastic.loop.exchange import Exchange
 
 
 class Scaled(nn.Module):

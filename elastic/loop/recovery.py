@@ -4,7 +4,7 @@
                   under plain torchrun: a clean state is saved if that is quick, and the process ends with EXIT_RESTART
     no view comes any more (RunEnded)  ->  the process ends
 
-How a worker leaves is parting.py's, which rests on this. `agree` is how workers ask each other something between two
+How a worker leaves is departure.py's, which rests on this. `agree` is how workers ask each other something between two
 steps, whatever happens to them meanwhile.
 """
 
@@ -13,24 +13,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from elastic.course import Course
 from elastic.errors import PeerLost, Stranded
 from elastic.group.fingerprint import Kind, announce
+from elastic.loop.departure import Departure
+from elastic.loop.session import Session
 from elastic.membership.endings import AGAIN
 from elastic.membership.live import AskedToSave, RunEnded, ToldToLeave
 from elastic.membership.missing import seen_missing, sentence
 from elastic.membership.progress import SAVING, WAITING
 from elastic.membership.rules import BOUNDARY
-from elastic.observe.console import Console
-from elastic.observe.observer import Observer
-from elastic.parting import Parting
 from elastic.preemption.signals import SignalNotices
-from elastic.session import Session
-
-if TYPE_CHECKING:
-    from elastic.run import Run
 
 EXIT_RESTART = AGAIN
 """The exit status of a worker whose peers are gone: temporary, start it again."""
@@ -43,48 +37,36 @@ _REGROUPED = "regroup"
 class Recovery:
     """Of one worker, for as long as its session is open."""
 
-    def __init__(
-        self,
-        run: Run,
-        session: Session,
-        course: Course,
-        notices: SignalNotices,
-        observer: Observer,
-        console: Console,
-    ) -> None:
-        self._run = run
+    def __init__(self, session: Session, notices: SignalNotices) -> None:
         self._session = session
-        self._course = course
-        self._observer = observer
-        self._console = console
-        self.parting = Parting(
-            run, session, course, notices, console, commit=self.commit, wait_for_all=self.wait_for_all
-        )
+        self._context = session.context
+        self._state = session.state
+        self.departure = Departure(session, notices, commit=self.commit, wait_for_all=self.wait_for_all)
 
     # between two steps
 
     def agree(self, name: str, ask: Callable[[], Any], doing: str) -> Any:
         """What the workers agree on under this name before the next update: asked once, and known from then on."""
-        while name not in self._course.agreements:
+        while name not in self._state.agreements:
             try:
-                self._course.agreements[name] = ask()
+                self._state.agreements[name] = ask()
             except PeerLost as lost:
                 self.recover(lost, doing)
-        return self._course.agreements[name]
+        return self._state.agreements[name]
 
     def meet(self, kind: Kind) -> None:
         """All workers come to this together. Others may be long in coming: rank 0 may save.
 
         Raises PeerLost, CollectiveMismatch.
         """
-        self._run._phase(WAITING)
-        announce(self._session.group, kind, step=self._course.step).check()
+        self._session.phases.enter(WAITING)
+        announce(self._session.group, kind, step=self._state.step).check()
 
     def wait_for_all(self, kind: Kind, word: str | None) -> str | None:
-        """See Place.told_by_all. Raises as `meet`."""
+        """See ViewGroup.told_by_all. Raises as `meet`."""
         self.meet(kind)
-        told = self._session.place.told_by_all(word)
-        self._run._goes_on()
+        told = self._session.view_group.told_by_all(word)
+        self._session.phases.enter_script()
         return told
 
     def told_by_all(self, kind: Kind, word: str | None) -> str | None:
@@ -92,57 +74,57 @@ class Recovery:
             return self.wait_for_all(kind, word)
 
         name = kind.name.lower()
-        told: str | None = self.agree(name, ask, f"at the boundary after step {self._course.step - 1}: {name}")
+        told: str | None = self.agree(name, ask, f"at the boundary after step {self._state.step - 1}: {name}")
         return told
 
     def save(self) -> None:
         """All workers call it; the coordinator writes."""
         self.agree_to_stop()
-        self._session.origin.save_begun_s = time.monotonic()
+        self._session.restorer.save_begun_s = time.monotonic()
         self.commit(must=False)
 
     def agree_to_stop(self) -> None:
         """A stop that someone has asked for is saved with the state."""
-        self._course.stop_wish = self.told_by_all(Kind.SAVE, self._course.stop_wish)
+        self._state.stop_wish = self.told_by_all(Kind.SAVE, self._state.stop_wish)
 
     def commit(self, *, must: bool, patiently: str | None = None) -> None:
         """On the coordinator, unless storage holds this very state.
 
         patiently  what it is called, where it is tried again: nobody will save later
         """
-        saver, course = self._session.origin.saver, self._course
+        saver, state = self._session.restorer.saver, self._state
         if saver is None:
             return
-        self._run._phase(SAVING, self._session.origin.storage_s)
-        if saver.holds(course.step, course.stopped):
+        self._session.phases.enter(SAVING, self._session.restorer.storage_s)
+        if saver.holds(state.step, state.stopped):
             return
-        self._observer.at("save", self._run)
+        self._context.moment("save")
         if patiently is not None:
-            saver.patiently(patiently, lambda: saver.save(course.position, must=must))
+            saver.patiently(patiently, lambda: saver.save(state.position, must=must))
         else:
-            saver.save(course.position, must=must)
-        self._observer.at("saved", self._run)
+            saver.save(state.position, must=must)
+        self._context.moment("saved")
 
     def all_break(self) -> bool:
         """Whether all workers leave the loop by `break`, at this step. Known once each has come to something."""
         while True:
-            self._run._phase(WAITING)
+            self._session.phases.enter(WAITING)
             try:
-                return announce(self._session.group, Kind.BREAK, step=self._course.step).all_meet()
+                return announce(self._session.group, Kind.BREAK, step=self._state.step).all_meet()
             except PeerLost as lost:
-                self.recover(lost, f"waiting for others to leave the loop after step {self._course.step - 1}")
+                self.recover(lost, f"waiting for others to leave the loop after step {self._state.step - 1}")
 
     # leaving
 
     def leave(self) -> None:
         """All leave, in order. Raises SystemExit."""
-        if self._session.live is None:
-            self.parting.save_without_agent()
+        if self._context.live is None:
+            self.departure.save_without_agent()
         else:
             self.agree_to_stop()
-            self.agree("leave", self.parting.saved_by_all, "waiting for the save on leaving")
+            self.agree("leave", self.departure.saved_by_all, "waiting for the save on leaving")
         self.part()
-        self.parting.leave_all()
+        self.departure.leave_all()
 
     def part(self) -> None:
         """Wait for the others, so that nobody's last collective fails because we were faster."""
@@ -152,15 +134,15 @@ class Recovery:
 
     def regroup(self, *, leaves: bool) -> None:
         """Some leave or join at this boundary, once; the others go on in the next view. Nothing is redone."""
-        while _REGROUPED not in self._course.agreements:
-            self.agree("to regroup", lambda: self.meet(Kind.REGROUP), f"regrouping after step {self._course.step - 1}")
-            if _REGROUPED in self._course.agreements:
+        while _REGROUPED not in self._state.agreements:
+            self.agree("to regroup", lambda: self.meet(Kind.REGROUP), f"regrouping after step {self._state.step - 1}")
+            if _REGROUPED in self._state.agreements:
                 return
             if leaves:
-                self.parting.leave_others()
+                self.departure.leave_others()
                 self.next_view(at=BOUNDARY, lost=False)  # which waits for what this worker holds
             else:
-                self._course.agreements[_REGROUPED] = True  # who comes to this boundary later finds it done
+                self._state.agreements[_REGROUPED] = True  # who comes to this boundary later finds it done
                 self.next_view(at=BOUNDARY, lost=False)
 
     # losing
@@ -172,71 +154,71 @@ class Recovery:
         the step has risen.
         """
         session = self._session
-        lost.step = self._course.step
+        lost.step = self._state.step
         session.exchange.buffers.restore()
-        session.progress.step_broken()
-        if session.live is None:
+        self._context.progress.step_broken()
+        if self._context.live is None:
             self._give_up(lost, doing)
         self._tell_lost(lost)
         self.next_view(at=doing, lost=True)
 
     def next_view(self, *, at: str, lost: bool) -> None:
         """The next one. Returns as `recover` does."""
-        session, course = self._session, self._course
-        self._run._phase(WAITING)
+        session, state = self._session, self._state
+        self._session.phases.enter(WAITING)
         while True:
-            standing = course.standing(rewinds=session.survives.applied.known())
+            standing = state.standing(rewinds=session.train_state.applied.known())
             try:
-                told, whole = course.word(session.origin.claim_document()), course.is_whole
+                told, whole = state.word(session.restorer.claim_document()), state.is_whole
                 word = session.regroup(standing, told, at=at, lost=lost, whole=whole)
                 break
             except PeerLost as again:
                 lost = True
                 self._tell_lost(again)
             except Stranded as stranded:
-                self._console.warn(str(stranded))
+                self._context.console.warn(str(stranded))
                 raise SystemExit(EXIT_RESTART) from stranded
             except AskedToSave:
-                self.parting.save_for_all(patiently=False)  # the run has failed, maybe of the storage
+                self.departure.save_for_all(patiently=False)  # the run has failed, maybe of the storage
             except ToldToLeave:
-                self.parting.leave_where_it_waits()
+                self.departure.leave_where_it_waits()
             except RunEnded as ended:
                 session.tell_end(ended)
                 raise SystemExit(EXIT_RESTART) from ended
         if word is not None:
-            course.take(word)
-        session.read_from(course.step)
-        self._run._goes_on()
+            state.take(word)
+        session.read_from(state.step)
+        self._session.phases.enter_script()
 
     def _give_up(self, lost: PeerLost, doing: str) -> None:
         """Under plain torchrun: ends this process, for the launcher to start all of them again. Raises SystemExit."""
-        place, course, rank = self._session.place, self._course, self._run.rank
-        gone = seen_missing(place.view)
-        others = {} if gone else place.what_others_do(doing, within_s=_ASKED_S)
+        view_group, state, context = self._session.view_group, self._state, self._context
+        gone, rank = seen_missing(view_group.view), view_group.rank
+        others = {} if gone else view_group.what_others_do(doing, within_s=_ASKED_S)
         self._tell_lost(lost, missing=list(gone))
-        self._console.warn(
-            f"rank {rank} at step {course.step}: {lost}\n"
-            f"  missing  {sentence(place.view, gone, rank)}\n"
+        context.console.warn(
+            f"rank {rank} at step {state.step}: {lost}\n"
+            f"  missing  {sentence(view_group.view, gone, rank)}\n"
             f"{''.join(f'  rank {other} was {does}{chr(10)}' for other, does in sorted(others.items()))}"
-            f"  state    {'torn by an update' if course.updating else 'clean'}, with {course.step} steps applied\n"
+            f"  state    {'torn by an update' if state.updating else 'clean'}, with {state.step} steps applied\n"
             "  next     nothing to do: this worker ends, and its launcher starts all of them again from the newest save"
         )
-        if course.finished and course.is_whole:
-            self.parting.save_without_others()  # the last state of the run, which may not be started again
-            self._run._tell_finished()
+        if state.finished and state.is_whole:
+            self.departure.save_without_others()  # the last state of the run, which may not be started again
+            self._session.tell_finished()
             raise SystemExit(EXIT_RESTART) from lost
-        saver = self._session.origin.saver
-        if saver is not None and course.at_boundary and saver.took_s < _QUICK_SAVE_S:
+        saver = self._session.restorer.saver
+        if saver is not None and state.at_boundary and saver.took_s < _QUICK_SAVE_S:
             with suppress(Exception):  # what is committed stays; the restart goes on from there
                 self.commit(must=False)
         raise SystemExit(EXIT_RESTART) from lost
 
     def _tell_lost(self, lost: PeerLost, missing: Sequence[int] = ()) -> None:
-        self._session.events.emit(
+        self._context.events.emit(
             "peer_lost",
-            step=self._course.step,
+            step=self._state.step,
             phase=lost.phase,
             error=str(lost),
             missing=list(missing),
-            **self._session.stopwatch.lap(),
+            **self._context.stopwatch.lap(),
         )

@@ -1,33 +1,32 @@
 """One step: this worker's shares of a batch, their gradients and sums, and the exchange that completes it.
 
     for each share: read -> seed its stream -> hand it to the loop's body -> backward -> its sums
-    then: exchange -> exact gradients in `.grad`, exact sums in `sums` -> Run applies it
+    then: exchange -> exact gradients in `.grad`, exact sums in `sums` -> the update
 
 A failed exchange has changed nothing but `.grad`: the same step comes round again in a new view, with its
 sums reset (`attempt` counts). Which shares are this worker's is data/plan.py's to say, in which order they
-are added group/tree.py's, and what applying means run.py's.
+are added group/tree.py's, and what applying means update.py's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from elastic.data.plan import StepPlan
 from elastic.errors import PeerLost, StepError
-from elastic.exchange import Exchange, pieces
 from elastic.group.gradients import UNTOUCHED
 from elastic.group.sums import Agreed, ShareSums
+from elastic.loop.assignment import pieces
+from elastic.loop.exchange import Exchange
+from elastic.loop.recovery import Recovery
+from elastic.loop.session import Session
 from elastic.membership.progress import COMPUTING, READING, WAITING
 from elastic.observe.timing import DATA
 from elastic.state.randomness import after_seed, outside_seed, seed_streams, share_seed
-
-if TYPE_CHECKING:
-    from elastic.run import Run
-    from elastic.session import Session
 
 
 class Step:
@@ -43,16 +42,29 @@ class Step:
     count    after the inner loop: what `backward` counted, over the whole batch
     """
 
-    def __init__(self, run: Run, session: Session, plan: StepPlan) -> None:
-        self._run = run
+    def __init__(
+        self,
+        session: Session,
+        recovery: Recovery,
+        plan: StepPlan,
+        *,
+        wishes: Callable[[], int],
+        apply: Callable[[Step, Agreed], None],
+    ) -> None:
         self._session = session
+        self._context = session.context
+        self._state = session.state
+        self._phases = session.phases
+        self._recovery = recovery
         self._plan = plan
+        self._wishes = wishes
+        self._apply = apply
         self.index = plan.index
         self.epoch = plan.epoch
         self.step_in_epoch = plan.step_in_epoch
         self.last_of_epoch = plan.last_of_epoch
         self.phase = 0
-        self.attempt = 0
+        self.attempt = self._state.attempt = 0
         self.sums: dict[str, Any] = {}
         self.count = 0
         self.applied = False
@@ -76,7 +88,7 @@ class Step:
         while True:
             exchange = self._session.exchange
             exchange.plan(self._plan)
-            self._run._phase(COMPUTING)
+            self._phases.enter(COMPUTING)
             try:
                 yield from self._compute(exchange)
                 agreed = self._complete(exchange)
@@ -85,26 +97,26 @@ class Step:
                 self._session.body.end(self.index)
                 with suppress(PeerLost):  # whoever found first that scripts went different ways has hung up
                     exchange.announced.look()
-                self._run._recovering.recover(lost, f"in the exchange of step {self.index}")
+                self._recovery.recover(lost, f"in the exchange of step {self.index}")
                 if self._taken_over():
                     self._left_to_the_script()
                     return
-                self.attempt += 1
-                self._session.events.emit("redo", step=self.index, attempt=self.attempt)
-        self._run._apply(self._session, self, agreed)
+                self.attempt = self._state.attempt = self.attempt + 1
+                self._context.events.emit("redo", step=self.index, attempt=self.attempt)
+        self._apply(self, agreed)
         self.applied = True
         self._left_to_the_script()
-        self._run._goes_on()
+        self._phases.enter_script()
 
     def _left_to_the_script(self) -> None:
         """The code after the inner loop draws the same on every worker: on one that has drawn noise in its update, and
         on one that took the state over from it."""
-        seed_streams(after_seed(self._plan.plan.seed, self.index), self._run.device)
+        seed_streams(after_seed(self._plan.plan.seed, self.index), self._context.config.device)
 
     def _taken_over(self) -> bool:
         """Whether a peer had applied this step before the exchange failed here: its state and sums came from there."""
-        agreed = self._run._course.agreed
-        if self._run.step_index <= self.index or agreed is None:
+        agreed = self._state.agreed
+        if self._state.step <= self.index or agreed is None:
             return False
         self.sums, self.count, self.applied = agreed.sums, agreed.count, True
         return True
@@ -135,9 +147,9 @@ class Step:
             self._session.compiling.check("the model is as it was before this step")
         self._due = False
         self._counted += counted
-        run, gradients = self._run, self._session.exchange.gradients
-        run._observer.at("backward", run, self._share)
-        scaled = run._config.scaler.scale(loss) if run._config.scaler is not None else loss
+        gradients, scaler = self._session.exchange.gradients, self._context.config.scaler
+        self._context.moment("backward", self._share)
+        scaled = scaler.scale(loss) if scaler is not None else loss
         try:
             gradients.begin_pass(self._merges, piece=self._piece, pieces=self._pieces, last=self._last)
             scaled.backward()
@@ -156,31 +168,31 @@ class Step:
             self._shares[-1].add(name, value)
 
     def _compute(self, exchange: Exchange) -> Iterator[Any]:
-        run, plan = self._run, self._plan
+        context, plan = self._context, self._plan
         self._shares, self.indices_read, self._counted, self._lost = [], [], 0, None
         self.sums, self.count = {}, 0
         trained = exchange.begin(self.index, again=self.attempt > 0)
         self._session.body.begin(self.index, trained)
-        part = exchange.part
-        for number, (shares, merges) in enumerate(zip(part.batches, part.merges, strict=True)):
+        assignment, world_size = exchange.assignment, self._session.group.world_size
+        for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
             self._share = share = shares[0]
             self._shares.append(ShareSums())
-            self._merges, self._pieces = merges, pieces(run._config, plan, shares, run.world_size)
-            last_share = number == len(part.batches) - 1
+            self._merges, self._pieces = merges, pieces(context.config, plan, shares, world_size)
+            last_share = number == len(assignment.batches) - 1
             for micro in range(self._pieces):
-                run._observer.at("data", run, share)
+                context.moment("data", share)
                 exchange.announced.look()
                 self._session.group.check()
-                run._sign(READING)
-                with self._session.stopwatch.on(DATA):
+                self._phases.sign(READING)
+                with context.stopwatch.on(DATA):
                     loaded = self._session.loader.next()
-                run._sign(COMPUTING)
+                self._phases.sign(COMPUTING)
                 self.indices_read += loaded.indices.tolist()
-                batch = run._observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
+                batch = context.observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
                 self._piece = micro
                 self._last = last_share and micro == self._pieces - 1
-                seed_streams(share_seed(plan.plan.seed, self.index, self.phase, share, micro), run.device)
-                run._observer.at("forward", run, share)
+                seed_streams(share_seed(plan.plan.seed, self.index, self.phase, share, micro), context.config.device)
+                context.moment("forward", share)
                 self._due = True
                 yield batch
                 if self._broke is not None:
@@ -207,20 +219,19 @@ class Step:
 
     def _complete(self, exchange: Exchange) -> Agreed:
         """The exchange. `.grad`, `sums` and `count` are exact afterwards."""
-        run = self._run
         self._last = False
-        seed_streams(outside_seed(self._plan.plan.seed, self.index, self.phase), run.device)
-        run._observer.at("exchange", run)
-        run._phase(WAITING)
+        seed_streams(outside_seed(self._plan.plan.seed, self.index, self.phase), self._context.config.device)
+        self._context.moment("exchange")
+        self._phases.enter(WAITING)
         agreed = exchange.carry_out(
             (self.epoch, self.index, self.phase),
             self._shares,
             count=self._counted,
             examples=self._plan.count,
-            wishes=run._wishes(),
+            wishes=self._wishes(),
         )
         self.sums, self.count = agreed.sums, agreed.count
-        run._phase(COMPUTING)
+        self._phases.enter(COMPUTING)
         return agreed
 
 

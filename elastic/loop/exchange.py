@@ -1,83 +1,22 @@
-"""The exchange of one step in one view: gradients, buffers and sums together, and who computes what.
-
-In exact mode a rank computes its shares one by one and the tree orders every sum. In fast mode it computes
-them as one batch, the gradients are summed by plain all-reduces, and the tree stands over the ranks.
-"""
+"""The exchange of one step in one view: gradients, buffers and sums together."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
-
-import numpy as np
 
 from elastic.config import Config
-from elastic.data.plan import Examples, StepPlan, blocks
+from elastic.data.plan import StepPlan
 from elastic.errors import CollectiveMismatch, StepError
 from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Alone, Announced, Kind, announce
 from elastic.group.form import Group, gather_bytes
 from elastic.group.gradients import UNTOUCHED, GradientSum
 from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
-from elastic.group.tree import Schedule, schedule
+from elastic.loop.assignment import ShareAssignment, assign_shares
 from elastic.state.attributes import Attributes
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, listed
-
-
-@dataclass(frozen=True)
-class Part:
-    """One rank's part of a step.
-
-    shares    its block
-    batches   its shares as they are computed: each alone (exact), or all as one (fast)
-    merges    per batch, the merges of partial sums that follow it
-    schedule  the sums over all ranks
-    """
-
-    shares: range
-    batches: tuple[range, ...]
-    merges: tuple[int, ...]
-    schedule: Schedule
-
-
-def deal(config: Config, shares: int, world_size: int) -> list[Part]:
-    """Every rank's part of a step of `shares` non-empty shares. Cheap: schedules are cached."""
-    blocks_of_shares = blocks(shares, world_size)
-    if config.mode == "exact":
-        plan = schedule(config.plan.virtual_workers, shares, tuple(blocks_of_shares))
-        batches = [tuple(range(share, share + 1) for share in block) for block in blocks_of_shares]
-    else:
-        leaves = [0, *accumulate(int(len(block) > 0) for block in blocks_of_shares)]
-        plan = schedule(leaves[-1], leaves[-1], tuple(range(lo, hi) for lo, hi in pairwise(leaves)))
-        batches = [(block,) if block else () for block in blocks_of_shares]
-    return [Part(blocks_of_shares[rank], batches[rank], plan.merges[rank], plan) for rank in range(world_size)]
-
-
-def pieces(config: Config, step: StepPlan, batch: range, world_size: int) -> int:
-    """How many micro-batches the shares of one batch are cut into.
-
-    As many for every rank as the largest batch needs, as StepPlan.pieces has it for shares.
-    """
-    if config.mode == "exact":
-        return step.pieces(batch[0])
-    size = config.plan.micro_batch_size
-    if size is None:
-        return 1
-    largest = max(sum(step.sizes[share] for share in block) for block in blocks(len(step.sizes), world_size))
-    return min(sum(step.sizes[share] for share in batch), -(-largest // size))
-
-
-def micro_batches(config: Config, step: StepPlan, batch: range, world_size: int) -> list[Examples]:
-    """What is read, and passed forward and back, one after the other, for the shares of one batch."""
-    if config.mode == "exact":
-        return step.micro_batches(batch[0])
-    parts = [step.examples(share) for share in batch]
-    whole = Examples(np.concatenate([p.epochs for p in parts]), np.concatenate([p.indices for p in parts]))
-    count = pieces(config, step, batch, world_size)
-    return [whole[i * len(whole) // count : (i + 1) * len(whole) // count] for i in range(count)]
 
 
 class Exchange:
@@ -93,12 +32,13 @@ class Exchange:
         self._kept: dict[tuple[bool, ...], GradientSum] = {}
         self.buffers = Buffers(config.models, config.extra, config.buffers, group, config.device, attributes)
         self._sums = StepSums(group)
-        self.part: Part
+        self.assignment: ShareAssignment
         self.announced: Announced = Alone()
 
     def plan(self, step: StepPlan) -> None:
-        """Sets this rank's part of a step."""
-        self.part = deal(self._config, len(step.sizes), self._group.world_size)[self._group.rank]
+        """Sets what this rank computes of a step."""
+        assignments = assign_shares(self._config, len(step.sizes), self._group.world_size)
+        self.assignment = assignments[self._group.rank]
 
     def begin(self, step: int, *, again: bool) -> TrainedSet:
         """Starts step `step`, or starts it again: gradients are forgotten. Whoever gave it up has restored buffers.
@@ -109,7 +49,7 @@ class Exchange:
         if trained is not self._set:
             self._follow(trained)
         self.announced = announce(self._group, Kind.STEP, step=step, trained=trained.digest)
-        self.gradients.begin(self.part.schedule, self._meet)
+        self.gradients.begin(self.assignment.schedule, self._meet)
         self.buffers.begin()
         return trained
 
@@ -129,10 +69,10 @@ class Exchange:
         self._meet()
         self.gradients.flush()
         sums = SubtreeSums()
-        for share, merges in zip(shares, self.part.merges, strict=True):
+        for share, merges in zip(shares, self.assignment.merges, strict=True):
             sums.push(share, merges)
         moving = self.buffers.moving
-        self.buffers.start(moving, (), self.part.schedule, self.part.merges)
+        self.buffers.start(moving, (), self.assignment.schedule, self.assignment.merges)
         agreed = self._sums.exchange(
             position,
             sums.parts,
@@ -141,7 +81,7 @@ class Exchange:
             buffers=self.buffers.digest(),
             newly_moving=self.buffers.newly_moving(),
             relaid=self.buffers.relaid(),
-            schedule=self.part.schedule,
+            schedule=self.assignment.schedule,
         )
         if agreed.count == 0:
             raise StepError(
@@ -151,10 +91,10 @@ class Exchange:
         self.gradients.finish(agreed.count)
         if len({digest for digest in agreed.buffers if digest}) > 1:
             self.buffers.settle()
-        self.buffers.finish(examples, self.part.schedule)
+        self.buffers.finish(examples, self.assignment.schedule)
         if list(agreed.moving) != moving or agreed.relaid:
-            self.buffers.start(agreed.moving, agreed.relaid, self.part.schedule, self.part.merges)
-            self.buffers.finish(examples, self.part.schedule)
+            self.buffers.start(agreed.moving, agreed.relaid, self.assignment.schedule, self.assignment.merges)
+            self.buffers.finish(examples, self.assignment.schedule)
         self._group.settle()
         return agreed
 

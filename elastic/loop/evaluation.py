@@ -1,11 +1,13 @@
 """Sums a function over every example of a dataset, each exactly once, with the same bits at any world size.
 
 The dataset is cut into batches that no world size changes; ranks take contiguous blocks of them, and
-their sums are added along the same kind of tree as a step's.
+their sums are added along the same kind of tree as a step's. If workers are lost meanwhile, those of the next view make
+it again, but for those who know its result.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,13 +21,72 @@ from elastic.data.plan import Examples, blocks
 from elastic.errors import ConfigError, PeerLost, StepError
 from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Kind, announce
-from elastic.group.form import Group
+from elastic.group.form import Group, Solo
 from elastic.group.sums import ShareSums, StepSums, SubtreeSums
 from elastic.group.tree import schedule
+from elastic.loop.recovery import Recovery
+from elastic.loop.session import Session
 from elastic.membership.progress import EVALUATING, READING, WAITING
 from elastic.observe.observer import Observer
 from elastic.state.modules import roots
-from elastic.state.randomness import derive, seed_streams
+from elastic.state.randomness import derive, evaluated_seed, seed_streams
+
+
+class Evaluations:
+    """Of one worker, for as long as its session is open.
+
+    are_made_alone  this worker joined late, and its script has not come to its loop: the others are past what it makes
+    """
+
+    def __init__(self, session: Session, recovery: Recovery) -> None:
+        self._session = session
+        self._context = session.context
+        self._state = session.state
+        self._recovery = recovery
+        self._has_made_one = False
+        self.are_made_alone = False
+
+    def make(self, dataset: Any, function: Callable[..., Mapping[str, Any]], batch_size: int | None) -> dict[str, Any]:
+        """See Run.evaluate."""
+        session, state, context = self._session, self._state, self._context
+        context.moment("evaluate")
+        state.evaluations += 1
+        position, ordinal = (state.epoch, state.step, 0), state.evaluations
+
+        def sign(phase: int) -> None:
+            first_s = None if self._has_made_one else context.progress.long_s  # it may compile
+            declared_s = session.phases.long_section_s
+            session.phases.sign(phase, first_s if declared_s is None and phase == EVALUATING else declared_s)
+
+        def within(group: Group) -> dict[str, Any]:
+            session.phases.enter(EVALUATING, math.inf)
+            buffers = session.exchange.buffers
+            return evaluate(context.config, group, dataset, function, batch_size, position, ordinal, sign, buffers)
+
+        def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
+            return within(Solo())
+
+        def together() -> dict[str, Any]:
+            try:
+                return within(session.group)
+            except PeerLost:
+                if context.live is None or not state.finished:
+                    raise
+                session.group.sever()
+                return alone()  # the run is over, so no other view will come
+
+        if self.are_made_alone:
+            sums = alone()
+        else:
+            name = f"evaluation {ordinal}{'' if state.looped else ' before the loop'}"
+            sums = self._recovery.agree(name, together, f"evaluating after step {state.step}")
+        self._has_made_one = True
+        session.phases.enter_script()
+        if session.compiling is not None:
+            session.compiling.check(f"{state.step} steps are applied; what was evaluated is not given")
+        at = state.step if state.looped else None
+        seed_streams(evaluated_seed(context.config.plan.seed, at, state.evaluations), context.config.device)
+        return sums
 
 
 def evaluate(
@@ -42,7 +103,7 @@ def evaluate(
     """See Run.evaluate.
 
     position  (epoch, step, phase)
-    ordinal   the how manyeth evaluation since the last update
+    ordinal   which evaluation since the last update, from 1
     sign      tells with every batch what this worker is at: see membership/progress.py
     buffers   what a forward pass moves of them, in eval mode too (observers, counters), is put back after each batch:
               all batches see the same ones, whoever computes them, and the run goes on with those that it had

@@ -1,9 +1,9 @@
 """What a worker holds from joining a run to leaving it, opened in order and given back in reverse.
 
-    its place in a view (place.py)  ->  the run's state (origin.py)  ->  the exchange and the loader for that place
+    a view and its group (view_group.py)  ->  the run's state (restorer.py)  ->  the exchange and the loader for them
 
-Under plain torchrun there is one place in the life of a process; under `elastic run` a worker goes from place to
-place (`regroup`) with the same model, optimizer and loader processes.
+Under plain torchrun there is one view in the life of a process; under `elastic run` a worker goes from view to
+view (`regroup`) with the same model, optimizer and loader processes.
 """
 
 from __future__ import annotations
@@ -14,71 +14,58 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 
 import torch
 
-from elastic.config import Config
 from elastic.data.loader import Loader
 from elastic.data.plan import Examples
 from elastic.errors import PeerLost
-from elastic.exchange import Exchange, deal, micro_batches
 from elastic.group.form import Group
-from elastic.launch.environment import Launch
 from elastic.launch.parent import leave_with_parent
-from elastic.membership.live import OtherIdentity, RunEnded, live
-from elastic.membership.progress import OVER, STARTING, Progress
+from elastic.loop.assignment import assign_shares, micro_batches
+from elastic.loop.context import Context
+from elastic.loop.exchange import Exchange
+from elastic.loop.phases import Phases
+from elastic.loop.restorer import StateRestorer
+from elastic.loop.run_state import RunState
+from elastic.loop.view_group import ViewGroup
+from elastic.membership.live import OtherIdentity, RunEnded
+from elastic.membership.progress import OVER, STARTING
 from elastic.membership.rules import BOUNDARY
-from elastic.observe.console import Console
-from elastic.observe.events import EventLog
-from elastic.observe.observer import Observer
 from elastic.observe.pulse import Pulse, Status
-from elastic.observe.timing import Stopwatch, age_s
-from elastic.origin import Origin
-from elastic.place import Place
+from elastic.observe.timing import age_s
 from elastic.state import identity as identities
 from elastic.state.body import Body
 from elastic.state.compiled import Compiling
 from elastic.state.reached import watch
-from elastic.state.survives import Survives, Tree
+from elastic.state.train_state import TrainState, Tree
 from elastic.state.trained import Trained
 from elastic.state.transfer import Standing
-
-if TYPE_CHECKING:
-    from elastic.run import Run
-
-
-COMPILATION_S = 1800.0
-"""For one compilation; what takes longer counts as hung."""
 
 
 class Session:
     """`close` gives back all of it.
 
-    live  the way to the agent of `elastic run`; None under any other launcher
     compiling  torch's compiler, under exact mode
-    told  what those said who were ahead, where the run was under way when this worker joined
+    told       what those said who were ahead, where the run was under way when this worker joined
     """
 
     exchange: Exchange
     loader: Loader
 
-    def __init__(self, run: Run, config: Config, launch: Launch, observer: Observer, console: Console) -> None:
-        self._run = run
+    def __init__(self, context: Context, state: RunState) -> None:
+        config, launch = context.config, context.launch
+        self.context = context
+        self.state = state
         self._config = config
-        self._launch = launch
-        self._observer = observer
         self._closing = ExitStack()
         self._abruptly = False
         self.step_plan = lru_cache(maxsize=64)(config.plan.step)
-        self.live = live(launch.channel)
         self.compiling: Compiling | None = None
         self.told: Tree | None = None
-        self.stopwatch = Stopwatch()
-        self.progress = Progress(launch.progress, hang_s=launch.hang_s)
         self.trained = Trained(config.models, config.optimizers, config.check, config.rebuild)
         self.body = Body(self.trained, config.optimizers, config.extra)
-        self.survives = Survives(
+        self.train_state = TrainState(
             trained=self.trained,
             models=config.models,
             optimizers=config.optimizers,
@@ -86,38 +73,36 @@ class Session:
             scaler=config.scaler,
             extra=config.extra,
         )
-        self.events = EventLog(config.url, worker_id=run.worker_id, storage_options=config.storage_options or None)
-        self.events.context(rank=launch.rank, world_size=launch.world_size, generation=run.generation)
+        self.view_group = ViewGroup(context)
+        self.phases = Phases(context, state, self.view_group)
+        self.restorer = StateRestorer(context, self.phases, self.view_group, self.train_state)
+        context.events.context(rank=launch.rank, world_size=launch.world_size, generation=0)
         show = self._on_the_terminal() if launch.terminal else None
         pulse = Pulse(
             total_steps=config.plan.total_steps,
             shares=config.plan.virtual_workers,
-            tell=self.live.pulse if self.live is not None and launch.status else show,
-            say=console.say if not launch.status and show is None else None,
+            tell=context.live.pulse if context.live is not None and launch.status else show,
+            say=context.console.say if not launch.status and show is None else None,
         )
-        self.events.hear(pulse.hear)
+        context.events.hear(pulse.hear)
         if launch.observer is not None:
-            self.events.keep_all()  # evidence
-        self.place = Place(run, config, launch, self.live, observer, self.events, self.progress)
-        self.origin = Origin(
-            run, config, launch, self.place, self.survives, observer, self.events, console, self.progress
-        )
+            context.events.keep_all()  # evidence
 
     @property
     def group(self) -> Group:
-        return self.place.group
+        return self.view_group.group
 
     def open(self) -> None:
         """Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises."""
-        config = self._config
-        self.keep(self.events.close)
+        context, config = self.context, self._config
+        self.keep(context.events.close)
         self.body.open()
         self.keep(self.body.close)
-        if self.live is not None:
-            self.keep(watch(self.survives.applied.weights.reached))
+        if context.live is not None:
+            self.keep(watch(self.train_state.applied.weights.reached))
         threads_before = torch.get_num_threads()
         torch.set_num_threads(config.threads)
-        if self._launch.master_addr is not None:
+        if context.launch.master_addr is not None:
             self.keep(leave_with_parent())
         self.keep(lambda: torch.set_num_threads(threads_before))
         if config.device.type == "cuda":
@@ -130,32 +115,38 @@ class Session:
         )
         identities.check_accept(config.accept, identity)
         if config.mode == "exact":
-            self.compiling = self._closing.enter_context(Compiling(begun=self._compiles, ended=self._has_compiled))
-        self.progress.at(STARTING, generation=0, step=0)
-        self._observer.at("start", self._run)
-        self.events.emit(
+            self.compiling = self._closing.enter_context(
+                Compiling(begun=self.phases.compiles, ended=self.phases.has_compiled)
+            )
+        context.progress.at(STARTING, generation=0, step=0)
+        context.moment("start")
+        context.events.emit(
             "run_started",
             config=config.numerics(),
             identity=identity,
             pid=os.getpid(),
             host=socket.gethostname(),
-            restart=self._launch.restart,
-            age_s=age_s(self._launch.ordered),
+            restart=context.launch.restart,
+            age_s=age_s(context.launch.ordered),
         )
-        self.origin.identity = identity
-        self.keep(lambda: self.place.close(abruptly=self._abruptly))
-        self.keep(self._close_origin)
-        if self.live is None:
-            self.place.join()
-            self.origin.from_storage()
+        self.restorer.identity = identity
+        self.keep(lambda: self.view_group.close(abruptly=self._abruptly))
+        self.keep(self._close_restorer)
+        if context.live is None:
+            self.view_group.join()
+            self.restorer.from_storage()
         else:
-            self.live.ready(shares=config.plan.virtual_workers, identity=identity)
+            context.live.ready(shares=config.plan.virtual_workers, identity=identity)
             self.told = self._enter_first(identity)
         self._prepare()
 
     def tell_end(self, ended: RunEnded) -> None:
         """Records why no view comes any more."""
-        self.events.emit("repeated_failure" if ended.repeated else "ended", why=str(ended))
+        self.context.events.emit("repeated_failure" if ended.repeated else "ended", why=str(ended))
+
+    def tell_finished(self) -> None:
+        digest = self.train_state.weights_digest()
+        self.context.events.emit("finished", step=self.state.step, digest=digest, **self.context.stopwatch.lap())
 
     def keep(self, closing: Callable[[], None]) -> None:
         """Have something closed with the session."""
@@ -164,7 +155,7 @@ class Session:
     def close(self, *, abruptly: bool = False) -> None:
         """abruptly  do not wait for collectives in flight: peers that wait for this worker learn of its end at once"""
         self._abruptly = abruptly
-        self.progress.at(OVER, generation=self._run.generation, step=self._run.step_index)
+        self.context.progress.at(OVER, generation=self.view_group.generation, step=self.state.step)
         self._closing.close()
 
     def regroup(self, standing: Standing, word: Tree, *, at: str, lost: bool, whole: bool) -> Tree | None:
@@ -176,15 +167,16 @@ class Session:
         whole what this worker holds may be saved as it is
         Raises PeerLost (try again), StartFailed, and what Live.next_view raises.
         """
-        assert self.live is not None
+        live = self.context.live
+        assert live is not None
         assert standing.step is not None
         if lost:
-            self.place.sever()
-        self.live.over(step=standing.step, at=at, lost=lost, whole=whole, torn=standing.torn)
-        self.place.enter(step=standing.step)
-        told = self.origin.from_peers_or_storage(standing, word)
+            self.view_group.sever()
+        live.over(step=standing.step, at=at, lost=lost, whole=whole, torn=standing.torn)
+        self.view_group.enter(step=standing.step)
+        told = self.restorer.from_peers_or_storage(standing, word)
         self.exchange.close()
-        self.exchange = Exchange(self._config, self.group, self.trained, self.survives.attributes)
+        self.exchange = Exchange(self._config, self.group, self.trained, self.train_state.attributes)
         return told
 
     def read_from(self, first: int) -> None:
@@ -193,27 +185,28 @@ class Session:
 
     def _enter_first(self, identity: identities.Identity) -> Tree | None:
         """Into a view, with no state yet."""
-        assert self.live is not None
+        live = self.context.live
+        assert live is not None
         while True:
             try:
-                self.place.enter(step=-1)
-                return self.origin.from_peers_or_storage(Standing(step=None), {})
+                self.view_group.enter(step=-1)
+                return self.restorer.from_peers_or_storage(Standing(step=None), {})
             except PeerLost:
-                self.place.sever()
-                self.live.over(step=-1, at=BOUNDARY, lost=True, whole=False, torn=False)
+                self.view_group.sever()
+                live.over(step=-1, at=BOUNDARY, lost=True, whole=False, torn=False)
             except OtherIdentity as other:
                 accept, where = self._config.accept, "the run that is under way"
                 identities.check(identity, other.identity, accept=accept, where=where)
-                self.live.ready(shares=self._config.plan.virtual_workers, identity=identity, accepted=True)
+                live.ready(shares=self._config.plan.virtual_workers, identity=identity, accepted=True)
 
     def _prepare(self) -> None:
         config = self._config
-        self.exchange = Exchange(config, self.group, self.trained, self.survives.attributes)
+        self.exchange = Exchange(config, self.group, self.trained, self.train_state.attributes)
         self.keep(self._close_exchange)
         self.loader = Loader(
             config.dataset,
             seed=config.plan.seed,
-            observer=self._observer,
+            observer=self.context.observer,
             collate_fn=config.collate_fn,
             num_workers=config.num_workers,
             device=config.device,
@@ -224,16 +217,7 @@ class Session:
         self.keep(self.loader.close)
         if config.scaler is not None:
             config.scaler.scale(torch.zeros((), device=config.device))  # an idle rank needs its scale, too
-        self.read_from(self.origin.position.step)
-
-    def _compiles(self) -> None:
-        """It may take minutes, in the middle of a step or between two."""
-        run, phase = self._run, self.progress.phase
-        self.progress.at(phase, generation=run.generation, step=run.step_index, limit_s=COMPILATION_S)
-
-    def _has_compiled(self) -> None:
-        run, phase = self._run, self.progress.phase
-        self.progress.at(phase, generation=run.generation, step=run.step_index)
+        self.read_from(self.restorer.position.step)
 
     def _on_the_terminal(self) -> Callable[[Status], None]:
         """Where this worker shows the status itself: what takes it."""
@@ -243,10 +227,10 @@ class Session:
         self.keep(screen.close)
         return screen.show
 
-    def _close_origin(self) -> None:
+    def _close_restorer(self) -> None:
         """Where others wait for this process's end, a save that is under way is left to the writer process."""
-        alone = self.live is None and (not self._abruptly or self._run.world_size == 1)
-        self.origin.close(abruptly=not alone)
+        alone = self.context.live is None and (not self._abruptly or self.view_group.world_size == 1)
+        self.restorer.close(abruptly=not alone)
 
     def _close_exchange(self) -> None:
         self.exchange.close()  # that of the last view
@@ -259,5 +243,5 @@ class Session:
         config = self._config
         for index in range(first, config.plan.total_steps):
             plan = self.step_plan(index)
-            for batch in deal(config, len(plan.sizes), world_size)[rank].batches:
+            for batch in assign_shares(config, len(plan.sizes), world_size)[rank].batches:
                 yield from micro_batches(config, plan, batch, world_size)

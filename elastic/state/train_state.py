@@ -33,7 +33,7 @@ from elastic.state.trained import Trained
 Tree = dict[str, Any]
 
 
-class Survives:
+class TrainState:
     """The live objects of a run that a state is captured from and applied to.
 
     applied  what of them the script may change between two steps, as the last update left it

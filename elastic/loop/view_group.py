@@ -1,7 +1,7 @@
-"""A worker's place: the view that it is in, its rank there, and the group that it shares with the others.
+"""The view that a worker is in, its rank there, and the group that it shares with the others.
 
-Under torchrun, or alone, a process has one place from its start to its end (`join`). Under `elastic run` it goes
-from place to place (`enter`), and the group of the one before ends in the background, for gloo takes some 20 ms.
+Under torchrun, or alone, a process is in one view from its start to its end (`join`). Under `elastic run` it goes
+from view to view (`enter`), and the group of the one before ends in the background, for gloo takes some 20 ms.
 """
 
 from __future__ import annotations
@@ -11,52 +11,38 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed import DistError, Store
 
-from elastic.config import Config
-from elastic.exchange import deal
 from elastic.group.form import Group, form, gather_bytes
-from elastic.launch.environment import Launch, host_address
-from elastic.membership.live import Live
-from elastic.membership.progress import WAITING, Progress
+from elastic.launch.environment import host_address
+from elastic.loop.assignment import assign_shares
+from elastic.loop.context import Context
+from elastic.membership.progress import WAITING
 from elastic.membership.rendezvous import meet
 from elastic.membership.view import View
-from elastic.observe.events import EventLog
-from elastic.observe.observer import Observer
-
-if TYPE_CHECKING:
-    from elastic.run import Run
 
 _RENDEZVOUS_S = 300.0
 _VIEW_S = 3600.0  # the agent ends a run that waits too long, and says for whom
 _RETIRED_S, _RETIRED_ABRUPTLY_S = 5.0, 0.2
 
 
-class Place:
-    """beacon  (nonce, endpoint) of what answers for the run as long as its first agent lives; None: nobody does"""
+class ViewGroup:
+    """
+    rank, world_size, generation  of this worker's present view; before the first one what the launcher said, and 0
+    beacon                        (nonce, endpoint) of what answers for the run as long as its first agent lives; None:
+                                  nobody does
+    """
 
     view: View
     group: Group
 
-    def __init__(
-        self,
-        run: Run,
-        config: Config,
-        launch: Launch,
-        live: Live | None,
-        observer: Observer,
-        events: EventLog,
-        progress: Progress,
-    ) -> None:
-        self._run = run
-        self._config = config
-        self._launch = launch
-        self._live = live
-        self._observer = observer
-        self._events = events
-        self._progress = progress
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.rank = context.launch.rank
+        self.world_size = context.launch.world_size
+        self.generation = 0
         self._store: Store | None = None
         self._grouped = False
         self._entered = False
@@ -65,10 +51,10 @@ class Place:
         self.beacon: tuple[str, dict[str, object]] | None = None
 
     def join(self) -> None:
-        """The one place of this process. Raises RendezvousTimeout, PeerLost."""
-        launch, run = self._launch, self._run
-        self._observer.at("form", run)
-        meeting = meet(launch, run.worker_id, timeout_s=_RENDEZVOUS_S)
+        """The one view of this process. Raises RendezvousTimeout, PeerLost."""
+        launch = self._context.launch
+        self._context.moment("form")
+        meeting = meet(launch, self._context.worker_id, timeout_s=_RENDEZVOUS_S)
         self._form(
             meeting.view,
             launch.rank,
@@ -77,20 +63,21 @@ class Place:
         )
 
     def enter(self, *, step: int) -> None:
-        """The next place. Raises PeerLost (say "over", and try again), and what Live.next_view raises."""
-        live, run = self._live, self._run
+        """The next view. Raises PeerLost (say "over", and try again), and what Live.next_view raises."""
+        context, live = self._context, self._context.live
         assert live is not None
         view, told = live.next_view(within_s=_VIEW_S if self._entered else math.inf)  # a spare has all the time
         self._entered = True
         self._short_s = told.get("short_s", 0.0)
         self._retire()
-        rank = view.rank_of(run.worker_id)
-        run.placed(rank, view)
-        self._progress.at(WAITING, generation=view.generation, step=step)
-        self._events.context(rank=rank, world_size=view.world_size, generation=view.generation)
-        self._observer.at("form", run)
+        rank = view.rank_of(context.worker_id)
+        self.rank, self.world_size, self.generation = rank, view.world_size, view.generation
+        context.console.quiet = rank != 0
+        context.progress.at(WAITING, generation=view.generation, step=step)
+        context.events.context(rank=rank, world_size=view.world_size, generation=view.generation)
+        context.moment("form")
         self.beacon = (told["beacon"]["nonce"], told["beacon"]["endpoint"]) if told["beacon"] else None
-        address = self._launch.address or ("127.0.0.1" if told["one_node"] else host_address(None))
+        address = context.launch.address or ("127.0.0.1" if told["one_node"] else host_address(None))
         self._form(view, rank, live.board(), address)
         if rank == 0:
             self._tell_faults(told.get("gone", []))
@@ -133,7 +120,7 @@ class Place:
         self._store = None
 
     def _form(self, view: View, rank: int, store: Store | None, address: str) -> None:
-        config = self._config
+        config, live = self._context.config, self._context.live
         self.view = view
         self._store = store
         self.group = form(
@@ -144,22 +131,21 @@ class Place:
             address=address,
             device=config.device,
             timeout_s=config.timeout_s,
-            broken=self._live.is_broken if self._live is not None else None,
+            broken=live.is_broken if live is not None else None,
         )
         self._grouped = True
-        shares = deal(config, config.plan.virtual_workers, view.world_size)[rank].shares
+        shares = assign_shares(config, config.plan.virtual_workers, view.world_size)[rank].shares
         idle = {"idle_s": self._short_s} if self._short_s else {}
-        self._events.emit("view_formed", workers=list(view.workers), shares=[shares.start, shares.stop], **idle)
-        self._observer.at("formed", self._run)
+        self._context.events.emit("view_formed", workers=list(view.workers), shares=[shares.start, shares.stop], **idle)
+        self._context.moment("formed")
 
     def _tell_faults(self, gone: Sequence[Mapping[str, Any]]) -> None:
         """What the agents know of those who are gone since the last view."""
+        emit = self._context.events.emit
         for one in gone:
-            self._events.emit(
-                "fault_detected", lost=one["worker"], cause=one["cause"], died_t=one["t"], step=one["step"]
-            )
+            emit("fault_detected", lost=one["worker"], cause=one["cause"], died_t=one["t"], step=one["step"])
             if one["stuck_s"] is not None:
-                self._events.emit("hang", lost=one["worker"], step=one["step"], stuck_s=one["stuck_s"])
+                emit("hang", lost=one["worker"], step=one["step"], stuck_s=one["stuck_s"])
 
     def _retire(self, *, abruptly: bool = True) -> None:
         if self._grouped:

@@ -12,12 +12,12 @@ from typing import Any
 
 from elastic.group.sums import Agreed
 from elastic.state.saver import Position
-from elastic.state.survives import Tree
+from elastic.state.train_state import Tree
 from elastic.state.transfer import Standing
 
 
 @dataclass
-class Course:
+class RunState:
     """
     total_steps  where the run ends
     step         how many are applied
@@ -32,6 +32,7 @@ class Course:
     at_boundary  the script's own code after the last update has run to its end
     in_loop      the script is in its outer loop
     looped       it has been
+    attempt      how often the step in hand has come round again
     """
 
     total_steps: int
@@ -47,6 +48,7 @@ class Course:
     at_boundary: bool = True
     in_loop: bool = False
     looped: bool = False
+    attempt: int = 0
 
     @property
     def position(self) -> Position:

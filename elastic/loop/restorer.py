@@ -15,29 +15,22 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import checkpoint
 from checkpoint.storage import redact
-from elastic.config import Config
 from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
 from elastic.group.form import gather_bytes
-from elastic.launch.environment import Launch
-from elastic.membership.progress import LOADING, WAITING, Progress
-from elastic.observe.console import Console
-from elastic.observe.events import EventLog
-from elastic.observe.observer import Observer
-from elastic.place import Place
+from elastic.loop.context import Context
+from elastic.loop.phases import Phases
+from elastic.loop.view_group import ViewGroup
+from elastic.membership.progress import LOADING, WAITING
 from elastic.state import identity as identities
 from elastic.state.saver import Position, Saver
-from elastic.state.survives import Survives, Tree, broadcast
+from elastic.state.train_state import TrainState, Tree, broadcast
 from elastic.state.transfer import Standing, exchange_standings, pass_on, roles
 
-if TYPE_CHECKING:
-    from elastic.run import Run
 
-
-class Origin:
+class StateRestorer:
     """
     identity  this worker's, to be set before anything is asked for
     position  where the state stands that came last, from storage or from peers
@@ -48,27 +41,13 @@ class Origin:
 
     identity: identities.Identity
 
-    def __init__(
-        self,
-        run: Run,
-        config: Config,
-        launch: Launch,
-        place: Place,
-        survives: Survives,
-        observer: Observer,
-        events: EventLog,
-        console: Console,
-        progress: Progress,
-    ) -> None:
-        self._run = run
-        self._config = config
-        self._launch = launch
-        self._progress = progress
-        self._place = place
-        self._survives = survives
-        self._observer = observer
-        self._events = events
-        self._console = console
+    def __init__(self, context: Context, phases: Phases, view_group: ViewGroup, train_state: TrainState) -> None:
+        self._context = context
+        self._config = context.config
+        self._events = context.events
+        self._phases = phases
+        self._view_group = view_group
+        self._train_state = train_state
         self._claimed: checkpoint.Claim | None = None
         self.saver: Saver | None = None
         self.save_begun_s = time.monotonic()
@@ -79,7 +58,7 @@ class Origin:
     def storage_s(self) -> float:
         """How long a worker may be at its storage: while others wait for it in a collective, no longer than that may
         take."""
-        return max(self._progress.long_s, self._config.timeout_s)
+        return max(self._context.progress.long_s, self._config.timeout_s)
 
     @property
     def claim(self) -> int:
@@ -98,7 +77,7 @@ class Origin:
         self._agree_on_identity()
         tree, from_claim = self._claim_and_read()
         self._check_that_storage_is_shared()
-        group = self._place.group
+        group = self._view_group.group
         if from_claim is not None or group.world_size > 1:
             keeps_trained = "trained" in self._accepted
             self._apply(broadcast(group, tree), keeps_trained=keeps_trained)
@@ -108,7 +87,7 @@ class Origin:
             epoch=self.position.epoch,
             from_claim=from_claim,
             accepted=self._accepted,
-            digest=self._survives.weights_digest(),
+            digest=self._train_state.weights_digest(),
         )
 
     def from_peers_or_storage(self, standing: Standing, word: Tree) -> Tree | None:
@@ -118,7 +97,7 @@ class Origin:
         word  what this rank would tell those behind, beside the state
         Raises PeerLost, Stranded, and what `from_storage` raises.
         """
-        group = self._place.group
+        group = self._view_group.group
         parts = roles(exchange_standings(group, standing))
         if parts is None:
             if standing.step is not None:
@@ -136,10 +115,10 @@ class Origin:
                     "since cannot be given back to it; it ends, and comes back as a newcomer"
                 )
             raise PeerLost("a peer ends, to come back as a newcomer", step=standing.step, phase="transfer")
-        self._observer.at("transfer", self._run)
+        self._context.moment("transfer")
         begun_s = time.monotonic()
-        objects = self._survives.objects()
-        rewound = self._survives.applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
+        objects = self._train_state.objects()
+        rewound = self._train_state.applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
         told, state, moved = pass_on(group, parts, word, rewound or objects)
         if told is not None:
             self.position = Position(**told["position"])
@@ -147,29 +126,29 @@ class Origin:
             self._events.context(claim=self.claim)
         if state is not None:
             self._apply(state)
-            self._survives.applied.note()
+            self._train_state.applied.note()
             step, epoch = self.position.step, self.position.epoch
             self._tell_transfer("takes", step, moved, begun_s)
             self._events.emit("loaded", step=step, epoch=epoch, from_claim=self.claim, accepted=[])
         elif moved and standing.step is not None:
             self._tell_transfer("gives", standing.step, moved, begun_s)
         if group.rank == 0:
-            self.take_the_pen()
+            self.take_over_saving()
         if self.saver is not None:
             self.saver.world_size = group.world_size
         return told
 
     def _apply(self, state: Tree, *, keeps_trained: bool = False) -> None:
-        self._run._sign(LOADING)  # objects in extra= are the script's own code
-        self._survives.apply(state, step=self.position.step, keeps_trained=keeps_trained)
-        self._run._sign(WAITING)
+        self._phases.sign(LOADING)  # objects in extra= are the script's own code
+        self._train_state.apply(state, step=self.position.step, keeps_trained=keeps_trained)
+        self._phases.sign(WAITING)
 
-    def take_the_pen(self) -> None:
+    def take_over_saving(self) -> None:
         """This worker is who saves from here on; the one before it is gone, or has handed over."""
         if self.saver is not None:
             return
         assert self._claimed is not None
-        saver, beacon = self._hand(), self._place.beacon
+        saver, beacon = self._open_saver(), self._view_group.beacon
         saver.last_s = self.save_begun_s
         if beacon is not None and beacon[0] == self._claimed.nonce:
             saver.adopt(self._claimed)
@@ -194,30 +173,30 @@ class Origin:
         if self.saver is not None:
             self.saver.close(abruptly=abruptly)
 
-    def _hand(self) -> Saver:
+    def _open_saver(self) -> Saver:
         if self.saver is None:
             self.saver = Saver(
                 self._config,
-                self._launch,
-                self._survives,
+                self._context.launch,
+                self._train_state,
                 self.identity,
                 self._events,
-                self._console,
-                self._place.beacon,
+                self._context.console,
+                self._view_group.beacon,
             )
-            self.saver.world_size = self._place.group.world_size
+            self.saver.world_size = self._view_group.group.world_size
         return self.saver
 
     def _agree_on_identity(self) -> None:
         """Every rank compares its own identity with rank 0's, and all learn of a difference."""
-        group = self._place.group
+        group = self._view_group.group
         theirs = json.loads(gather_bytes(group, json.dumps(self.identity).encode())[0])
         mismatch: IdentityMismatch | None = None
         try:
             identities.check(self.identity, theirs, accept=self._config.accept, where="rank 0")
         except IdentityMismatch as differing:
             mismatch = differing
-        refusal = self._place.told_by_all(f"rank {group.rank}: {mismatch}" if mismatch is not None else None)
+        refusal = self._view_group.told_by_all(f"rank {group.rank}: {mismatch}" if mismatch is not None else None)
         if mismatch is not None:
             raise mismatch
         if refusal is not None:
@@ -225,17 +204,17 @@ class Origin:
 
     def _claim_and_read(self) -> tuple[Tree | None, int | None]:
         """The state on the coordinator (None elsewhere), and the claim it was saved under (None: a new run)."""
-        group = self._place.group
+        group = self._view_group.group
         tree: Tree | None = None
         failure: Exception | None = None
         told: dict[str, object] = {}
         if group.rank == 0:
             try:
-                self._run._sign(LOADING, self.storage_s)
+                self._phases.sign(LOADING, self.storage_s)
                 tree, from_claim = self._coordinate()
-                self._run._sign(WAITING)
+                self._phases.sign(WAITING)
                 told = {"claim": self.claim_document(), "from_claim": from_claim, "position": asdict(self.position)}
-                told["accepted"] = self._hand().accepted
+                told["accepted"] = self._open_saver().accepted
             except Exception as refused:
                 failure = refused
                 told = {"failure": f"{type(refused).__name__}: {refused}"}
@@ -251,29 +230,27 @@ class Origin:
         return tree, answer["from_claim"]
 
     def _coordinate(self) -> tuple[Tree, int | None]:
-        saver = self._hand()
-        self._observer.at("claim", self._run)
-        if (
-            self._launch.restart
-        ):  # the storage has worked: what replaces a lost worker does not fail where that one saved
+        saver = self._open_saver()
+        self._context.moment("claim")
+        if self._context.launch.restart:  # its storage has worked: what replaces a lost worker does not fail there
             self._claimed = saver.patiently("the claim", saver.claim)
         else:
             self._claimed = saver.claim()
-        self._observer.at("load", self._run)
+        self._context.moment("load")
         found = saver.read()
         if found is None:
-            self._console.say(f"a new run in {saver.where}")
-            self._observer.at("save", self._run)
+            self._context.console.say(f"a new run in {saver.where}")
+            self._context.moment("save")
             saver.save(self.position, must=True)
-            self._observer.at("saved", self._run)
-            return self._survives.objects(), None
+            self._context.moment("saved")
+            return self._train_state.objects(), None
         self.position, tree, from_claim = found
         total = self._config.plan.total_steps
         if self.position.stopped is not None or self.position.step >= total:
             why = f": {self.position.stopped}" if self.position.stopped is not None else ""
-            self._console.say(f"{saver.where} is finished, with {self.position.step} steps applied{why}")
+            self._context.console.say(f"{saver.where} is finished, with {self.position.step} steps applied{why}")
         else:
-            self._console.say(
+            self._context.console.say(
                 f"goes on from step {self.position.step} of {total}, epoch {self.position.epoch}, of {saver.where}"
             )
         return tree, from_claim
@@ -281,18 +258,18 @@ class Origin:
     def _check_that_storage_is_shared(self) -> None:
         """One worker of every other node looks for the coordinator's claim. A folder that only one node has is a trap:
         when the coordinator comes to run on another node, the run begins anew there."""
-        launch = self._launch
+        launch = self._context.launch
         if launch.one_node and launch.channel is None:
             return
         blind: str | None = None
-        if launch.local_rank == 0 and self._place.group.rank != 0:
+        if launch.local_rank == 0 and self._view_group.group.rank != 0:
             options = self._config.storage_options or None
             with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
                 if storage.newest_claim() < self.claim:
                     blind = socket.gethostname()
-        blind = self._place.told_by_all(blind)
+        blind = self._view_group.told_by_all(blind)
         if blind is not None:
-            self._console.say(
+            self._context.console.say(
                 f"{blind} does not see the claim that rank 0 wrote to {redact(self._config.url)}: the folder is not "
                 "shared, and the run can go on only while its coordinator stays where it is; use shared or object "
                 "storage"

@@ -15,21 +15,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import checkpoint
-from elastic.course import Course
 from elastic.errors import PeerLost
 from elastic.group.fingerprint import Kind
+from elastic.loop.session import Session
 from elastic.membership.live import Answer
 from elastic.membership.missing import missing
 from elastic.membership.progress import WAITING
-from elastic.observe.console import Console
 from elastic.preemption.signals import SignalNotices
-from elastic.session import Session
-
-if TYPE_CHECKING:
-    from elastic.run import Run
 
 NOT_SAVED = 1
 _ANSWER_S = 120.0  # the hub answers sooner
@@ -44,7 +39,7 @@ class Commit(Protocol):
     def __call__(self, *, must: bool, patiently: str | None) -> None: ...
 
 
-class Parting:
+class Departure:
     """Of one worker, for as long as its session is open.
 
     commit, wait_for_all  see Recovery
@@ -52,22 +47,18 @@ class Parting:
 
     def __init__(
         self,
-        run: Run,
         session: Session,
-        course: Course,
         notices: SignalNotices,
-        console: Console,
         *,
         commit: Commit,
         wait_for_all: Callable[[Kind, str | None], str | None],
     ) -> None:
-        self._run = run
         self._session = session
-        self._course = course
+        self._context = session.context
+        self._state = session.state
         self._commit = commit
         self._wait_for_all = wait_for_all
         self._notices = notices
-        self._console = console
         self._noticed = False
         self._needed = False
         self._had_to_save = False
@@ -75,39 +66,39 @@ class Parting:
     @property
     def notice(self) -> str | None:
         """Why this worker should leave, once somebody has said so."""
-        live = self._session.live
+        live = self._context.live
         return self._notices.notice or (live.leave if live is not None else None)
 
     def tell_notice(self) -> None:
         """Records it, once."""
         if self.notice is not None and not self._noticed:
             self._noticed = True
-            self._session.events.emit("notice", signal=self.notice)
+            self._context.events.emit("notice", signal=self.notice)
 
     def saved_by_all(self) -> None:
         """The coordinator has saved, and all know it. Raises PeerLost, and SystemExit on one that could not save."""
-        if self._session.origin.saver is not None:
+        if self._session.restorer.saver is not None:
             self._save()
         self._wait_for_all(Kind.LEAVE, None)
 
     def leave_all(self) -> NoReturn:
         """What all of the view hold is saved, and all know it. Raises SystemExit(0)."""
-        live = self._session.live
+        live = self._context.live
         if live is not None:
-            live.leaving(step=self._course.step, saved=True)
+            live.leaving(step=self._state.step, saved=True)
         self._has_left("all is saved, and the same command goes on from here")
 
     def save_without_agent(self) -> None:
         """All leave, with no hub to ask: they have their peers' word, or see to it themselves. Raises SystemExit."""
         try:
-            self._course.stop_wish = self._wait_for_all(Kind.SAVE, self._course.stop_wish)
+            self._state.stop_wish = self._wait_for_all(Kind.SAVE, self._state.stop_wish)
             self.saved_by_all()
         except PeerLost:
             self.save_without_others()
 
     def save_without_others(self) -> None:
         """With no hub and no group: whoever comes first of those who are left. Raises SystemExit."""
-        if self._session.origin.saver is None:
+        if self._session.restorer.saver is None:
             self._wait_for_others_to_save()
         self._save()
 
@@ -129,35 +120,35 @@ class Parting:
 
     def break_off(self) -> None:
         """The script of this worker left the loop, and others' did not."""
-        step, session = self._course.step, self._session
+        step, session = self._state.step, self._session
         others = "the others go on once their launcher has restarted them"
-        if session.live is not None:
+        if session.context.live is not None:
             self._goes(lost=True, joins=False)
             others = "they go on without it"
-        elif session.origin.saver is not None:
+        elif session.restorer.saver is not None:
             self._save()
-        self._console.warn(
-            f"rank {self._run.rank} left the loop at step {step} and others did not: it leaves the run, and {others}; "
-            "run.stop(reason) ends a run for all"
+        self._context.console.warn(
+            f"rank {session.view_group.rank} left the loop at step {step} and others did not: it leaves the run, and "
+            f"{others}; run.stop(reason) ends a run for all"
         )
 
     def save_for_all(self, *, patiently: bool = True) -> None:
         """What nobody else holds, before all go. Raises SystemExit. patiently: it is tried again for a while"""
-        assert self._session.live is not None
+        assert self._context.live is not None
         self._had_to_save = True
         self._save(patiently=patiently)
-        self._session.live.saved(step=self._course.step)
+        self._context.live.saved(step=self._state.step)
 
     def _goes(self, *, lost: bool = False, joins: bool = True) -> bool:
         """Whether this worker may go; else it is in the next view. Raises SystemExit.
 
         lost, joins  see Live.leaving
         """
-        live, course = self._session.live, self._course
+        live, state = self._context.live, self._state
         assert live is not None
-        self._run._phase(WAITING)
-        whole, torn = course.is_whole, course.updating
-        live.leaving(step=course.step, saved=False, whole=whole, torn=torn, joins=joins, lost=lost)
+        self._session.phases.enter(WAITING)
+        whole, torn = state.is_whole, state.updating
+        live.leaving(step=state.step, saved=False, whole=whole, torn=torn, joins=joins, lost=lost)
         while True:
             match live.answer(within_s=_ANSWER_S):
                 case Answer.GO:
@@ -174,27 +165,27 @@ class Parting:
 
     def _wait_for_others_to_save(self) -> None:
         """Until those who come first, by their ranks, have saved or are gone; or too long."""
-        view, rank = self._session.place.view, self._run.rank
+        view, rank = self._session.view_group.view, self._session.view_group.rank
         deadline = time.monotonic() + _OTHERS_S
-        while time.monotonic() < deadline and not self._session.origin.is_committed(self._course.step):
+        while time.monotonic() < deadline and not self._session.restorer.is_committed(self._state.step):
             if set(range(rank)) <= missing(view).keys():
                 return
             time.sleep(_POLL_S)
 
     def _save(self, *, patiently: bool = True) -> None:
         """What this worker holds, unless it is committed. Raises SystemExit where that fails."""
-        origin, step = self._session.origin, self._course.step
-        if origin.saver is None and origin.is_committed(step):
+        restorer, step = self._session.restorer, self._state.step
+        if restorer.saver is None and restorer.is_committed(step):
             return
         try:
-            origin.take_the_pen()
+            restorer.take_over_saving()
             self._commit(must=True, patiently=_PATIENTLY if patiently else None)
         except checkpoint.CheckpointError as failure:
             self._not_saved(str(failure))
 
     def _not_saved(self, why: str) -> NoReturn:
-        step, reason = self._course.step, why.replace("\n", "\n    ")
-        self._console.warn(
+        step, reason = self._state.step, why.replace("\n", "\n    ")
+        self._context.console.warn(
             f"this worker leaves with {step} steps applied, and what it holds is not saved: {reason}\n"
             "  state  what was committed before is whole; the steps since are lost, unless another worker saves them\n"
             "  next   repair what stands in the way, then start the same command again: it goes on from the newest "
@@ -203,10 +194,10 @@ class Parting:
         raise SystemExit(NOT_SAVED)
 
     def _has_left(self, how: str) -> NoReturn:
-        events = self._session.events
+        context, step = self._context, self._state.step
         self.tell_notice()
         if not self._noticed:
-            events.emit("notice", signal=None)
-        events.emit("left", step=self._course.step, **self._session.stopwatch.lap())
-        self._console.say(f"left at step {self._course.step} on {self.notice or 'a notice to another worker'}; {how}")
+            context.events.emit("notice", signal=None)
+        context.events.emit("left", step=step, **context.stopwatch.lap())
+        context.console.say(f"left at step {step} on {self.notice or 'a notice to another worker'}; {how}")
         raise SystemExit(0)

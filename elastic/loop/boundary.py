@@ -1,0 +1,74 @@
+"""Between two steps, after the script's own code: what the exchange agreed on happens, on every worker.
+
+Each worker sends its wishes with a step's exchange, so that all know them at the boundary behind it:
+
+    STOP     somebody has called run.stop            SAVE     the cadence of time says so
+    LEAVE    a notice has come to that worker        REGROUP  somebody waits to join
+"""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+from elastic.group.fingerprint import Kind
+from elastic.loop.recovery import Recovery
+from elastic.loop.session import Session
+
+
+class Wish(IntFlag):
+    LEAVE, STOP, SAVE, REGROUP = 1, 2, 4, 8
+
+
+class Boundary:
+    """Of one worker, for as long as its session is open."""
+
+    def __init__(self, session: Session, recovery: Recovery) -> None:
+        self._session = session
+        self._state = session.state
+        self._recovery = recovery
+        self._leaves = False  # this worker has said so
+
+    def wishes(self) -> int:
+        """This worker's, for the exchange that is about to be carried out."""
+        saver, live, departure = self._session.restorer.saver, self._session.context.live, self._recovery.departure
+        wishes = Wish.STOP if self._state.stop_wish is not None else Wish(0)
+        self._leaves = departure.notice is not None
+        if self._leaves:
+            departure.tell_notice()
+            wishes |= Wish.LEAVE
+        if live is not None and live.wants_regroup():
+            wishes |= Wish.REGROUP
+        if saver is not None and saver.time_is_up():
+            wishes |= Wish.SAVE
+        return int(wishes)
+
+    def cross(self) -> None:
+        """Raises SystemExit on workers that leave here, StepError and SavesFailed."""
+        session, state, recovery = self._session, self._state, self._recovery
+        assert state.agreed is not None
+        state.at_boundary = True
+        if session.compiling is not None:
+            session.compiling.check(f"step {state.step - 1} is applied; it is not saved")
+        if session.restorer.saver is not None:
+            session.restorer.saver.look()
+        wishes = 0
+        for wish in state.agreed.wishes:
+            wishes |= wish
+        if state.step < state.total_steps:
+            state.epoch = session.step_plan(state.step).epoch
+        every = session.context.config.save_every_steps
+        if wishes & Wish.STOP:
+            state.stopped = recovery.told_by_all(Kind.STOP, state.stop_wish)
+            state.stop_wish = None
+        state.look_for_end()
+        if state.finished:
+            return
+        leaving = [rank for rank, wish in enumerate(state.agreed.wishes) if wish & Wish.LEAVE]
+        if leaving and (session.context.live is None or len(leaving) == len(state.agreed.wishes)):
+            recovery.leave()
+        if session.restorer.saver is not None:
+            session.restorer.saver.check(step=state.step)
+        if wishes & Wish.SAVE or (every is not None and state.step % every == 0):
+            recovery.save()
+        if leaving or wishes & Wish.REGROUP:
+            recovery.regroup(leaves=self._leaves)

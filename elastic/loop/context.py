@@ -1,0 +1,44 @@
+"""What all parts of the loop share. Nothing here is replaced while the run lasts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic.config import Config
+from elastic.launch.environment import Launch
+from elastic.membership.live import Live
+from elastic.membership.progress import Progress
+from elastic.observe.console import Console
+from elastic.observe.events import EventLog
+from elastic.observe.observer import ObservedRun, Observer
+from elastic.observe.timing import Stopwatch
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Context:
+    """
+    config     what the run was given
+    launch     who started this worker
+    worker_id  its name in views and events
+    live       the way to the agent of `elastic run`; None under any other launcher
+    observer   who looks on, and `observed`, what it may look at
+    events     the log
+    console    what is said to people
+    progress   what the agent reads of where this worker is
+    stopwatch  where its time goes
+    """
+
+    config: Config
+    launch: Launch
+    worker_id: str
+    live: Live | None
+    observer: Observer
+    observed: ObservedRun
+    events: EventLog
+    console: Console
+    progress: Progress
+    stopwatch: Stopwatch
+
+    def moment(self, name: str, share: int | None = None) -> None:
+        """One of observe.observer.MOMENTS. It may not return."""
+        self.observer.at(name, self.observed, share)

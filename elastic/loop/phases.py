@@ -1,0 +1,60 @@
+"""What is this worker doing? Said to its agent, which tells a hang by it, and to the stopwatch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from elastic.loop.context import Context
+from elastic.loop.run_state import RunState
+from elastic.loop.view_group import ViewGroup
+from elastic.membership.progress import BETWEEN, EVALUATING, OVER, SAVING, WAITING
+from elastic.observe.timing import EVALUATE, SAVE, WAIT
+
+_SPENT_ON = {WAITING: WAIT, SAVING: SAVE, EVALUATING: EVALUATE}
+_COMPILATION_S = 1800.0  # for one compilation; what takes longer counts as hung
+
+
+class Phases:
+    """long_section_s  how long the section that the script has declared may take; None: it is in none"""
+
+    def __init__(self, context: Context, state: RunState, view_group: ViewGroup) -> None:
+        self._progress = context.progress
+        self._stopwatch = context.stopwatch
+        self._state = state
+        self._view_group = view_group
+        self.long_section_s: float | None = None
+
+    def enter(self, phase: int, limit_s: float | None = None) -> None:
+        """From here on. limit_s: after which it counts as hung; default: see membership/progress.py."""
+        self._stopwatch.at(_SPENT_ON.get(phase))
+        self.sign(phase, limit_s)
+
+    def sign(self, phase: int, limit_s: float | None = None) -> None:
+        """As `enter`, where the time is spent on what it was."""
+        self._progress.at(phase, generation=self._view_group.generation, step=self._state.step, limit_s=limit_s)
+
+    def enter_script(self) -> None:
+        """In the script's own code, until a step's shares are computed."""
+        over = self._state.finished and not self._state.in_loop
+        self.enter(OVER if over else BETWEEN, self.long_section_s)
+
+    @contextmanager
+    def long_section(self, at_most_s: float = math.inf) -> Iterator[None]:
+        """See Run.long_section."""
+        phase, outer = self._progress.phase, self.long_section_s
+        self.long_section_s = at_most_s
+        self.enter(phase, at_most_s)
+        try:
+            yield
+        finally:
+            self.long_section_s = outer
+            self.enter(phase, outer)
+
+    def compiles(self) -> None:
+        """It may take minutes, in the middle of a step or between two."""
+        self.sign(self._progress.phase, _COMPILATION_S)
+
+    def has_compiled(self) -> None:
+        self.sign(self._progress.phase)
