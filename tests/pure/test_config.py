@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import elastic
-from elastic.config import cadence, configure
+from elastic.config import cadence
 from elastic.errors import ConfigError
 from elastic.launch import environment
 from elastic.launch.environment import Launch
@@ -159,17 +159,14 @@ def test_optimizers_must_hold_the_model_s_parameters_each_once(tmp_path: Path) -
     refused(tmp_path / "run", r"LBFGS evaluates the loss several times", model=model, optimizer=lbfgs)
 
 
-def test_more_workers_than_shares_are_refused(tmp_path: Path) -> None:
-    absent = ("scheduler", "steps", "micro_batch_size", "device", "extra", "buffers")
-    given: dict[str, Any] = dict.fromkeys(absent)
-    given |= {"storage_options": None, "seed": 0, "last_batch": "short", "save_every": "auto", "accept": ()}
-    given |= {"mode": "exact", "threads": 1}
+def test_more_workers_than_shares_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Launch(rank=0, world_size=8, local_world_size=8, master_addr="127.0.0.1", master_port=1)
+    monkeypatch.setattr(environment, "read", lambda: launch)
 
     with pytest.raises(ConfigError, match=r"8 workers cannot share 6 virtual workers: 2 would(.|\n)*at most 6 workers"):
-        configure(tmp_path / "run", launch, **arguments(), **given)
+        elastic.Run(tmp_path / "run", **arguments())
     with pytest.raises(ConfigError, match="lives in one process's memory and several share the run") as refused:
-        configure("memory://me:secret@host/run", launch, **arguments(virtual_workers=8), **given)
+        elastic.Run("memory://me:secret@host/run", **arguments(virtual_workers=8))
     assert "secret" not in str(refused.value)
 
 
