@@ -197,10 +197,9 @@ class StateRestorer:
         except IdentityMismatch as differing:
             mismatch = differing
         refusal = self._view_group.told_by_all(f"rank {group.rank}: {mismatch}" if mismatch is not None else None)
-        if mismatch is not None:
-            raise mismatch
         if refusal is not None:
-            raise IdentityMismatch(refusal, {})
+            self._view_group.part()
+            raise mismatch or IdentityMismatch(refusal, {})
 
     def _claim_and_read(self) -> tuple[Tree | None, int | None]:
         """The state on the coordinator (None elsewhere), and the claim it was saved under (None: a new run)."""
@@ -219,10 +218,9 @@ class StateRestorer:
                 failure = refused
                 told = {"failure": f"{type(refused).__name__}: {refused}"}
         answer = json.loads(gather_bytes(group, json.dumps(told).encode())[0])
-        if failure is not None:
-            raise failure
         if "failure" in answer:
-            raise StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
+            self._view_group.part()
+            raise failure or StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
         self._claimed = checkpoint.Claim.from_document(answer["claim"])
         self.position = Position(**answer["position"])
         self._accepted = answer["accepted"]

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed import DistError, Store
 
+from elastic.errors import PeerLost
 from elastic.group.form import Group, form, gather_bytes
 from elastic.launch.environment import host_address
 from elastic.loop.assignment import assign_shares
@@ -94,6 +95,12 @@ class ViewGroup:
         """The first rank's word among those that have one; all ranks call it and get the same. Raises PeerLost."""
         told = gather_bytes(self.group, (word or "").encode())
         return next((answer.decode() for answer in told if answer), None)
+
+    def part(self) -> None:
+        """All know that they end here, and call this before they do: nobody hangs up on one that is still learning."""
+        self.group.part()
+        with suppress(PeerLost):
+            self.told_by_all(None)
 
     def what_others_do(self, doing: str, *, within_s: float) -> dict[int, str]:
         """rank -> what it says it was doing when its exchange failed, of those that say so in time."""
