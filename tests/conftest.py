@@ -19,12 +19,12 @@ def elastic_script() -> Path:
 
 
 @pytest.fixture
-def cluster(cluster: Callable[..., Cluster]) -> Iterator[Callable[..., Cluster]]:
+def elastic_cluster(elastic_cluster: Callable[..., Cluster]) -> Iterator[Callable[..., Cluster]]:
     """The plugin's; and what holds of every run's events is asserted of each that ends."""
     made: list[Cluster] = []
 
     def make(**arguments: Any) -> Cluster:
-        made.append(cluster(**arguments))
+        made.append(elastic_cluster(**arguments))
         return made[-1]
 
     yield make

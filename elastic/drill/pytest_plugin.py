@@ -1,17 +1,17 @@
 """Fixtures that run a training script for real, hurt it on purpose, and hand back what became of it.
 
-    def test_a_killed_worker_changes_nothing(cluster, undisturbed):
-        run = cluster(workers=4, steps=12, seed=7)
+    def test_a_killed_worker_changes_nothing(elastic_cluster, elastic_undisturbed):
+        run = elastic_cluster(workers=4, steps=12, seed=7)
         run.kill(worker=3, when=At(step=5, phase="backward"))
         end = run.finish(within_s=60)
-        assert end.weights_sha256 == undisturbed(steps=12, seed=7).weights_sha256
+        assert end.weights_sha256 == elastic_undisturbed(steps=12, seed=7).weights_sha256
 
-    def test_random_faults_change_nothing(cluster, undisturbed):
-        run = cluster(workers=4, steps=40, launcher="elastic", faults="kill,stop,leave", rate=0.1)
-        assert run.finish(within_s=120).weights_sha256 == undisturbed(steps=40).weights_sha256
+    def test_random_faults_change_nothing(elastic_cluster, elastic_undisturbed):
+        run = elastic_cluster(workers=4, steps=40, launcher="elastic", faults="kill,stop,leave", rate=0.1)
+        assert run.finish(within_s=120).weights_sha256 == elastic_undisturbed(steps=40).weights_sha256
 
-Random faults are drawn from the test's seed, `drill_seed`. A test that fails says which `--drill-seed` draws the same
-again. Tests that use these fixtures are marked `drill`: -m "not drill" leaves them out.
+Random faults are drawn from the test's seed, `elastic_drill_seed`. A test that fails says which `--drill-seed` draws
+the same again. Tests that use these fixtures are marked `drill`: -m "not drill" leaves them out.
 
 A project overrides `elastic_script` with its own script, which takes the run's URL as its first argument and the
 options as flags (steps=12 is --steps 12, amp=True is --amp, and amp=False nothing). Where a test fails, each of its
@@ -41,7 +41,7 @@ _SEED = pytest.StashKey[int]()
 _RUNS = pytest.StashKey["list[Remembering]"]()  # of a test
 _UNDISTURBED = pytest.StashKey["list[End]"]()  # those that a test compares with
 _SCRIPT = pytest.StashKey[Path]()
-_FIXTURES = {"cluster", "undisturbed", "drill_seed"}
+_FIXTURES = {"elastic_cluster", "elastic_undisturbed", "elastic_drill_seed"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed and "drill_seed" in getattr(item, "funcargs", ()):
+    if report.failed and "elastic_drill_seed" in getattr(item, "funcargs", ()):
         report.sections += _told(item)
         seed = item.config.stash[_SEED]
         report.sections.append(("drill", f"--drill-seed {seed} draws the same again"))
@@ -86,7 +86,7 @@ def _told(item: pytest.Item) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def drill_seed(request: pytest.FixtureRequest) -> int:
+def elastic_drill_seed(request: pytest.FixtureRequest) -> int:
     """A seed of this test's own: of its name and of --drill-seed, which a failure tells."""
     text = f"{request.config.stash[_SEED]} {request.node.nodeid}"
     return zlib.crc32(text.encode())
@@ -94,17 +94,17 @@ def drill_seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="session")
 def elastic_script() -> Path:
-    """The training script that `cluster` runs; a project overrides this fixture."""
+    """The training script that `elastic_cluster` runs; a project overrides this fixture."""
     raise pytest.UsageError(
         "override the fixture `elastic_script` in conftest.py: return the path of a training script"
     )
 
 
 @pytest.fixture
-def cluster(
-    tmp_path: Path, elastic_script: Path, drill_seed: int, request: pytest.FixtureRequest
+def elastic_cluster(
+    tmp_path: Path, elastic_script: Path, elastic_drill_seed: int, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Cluster]]:
-    """cluster(workers=4, steps=12, …): a run that has not started yet. See Cluster; options become flags.
+    """elastic_cluster(workers=4, steps=12, …): a run that has not started yet. See Cluster; options become flags.
 
     faults="kill,stop", rate=0.05 draws so many faults per step, of the kinds that strike workers and one launch
     survives; `elastic drill` knows more.
@@ -120,7 +120,7 @@ def cluster(
             made += 1
             script = request.node.stash[_SCRIPT] = _found(arguments.pop("script", elastic_script), request)
             if faults is not None:
-                arguments["plan"] = _drawn(drill_seed + made, faults, rate, arguments)
+                arguments["plan"] = _drawn(elastic_drill_seed + made, faults, rate, arguments)
             run = _cluster(script, tmp_path / f"drill-{made}", url or tmp_path / f"run-{made}", arguments)
             request.node.stash.setdefault(_RUNS, []).append(run)
             return running.enter_context(run)
@@ -135,13 +135,13 @@ def _undisturbed_ends() -> dict[str, End]:
 
 
 @pytest.fixture
-def undisturbed(
+def elastic_undisturbed(
     tmp_path_factory: pytest.TempPathFactory,
     elastic_script: Path,
     _undisturbed_ends: dict[str, End],
     request: pytest.FixtureRequest,
 ) -> Callable[..., End]:
-    """undisturbed(steps=12, …): the end of that run in one process that nobody touched; done once per session."""
+    """elastic_undisturbed(steps=12, …): the end of that run in one process that nobody touched; run once a session."""
 
     def run(*, within_s: float = 120, **arguments: Any) -> End:
         script = _found(arguments.pop("script", elastic_script), request)
@@ -189,7 +189,8 @@ def _drawn(seed: int, kinds: str, rate: float, arguments: dict[str, Any]) -> Pla
     unable = sorted(set(asked) - set(able))
     if unable or "steps" not in arguments or "plan" in arguments:
         raise pytest.UsageError(
-            f"cluster(faults={kinds!r}, …) draws a plan: it takes steps=, no plan=, and kinds of {', '.join(able)}"
+            f"elastic_cluster(faults={kinds!r}, …) draws a plan: it takes steps=, no plan=, "
+            f"and kinds of {', '.join(able)}"
             + (f"; {', '.join(unable)}: for `elastic drill` only" if MAKES.keys() >= set(unable) != set() else "")
         )
     faults = drawn(

@@ -39,12 +39,16 @@ def named(device: torch.device) -> str:
 
 
 @pytest.fixture
-def reference(undisturbed: Undisturbed, device: torch.device) -> End:
-    return undisturbed(steps=STEPS, device=device.type)
+def reference(elastic_undisturbed: Undisturbed, device: torch.device) -> End:
+    return elastic_undisturbed(steps=STEPS, device=device.type)
 
 
-def trained(cluster: MakeCluster, device: torch.device, workers: int, *faults: Fault, **options: Any) -> Cluster:
-    return cluster(workers=workers, launcher="elastic", steps=STEPS, device=device.type, plan=Plan(faults), **options)
+def trained(
+    elastic_cluster: MakeCluster, device: torch.device, workers: int, *faults: Fault, **options: Any
+) -> Cluster:
+    return elastic_cluster(
+        workers=workers, launcher="elastic", steps=STEPS, device=device.type, plan=Plan(faults), **options
+    )
 
 
 def judged(run: Cluster, reference: End) -> End:
@@ -57,14 +61,16 @@ def judged(run: Cluster, reference: End) -> End:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [1, 2, WORKERS])
 def test_the_bits_are_the_same_at_every_world_size(
-    cluster: MakeCluster, reference: End, device: torch.device, workers: int
+    elastic_cluster: MakeCluster, reference: End, device: torch.device, workers: int
 ) -> None:
-    end = judged(trained(cluster, device, workers), reference)
+    end = judged(trained(elastic_cluster, device, workers), reference)
     print(f"\n{named(device)}: {workers} workers, weights {end.weights_sha256} as alone")
 
 
 @pytest.mark.timeout(600)
-def test_killed_and_stopped_workers_change_nothing(cluster: MakeCluster, reference: End, device: torch.device) -> None:
+def test_killed_and_stopped_workers_change_nothing(
+    elastic_cluster: MakeCluster, reference: End, device: torch.device
+) -> None:
     """SIGKILL inside a backward pass and an exchange, whose kernels wait for the dead one's part; and SIGSTOP there,
     which sends no reset."""
 
@@ -77,7 +83,7 @@ def test_killed_and_stopped_workers_change_nothing(cluster: MakeCluster, referen
         Stop(2, complete("in_exchange")),
         Kill(2, complete("in_update")),
     )
-    end = judged(trained(cluster, device, WORKERS, *faults, unhurried=WORKERS), reference)
+    end = judged(trained(elastic_cluster, device, WORKERS, *faults, unhurried=WORKERS), reference)
 
     assert end.steps_redone <= len(faults)
     print(f"\n{named(device)}: views of {end.world_sizes}, {end.steps_redone} steps redone")
@@ -85,10 +91,10 @@ def test_killed_and_stopped_workers_change_nothing(cluster: MakeCluster, referen
 
 @pytest.mark.timeout(600)
 def test_workers_are_forked_from_a_process_whose_imports_have_asked_for_gpus(
-    cluster: MakeCluster, reference: End, device: torch.device
+    elastic_cluster: MakeCluster, reference: End, device: torch.device
 ) -> None:
     """A fork of a process that has initialised CUDA cannot use it; a fresh interpreter takes seconds to replace one."""
-    end = judged(trained(cluster, device, 2, Kill(1, At(10, "forward")), unhurried=2), reference)
+    end = judged(trained(elastic_cluster, device, 2, Kill(1, At(10, "forward")), unhurried=2), reference)
 
     assert "fresh interpreters" not in end.output, end.output
     own = {line for line in end.output.splitlines() if "worker on" in line}

@@ -41,12 +41,12 @@ def afresh(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 @needs_compiler
 @pytest.mark.timeout(1200)
 def test_a_compiled_run_has_the_same_bits_alone_and_through_a_kill(
-    cluster: Callable[..., Cluster], undisturbed: Callable[..., End]
+    elastic_cluster: Callable[..., Cluster], elastic_undisturbed: Callable[..., End]
 ) -> None:
     """Alone, a worker meets shares of two sizes; of two workers, each meets one; a replacement compiles late. Kernels
     for any size, or made for whichever came first, have other bits."""
-    alone = undisturbed(script=PROGRAM, steps=4, within_s=560)
-    run = cluster(script=PROGRAM, workers=2, launcher="elastic", steps=4)
+    alone = elastic_undisturbed(script=PROGRAM, steps=4, within_s=560)
+    run = elastic_cluster(script=PROGRAM, workers=2, launcher="elastic", steps=4)
     run.kill(worker=1, when=At(step=2, phase="in_backward"))
     end = run.finish(within_s=560)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"

@@ -12,21 +12,21 @@ from elastic.drill.planning.draw import drawn
 
 
 def test_drawn_faults_change_nothing(
-    cluster: Callable[..., Cluster], undisturbed: Callable[..., End], drill_seed: int
+    elastic_cluster: Callable[..., Cluster], elastic_undisturbed: Callable[..., End], elastic_drill_seed: int
 ) -> None:
-    run = cluster(workers=3, steps=20, launcher="elastic", faults="kill,exception", rate=0.1)
+    run = elastic_cluster(workers=3, steps=20, launcher="elastic", faults="kill,exception", rate=0.1)
     assert run.plan.faults == drawn(
-        drill_seed + 1, kinds=["kill", "exception"], rate=0.1, steps=20, workers=3, nodes=1, resume_workers=3
+        elastic_drill_seed + 1, kinds=["kill", "exception"], rate=0.1, steps=20, workers=3, nodes=1, resume_workers=3
     )
     end = run.finish(within_s=120)
     assert end.verdict.ok, f"{run.plan}\n{end.verdict}\n{end.output}"
     assert len(run.plan.faults) == 2
     assert end.not_reached == ()
-    assert end.weights_sha256 == undisturbed(steps=20).weights_sha256
+    assert end.weights_sha256 == elastic_undisturbed(steps=20).weights_sha256
 
 
-def test_what_cannot_be_drawn_is_said(cluster: Callable[..., Cluster]) -> None:
+def test_what_cannot_be_drawn_is_said(elastic_cluster: Callable[..., Cluster]) -> None:
     with pytest.raises(pytest.UsageError, match=r"it takes steps=, no plan=, and kinds of kill, stop"):
-        cluster(workers=3, faults="kill")
+        elastic_cluster(workers=3, faults="kill")
     with pytest.raises(pytest.UsageError, match="faults='meteor'"):
-        cluster(workers=3, steps=20, faults="meteor")
+        elastic_cluster(workers=3, steps=20, faults="meteor")

@@ -25,47 +25,53 @@ Undisturbed = Callable[..., End]
 
 
 def test_a_worker_killed_in_backward_costs_at_most_the_steps_since_the_last_save(
-    cluster: MakeCluster, undisturbed: Undisturbed
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
     """The others are inside a collective when it dies, so nobody may wait for ever."""
-    run = cluster(workers=4, steps=12, seed=7)
+    run = elastic_cluster(workers=4, steps=12, seed=7)
     run.kill(worker=3, when=At(step=5, phase="backward"))
-    end = run.finish(within_s=120, reference=undisturbed(steps=12, seed=7).events)
+    end = run.finish(within_s=120, reference=elastic_undisturbed(steps=12, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
     assert end.world_sizes == [4, 4]
     assert end.examples_applied == Counter(range(12 * end.batch_size))
     assert end.steps_redone <= 2
-    assert end.weights_sha256 == undisturbed(steps=12, seed=7).weights_sha256
+    assert end.weights_sha256 == elastic_undisturbed(steps=12, seed=7).weights_sha256
 
 
-def test_killed_all_at_once_a_run_goes_on_at_another_size(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_killed_all_at_once_a_run_goes_on_at_another_size(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
     """A power cut in the middle of an update, and fewer machines afterwards."""
-    run = cluster(workers=3, steps=12, seed=7)
+    run = elastic_cluster(workers=3, steps=12, seed=7)
     run.kill_all(At(step=7, phase="in_update", worker=1))
     cut = run.finish(within_s=120)
     assert cut.exit_code == -signal.SIGKILL
     assert (cut.left_behind, cut.not_reached) == ((), ())
 
-    end = run.start(workers=2).finish(within_s=120, reference=undisturbed(steps=12, seed=7).events)
+    end = run.start(workers=2).finish(within_s=120, reference=elastic_undisturbed(steps=12, seed=7).events)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert end.world_sizes == [3, 2]
     assert end.steps_redone <= 2
 
 
-def test_a_worker_is_killed_in_the_middle_of_an_exchange(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_a_worker_is_killed_in_the_middle_of_an_exchange(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
     """It has sent a part of what the others wait for, and its loader processes must die with it."""
-    run = cluster(workers=2, steps=6, seed=7, num_workers=1)
+    run = elastic_cluster(workers=2, steps=6, seed=7, num_workers=1)
     run.kill(worker=0, when=At(step=3, phase=IN_EXCHANGE))
-    end = run.finish(within_s=120, reference=undisturbed(steps=6, seed=7).weights_sha256)
+    end = run.finish(within_s=120, reference=elastic_undisturbed(steps=6, seed=7).weights_sha256)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.not_reached) == (0, ())
     assert end.left_behind == ()
 
 
-def test_one_process_is_killed_at_every_moment_there_is(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_one_process_is_killed_at_every_moment_there_is(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
     """Each fault is reached, ends the process there and then, happens once, and changes no bit of the result."""
     of_steps = [phase for phase in PHASES if phase not in (*BEFORE_STEPS, IN_EXCHANGE, "save", "saved")]
     late = {"evaluate": 11, "finish": 11}
@@ -75,14 +81,14 @@ def test_one_process_is_killed_at_every_moment_there_is(cluster: MakeCluster, un
     starts = [Kill(0, At(None, phase)) for phase in BEFORE_STEPS if phase not in ("transfer", IN_TRANSFER)]
     plan = Plan((within[0], *starts, *within[1:-2], *saves, *within[-2:]))
 
-    run = cluster(steps=12, seed=7, plan=plan)
+    run = elastic_cluster(steps=12, seed=7, plan=plan)
     for fault in plan.faults:
         end = run.start().finish(within_s=60)
         last = [event for event in end.events if event["worker"] == end.events[-1]["worker"]][-1]
         assert (end.exit_code, last["event"]) == (-signal.SIGKILL, "fault"), (
             f"{fault}, not reached {end.not_reached}\n{end.output}"
         )
-    end = run.start().finish(within_s=60, reference=undisturbed(steps=12, seed=7).events)
+    end = run.start().finish(within_s=60, reference=elastic_undisturbed(steps=12, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
@@ -90,27 +96,29 @@ def test_one_process_is_killed_at_every_moment_there_is(cluster: MakeCluster, un
     assert sorted(happened) == sorted(map(str, plan.faults))
 
 
-def test_two_nodes_lose_a_worker_of_each(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_two_nodes_lose_a_worker_of_each(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Each node has an agent of its own, which learns of the other's loss only through the rendezvous."""
-    run = cluster(workers=4, nodes=2, steps=12, seed=7)
+    run = elastic_cluster(workers=4, nodes=2, steps=12, seed=7)
     run.kill(worker=3, when=At(step=3, phase="backward"))
     run.kill(worker=0, when=At(step=8, phase="update"))
-    end = run.finish(within_s=180, reference=undisturbed(steps=12, seed=7).events)
+    end = run.finish(within_s=180, reference=elastic_undisturbed(steps=12, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
 
 
-def test_a_run_in_object_storage_loses_everything_and_goes_on(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_a_run_in_object_storage_loses_everything_and_goes_on(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
     """The drill keeps the evidence of killed workers in its folder; the run's own ends with the last upload."""
     with s3_server() as server:
         server.new_bucket("runs")
         options = json.dumps(server.options)
         url = "s3://runs/drilled"
-        run = cluster(url=url, workers=2, steps=6, seed=7, storage_options=server.options, storage=options)
+        run = elastic_cluster(url=url, workers=2, steps=6, seed=7, storage_options=server.options, storage=options)
         run.kill_all(At(step=4, phase="backward"))
         assert run.finish(within_s=120).exit_code == -signal.SIGKILL
-        end = run.start().finish(within_s=120, reference=undisturbed(steps=6, seed=7).events)
+        end = run.start().finish(within_s=120, reference=elastic_undisturbed(steps=6, seed=7).events)
 
         assert end.verdict.ok, f"{end.verdict}\n{end.output}"
         assert (end.exit_code, end.left_behind) == (0, ())
@@ -118,12 +126,14 @@ def test_a_run_in_object_storage_loses_everything_and_goes_on(cluster: MakeClust
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_random_plan_changes_no_bit(cluster: MakeCluster, undisturbed: Undisturbed, seed: int) -> None:
+def test_a_random_plan_changes_no_bit(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, seed: int
+) -> None:
     """Replay with Plan.random(seed, steps=12, workers=3, faults=3)."""
     plan = Plan.random(seed, steps=12, workers=3, faults=3)
     print(plan)
-    run = cluster(workers=3, steps=12, seed=7, plan=plan)
-    reference = undisturbed(steps=12, seed=7).events
+    run = elastic_cluster(workers=3, steps=12, seed=7, plan=plan)
+    reference = elastic_undisturbed(steps=12, seed=7).events
     end = run.finish(within_s=120, reference=reference)
     for _ in plan.faults:
         if end.exit_code != 0:  # everything was killed
@@ -133,11 +143,11 @@ def test_a_random_plan_changes_no_bit(cluster: MakeCluster, undisturbed: Undistu
     assert (end.exit_code, end.left_behind) == (0, ())
 
 
-def test_being_watched_changes_no_bit(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_being_watched_changes_no_bit(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """What a drill finds is true of the run that nobody observes, which without records of reads is not acquitted."""
-    end = cluster(observed=False, steps=12, seed=7).finish(within_s=60)
+    end = elastic_cluster(observed=False, steps=12, seed=7).finish(within_s=60)
 
-    assert end.weights_sha256 == undisturbed(steps=12, seed=7).weights_sha256
+    assert end.weights_sha256 == elastic_undisturbed(steps=12, seed=7).weights_sha256
     assert end.verdict.broken() == {"shares", "record"}
 
 
@@ -186,22 +196,24 @@ def test_waiting_for_an_event_ends_when_the_launch_does(tmp_path: Path) -> None:
         run.wait_for("saved", within_s=30)
 
 
-def test_a_signal_from_outside_reaches_the_run_at_an_event(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_a_signal_from_outside_reaches_the_run_at_an_event(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
     """A scheduler that stops a job: the step is finished, saved, and the next launch goes on without a step redone."""
-    run = cluster(workers=2, steps=400, seed=7, length=96)
+    run = elastic_cluster(workers=2, steps=400, seed=7, length=96)
     run.wait_for(lambda event: event["event"] == "step_applied" and event["step"] >= 5, within_s=60)
     run.send(signal.SIGTERM)
     stopped = run.finish(within_s=60)
     assert any(event["event"] == "left" for event in stopped.events), stopped.output
 
-    end = run.start().finish(within_s=120, reference=undisturbed(steps=400, seed=7, length=96).weights_sha256)
+    end = run.start().finish(within_s=120, reference=elastic_undisturbed(steps=400, seed=7, length=96).weights_sha256)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert end.steps_redone == 0
 
 
-def test_a_fault_that_never_struck_is_no_success(cluster: MakeCluster) -> None:
+def test_a_fault_that_never_struck_is_no_success(elastic_cluster: MakeCluster) -> None:
     """The run is right, and the drill has shown nothing."""
-    run = cluster(steps=2, seed=7)
+    run = elastic_cluster(steps=2, seed=7)
     run.kill(worker=0, when=At(step=50, phase="backward"))
     end = run.finish(within_s=60)
 

@@ -91,7 +91,7 @@ def named(events: list[Event], name: str) -> list[Event]:
 
 
 def test_a_worker_lost_in_an_evaluation_leaves_history_and_patience_as_they_would_have_been(
-    cluster: Callable[..., Any], tmp_path: Path
+    elastic_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
     """The survivor holds an applied step whose own code has not run: saved like that, the restart would skip that code,
     and the history would lack a line."""
@@ -99,7 +99,9 @@ def test_a_worker_lost_in_an_evaluation_leaves_history_and_patience_as_they_woul
     found = {}
     for name, workers in (("undisturbed", None), ("killed", 2)):
         out = tmp_path / f"{name}.json"
-        run = cluster(script=script, url=tmp_path / name, workers=workers, env={"PYTHONPATH": str(ROOT)}, out=out)
+        run = elastic_cluster(
+            script=script, url=tmp_path / name, workers=workers, env={"PYTHONPATH": str(ROOT)}, out=out
+        )
         if name == "killed":
             run.kill(worker=1, when=At(step=4, phase="evaluate"))
         end = run.finish(within_s=60)

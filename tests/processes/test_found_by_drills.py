@@ -23,12 +23,12 @@ Undisturbed = Callable[..., End]
 
 
 def test_a_run_that_ends_while_another_node_replaces_a_worker_has_not_failed_there(
-    cluster: MakeCluster, undisturbed: Undisturbed
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
     """The hub's agent is gone as soon as its own workers are; the other one took that for a loss. (Drill 131.)"""
     plan = Plan((Kill(3, At(5, "applied")),))
-    run = cluster(workers=4, nodes=2, launcher="elastic", steps=6, seed=7, plan=plan)
-    end = run.finish(within_s=120, reference=undisturbed(steps=6, seed=7).events)
+    run = elastic_cluster(workers=4, nodes=2, launcher="elastic", steps=6, seed=7, plan=plan)
+    end = run.finish(within_s=120, reference=elastic_undisturbed(steps=6, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
@@ -36,14 +36,16 @@ def test_a_run_that_ends_while_another_node_replaces_a_worker_has_not_failed_the
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
 def test_a_disk_that_cannot_be_written_for_a_moment_at_the_last_save_costs_no_run(
-    cluster: MakeCluster, undisturbed: Undisturbed, tmp_path: Path
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """Two workers failed at it, one after the other, and the run was over. (Drill 117.)"""
-    url, whole = tmp_path / "disk", undisturbed(steps=6, seed=7)
+    url, whole = tmp_path / "disk", elastic_undisturbed(steps=6, seed=7)
     disk.mount(url, like=tmp_path)
     try:
-        run = cluster(url=url, launcher="elastic", workers=2, steps=6, seed=7, save_every=100, save_failures_max=1,
-                      plan=Plan((Disk(0, At(5, "finish"), "read_only"),)))  # fmt: skip
+        run = elastic_cluster(
+            url=url, launcher="elastic", workers=2, steps=6, seed=7, save_every=100, save_failures_max=1,
+            plan=Plan((Disk(0, At(5, "finish"), "read_only"),)),
+        )  # fmt: skip
         failed = run.wait_for("save_failed", within_s=60)
         disk.heal(url)
         end = run.finish(within_s=60, reference=whole.events)
@@ -57,14 +59,14 @@ def test_a_disk_that_cannot_be_written_for_a_moment_at_the_last_save_costs_no_ru
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
 def test_a_disk_that_is_full_for_a_moment_when_a_run_goes_on_alone_costs_no_run(
-    cluster: MakeCluster, undisturbed: Undisturbed, tmp_path: Path
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """Two workers in turn could not claim it, and the same failure twice ends a run. (Drills 228 and 240.)"""
-    url, whole = tmp_path / "disk", undisturbed(steps=6, seed=7)
+    url, whole = tmp_path / "disk", elastic_undisturbed(steps=6, seed=7)
     disk.mount(url, like=tmp_path)
     try:
         plan = Plan((Disk(0, At(2, "applied"), "full"), Kill(0, At(3, "forward"))))
-        run = cluster(url=url, launcher="elastic", workers=1, steps=6, seed=7, plan=plan)
+        run = elastic_cluster(url=url, launcher="elastic", workers=1, steps=6, seed=7, plan=plan)
         deadline = time.monotonic() + 60
         run.start()
         while "is tried again in 2 s" not in run.output() and time.monotonic() < deadline:
@@ -79,12 +81,12 @@ def test_a_disk_that_is_full_for_a_moment_when_a_run_goes_on_alone_costs_no_run(
         disk.unmount(url)
 
 
-def test_drawn_failures_do_not_look_like_a_bug(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_drawn_failures_do_not_look_like_a_bug(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Between `applied` of one step and the next step's shares a worker stands at one step: the same failure there,
     twice, ends a run. Both may come later, and the second does. (Drill 167.)"""
     faults = (Raise(0, At(2, "applied", later=True)), Raise(0, At(3, "backward", later=True)))
-    run = cluster(workers=1, launcher="elastic", steps=12, seed=7, plan=Plan(faults))
-    end = run.finish(within_s=120, reference=undisturbed(steps=12, seed=7).events)
+    run = elastic_cluster(workers=1, launcher="elastic", steps=12, seed=7, plan=Plan(faults))
+    end = run.finish(within_s=120, reference=elastic_undisturbed(steps=12, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output

@@ -31,12 +31,12 @@ VICTIMS = {"trainer": 8, "writer": 7, "agent": 3, "all": 2}
 
 
 def test_whatever_is_killed_whenever_no_save_is_torn_and_the_run_is_the_undisturbed_one(
-    cluster: Callable[..., Cluster], undisturbed: Callable[..., End], tmp_path: Path
+    elastic_cluster: Callable[..., Cluster], elastic_undisturbed: Callable[..., End], tmp_path: Path
 ) -> None:
     print(f"make kills KILLS={KILLS} KILLS_SEED={SEED}", flush=True)
     draw = random.Random(SEED)
     enough, hit = tmp_path / "enough", Counter[str]()
-    run = cluster(
+    run = elastic_cluster(
         script=PROGRAM, workers=WORKERS, launcher="elastic", restarts=10_000, full=99, enough=enough, save_every=4,
     )  # fmt: skip
     run.start()
@@ -64,7 +64,7 @@ def test_whatever_is_killed_whenever_no_save_is_torn_and_the_run_is_the_undistur
     print(f"{dict(hit)}: {verdict.steps} steps, {verdict.redone} redone", flush=True)
     assert verdict.ok, f"seed {SEED}\n{verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind) == (0, ()), f"seed {SEED}\n{end.output}"
-    assert end.weights_sha256 == undisturbed(script=PROGRAM, stop_after=verdict.steps - 1).weights_sha256, SEED
+    assert end.weights_sha256 == elastic_undisturbed(script=PROGRAM, stop_after=verdict.steps - 1).weights_sha256, SEED
     with Checkpointer(run.url) as runs:
         assert all(one.ok for one in runs.verify()), SEED
 

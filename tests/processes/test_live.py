@@ -43,8 +43,8 @@ def complete(phase: str) -> At:
     return At(None, phase, world_size=4)
 
 
-def live(cluster: MakeCluster, faults: Sequence[Fault], *, steps: int = STEPS, **options: Any) -> Cluster:
-    return cluster(workers=4, launcher="elastic", steps=steps, seed=7, plan=Plan(tuple(faults)), **options)
+def live(elastic_cluster: MakeCluster, faults: Sequence[Fault], *, steps: int = STEPS, **options: Any) -> Cluster:
+    return elastic_cluster(workers=4, launcher="elastic", steps=steps, seed=7, plan=Plan(tuple(faults)), **options)
 
 
 def judged(run: Cluster, reference: Sequence[Event] | str | None, *, within_s: float = 120) -> End:
@@ -55,17 +55,21 @@ def judged(run: Cluster, reference: Sequence[Event] | str | None, *, within_s: f
     return end
 
 
-def test_a_worker_is_killed_at_every_moment_of_a_step(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_a_worker_is_killed_at_every_moment_of_a_step(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
     """Before, inside and after the exchange and the update, ranks in turn, so the coordinator, too."""
     faults = [Kill(at % 4, complete(phase)) for at, phase in enumerate(OF_A_STEP)]
-    run = live(cluster, [*faults, Kill(0, complete("save")), Kill(0, complete("saved"))], **SLOW)
-    end = judged(run, undisturbed(steps=STEPS, seed=7).events)
+    run = live(elastic_cluster, [*faults, Kill(0, complete("save")), Kill(0, complete("saved"))], **SLOW)
+    end = judged(run, elastic_undisturbed(steps=STEPS, seed=7).events)
 
     assert end.steps_redone <= len(faults) + 2
     assert sum(event["event"] == "claimed" for event in end.events) == 1
 
 
-def test_workers_are_killed_while_others_recover(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_workers_are_killed_while_others_recover(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
     """A second and a third loss in the forming of the view, and in what follows it, is only one more generation."""
     faults: list[Fault] = []
     for phase in ("form", "formed", "transfer"):
@@ -74,10 +78,10 @@ def test_workers_are_killed_while_others_recover(cluster: MakeCluster, undisturb
     for phase in ("form", "formed", "transfer", "in_transfer"):  # now with a replacement that needs the state
         for worker in (0, 3):
             faults += [Kill(2, complete("forward")), Kill(worker, complete(phase))]
-    judged(live(cluster, faults, steps=360, **SLOW), undisturbed(steps=360, seed=7).events)
+    judged(live(elastic_cluster, faults, steps=360, **SLOW), elastic_undisturbed(steps=360, seed=7).events)
 
 
-def test_several_are_killed_at_once(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_several_are_killed_at_once(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Two, with the coordinator among them, and in the end all four: the agent starts others, which go on from the
     newest save."""
     faults = [
@@ -86,20 +90,22 @@ def test_several_are_killed_at_once(cluster: MakeCluster, undisturbed: Undisturb
         KillTogether((2, 0, 1), complete("in_update")),
         KillTogether((0, 1, 2, 3), complete("forward")),
     ]
-    end = judged(live(cluster, faults, **SLOW), undisturbed(steps=STEPS, seed=7).events)
+    end = judged(live(elastic_cluster, faults, **SLOW), elastic_undisturbed(steps=STEPS, seed=7).events)
 
     assert sum(event["event"] == "claimed" for event in end.events) == 2
 
 
-def test_everything_is_killed_and_goes_on_at_another_size(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
-    run = live(cluster, [Kill(2, At(4, "forward")), KillAll(At(20, "in_update", worker=1))], steps=40)
+def test_everything_is_killed_and_goes_on_at_another_size(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
+    run = live(elastic_cluster, [Kill(2, At(4, "forward")), KillAll(At(20, "in_update", worker=1))], steps=40)
     cut = run.finish(within_s=60)
     assert (cut.exit_code, cut.left_behind) == (-signal.SIGKILL, ())
 
-    judged(run.start(workers=2), undisturbed(steps=40, seed=7).events)
+    judged(run.start(workers=2), elastic_undisturbed(steps=40, seed=7).events)
 
 
-def test_a_stopped_worker_is_replaced(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_a_stopped_worker_is_replaced(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """It resets no connection, and those who wait for it are not taken for stuck themselves."""
     faults: list[Fault] = [
         Stop(1, complete("forward")),
@@ -107,46 +113,54 @@ def test_a_stopped_worker_is_replaced(cluster: MakeCluster, undisturbed: Undistu
         Stop(2, complete("in_update")),
     ]
     faults += [Stop(0, complete("save"))]
-    run = live(cluster, faults, restarts=9, **SLOW)
-    end = judged(run, undisturbed(steps=STEPS, seed=7).events)
+    run = live(elastic_cluster, faults, restarts=9, **SLOW)
+    end = judged(run, elastic_undisturbed(steps=STEPS, seed=7).events)
 
     assert end.steps_redone <= len(faults)
     assert end.output.count("its process is stopped; it is killed") == len(faults)
 
 
-def test_a_worker_that_is_told_to_leave_costs_nobody_a_step(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
-    run = live(cluster, [Terminate(2, At(8, "in_backward")), Terminate(0, At(20, "exchange"))], steps=40)
-    end = judged(run, undisturbed(steps=40, seed=7).events)
+def test_a_worker_that_is_told_to_leave_costs_nobody_a_step(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
+    run = live(elastic_cluster, [Terminate(2, At(8, "in_backward")), Terminate(0, At(20, "exchange"))], steps=40)
+    end = judged(run, elastic_undisturbed(steps=40, seed=7).events)
 
     assert (end.world_sizes, end.steps_redone) == ([4, 3, 2], 0)
 
 
-def test_all_are_told_to_leave_and_nothing_is_lost(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
-    run = live(cluster, [], length=96)
+def test_all_are_told_to_leave_and_nothing_is_lost(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
+    run = live(elastic_cluster, [], length=96)
     run.wait_for(lambda event: event["event"] == "step_applied" and event["step"] >= 5, within_s=60)
     run.send(signal.SIGTERM)
     left = run.finish(within_s=60)
     assert (left.exit_code, left.left_behind) == (0, ()), left.output
     assert count_of(left, "left") == 4
 
-    end = judged(run.start(), undisturbed(steps=STEPS, seed=7, length=96).events)
+    end = judged(run.start(), elastic_undisturbed(steps=STEPS, seed=7, length=96).events)
     assert end.steps_redone == 0
 
 
-def test_an_exception_in_the_script_costs_its_worker_only(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_an_exception_in_the_script_costs_its_worker_only(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
     """In the body of the loop, inside the optimizer (a torn state is never given), and where data are read."""
     faults = [Raise(1, complete("forward")), Raise(0, complete("in_update")), Raise(0, complete("data"))]
     faults += [Raise(3, complete("in_backward")), Raise(2, complete("applied"))]
-    end = judged(live(cluster, faults, **SLOW), undisturbed(steps=STEPS, seed=7).events)
+    end = judged(live(elastic_cluster, faults, **SLOW), elastic_undisturbed(steps=STEPS, seed=7).events)
 
     for fault in faults:
         assert end.output.count(f"OnPurpose: {fault}") == 1, end.output
 
 
-def test_the_same_exception_twice_at_one_step_ends_the_run(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_the_same_exception_twice_at_one_step_ends_the_run(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
     """Shown once, with the step and the log; a survivor saves the state before that step, and nothing else is lost."""
     fault = Raise(1, At(12, "forward"))
-    run = live(cluster, [fault, fault], steps=30, options=["--redirects=3"])
+    run = live(elastic_cluster, [fault, fault], steps=30, options=["--redirects=3"])
     end = run.finish(within_s=60)
     assert (end.exit_code, end.left_behind, end.not_reached) == (1, (), ())
     assert end.output.count("Traceback") == 1, end.output
@@ -154,49 +168,51 @@ def test_the_same_exception_twice_at_one_step_ends_the_run(cluster: MakeCluster,
     assert "stderr.log" in end.output
     assert [event["step"] for event in end.events if event["event"] == "saved"][-1] == 12
 
-    end = judged(run.start(), undisturbed(steps=30, seed=7).events)
+    end = judged(run.start(), elastic_undisturbed(steps=30, seed=7).events)
     assert end.steps_redone <= 2
 
 
-def test_workers_with_loader_processes_are_lost(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_workers_with_loader_processes_are_lost(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Loader processes of the dead neither outlive nor delay anything."""
     faults: list[Fault] = [Kill(2, complete("forward")), Kill(0, complete("data")), Kill(1, complete("in_exchange"))]
     faults += [Stop(3, complete("backward"))]
-    run = live(cluster, faults, num_workers=2, **SLOW)
-    judged(run, undisturbed(steps=STEPS, seed=7).events)
+    run = live(elastic_cluster, faults, num_workers=2, **SLOW)
+    judged(run, elastic_undisturbed(steps=STEPS, seed=7).events)
 
 
-def test_in_fast_mode_every_example_is_still_applied_once(cluster: MakeCluster) -> None:
+def test_in_fast_mode_every_example_is_still_applied_once(elastic_cluster: MakeCluster) -> None:
     faults = [Kill(2, complete("forward")), Kill(0, complete("in_update")), Kill(1, complete("in_exchange"))]
-    judged(live(cluster, faults, mode="fast", **SLOW), None)
+    judged(live(elastic_cluster, faults, mode="fast", **SLOW), None)
 
 
 @pytest.mark.parametrize("worker", [0, 2])
-def test_a_worker_is_lost_where_the_run_ends(cluster: MakeCluster, undisturbed: Undisturbed, worker: int) -> None:
+def test_a_worker_is_lost_where_the_run_ends(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, worker: int
+) -> None:
     """In an evaluation between steps; before the last save is awaited; in an evaluation when no view comes any more."""
     faults = [Kill(worker, complete("evaluate")), Kill(worker, At(199, "finish")), Kill(worker, At(199, "evaluate"))]
-    run = live(cluster, faults, steps=200, evaluate_every=16, **SLOW)
-    judged(run, undisturbed(steps=200, seed=7, evaluate_every=16).events)
+    run = live(elastic_cluster, faults, steps=200, evaluate_every=16, **SLOW)
+    judged(run, elastic_undisturbed(steps=200, seed=7, evaluate_every=16).events)
 
 
-def test_a_killed_agent_leaves_nothing_behind(cluster: MakeCluster, undisturbed: Undisturbed) -> None:
+def test_a_killed_agent_leaves_nothing_behind(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Its workers see its death, save what they may and go; the same command goes on."""
-    run = live(cluster, [KillAgent(2, At(12, "forward"))], steps=60)
+    run = live(elastic_cluster, [KillAgent(2, At(12, "forward"))], steps=60)
     killed = run.finish(within_s=60)
     assert (killed.exit_code, killed.left_behind) == (-signal.SIGKILL, ())
 
-    judged(run.start(), undisturbed(steps=60, seed=7).events)
+    judged(run.start(), elastic_undisturbed(steps=60, seed=7).events)
 
 
 def test_all_are_told_to_leave_below_the_minimum_and_nothing_is_lost(
-    cluster: MakeCluster, undisturbed: Undisturbed
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
     """The node of the coordinator is gone, and with it who saves; those who are left wait for another node in vain."""
     faults: list[Fault] = [
         KillTogether((0, 1), complete("forward")),
         KillAgent(0, complete("forward")),
     ]  # the hub is in the other
-    run = live(cluster, faults, steps=80, nodes=2, unhurried=4, save_every=1000)
+    run = live(elastic_cluster, faults, steps=80, nodes=2, unhurried=4, save_every=1000)
     run.wait_for(lambda _: "at least 2 nodes are here" in run.output(), within_s=60)
     run.send(signal.SIGTERM)
     left = run.finish(within_s=60)
@@ -204,7 +220,7 @@ def test_all_are_told_to_leave_below_the_minimum_and_nothing_is_lost(
     applied = max(event["step"] for event in left.events if event["event"] == "step_applied")
     assert [event["step"] for event in left.events if event["event"] == "saved"][-1] == applied + 1, left.output
 
-    judged(run.start(), undisturbed(steps=80, seed=7).events)
+    judged(run.start(), elastic_undisturbed(steps=80, seed=7).events)
 
 
 def count_of(end: End, kind: str) -> int:

@@ -15,8 +15,8 @@ import pytest
 def elastic_script():
     return "train_{name}.py"
 
-def test_it(undisturbed):
-    assert undisturbed(steps=2, env={{"A": "B"}}).batch_size == {batch_size}
+def test_it(elastic_undisturbed):
+    assert elastic_undisturbed(steps=2, env={{"A": "B"}}).batch_size == {batch_size}
 """
 
 FAILS = """
@@ -27,14 +27,14 @@ from elastic.drill.faults import At
 def elastic_script():
     return "train.py"
 
-def test_it(cluster):
-    run = cluster(steps=2, amp=True, slow=False)
+def test_it(elastic_cluster):
+    run = elastic_cluster(steps=2, amp=True, slow=False)
     run.kill(worker=0, when=At(step=1, phase="backward"))
     end = run.finish(within_s=60)
     assert end.verdict.ok, end.verdict
 
-def test_of_a_script_that_is_not_there(cluster):
-    cluster(script="elsewhere.py")
+def test_of_a_script_that_is_not_there(elastic_cluster):
+    elastic_cluster(script="elsewhere.py")
 """
 
 DIFFERS = """
@@ -44,9 +44,9 @@ import pytest
 def elastic_script():
     return "train.py"
 
-def test_it(cluster, undisturbed):
-    end = cluster(steps=4).finish(within_s=60)
-    assert end.weights_sha256 == undisturbed(steps=4).weights_sha256
+def test_it(elastic_cluster, elastic_undisturbed):
+    end = elastic_cluster(steps=4).finish(within_s=60)
+    assert end.weights_sha256 == elastic_undisturbed(steps=4).weights_sha256
 """
 
 

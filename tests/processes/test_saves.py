@@ -80,13 +80,15 @@ def exchange(one: Path, other: Path) -> None:
 )
 def test_a_run_that_cannot_save_stops_says_what_is_at_risk_and_goes_on_once_the_storage_is_repaired(
     launcher: str, workers: int | None, breaks_after: int,
-    cluster: MakeCluster, undisturbed: Undisturbed, tmp_path: Path,
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path,
 ) -> None:  # fmt: skip
     """A failure of the storage is no bug of a worker: nobody is restarted to find it out again. The folder of the data
     becomes a file, when saves stop training for the commit, or (the last case) when a process of its own makes them."""
     slowly: dict[str, Any] = {"steps": 140, "seed": 7, "save_every": 2, "unhurried": 99}
     torchrun = launcher == "torchrun" and workers is not None
-    run = cluster(workers=workers, launcher=launcher, restarts=0 if torchrun else 3, save_failures_max=3, **slowly)
+    run = elastic_cluster(
+        workers=workers, launcher=launcher, restarts=0 if torchrun else 3, save_failures_max=3, **slowly
+    )
     broken, data = tmp_path / "broken", Path(run.url) / "data"
     broken.write_text("a file")
     run.wait_for(lambda event: event["event"] == "saved" and event["step"] >= breaks_after, within_s=60)
@@ -106,31 +108,31 @@ def test_a_run_that_cannot_save_stops_says_what_is_at_risk_and_goes_on_once_the_
 
     exchange(broken, data)
     assert committed(run)[0] == saved
-    repaired = cluster(url=run.url, workers=workers, launcher=launcher, **{**slowly, "unhurried": 0})
-    resumed = repaired.finish(within_s=60, reference=undisturbed(steps=140, seed=7).events)
+    repaired = elastic_cluster(url=run.url, workers=workers, launcher=launcher, **{**slowly, "unhurried": 0})
+    resumed = repaired.finish(within_s=60, reference=elastic_undisturbed(steps=140, seed=7).events)
     assert resumed.verdict.ok, f"{resumed.verdict}\n{resumed.output}"
     assert f"goes on from step {saved} " in resumed.output
 
 
 def test_what_was_copied_is_committed_though_the_process_is_killed(
-    cluster: MakeCluster, undisturbed: Undisturbed
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
-    run = cluster(plan=KILLED, seed=7, **SLOW)
+    run = elastic_cluster(plan=KILLED, seed=7, **SLOW)
     cut = run.finish(within_s=60)
     assert (cut.exit_code, cut.left_behind) == (-signal.SIGKILL, ()), cut.output
     assert LAST + 1 in staged(cut)
     assert committed(run)[0] == LAST + 1
 
-    end = run.start().finish(within_s=60, reference=undisturbed(steps=90, seed=7).events)
+    end = run.start().finish(within_s=60, reference=elastic_undisturbed(steps=90, seed=7).events)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert end.steps_redone == 0
 
 
 def test_what_a_lost_coordinator_had_copied_is_committed_while_the_others_go_on(
-    cluster: MakeCluster, undisturbed: Undisturbed
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
-    run = cluster(workers=3, launcher="elastic", plan=KILLED, seed=7, **SLOW)
-    end = run.finish(within_s=60, reference=undisturbed(steps=90, seed=7).events)
+    run = elastic_cluster(workers=3, launcher="elastic", plan=KILLED, seed=7, **SLOW)
+    end = run.finish(within_s=60, reference=elastic_undisturbed(steps=90, seed=7).events)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     assert LAST + 1 in staged(end)
@@ -138,16 +140,16 @@ def test_what_a_lost_coordinator_had_copied_is_committed_while_the_others_go_on(
 
 
 def test_a_save_is_finished_before_those_who_come_after_all_were_lost_go_on(
-    cluster: MakeCluster, undisturbed: Undisturbed, tmp_path: Path
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """A claim that did not wait for it would leave it outside the lineage."""
     url, options = slow(tmp_path, Delay(3.0, on="write", path="*/data/*", after=4))
     plan = Plan((KillTogether((0, 1), At(LAST, "saved")),))
-    run = cluster(
+    run = elastic_cluster(
         url=url, workers=2, launcher="elastic", plan=plan, seed=7, storage=json.dumps(options),
         storage_options=options, **SLOW,
     )  # fmt: skip
-    end = run.finish(within_s=90, reference=undisturbed(steps=90, seed=7).events)
+    end = run.finish(within_s=90, reference=elastic_undisturbed(steps=90, seed=7).events)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     assert LAST + 1 in [event["step"] for event in end.events if event["event"] == "loaded"]
@@ -155,16 +157,16 @@ def test_a_save_is_finished_before_those_who_come_after_all_were_lost_go_on(
 
 
 def test_saves_commit_while_uploads_are_slow_and_workers_are_lost(
-    cluster: MakeCluster, undisturbed: Undisturbed, tmp_path: Path
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """Uploads take seconds, writes fail now and then, and no save is torn by the losses of those who began it."""
     url, options = slow(tmp_path, Delay(1.5, on="write", path="*/data/*"), Error("reset", on="write", chance=0.1))
     losses = [Kill(worker, At(None, "in_update", world_size=3)) for worker in (1, 0, 2)]
-    run = cluster(
+    run = elastic_cluster(
         url=url, workers=3, launcher="elastic", plan=Plan(tuple(losses)), seed=7, storage=json.dumps(options),
         storage_options=options, steps=110, save_every=25, unhurried=99,
     )  # fmt: skip
-    end = run.finish(within_s=120, reference=undisturbed(steps=110, seed=7).events)
+    end = run.finish(within_s=120, reference=elastic_undisturbed(steps=110, seed=7).events)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     assert staged(end)

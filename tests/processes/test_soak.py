@@ -22,13 +22,13 @@ WORKERS = 4
 
 
 def test_a_run_of_random_faults_is_the_undisturbed_run_and_leaks_nothing(
-    cluster: Callable[..., Cluster], undisturbed: Callable[..., End], tmp_path: Path
+    elastic_cluster: Callable[..., Cluster], elastic_undisturbed: Callable[..., End], tmp_path: Path
 ) -> None:
     """Replay with the first line that it prints."""
     plan = soak(SEED, FAULTS, WORKERS)
     print(f"make soak SEED={SEED} FAULTS={FAULTS}", *plan.faults, sep="\n  ", flush=True)
     enough = tmp_path / "enough"
-    run = cluster(
+    run = elastic_cluster(
         script=PROGRAM, workers=WORKERS, launcher="elastic", nodes=2, nodes_max=1000, restarts=10_000, plan=plan,
         full=WORKERS, enough=enough,
     )  # fmt: skip
@@ -44,7 +44,7 @@ def test_a_run_of_random_faults_is_the_undisturbed_run_and_leaks_nothing(
 
     assert end.verdict.ok, f"{plan}\n{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), f"{plan}\n{end.output}"
-    alone = undisturbed(script=PROGRAM, stop_after=end.verdict.steps - 1)
+    alone = elastic_undisturbed(script=PROGRAM, stop_after=end.verdict.steps - 1)
     assert end.weights_sha256 == alone.weights_sha256, f"{plan}"
     groups = given_up(end.events)
     over = beyond(before, after, groups)

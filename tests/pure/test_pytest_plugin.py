@@ -15,11 +15,11 @@ TESTS = """
 def test_plain():
     pass
 
-def test_fails(drill_seed):
-    raise SystemError(f"seed {drill_seed}")
+def test_fails(elastic_drill_seed):
+    raise SystemError(f"seed {elastic_drill_seed}")
 
-def test_passes(drill_seed):
-    print(f"other seed {drill_seed}")
+def test_passes(elastic_drill_seed):
+    print(f"other seed {elastic_drill_seed}")
 """
 
 
