@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 NEW_SEED := $(shell date +%s)
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -24,8 +26,15 @@ check: $(STAMP)  ## lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check  ## what CI runs: lint, types and every test, three files at a time: make test JOBS=0 for one after the other
-	$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder
+quick: check  ## lint, types and the pure tests, which start no process: under a minute on two cores
+	$(PYTEST) tests/pure
+
+test: check  ## what CI runs, under ten minutes on two cores: of the longest tests a sample, each day others
+	$(PYTEST)
+
+nightly: check  ## every test with all its cases, then the soak and the kills
+	NIGHTLY=1 $(PYTEST)
+	$(MAKE) soak kills
 
 soak: $(STAMP)  ## 200 random drills, and 200 random faults in one run: make soak DRILLS=50 SEED=7, or FAULTS=50
 ifneq ($(or $(DRILLS),$(if $(FAULTS),,200)),)
@@ -47,4 +56,4 @@ bench: $(STAMP)  ## steady-state throughput beside plain loops and DDP, as ratio
 clean:  ## remove .venv and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check test soak kills gpu bench clean
+.PHONY: help setup demo check quick test nightly soak kills gpu bench clean

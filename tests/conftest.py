@@ -1,4 +1,4 @@
-"""Which script the drills of this project's own tests run."""
+"""Which script the drills of this project's own tests run, and which tests are run at all: see kit/sampling.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+from tests.kit import sampling
 
 if TYPE_CHECKING:
     from elastic.drill.cluster import Cluster
@@ -34,5 +36,26 @@ def elastic_cluster(elastic_cluster: Callable[..., Cluster]) -> Iterator[Callabl
         assert_observed(run.events())
 
 
-settings.register_profile("any machine", deadline=None)  # a busy one is no failure
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly(sample, covers, of): for `make nightly`, or all but a sample is")
+
+
+def pytest_report_header() -> str:
+    return f"tests: {sampling.describe()}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"tests: {sampling.describe()}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.keyword:
+        return
+    left = sampling.left_to_the_night(items, [arg for arg in config.args if "::" in arg])
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
+    items[:] = [item for item in items if item.nodeid not in left]
+
+
+# A busy machine is no failure.
+settings.register_profile("any machine", deadline=None, max_examples=sampling.examples())
 settings.load_profile("any machine")

@@ -10,9 +10,9 @@ from collections import Counter
 
 from elastic.membership.hub import Order
 from elastic.membership.rules import BOUNDARY
+from tests.kit.sampling import seeds
 from tests.kit.simulated import COLLECTIVES, SAVING, STEPS, Node, World
 
-SEEDS = 2000
 PATIENCE = 8_000  # moments, after the last fault
 BELOW_MIN_S = 10_000.0
 
@@ -214,7 +214,7 @@ def judge_end(world: World) -> None:
 def test_views_are_agreed_on_and_runs_end_whatever_happens() -> None:
     """The hub is the one place whose mistakes no worker can make good."""
     generations: Counter[int] = Counter()
-    for seed in range(SEEDS):
+    for seed in seeds(2000, sample=250):
         try:
             generations[simulate(seed).hub.generation] += 1
         except Exception:
@@ -246,7 +246,7 @@ def test_a_bug_ends_the_run_and_the_farthest_survivor_saves() -> None:
 
 def test_when_all_are_told_to_leave_everything_is_saved_first_or_the_run_has_failed() -> None:
     """Whoever is killed, or cannot save: the coordinator as it begins to, one that the others have left it all to."""
-    for seed in range(600):
+    for seed in seeds(600, sample=150):
         world = quietly(seed, 1 + seed % 4)
         chance = random.Random(seed)
         for _ in range(chance.randrange(400)):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic.launch.importing import NVML_CHECK, RANK_VARIABLES, WORKER_VARIABLES, Importing
+from elastic.launch.importing import RANK_VARIABLES, WORKER_VARIABLES, Importing
 
 
 def imported(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> Importing:
@@ -111,24 +111,6 @@ def test_a_library_that_looks_through_all_variables_is_not_blamed(monkeypatch: p
     with Importing() as importing:
         importlib.reload(importlib.import_module("fsspec.config"))
     assert importing.found() is None
-
-
-def test_modules_may_ask_for_gpus_and_leave_forks_able_to_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`DEVICE = "cuda" if torch.cuda.is_available() else "cpu"` stands in many modules: torch asks the driver's library
-    then, and the variable that makes it do so is gone when workers are forked. One that the user has set stays."""
-    monkeypatch.delenv(NVML_CHECK, raising=False)
-    with Importing(cuda=True) as importing:
-        importlib.import_module("torch").cuda.is_available()
-        assert os.environ[NVML_CHECK] == "1"
-    assert NVML_CHECK not in os.environ
-    assert importing.found() is None  # asks a fork of this process whether it could use CUDA
-
-    monkeypatch.setenv(NVML_CHECK, "0")
-    with Importing(cuda=True):
-        assert os.environ[NVML_CHECK] == "0"
-    assert os.environ[NVML_CHECK] == "0"
-    with Importing(cuda=False):
-        assert os.environ[NVML_CHECK] == "0"
 
 
 def test_torch_still_knows_whether_a_fork_can_use_cuda() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from elastic.membership.hub import Hub
 from elastic.membership.messages import FROM_WORKER, TO_AGENT, TO_HUB, TO_WORKER, parse
 from elastic.membership.wire import WireError
+from tests.kit.sampling import examples
 
 SEEN = {"worker": "A0", "phase": 7, "step": None, "sign": 2, "quiet_s": 3.5, "limit_s": None}
 SAID: dict[str, dict[str, Any]] = {
@@ -127,7 +128,7 @@ FACTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.sampled_from([*SAID]), FACTS, st.booleans()), max_size=12))
 def test_a_node_that_says_anything_at_all_leaves_the_others_alone(
     said: list[tuple[str, dict[str, Any], bool]],

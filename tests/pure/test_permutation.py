@@ -51,6 +51,7 @@ def test_the_order_is_the_same_in_every_version() -> None:
     assert ends.tolist() == [548693624163, 917702855606, 250518528950]
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 def test_all_orders_of_few_examples_are_equally_likely(length: int) -> None:
     """A short dataset sees the network's weakest case: digits of two or three values."""
@@ -60,6 +61,7 @@ def test_all_orders_of_few_examples_are_equally_likely(length: int) -> None:
     assert chi_square_excess(np.array(counts)) < 5
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("length", [7, 12, 16, 31])
 def test_pairs_of_positions_hold_all_pairs_of_examples_equally_often(length: int) -> None:
     """Uniform single positions would also come from a rotation; pairs tell a shuffle from one."""

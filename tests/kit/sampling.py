@@ -1,0 +1,88 @@
+"""Which tests are left to `make nightly`? The one place that decides it.
+
+    @pytest.mark.nightly                      the test runs in `make nightly` only
+    @pytest.mark.nightly(sample=2)            of its cases, `make test` runs two, and others each day
+    @pytest.mark.nightly(sample=2, covers=f)  and more of them until all that f(case) names is covered
+    @pytest.mark.nightly(sample=2, of="…")    of all tests with this mark, in any file, it runs two
+
+Promises  what a sample leaves out is run within days, since samples follow each other through the cases;
+          ROTATION=N runs the sample of a day again, and pytest prints N; whatever is asked for by name runs.
+Leaves    what a marked test promises to the tests beside it: a mark may thin a promise's cases, never remove the last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
+from typing import Any, TypeVar
+
+Case = TypeVar("Case")
+Covers = Callable[[Case], Iterable[object]]
+
+NIGHTLY = bool(os.environ.get("NIGHTLY"))
+# Also for pytest-xdist's workers, which may be started on the other side of midnight.
+ROTATION = int(os.environ.setdefault("ROTATION", str(date.today().toordinal())))
+EXAMPLES, EXAMPLES_NIGHTLY = 25, 100
+"""Of each property that hypothesis looks for a counterexample to."""
+
+
+def describe() -> str:
+    if NIGHTLY:
+        return "every test and every case (NIGHTLY=1)"
+    return f"a sample of the longest tests' cases; ROTATION={ROTATION} repeats it, `make nightly` runs all"
+
+
+def examples(nightly: int = EXAMPLES_NIGHTLY) -> int:
+    """How many hypothesis makes of a property of which it makes `nightly` at night."""
+    return nightly if NIGHTLY else max(1, nightly * EXAMPLES // EXAMPLES_NIGHTLY)
+
+
+def seeds(count: int, *, sample: int) -> range:
+    """Of `count` random cases: all, or `sample` that follow yesterday's."""
+    if NIGHTLY:
+        return range(count)
+    begin = ROTATION % (count // sample) * sample
+    return range(begin, begin + sample)
+
+
+def sampled(cases: Sequence[Case], sample: int, rotation: int, covers: Covers[Case] | None = None) -> list[Case]:
+    """`sample` of the cases, and with `covers` as many more as it takes to cover all that it names."""
+    begin = rotation * sample % len(cases)
+    order = [*cases[begin:], *cases[:begin]]
+    chosen = order[:sample]
+    if covers is not None:
+        missing = {thing for case in cases for thing in covers(case)}.difference(*map(covers, chosen))
+        for case in order[sample:]:
+            if missing.intersection(covers(case)):
+                missing.difference_update(covers(case))
+                chosen.append(case)
+    return chosen
+
+
+def left_to_the_night(items: Sequence[Any], named: Sequence[str]) -> set[str]:
+    """The ids of those tests that are not run now.
+
+    items  pytest's, all of them
+    named  the ids, or beginnings of ids, that were asked for
+    """
+    if NIGHTLY:
+        return set()
+    left: set[str] = set()
+    families: dict[str, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("nightly") and not item.nodeid.startswith(tuple(named)):
+            family = item.get_closest_marker("nightly").kwargs.get("of", item.nodeid.partition("[")[0])
+            families.setdefault(family, []).append(item)
+    for cases in families.values():
+        left.update(item.nodeid for item in cases)
+        how = cases[0].get_closest_marker("nightly").kwargs
+        if "sample" in how:
+            covers = how.get("covers")
+            chosen = sampled(cases, how["sample"], ROTATION, covers and _of_parameters(covers))
+            left.difference_update(item.nodeid for item in chosen)
+    return left
+
+
+def _of_parameters(covers: Callable[..., Iterable[object]]) -> Covers[Any]:
+    return lambda item: covers(**item.callspec.params)

@@ -1,0 +1,30 @@
+"""Tests in this folder start no process: `make quick` runs all of them, in less than a minute.
+
+What does, stands in tests/processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+_STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
+_inside = False
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_started() -> Iterator[None]:
+    global _inside
+    _inside = True
+    yield
+    _inside = False
+
+
+def _refuse(event: str, arguments: tuple[object, ...]) -> None:
+    if _inside and event in _STARTS:
+        pytest.fail(f"{event}{arguments}: a test that starts a process stands in tests/processes")
+
+
+sys.addaudithook(_refuse)
