@@ -69,8 +69,10 @@ def test_a_worker_is_killed_in_the_middle_of_an_exchange(
     assert end.left_behind == ()
 
 
+@pytest.mark.nightly(sample=1)
+@pytest.mark.parametrize("part", range(4))
 def test_one_process_is_killed_at_every_moment_there_is(
-    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, part: int
 ) -> None:
     """Each fault is reached, ends the process there and then, happens once, and changes no bit of the result."""
     of_steps = [phase for phase in PHASES if phase not in (*BEFORE_STEPS, IN_EXCHANGE, "save", "saved")]
@@ -79,7 +81,7 @@ def test_one_process_is_killed_at_every_moment_there_is(
     saves = [Kill(0, At(step, phase)) for step, phase in ((9, "save"), (11, "saved"))]
     within = [Kill(0, At(step, phase)) for phase, step in steps.items()]
     starts = [Kill(0, At(None, phase)) for phase in BEFORE_STEPS if phase not in ("transfer", IN_TRANSFER)]
-    plan = Plan((within[0], *starts, *within[1:-2], *saves, *within[-2:]))
+    plan = Plan((within[0], *starts, *within[1:-2], *saves, *within[-2:])[part::4])
 
     run = elastic_cluster(steps=12, seed=7, plan=plan)
     for fault in plan.faults:
@@ -96,6 +98,7 @@ def test_one_process_is_killed_at_every_moment_there_is(
     assert sorted(happened) == sorted(map(str, plan.faults))
 
 
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_two_nodes_lose_a_worker_of_each(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Each node has an agent of its own, which learns of the other's loss only through the rendezvous."""
     run = elastic_cluster(workers=4, nodes=2, steps=12, seed=7)
@@ -107,6 +110,7 @@ def test_two_nodes_lose_a_worker_of_each(elastic_cluster: MakeCluster, elastic_u
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
 
 
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_a_run_in_object_storage_loses_everything_and_goes_on(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -125,6 +129,7 @@ def test_a_run_in_object_storage_loses_everything_and_goes_on(
         assert "finished" in {event["event"] for event in read_events(url, storage_options=server.options)}
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_random_plan_changes_no_bit(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, seed: int
@@ -196,6 +201,7 @@ def test_waiting_for_an_event_ends_when_the_launch_does(tmp_path: Path) -> None:
         run.wait_for("saved", within_s=30)
 
 
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_a_signal_from_outside_reaches_the_run_at_an_event(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:

@@ -130,6 +130,7 @@ def broken(rank: int, world_size: int, port: int, url: str, who: tuple[int, ...]
                 break
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("after_shares", [1, 2], ids=["first-share", "last-share"])
 @pytest.mark.parametrize("who", [(0, 1), (1,)], ids=["all", "one"])
 def test_breaking_out_of_both_loops_inside_a_step_is_refused_at_once(

@@ -30,6 +30,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return train(tmp_path_factory.mktemp("alone"), 1)[0]
 
 
+@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize("world_size", range(2, SHARES + 1))
 def test_every_byte_is_the_same_at_every_world_size(alone: Outcomes, tmp_path: Path, world_size: int) -> None:
     """Weights, buffers, gradients, optimizer and other state, sums of every step, evaluations and later draws, on
@@ -79,6 +80,7 @@ def test_loader_processes_change_nothing(alone: Outcomes) -> None:
     assert here["weights"] != alone["momentum_and_nesterov"]["weights"]
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_fast_mode_keeps_all_but_the_last_bits(alone: Outcomes, tmp_path: Path, world_size: int) -> None:
     """The same examples: counts and integer sums are exact, floats differ by the order of additions."""

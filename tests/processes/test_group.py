@@ -216,6 +216,7 @@ def lose_a_peer(rank: int, world_size: int, port: int, collective: str) -> tuple
     return "", "nothing failed"
 
 
+@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize("collective", ["all-reduce", "all-to-all", "all-gather", "broadcast", "gather_bytes"])
 def test_a_peer_that_is_killed_fails_every_collective_at_once(port: int, collective: str) -> None:
     """Two ranks, so that the survivor is its neighbour; within this deadline, far below the group's own."""

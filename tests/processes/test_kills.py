@@ -20,9 +20,10 @@ from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.judging.review import review
 from elastic.drill.machine.processes import gone, kill_marked, marked
+from tests.kit.sampling import NIGHTLY
 
 SEED = int(os.environ.get("KILLS_SEED") or 41)
-KILLS = int(os.environ.get("KILLS") or 8)
+KILLS = int(os.environ.get("KILLS") or (8 if NIGHTLY else 4))
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "soak.py"
 WORKERS = 2
 WITHIN_S = 90.0

@@ -1,7 +1,7 @@
 """Random drills: whatever a seed draws, every invariant holds. And those that failed once are run again.
 
-`make test` runs four, the same each time; the long test is `make soak DRILLS=200 SEED=7`. Two run at a time: each
-counts its own processes, files and shared memory only.
+`make nightly` runs four, the same each time, and `make test` one of them; the long test is `make soak DRILLS=200
+SEED=7`. Of those, two run at a time: each counts its own processes, files and shared memory only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.sampling import seeds
+
 ROOT = Path(__file__).parents[2]
 SEED = int(os.environ.get("SEED") or 41)
-DRILLS = int(os.environ.get("DRILLS") or 4)
+DRILLS = os.environ.get("DRILLS")
 AT_ONCE = int(os.environ.get("DRILLS_AT_ONCE") or 2)
 FAILED_ONCE = sorted((ROOT / "tests" / "kit" / "drills").glob("*.json"))
 ENDS_S = 60.0  # what a drill that is told to end needs for that
@@ -28,13 +30,15 @@ ENDS_S = 60.0  # what a drill that is told to end needs for that
 @pytest.mark.timeout(4 * 3600)
 def test_random_drills_keep_every_promise() -> None:
     """Each prints the command that replays it before it runs; one that fails keeps its folder."""
-    run_all([str(SEED + at) for at in range(DRILLS)])
+    run_all([str(SEED + at) for at in (range(int(DRILLS)) if DRILLS else seeds(4, sample=1))])
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.timeout(900)
-def test_drills_that_failed_once_keep_every_promise() -> None:
+@pytest.mark.parametrize("path", FAILED_ONCE, ids=lambda path: path.stem)
+def test_drills_that_failed_once_keep_every_promise(path: Path) -> None:
     """What each of them found is in tests/kit/drills/README.md."""
-    run_all([str(path) for path in FAILED_ONCE])
+    run_all([str(path)])
 
 
 def run_all(which: Sequence[str]) -> None:

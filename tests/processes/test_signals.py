@@ -42,6 +42,7 @@ def finished(output: str) -> str:
     return line
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("workers", [None, 2], ids=["alone", "torchrun"])
 def test_sigterm_finishes_the_step_saves_and_the_same_command_goes_on_to_the_same_bytes(
     tmp_path: Path, workers: int | None
@@ -62,6 +63,7 @@ def test_sigterm_finishes_the_step_saves_and_the_same_command_goes_on_to_the_sam
     assert finished(again) == finished(straight)
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize(
     "numbers",
     [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)],

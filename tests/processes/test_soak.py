@@ -1,7 +1,7 @@
 """Many random faults in one run: whatever happens to it, it is the run that nobody touched, and it leaks nothing.
 
-The plan is drawn from a seed, and printed before the run. `make test` runs a short one, the same each time; the long
-one is `make soak SEED=7 FAULTS=50`; without them, 200 from a new seed.
+The plan is drawn from a seed, and printed before the run. `make test` and `make nightly` run short ones, the same each
+time; the long one is `make soak SEED=7 FAULTS=50`; without them, 200 from a new seed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.machine.resources import beyond, given_up, settled
 from elastic.drill.planning.draw import soak
+from tests.kit.sampling import NIGHTLY
 
 SEED = int(os.environ.get("SEED") or 41)
-FAULTS = int(os.environ.get("FAULTS") or 12)
+FAULTS = int(os.environ.get("FAULTS") or (12 if NIGHTLY else 6))
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "soak.py"
 WORKERS = 4
 

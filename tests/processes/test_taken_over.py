@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elastic.drill.cluster import Cluster
 from elastic.drill.faults import At, Kill, Plan
 
@@ -23,6 +25,7 @@ def digests(elastic_cluster: MakeCluster, **options: Any) -> list[str]:
     return re.findall("took part: ([0-9a-f]{64})", end.output)
 
 
+@pytest.mark.nightly(sample=1, of="what a newcomer trains")
 def test_noise_and_buffers_of_a_step_that_was_taken_over_are_those_of_who_applied_it(
     elastic_cluster: MakeCluster,
 ) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import OF_A_STEP, At, Fault, Kill, KillAll, Plan
@@ -21,6 +23,7 @@ PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "thawing.py"
 STEPS = 90
 
 
+@pytest.mark.nightly(sample=1, of="what a newcomer trains")
 def test_a_newcomer_a_survivor_and_a_resume_train_what_the_others_train(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:

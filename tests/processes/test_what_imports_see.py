@@ -54,6 +54,7 @@ def write(folder: Path, **sources: str) -> None:
         (folder / f"{name}.py").write_text(textwrap.dedent(source))
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("module", [False, True], ids=["script", "module"])
 def test_modules_see_the_script_s_command_line_and_what_it_did_before(tmp_path: Path, module: bool) -> None:
     package, more = tmp_path / "package", tmp_path / "package" / "more"

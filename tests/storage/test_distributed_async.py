@@ -115,6 +115,7 @@ def load(rank: int, size: int, folder: str, layout: str, step: int) -> str:
         return fingerprint(state)
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize(("layout", "size"), [("plain", 2), ("fsdp", 2), ("fsdp", 3), ("plain", 1)])
 def test_what_ranks_save_beside_training_loads_at_other_sizes(layout: str, size: int, tmp_path: Path) -> None:
     saved = returned(run_ranks(save, size, str(tmp_path), layout))
@@ -199,6 +200,7 @@ def killed(rank: int, size: int, folder: str, moment: str, victims: list[int]) -
         return None
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_killed_while_it_copies_means_no_commit_and_the_others_name_it(victim: int, tmp_path: Path) -> None:
     """Although a save may take ten minutes, they learn of it at once."""
@@ -209,6 +211,7 @@ def test_a_rank_killed_while_it_copies_means_no_commit_and_the_others_name_it(vi
     assert writers_left(tmp_path) == []
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("victims", [[1], [0], [0, 1, 2]])
 def test_what_all_ranks_have_staged_is_committed_though_ranks_are_killed(victims: list[int], tmp_path: Path) -> None:
     """A launcher kills all ranks as soon as one has died; with slow uploads nothing would ever be committed."""
@@ -218,6 +221,7 @@ def test_what_all_ranks_have_staged_is_committed_though_ranks_are_killed(victims
     assert committed(tmp_path) == [2, 1]
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_writer_that_is_killed_costs_that_save_on_all_ranks(victim: int, tmp_path: Path) -> None:
     answers = alive(run_ranks(killed, 3, str(tmp_path), "writer", [victim]))
@@ -227,6 +231,7 @@ def test_a_writer_that_is_killed_costs_that_save_on_all_ranks(victim: int, tmp_p
     assert writers_left(tmp_path) == []
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_lost_with_its_writer_means_no_commit_and_the_others_name_it(victim: int, tmp_path: Path) -> None:
     """As when a machine is lost, though its part was staged."""
@@ -342,6 +347,7 @@ def busy(rank: int, size: int, folder: str, when_busy: str) -> list[int]:
         return dropped
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize(("when_busy", "dropped"), [("wait", []), ("skip", [4]), ("replace", [3])])
 def test_a_third_save_does_what_when_busy_says_on_all_ranks(when_busy: str, dropped: list[int], tmp_path: Path) -> None:
     assert returned(run_ranks(busy, 3, str(tmp_path), when_busy)) == [dropped] * 3

@@ -84,6 +84,7 @@ def prepared(make: Make, url: str) -> Callable[[str], None]:
     return copy
 
 
+@pytest.mark.nightly(sample=4)
 @pytest.mark.parametrize("how", [*MENDABLE, *OTHER])
 def test_whatever_goes_wrong_at_any_operation_of_a_claim_a_save_and_a_sweep(
     memory: Callable[[str], str], checkpointer: Make, how: str
@@ -134,6 +135,7 @@ HONEST = (
 LYING = (*HONEST, TornWrite(chance=0.03, silent=True), ShortRead(chance=0.03), StaleList(chance=0.03))
 
 
+@pytest.mark.nightly(sample=3)
 @pytest.mark.parametrize("rules", [HONEST, LYING], ids=["honest", "lying"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_run_on_a_bad_storage_always_has_its_newest_whole_checkpoint(
@@ -203,6 +205,7 @@ def test_a_manifest_that_cannot_be_read_back_may_be_committed_and_the_error_says
     assert checkpointer(url).read().step == 1
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_writer_process_stands_a_bad_storage_too(tmp_path: Path, checkpointer: Make, seed: int) -> None:
     """It opens the storage for itself, so that it carries out the same plan with counts of its own."""
