@@ -26,13 +26,16 @@ check: $(STAMP)  ## lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(STAMP)  ## the pages, in build/site: a broken link or reference is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 quick: check  ## lint, types and the pure tests, which start no process: under a minute on two cores
 	$(PYTEST) tests/pure
 
-test: check  ## what CI runs, under ten minutes on two cores: of the longest tests a sample, each day others
+test: check docs  ## what CI runs, under ten minutes on two cores: of the longest tests a sample, each day others
 	$(PYTEST)
 
-nightly: check  ## every test with all its cases, then the soak and the kills
+nightly: check docs  ## every test with all its cases, then the soak and the kills
 	NIGHTLY=1 $(PYTEST)
 	$(MAKE) soak kills
 
@@ -56,4 +59,4 @@ bench: $(STAMP)  ## steady-state throughput beside plain loops and DDP, as ratio
 clean:  ## remove .venv and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check quick test nightly soak kills gpu bench clean
+.PHONY: help setup demo check docs quick test nightly soak kills gpu bench clean

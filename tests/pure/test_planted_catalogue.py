@@ -12,7 +12,7 @@ from tests.kit.planted.catalogue import CATALOGUE, table
 from tests.kit.planted.plans import WAYS
 from tests.kit.planted.planting import ROOT, parent_of
 
-PAGE = ROOT / "recipes" / "DRILLS.md"
+PAGE = ROOT / "docs" / "internals" / "planted-bugs.md"
 ASKED_FOR = {
     "skip_an_example": "skip an example",
     "apply_a_redone_step_twice": "apply a step twice",

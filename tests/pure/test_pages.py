@@ -1,0 +1,109 @@
+"""The pages follow the code: what they link to is there, and what they list is all of it. `make docs` builds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import checkpoint
+import checkpoint.errors
+import elastic
+import elastic.errors
+from elastic.membership import messages
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+LIVING = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "decisions"]
+"""Those that say how it is, and not how it was on a day."""
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def prose(page: Path) -> str:
+    """The page without blocks of code and comments."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as Python-Markdown and forges make them of plain words."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), f"{name(page)} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{name(page)} links to {link}"
+        assert DOCS not in page.parents or DOCS in target.resolve().parents, f"{link} leads out of the site"
+
+
+@pytest.mark.parametrize("page", LIVING, ids=name)
+def test_the_files_that_a_page_names_are_there(page: Path) -> None:
+    """`elastic/loop/step.py`, `tests/processes/test_loader*.py`, `checkpoint/runs/`"""
+    for named in re.findall(r"`((?:elastic|checkpoint|tests|recipes|docs)/[\w/*.-]*)`", prose(page)):
+        assert list(ROOT.glob(named.rstrip("/"))), f"{name(page)} names {named}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_line_holds_one_sentence(page: Path) -> None:
+    """So that a diff shows what changed. A list's short items and tables may hold more."""
+    lines = [line for line in prose(page).splitlines() if not line.lstrip().startswith(("|", "#", "-", "1", "2", "3"))]
+    double = [line for line in lines if re.search(r"[a-z)`\"]{2}[.!?] (?=[A-Z])", re.sub(r"\([^()]*\)", "", line))]
+    assert not double, f"{name(page)}: {double[0]}"
+
+
+def test_the_table_of_the_protocol_holds_every_message_with_its_fields() -> None:
+    page = DOCS / "internals" / "protocol.md"
+    _, _, table = page.read_text().partition("<!-- table:")
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines() if line.startswith("| `")]
+    listed = Counter(
+        (word.strip(" `"), sender.strip(), to.strip(), frozenset(re.findall(r"`(\w+)`", fields)))
+        for word, sender, to, _, fields, _ in rows
+    )
+
+    def all_of(kinds: dict[str, type], sender: str, to: str) -> Counter[tuple[str, str, str, frozenset[str]]]:
+        return Counter(
+            (word, sender, to, frozenset(field.name for field in dataclasses.fields(kind)))
+            for word, kind in kinds.items()
+        )
+
+    of_worker = dict(messages.FROM_WORKER)
+    known = (
+        all_of(of_worker, "worker", "hub")
+        + all_of({w: k for w, k in messages.TO_ITS_AGENT.items() if w not in of_worker}, "worker", "agent")
+        + all_of({w: k for w, k in messages.TO_HUB.items() if w not in of_worker}, "agent", "hub")
+        + all_of(dict(messages.TO_AGENT), "hub", "agent")
+        + all_of({w: k for w, k in messages.TO_WORKER.items() if w != "leave"}, "hub", "worker")
+        + all_of({"leave": messages.TO_WORKER["leave"]}, "agent", "worker")
+    )
+    assert listed == known
+
+
+def test_the_reference_holds_every_public_name() -> None:
+    text = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    shown = set(re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE))
+    assert {"elastic.errors", "checkpoint.errors"} <= shown
+    missing = {f"elastic.{one}" for one in elastic.__all__ if not hasattr(elastic.errors, one)}
+    missing |= {f"checkpoint.{one}" for one in checkpoint.__all__ if not hasattr(checkpoint.errors, one)}
+    assert not missing - shown
+
+
+def test_every_decision_has_its_date_and_is_listed() -> None:
+    decisions = DOCS / "decisions"
+    pages = {page.name for page in decisions.glob("20*.md")}
+    assert set(re.findall(r"\]\((20[^)]*)\)", (decisions / "index.md").read_text())) == pages
+    for page in pages:
+        assert f"Decided on {page[:10]}" in (decisions / page).read_text(), page
