@@ -86,46 +86,46 @@ class Checkpointer:
         replicas: Literal["compared", "trusted"] = "compared",
         per_rank_resized: Literal["refuse", "keep"] = "refuse",
     ) -> None:
-        """
-        url              a folder or any fsspec URL, or a storage of one's own; nothing is contacted yet
-        group            the ranks that hold the state together: all of them call `save` and `load`, at the same steps.
-                         "auto": all of torch.distributed, where it is initialised. None: this process saves and loads
-                         alone. Rank 0 holds the claim. See per_rank for what differs between ranks
-        keep             how many of the newest checkpoints stay; never fewer than two do
-        keep_every       beside them, of every so many steps (0 to N-1, N to 2N-1, ...) the first checkpoint stays for
-                         good: step N where it was saved, else the next one after it. What a later Checkpointer without
-                         it finds, that one's sweeps remove
-        storage_options  for fsspec's filesystem
-        job              a name that restarts of one job share: the restart waits for its dying predecessor
-        take_over        claim the URL although a live job answers for it
-        grace_s          how long a silent or dying holder is waited for
-        retry_s          how long a failing storage operation is tried again
-        log              gets one line per remarkable thing; the default is the logger named "checkpoint"
-        shard_bytes      the most tensor bytes in one object
-        orphan_grace_s   how old the remains of unfinished saves become before they are swept; those of our own claim,
-                         which may be under way, at least three times finish_s
-        answers          (nonce, endpoint) of a `Beacon` that answers for this job instead of one of our own: one
-                         that outlives the processes of the job, which hand a claim on to each other with `adopt`
+        """Contacts nothing yet.
 
-        For saves with blocking=False, two of which can be under way:
-        when_busy        what a third does: "wait" for one of them; "skip" itself; "replace" the younger, if its
-                         writing has not begun, else wait
-        failures_max     after so many failures in a row the next save raises
-        finish_s         how long one may take; also how long the writer process goes on after this process ended, and
-                         how long the ranks of a group wait for one that is silent. One that died is noticed at once,
-                         one whose machine is lost within 30 s
-        budget_bytes     how much of them is on its way to the storage at once
+        Of a group, what is no DTensor counts as the same on all ranks, and so does each part of a DTensor that several
+        hold; RanksDiffer names what is not. `per_rank` and `rank0` name what is meant to differ.
 
-        For a group, where what is no DTensor counts as the same on all ranks, and so does each part of a DTensor that
-        several hold; RanksDiffer names what is not:
-        per_rank          paths of entries of which each rank's own value is saved, and given back to that rank: "rng",
-                          "loader.position" (and all below), "model.*.running_*"
-        rank0             those of which rank 0's value is saved, and given to all. Buffers of modules, BatchNorm's
-                          running statistics among them, are so anyway, as in DDP
-        replicas          "compared": every rank hashes what it shares with the others at every save, at some 30 GB/s a
-                          thread. "trusted": tensors are not looked at, and if they differ a mixture is saved
-        per_rank_resized  what becomes of `per_rank` values at another number of ranks than saved them: "refuse" raises
-                          StateMismatch that names them; "keep" leaves what the state holds here, and says so
+        Args:
+            url: A folder or any fsspec URL, or a storage of one's own.
+            group: The ranks that hold the state together: all of them call `save` and `load`, at the same steps.
+                "auto": all of torch.distributed, where it is initialised. None: this process saves and loads alone.
+                Rank 0 holds the claim. See per_rank for what differs between ranks.
+            keep: How many of the newest checkpoints stay; never fewer than two do.
+            keep_every: Beside them, of every so many steps (0 to N-1, N to 2N-1, ...) the first checkpoint stays for
+                good: step N where it was saved, else the next one after it. What a later Checkpointer without it finds,
+                that one's sweeps remove.
+            storage_options: For fsspec's filesystem.
+            job: A name that restarts of one job share: the restart waits for its dying predecessor.
+            take_over: Claim the URL although a live job answers for it.
+            grace_s: How long a silent or dying holder is waited for.
+            retry_s: How long a failing storage operation is tried again.
+            log: Gets one line per remarkable thing; the default is the logger named "checkpoint".
+            shard_bytes: The most tensor bytes in one object.
+            orphan_grace_s: How old the remains of unfinished saves become before they are swept; those of our own
+                claim, which may be under way, at least three times finish_s.
+            answers: (nonce, endpoint) of a `Beacon` that answers for this job instead of one of our own: one that
+                outlives the processes of the job, which hand a claim on to each other with `adopt`.
+            when_busy: What a third save with blocking=False does, where two are under way: "wait" for one of them;
+                "skip" itself; "replace" the younger, if its writing has not begun, else wait.
+            failures_max: After so many such saves that failed, in a row, the next one raises.
+            finish_s: How long a save with blocking=False may take; also how long the writer process goes on after this
+                process ended, and how long the ranks of a group wait for one that is silent. One that died is noticed
+                at once, one whose machine is lost within 30 s.
+            budget_bytes: How much of such saves is on its way to the storage at once.
+            per_rank: Paths of entries of which each rank's own value is saved, and given back to that rank: "rng",
+                "loader.position" (and all below), "model.*.running_*".
+            rank0: Those of which rank 0's value is saved, and given to all. Buffers of modules, BatchNorm's running
+                statistics among them, are so anyway, as in DDP.
+            replicas: "compared": every rank hashes what it shares with the others at every save, at some 30 GB/s a
+                thread. "trusted": tensors are not looked at, and if they differ a mixture is saved.
+            per_rank_resized: What becomes of `per_rank` values at another number of ranks than saved them: "refuse"
+                raises StateMismatch that names them; "keep" leaves what the state holds here, and says so.
         """
         if replicas not in ("compared", "trusted") or per_rank_resized not in ("refuse", "keep"):
             raise CheckpointError(
@@ -191,9 +191,13 @@ class Checkpointer:
         return self._storage.url
 
     def claim(self, *, world: dict[str, Any] | None = None) -> Claim:
-        """The claim of this process, taken now if it has none yet. `world` is written into it, for people.
+        """The claim of this process, taken now if it has none yet.
 
-        Raises `ClaimHeld` where a live job holds the URL.
+        Args:
+            world: Is written into it, for people.
+
+        Raises:
+            ClaimHeld: A live job holds the URL.
         """
         if self._together is not None and self._together.active and self._together.rank:
             raise CheckpointError("rank 0 holds the claim of all ranks; call claim() there only")
@@ -252,15 +256,28 @@ class Checkpointer:
     ) -> Commit | Saving:
         """Commits `state` as the checkpoint of `step`.
 
-        state     any tree of stateful objects, tensors, arrays and plain values
-        meta      plain values, readable without the tensors
-        blocking  True returns the commit, durable; saves that were under way end before. False copies the state and
-                  returns a handle at once: the state may change, and a process of its own does the rest, which it
-                  ends even if this one is killed. What fails then is logged and raised by the handle.
         With a group, all ranks call this, in the same way, and each stores its share; what comes of it, the commit or
-        the error, is the same for all. See group/save.py and group/background.py.
-        raises    UnsupportedValue before anything is written; ClaimLost, StorageError with nothing committed. With
-                  blocking=False only what was known before: the claim was lost, or failures_max saves have failed.
+        the error, is the same for all.
+
+        Args:
+            step: How many steps the state has behind it; names the checkpoint.
+            state: Any tree of stateful objects, tensors, arrays and plain values.
+            meta: Plain values, readable without the tensors.
+            blocking: True returns the commit, durable; saves that were under way end before. False copies the state and
+                returns a handle at once: the state may change, and a process of its own does the rest, which it ends
+                even if this one is killed. What fails then is logged and raised by the handle.
+
+        Returns:
+            The commit; with blocking=False the handle of the save that is under way.
+
+        Raises:
+            UnsupportedValue: Something in the state cannot be saved exactly; nothing is written.
+            ClaimHeld: A live job holds the URL.
+            RunMovedOn: Another job has gone on with the run since this one loaded.
+            RanksDiffer: Ranks hold different values of what counts as the same; nothing is committed.
+            ClaimLost: A newer claim was taken; nothing is committed.
+            StorageError: The storage failed; nothing is committed. With blocking=False only what was known before is
+                raised: the claim was lost, or failures_max saves have failed.
         """
         self._check_open()
         if self._together is not None and self._together.active:
@@ -291,8 +308,11 @@ class Checkpointer:
     def read(self, *, step: int | None = None) -> Checkpoint:
         """The newest whole checkpoint of the lineage (or that of `step`), every byte verified.
 
-        A damaged one is passed over, with its reason logged, for the next older one. Raises `NoCheckpoint`; with
-        `step`, `CorruptCheckpoint` where that step's checkpoint is damaged.
+        A damaged one is passed over, with its reason logged, for the next older one.
+
+        Raises:
+            NoCheckpoint: There is none that is whole.
+            CorruptCheckpoint: With `step`: that step's checkpoint is damaged.
         """
         return self._read(step, shared=False)[0]
 
@@ -310,18 +330,29 @@ class Checkpointer:
 
         Before, it waits for writer processes on this machine that still finish what a process that died had staged, and
         for saves of this process that are under way.
-        strict   False accepts entries that only one side has, and logs their names; the step that is returned has them
-                 as `missing` and `unexpected`
-        cast     True: what was saved in another floating-point (or complex) dtype becomes that of what it is loaded
-                 into. A dtype: only what is loaded into this one. {"model.*": True or a dtype}: only names that match.
-                 Logged, and named in the step that is returned. A value beyond the dtype's largest is refused,
-                 and integers and booleans are never cast. What is loaded into an optimizer becomes the dtype of its
-                 state here or, where it has none yet, of its parameters, as torch's own load_state_dict does it
-        default  is returned where there is no checkpoint at all yet, on all ranks of a group alike; `state` is as it
-                 was then. Asking `latest` first would wait for no writer, and ranks could see different things
-        resume   what is saved afterwards goes on from this checkpoint, as the class says: at an older `step`, later
-                 ones no longer belong to the run. False: it is only looked at
-        Raises `StateMismatch`, which lists all differences, before anything is touched; and what `read` raises.
+
+        Args:
+            state: The objects and tensors that are filled.
+            step: Of which checkpoint; default the newest.
+            strict: False accepts entries that only one side has, and logs their names; the step that is returned has
+                them as `missing` and `unexpected`.
+            cast: True: what was saved in another floating-point (or complex) dtype becomes that of what it is loaded
+                into. A dtype: only what is loaded into this one. {"model.*": True or a dtype}: only names that match.
+                Logged, and named in the step that is returned. A value beyond the dtype's largest is refused, and
+                integers and booleans are never cast. What is loaded into an optimizer becomes the dtype of its state
+                here or, where it has none yet, of its parameters, as torch's own load_state_dict does it.
+            default: Is returned where there is no checkpoint at all yet, on all ranks of a group alike; `state` is as
+                it was then. Asking `latest` first would wait for no writer, and ranks could see different things.
+            resume: What is saved afterwards goes on from this checkpoint, as the class says: at an older `step`, later
+                ones no longer belong to the run. False: it is only looked at.
+
+        Returns:
+            The step that was loaded, which also says what was left alone and what was cast.
+
+        Raises:
+            StateMismatch: The checkpoint and the state differ: lists all differences, before anything is touched.
+            NoCheckpoint: There is none that is whole, and no `default`.
+            CorruptCheckpoint: With `step`: that step's checkpoint is damaged.
         """
         loaded = self._tenure.loaded if resume else _ignored
         try:
@@ -400,8 +431,10 @@ class Checkpointer:
         """Finishes the saves that are under way; gives up the claim's endpoint and the storage's connections.
 
         Idempotent; nothing can be saved afterwards. What fails is logged; `wait` before this raises it.
-        finish  False leaves the saves under way to the writer process, which ends by itself: for a process that others
-                wait for
+
+        Args:
+            finish: False leaves the saves under way to the writer process, which ends by itself: for a process that
+                others wait for.
         """
         self._closed = True
         if self._background is not None and self._background_pid == os.getpid():

@@ -26,7 +26,8 @@ class CheckpointError(Exception):
 class NoCheckpoint(CheckpointError):
     """No whole checkpoint is to be had.
 
-    rejected  commit name -> why it was passed over; empty where there was none at all
+    Attributes:
+        rejected: Commit name -> why it was passed over; empty where there was none at all.
     """
 
     def __init__(self, message: str, rejected: dict[str, str] | None = None) -> None:
@@ -37,9 +38,10 @@ class NoCheckpoint(CheckpointError):
 class CorruptCheckpoint(CheckpointError):
     """Bytes in storage are not those that were written, or were never a checkpoint of ours.
 
-    commit   name of the commit, or None where a value is decoded outside of one
-    key      the object that failed, or None
-    tensors  names of the tensors that lie (partly) in the damaged bytes, where that is known
+    Attributes:
+        commit: Name of the commit, or None where a value is decoded outside of one.
+        key: The object that failed, or None.
+        tensors: Names of the tensors that lie (partly) in the damaged bytes, where that is known.
     """
 
     def __init__(
@@ -54,11 +56,12 @@ class CorruptCheckpoint(CheckpointError):
 class ClaimHeld(CheckpointError):
     """A job that answers holds the claim of this URL.
 
-    claim   its number
-    host    the holder's host name
-    pid     the holder's process id on that host
-    since   when the claim was taken, in seconds of the Unix clock
-    job     the name that the holder gave itself, or None
+    Attributes:
+        claim: Its number.
+        host: The holder's host name.
+        pid: The holder's process id on that host.
+        since: When the claim was taken, in seconds of the Unix clock.
+        job: The name that the holder gave itself, or None.
     """
 
     def __init__(self, message: str, *, claim: int, host: str, pid: int, since: float, job: str | None) -> None:
@@ -73,7 +76,9 @@ class ClaimHeld(CheckpointError):
 class ClaimLost(CheckpointError):
     """A newer claim was taken; nothing of this job is committed any more.
 
-    ours, newest  numbers of the claims
+    Attributes:
+        ours: The number of our claim.
+        newest: That of the newest one.
     """
 
     def __init__(self, message: str, *, ours: int, newest: int) -> None:
@@ -85,7 +90,9 @@ class ClaimLost(CheckpointError):
 class RunMovedOn(CheckpointError):
     """The run's newest checkpoint is not the one that this job goes on from, which saving would bury.
 
-    loaded, newest  names of the commits; None: there was, or is, none
+    Attributes:
+        loaded: Name of the commit that was loaded; None: there was none.
+        newest: Name of the newest commit; None: there is none.
     """
 
     def __init__(self, message: str, *, loaded: str | None, newest: str | None) -> None:
@@ -97,9 +104,10 @@ class RunMovedOn(CheckpointError):
 class StateMismatch(CheckpointError):
     """The checkpoint and the state to be filled differ. One error lists everything.
 
-    missing     entries of the state that the checkpoint lacks
-    unexpected  entries of the checkpoint that the state lacks
-    misshaped   entry -> "saved ..., here ...": another shape, dtype or kind
+    Attributes:
+        missing: Entries of the state that the checkpoint lacks.
+        unexpected: Entries of the checkpoint that the state lacks.
+        misshaped: Entry -> "saved ..., here ...": another shape, dtype or kind.
     """
 
     def __init__(self, message: str, *, missing: list[str], unexpected: list[str], misshaped: dict[str, str]) -> None:
@@ -112,7 +120,8 @@ class StateMismatch(CheckpointError):
 class RanksDiffer(CheckpointError):
     """A state that several ranks save together differs between them, in what is not marked as differing.
 
-    entries  path -> the ranks whose value is another one than rank 0's
+    Attributes:
+        entries: Path -> the ranks whose value is another one than rank 0's.
     """
 
     def __init__(self, message: str, *, entries: dict[str, list[int]]) -> None:
@@ -123,8 +132,9 @@ class RanksDiffer(CheckpointError):
 class UnsupportedValue(CheckpointError):
     """The state holds a value that has no exact, pickle-free form.
 
-    path  where it lies, such as `optimizer.param_groups[0].foo`
-    type  its type, with the module
+    Attributes:
+        path: Where it lies, such as `optimizer.param_groups[0].foo`.
+        type: Its type, with the module.
     """
 
     def __init__(self, message: str, *, path: str, type: str) -> None:
@@ -136,9 +146,10 @@ class UnsupportedValue(CheckpointError):
 class StorageError(CheckpointError):
     """An operation of the storage failed: at once where trying again cannot help, else after its deadline.
 
-    operation  such as "put", "list"
-    key        the object, relative to the run's URL
-    attempts   how often it was tried
+    Attributes:
+        operation: Its name, such as "put" or "list".
+        key: The object, relative to the run's URL.
+        attempts: How often it was tried.
     """
 
     def __init__(self, message: str, *, operation: str, key: str, attempts: int) -> None:
@@ -160,7 +171,8 @@ class WriterDied(CheckpointError):
 class SaveDropped(CheckpointError):
     """A save in the background was not made because saves are due faster than they can be written.
 
-    step  that it would have been
+    Attributes:
+        step: The step that it would have been of.
     """
 
     def __init__(self, message: str, *, step: int) -> None:

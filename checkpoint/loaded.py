@@ -42,7 +42,10 @@ class Loaded(int):
     """The step that was loaded; a number like any other, which also knows what strict=False left alone, as
     torch's load_state_dict does, and what was cast.
 
-    missing, unexpected, cast  see `Skipped`; of a group, this rank's
+    Attributes:
+        missing: Names of entries of the state that the checkpoint lacks: they hold what they held.
+        unexpected: Names of entries of the checkpoint that the state lacks: they were not loaded.
+        cast: Name -> such as "float32 to bfloat16". All three of this rank, where a group has loaded.
     """
 
     missing: tuple[str, ...]

@@ -32,8 +32,9 @@ _AT_ONCE = 4  # objects that are read and verified at the same time
 class Checkpoint:
     """A verified checkpoint in memory.
 
-    tree  what was saved: nested dicts, lists and tuples of CPU tensors and plain values; a stateful object's place
-          holds its state_dict(). Tensors that shared memory when they were saved are one tensor here.
+    Attributes:
+        tree: What was saved: nested dicts, lists and tuples of CPU tensors and plain values; a stateful object's place
+            holds its state_dict(). Tensors that shared memory when they were saved are one tensor here.
     """
 
     step: int

@@ -12,7 +12,8 @@ from checkpoint.format.manifest import Commit
 class Saving:
     """A save that is under way, or was.
 
-    ended_s  when it was committed, failed or was dropped, on the clock time.monotonic()
+    Attributes:
+        ended_s: When it was committed, failed or was dropped, on the clock time.monotonic().
     """
 
     def __init__(self, step: int) -> None:
@@ -35,8 +36,15 @@ class Saving:
     def wait(self, timeout_s: float | None = None) -> Commit:
         """The commit, as soon as it is durable.
 
-        raises  what failed: StorageError, ClaimLost, CheckpointError; SaveDropped where another save took its place;
-                TimeoutError after `timeout_s`, while the save goes on. Without it, the save's own deadline ends this.
+        Args:
+            timeout_s: How long to wait, in seconds; None: the save's own deadline ends this.
+
+        Raises:
+            StorageError: The storage failed.
+            ClaimLost: A newer claim was taken.
+            SaveDropped: Another save took its place.
+            CheckpointError: What else failed.
+            TimeoutError: After `timeout_s`; the save goes on.
         """
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"the save of step {self.step} is still under way after {timeout_s:g} s, and goes on")

@@ -33,7 +33,8 @@ class ConfigError(ElasticError, ValueError):
 class IdentityMismatch(ElasticError):
     """Something that the bits of the result depend on differs from what the run was started with.
 
-    fields  name -> (found here, recorded by the run)
+    Attributes:
+        fields: Name -> (found here, recorded by the run).
     """
 
     def __init__(self, message: str, fields: dict[str, tuple[object, object]]) -> None:
@@ -52,7 +53,8 @@ class StepError(ElasticError, RuntimeError):
 class CollectiveMismatch(StepError):
     """The workers' scripts went different ways: one evaluates, say, while the others take the next step.
 
-    doing  rank -> what it was about to do, and where its script called for it
+    Attributes:
+        doing: Rank -> what it was about to do, and where its script called for it.
     """
 
     def __init__(self, message: str, *, doing: dict[int, str]) -> None:
@@ -67,7 +69,8 @@ class CollectiveFailed(ElasticError, RuntimeError):
 class RendezvousTimeout(ElasticError, TimeoutError):
     """The workers of a view did not all arrive by the deadline.
 
-    missing  the ranks that did not arrive
+    Attributes:
+        missing: The ranks that did not arrive.
     """
 
     def __init__(self, message: str, missing: list[int]) -> None:
@@ -78,8 +81,9 @@ class RendezvousTimeout(ElasticError, TimeoutError):
 class PeerLost(ElasticError, ConnectionError):
     """A collective failed: a peer died, was cut off, or did not answer by the deadline.
 
-    step   index of the step whose exchange failed, or None outside a step
-    phase  what was being exchanged, in words
+    Attributes:
+        step: Index of the step whose exchange failed, or None outside a step.
+        phase: What was being exchanged, in words.
     """
 
     def __init__(self, message: str, *, step: int | None, phase: str) -> None:
@@ -99,8 +103,9 @@ class Evicted(ElasticError):
 class SavesFailed(ElasticError):
     """So many saves in a row failed that the run stops rather than compute what may be lost.
 
-    saved  steps applied in the newest checkpoint of this coordinator, or None where it has made none
-    step   steps applied when the run stopped
+    Attributes:
+        saved: Steps applied in the newest checkpoint of this coordinator, or None where it has made none.
+        step: Steps applied when the run stopped.
     """
 
     def __init__(self, message: str, *, saved: int | None, step: int) -> None:

@@ -33,50 +33,62 @@ from elastic.observe.timing import Stopwatch
 class Run:
     """A training run whose result does not depend on what happens to its workers: a context manager to iterate over.
 
-    url               where the run lives: a folder or any fsspec URL. The same command resumes it
-    model, optimizer  one each, or dicts by name; `scheduler` likewise, stepped once per step
-    dataset           dataset[i] for i < len(dataset)
-    batch_size        examples per step, at every world size
-    virtual_workers   V: the parts that a step's batch is cut into, and the most workers that can share it. Part of the
-                      run's identity, chosen for life: three to six times the usual fleet, with many divisors
-    epochs, steps     where the run ends; the earlier one if both are given
-    seed              of the data's order and of every random stream inside steps
-    clip_grad_norm    the largest norm of all gradients together; None leaves them
-    save_every        steps, a time such as "10min", or "auto" (60 s)
-    mode              "exact": the same bits at any world size. "fast": a worker's shares run as one batch
-    update            update(run, step), instead of clip, optimizer step and scheduler step
-    rebuild           rebuild(step), for a script that adds parameters to its models between steps: makes of models and
-                      optimizers, as the script builds them, what they are after `step` steps. Called on a worker that
-                      joins then, or resumes there, before it gets the state
-    micro_batch_size  the most examples in one forward pass: shares are passed in pieces, to bound memory
-    last_batch        of an epoch: "short" (a smaller step), "drop", or "carry" (filled from the next epoch)
-    num_workers       loader processes of this worker; 0 reads in the training process
-    collate_fn        makes a batch of a list of examples; default torch's default_collate
-    device            default: where the model is. "cuda", or a model that `.cuda()` has moved, means this worker's own
-                      GPU of those that its node has; workers beyond their number share them
-    extra             {name: object with state_dict and load_state_dict} that must survive as well
-    scaler            a torch.amp.GradScaler: losses are scaled, and the default update unscales
-    buffers           {name: "first" | "keep"} for model buffers that the rules of group/buffers.py do not fit
-    threads           intra-op threads; part of the run's identity, since they change bits
-    portable          pin the instruction set to AVX2, so that processors of one maker with equal caches agree, whatever
-                      else they can (starts the process again if need be)
-    overlap           send gradients during the last backward pass; off for reentrant checkpointing
-    bucket_bytes      how much of the gradients travels together
-    accept            names of identity fields that may differ from the saved run's
-    keep              how many of the newest checkpoints stay
-    keep_every        beside them, of every so many steps the first checkpoint stays for good: step N itself where it
-                      was saved, else the next one after it
-    save_failures_max after so many failed saves in a row the run stops, with SavesFailed, before more work is at risk;
-                      None trains on whatever happens. At the default cadence, and with what each save is tried again,
-                      10 are 10 to 20 minutes
-    take_over         claim the URL even if another live job holds it
-    timeout_s         the deadline of every exchange
-    storage_options   for fsspec's filesystem: endpoint, credentials
+    Args:
+        url: Where the run lives: a folder or any fsspec URL. The same command resumes it.
+        model: One, or a dict of models by name.
+        optimizer: One, or a dict of optimizers by name.
+        scheduler: One, or a dict by name; stepped once per step.
+        dataset: `dataset[i]` for i < `len(dataset)`.
+        batch_size: Examples per step, at every world size.
+        virtual_workers: V: the parts that a step's batch is cut into, and the most workers that can share it. Part of
+            the run's identity, chosen for life: three to six times the usual fleet, with many divisors.
+        epochs: Where the run ends.
+        steps: Likewise, in steps; the earlier end counts if both are given.
+        seed: That of the data's order and of every random stream inside steps.
+        clip_grad_norm: The largest norm of all gradients together; None leaves them.
+        save_every: Steps, a time such as "10min", or "auto" (60 s).
+        mode: "exact": the same bits at any world size. "fast": a worker's shares run as one batch.
+        update: `update(run, step)`, instead of clip, optimizer step and scheduler step.
+        rebuild: `rebuild(step)`, for a script that adds parameters to its models between steps: makes of models and
+            optimizers, as the script builds them, what they are after `step` steps. Called on a worker that joins then,
+            or resumes there, before it gets the state.
+        micro_batch_size: The most examples in one forward pass: shares are passed in pieces, to bound memory.
+        last_batch: That of an epoch: "short" (a smaller step), "drop", or "carry" (filled from the next epoch).
+        num_workers: Loader processes of this worker; 0 reads in the training process.
+        collate_fn: Makes a batch of a list of examples; default torch's default_collate.
+        device: Default: where the model is. "cuda", or a model that `.cuda()` has moved, means this worker's own GPU of
+            those that its node has; workers beyond their number share them.
+        extra: `{name: object with state_dict and load_state_dict}` that must survive as well.
+        scaler: A torch.amp.GradScaler: losses are scaled, and the default update unscales.
+        buffers: `{name: "first" | "keep"}` for model buffers that the rules of group/buffers.py do not fit.
+        threads: Intra-op threads; part of the run's identity, since they change bits.
+        portable: Pin the instruction set to AVX2, so that processors of one maker with equal caches agree, whatever
+            else they can (starts the process again if need be).
+        overlap: Send gradients during the last backward pass; off for reentrant checkpointing.
+        bucket_bytes: How much of the gradients travels together.
+        accept: Names of identity fields that may differ from the saved run's.
+        keep: How many of the newest checkpoints stay.
+        keep_every: Beside them, of every so many steps the first checkpoint stays for good: step N itself where it was
+            saved, else the next one after it.
+        save_failures_max: After so many failed saves in a row the run stops, with SavesFailed, before more work is at
+            risk; None trains on whatever happens. At the default cadence, and with what each save is tried again, 10
+            are 10 to 20 minutes.
+        take_over: Claim the URL even if another live job holds it.
+        timeout_s: The deadline of every exchange.
+        storage_options: For fsspec's filesystem: endpoint, credentials.
 
-    Attributes: rank, local_rank, world_size, generation, device, is_coordinator, step_index (steps applied), epoch,
-    finished, stopped (the reason given to `stop`, if any).
-    Raises ConfigError at once; in `with`, also IdentityMismatch, RendezvousTimeout and checkpoint.ClaimHeld; in the
-    loop also SavesFailed.
+    Attributes:
+        device: Where this worker computes.
+        local_rank: Its number among the workers of its node.
+        model: As it was given.
+        optimizers: By name.
+
+    Raises:
+        ConfigError: An argument, or what the arguments are together, cannot work; at once.
+        IdentityMismatch: The saved run is another run; in `with`.
+        RendezvousTimeout: Too few workers came; in `with`.
+        checkpoint.ClaimHeld: A live job writes to this URL; in `with`.
+        SavesFailed: Too many saves in a row failed; in the loop.
     """
 
     def __init__(
@@ -172,10 +184,12 @@ class Run:
 
     @property
     def rank(self) -> int:
+        """This worker's place in its view, from 0."""
         return self._loop.session.view_group.rank if self._loop is not None else self._launch.rank
 
     @property
     def world_size(self) -> int:
+        """How many workers its view has."""
         return self._loop.session.view_group.world_size if self._loop is not None else self._launch.world_size
 
     @property
@@ -195,10 +209,12 @@ class Run:
 
     @property
     def epoch(self) -> int:
+        """Of the next step's first example."""
         return self._state.epoch
 
     @property
     def finished(self) -> bool:
+        """Whether the run has come to its end."""
         return self._state.finished
 
     @property
@@ -218,6 +234,7 @@ class Run:
 
     @property
     def events(self) -> EventLog:
+        """The log of this worker's events; the script may emit its own."""
         if self._context is None:
             raise _outside()
         return self._context.events
@@ -252,8 +269,13 @@ class Run:
         return self._here.steps()
 
     def stop(self, reason: str) -> None:
-        """Ends the run on all workers, at the boundary after the next exchange: that of the step in hand inside the
-        inner loop, that of the following step outside it. The same at every world size."""
+        """Ends the run on all workers, at the boundary after the next exchange; the same at every world size.
+
+        That is the exchange of the step in hand inside the inner loop, and of the following step outside it.
+
+        Args:
+            reason: Is in `stopped` afterwards, and in the report. A run that was stopped stays stopped.
+        """
         self._state.stop_wish = reason or "stopped"
 
     def on_apply(self, function: Callable[[Run, Step], None]) -> None:
@@ -265,16 +287,29 @@ class Run:
     ) -> dict[str, Any]:
         """Sums what `function(*batch)` returns over every example of `dataset`, each exactly once. All workers call it.
 
-        The models are in eval mode and no gradients are recorded. batch_size: examples per call, default a share's.
-        Returns name -> sum, the same bits on every worker and at every world size.
+        The models are in eval mode and no gradients are recorded.
+
+        Args:
+            dataset: `dataset[i]` for i < `len(dataset)`.
+            function: Gets a batch, and returns numbers or tensors by name, to be added up.
+            batch_size: Examples per call; default a share's.
+
+        Returns:
+            name -> sum, the same bits on every worker and at every world size.
+
+        Raises:
+            StepError: It was called inside a step's inner loop.
+            CollectiveMismatch: Other workers came to something else.
         """
         return self._here.evaluate(dataset, function, batch_size)
 
     def long_section(self, at_most_s: float = math.inf) -> AbstractContextManager[None]:
-        """Between steps: declares that what follows may take long on this worker (writing samples, compiling), so that
-        its agent does not take it for hung. It has no effect but under `elastic run`.
+        """Declares, between steps, that what follows may take long on this worker, so that it is not taken for hung.
 
-        at_most_s  after which it counts as hung all the same
+        Such as writing samples, or compiling. It has no effect but under `elastic run`.
+
+        Args:
+            at_most_s: Seconds after which it counts as hung all the same.
         """
         return self._here.session.phases.long_section(at_most_s)
 

@@ -39,10 +39,11 @@ _RANK_MAX = 64  # axes of a tensor
 class Commit:
     """A committed checkpoint.
 
-    saved_at    when its save began to be committed, in seconds of the writer's Unix clock
-    objects     number of data objects
-    bytes       their sizes together
-    in_lineage  False for a commit that the run has moved on from: it is never chosen
+    Attributes:
+        saved_at: When its save began to be committed, in seconds of the writer's Unix clock.
+        objects: Number of data objects.
+        bytes: Their sizes together.
+        in_lineage: False for a commit that the run has moved on from: it is never chosen.
     """
 
     claim: int

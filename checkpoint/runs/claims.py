@@ -55,13 +55,14 @@ _PAUSE_MAX_S = 2.0
 class Claim:
     """A claim as it lies in storage.
 
-    nonce         chosen at random by the holder, and answered by its endpoint
-    endpoint      where the holder can be asked (beacon.py), or None where it could not listen
-    job           the holder's name for itself; a restart of the same job carries the same one
-    world         what the holder says of its workers; for people
-    resumed_from  the commit that was the newest of the lineage, or None at a run's beginning
-    taken_at      seconds of the holder's Unix clock
-    url           where the holder writes, without credentials; a copy of the run says so, too
+    Attributes:
+        nonce: Chosen at random by the holder, and answered by its endpoint.
+        endpoint: Where the holder can be asked (beacon.py), or None where it could not listen.
+        job: The holder's name for itself; a restart of the same job carries the same one.
+        world: What the holder says of its workers; for people.
+        resumed_from: The commit that was the newest of the lineage, or None at a run's beginning.
+        taken_at: Seconds of the holder's Unix clock.
+        url: Where the holder writes, without credentials; a copy of the run says so, too.
     """
 
     number: int

@@ -32,14 +32,15 @@ from elastic.state.randomness import after_seed, outside_seed, seed_streams, sha
 class Step:
     """What `for step in run` yields. Iterating over it gives this worker's shares; when they end, the step is applied.
 
-    index    from 0, over the whole run
-    epoch    of its first example
-    step_in_epoch, last_of_epoch
-             its place there, from 0, and whether no later step reads that epoch
-    phase    0 (steps of several phases are to come)
-    attempt  0, or how often the step has come round again
-    sums     after the inner loop: what `add` added, over the whole batch; the same on every worker
-    count    after the inner loop: what `backward` counted, over the whole batch
+    Attributes:
+        index: Its number, from 0, over the whole run.
+        epoch: That of its first example.
+        step_in_epoch: Its place there, from 0.
+        last_of_epoch: Whether no later step reads that epoch.
+        phase: 0 (steps of several phases are to come).
+        attempt: 0, or how often the step has come round again.
+        sums: After the inner loop: what `add` added, over the whole batch; the same on every worker.
+        count: After the inner loop: what `backward` counted, over the whole batch.
     """
 
     def __init__(
@@ -125,8 +126,15 @@ class Step:
         """Adds the gradients of `loss`, a sum over `count` examples (or tokens), to the step.
 
         The division by the global count comes once, after the exchange: pass sums, never means. One call for
-        each batch that the inner loop gives; combine several losses first. Raises StepError. An error that the body
-        catches ends the step all the same: a share that broke off half way cannot be left out.
+        each batch that the inner loop gives; combine several losses first. An error that the body catches ends the step
+        all the same: a share that broke off half way cannot be left out.
+
+        Args:
+            loss: A scalar, the sum over the batch.
+            count: How many examples (or tokens) it is the sum of.
+
+        Raises:
+            StepError: It was called outside the inner loop, or a second time for one batch.
         """
         try:
             self._backward(loss, count)
@@ -158,7 +166,14 @@ class Step:
             self._lost = lost
 
     def add(self, **values: Any) -> None:
-        """Adds numbers (or tensors of any one shape per name) to `sums`, exactly and in the tree's order."""
+        """Adds to `sums`, exactly and in the tree's order.
+
+        Args:
+            **values: Numbers, or tensors of any one shape per name.
+
+        Raises:
+            StepError: It was called outside the inner loop.
+        """
         if self._share is None or not self._shares:
             raise StepError(
                 f"step.add was called outside the inner loop (step {self.index})\n{UNTOUCHED}"

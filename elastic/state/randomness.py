@@ -93,10 +93,14 @@ def seed_streams(value: int, device: torch.device | None) -> None:
 def seed(value: int) -> None:
     """Seed Python, NumPy and torch on all devices, as a script does before it builds its model.
 
-    value   0 … 2**63-1; torch draws the same weights as after `torch.manual_seed(value)`
-    raises  ConfigError
     From here on torch computes with one intra-op thread, as torchrun has it: what the script computes before
     its Run starts (orthogonal weights, a data set's mean) would otherwise differ from launcher to launcher.
+
+    Args:
+        value: 0 … 2**63-1; torch draws the same weights as after `torch.manual_seed(value)`.
+
+    Raises:
+        ConfigError: It is no such integer.
     """
     check_seed(value)
     torch.set_num_threads(1)
