@@ -21,10 +21,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## lose workers on purpose, lose all, resume smaller, and compare the weights
 	@$(BIN)/python -m recipes.demo
 
-check: $(STAMP)  ## lint and types
+check: $(STAMP)  ## lint, types, and which room may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 docs: $(STAMP)  ## the pages, in build/site: a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

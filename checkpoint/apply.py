@@ -389,7 +389,7 @@ def _sharded_as(saved: Any, target: Any) -> Any:
     """The whole tensor `saved` as a DTensor like `target`, which takes no communication; anything else as it is."""
     if not is_sharded(target) or not isinstance(saved, torch.Tensor) or is_sharded(saved):
         return saved
-    from checkpoint.group.tensor import like, local_box
+    from checkpoint.format.dtensor import like, local_box
 
     box = saved
     offsets, sizes = local_box(target)

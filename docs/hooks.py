@@ -17,8 +17,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _printed(command: str, arguments: list[str]) -> str:
-    from checkpoint.cli import main as checkpoint
     from elastic.launch.cli import main as elastic
+
+    from checkpoint.cli import main as checkpoint
 
     os.environ["COLUMNS"] = "88"
     text = io.StringIO()

@@ -1,7 +1,40 @@
-"""`python -m elastic`."""
+"""The command `elastic`, also `python -m elastic`. `elastic run` is run_command.py's, with torchrun's flags."""
 
+from __future__ import annotations
+
+import argparse
 import sys
+from collections.abc import Sequence
+from importlib.metadata import version
 
-from elastic.launch.cli import main
+from elastic.drill import command
+from elastic.launch import run_command
+from elastic.observe import report_command
 
-sys.exit(main())
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 for what cannot be done as asked; `elastic run` has others, too."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["run"]:
+        return run_command.main(argv[1:])
+    if argv[:1] == ["drill"]:
+        return command.main(argv[1:])
+    if argv[:1] == ["report"]:
+        return report_command.main(argv[1:])
+    parser = argparse.ArgumentParser(
+        prog="elastic", description="Training runs whose result does not depend on what happens to their workers."
+    )
+    parser.add_argument("--version", action="version", version=f"elastic {version('elastic-training')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("run", help="runs a training script, and recovers live (torchrun's flags)", add_help=False)
+    drill = "runs a script with faults and without, and judges that nothing was lost"
+    commands.add_parser("drill", help=drill, add_help=False)
+    commands.add_parser("report", help="what became of a run, from its events", add_help=False)
+    parser.parse_args(argv)
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 from checkpoint.storage import redact
 from elastic.data.plan import DataPlan, LastBatch
 from elastic.errors import ConfigError
-from elastic.launch.environment import Launch
+from elastic.membership.environment import Launch
 
 Mode = Literal["exact", "fast"]
 

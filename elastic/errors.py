@@ -21,6 +21,9 @@ Only the loop in run.py turns `PeerLost` into a new view, or into a restart wher
 
 from __future__ import annotations
 
+UNTOUCHED = "  state  nothing was applied; the model is as it was before this step\n"
+"""What a message says of the state where a step is refused."""
+
 
 class ElasticError(Exception):
     """The base of everything that this package raises on purpose."""

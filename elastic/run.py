@@ -16,13 +16,13 @@ import torch
 from elastic.config import Mode, configure
 from elastic.data.plan import LastBatch
 from elastic.errors import ConfigError
-from elastic.launch import environment
-from elastic.launch.portable import pin_instruction_set
 from elastic.loop.context import Context
 from elastic.loop.loop import Loop
+from elastic.loop.portable import pin_instruction_set
 from elastic.loop.run_state import RunState
 from elastic.loop.step import Step
 from elastic.loop.update import default_update
+from elastic.membership import environment
 from elastic.membership.live import live
 from elastic.membership.progress import Progress
 from elastic.observe.console import Console

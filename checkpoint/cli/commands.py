@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from checkpoint.cli.diff import Comparison, Difference, Side, compare
 from checkpoint.cli.digests import digests
 from checkpoint.cli.housekeeping import KEEP_ALL, Removal, plan, sweep_as_claimant
 from checkpoint.cli.place import Place, opened
 from checkpoint.cli.screen import Screen, human_age, human_bytes, utc
+from checkpoint.diff import Comparison, Difference, Side, compare
 from checkpoint.errors import CheckpointError
 from checkpoint.format.manifest import Commit
 from checkpoint.format.names import CLAIMS

@@ -7,7 +7,7 @@ tensors takes about 10 ms, seeing that it still holds half a millisecond.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,7 +20,6 @@ from checkpoint.format.marks import Marks, Patterns
 from checkpoint.format.names import STEP_MAX, CommitId, new_nonce
 from checkpoint.format.shards import Shard, plan_shards
 from checkpoint.format.tree import Document, Tree, encode
-from checkpoint.runs.claims import Claim
 
 Kind = tuple[torch.Size, torch.dtype]
 
@@ -77,6 +76,17 @@ def documents(
     return document, tensors, meta_document
 
 
+class UnderClaim(Protocol):
+    """What a commit says of the claim that it is made under (runs/claims.py)."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def nonce(self) -> str: ...
+    @property
+    def resumed_from(self) -> CommitId | None: ...
+
+
 class Planner:
     """Keeps the last plan."""
 
@@ -86,7 +96,7 @@ class Planner:
         self._per_rank = per_rank
         self._plan: Plan | None = None
 
-    def save(self, *, claim: Claim, step: int, state: Tree, meta: dict[str, Any], now_s: float) -> Save:
+    def save(self, *, claim: UnderClaim, step: int, state: Tree, meta: dict[str, Any], now_s: float) -> Save:
         """What saving `state` under `claim` takes. Raises `UnsupportedValue`, and `CheckpointError` for a bad step."""
         marks = Marks(self._per_rank, Patterns((), "rank0")) if self._per_rank else None
         document, tensors, meta_document = documents(step, state, meta, marks=marks)

@@ -19,6 +19,7 @@ import torch
 
 from checkpoint.background.star import Message
 from checkpoint.errors import RanksDiffer
+from checkpoint.format.dtensor import local_part
 from checkpoint.format.envelope import to_json
 from checkpoint.format.hashing import xxh3
 from checkpoint.format.leaves import leaves
@@ -26,7 +27,6 @@ from checkpoint.format.marks import Marks
 from checkpoint.format.tree import TAG, Document, is_sharded
 from checkpoint.group import replicas
 from checkpoint.group.plan import check_same_kinds
-from checkpoint.group.tensor import local_part
 
 _SHOWN = 5
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from checkpoint import errors
+import checkpoint.errors as errors
 from checkpoint.background.star import Message
 from checkpoint.errors import CheckpointError
 

@@ -24,6 +24,7 @@ from checkpoint.apply import apply, match
 from checkpoint.cast import Cast
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.format.decoding import decode
+from checkpoint.format.dtensor import like
 from checkpoint.format.manifest import Manifest
 from checkpoint.format.marks import Resolver
 from checkpoint.format.names import CommitId, id_document, id_from
@@ -31,7 +32,6 @@ from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.tree import Tree
 from checkpoint.group.exchange import Share, exchange
 from checkpoint.group.ranges import Chunk, Run, Wanted, chunks_of, run_range
-from checkpoint.group.tensor import like
 from checkpoint.group.wire import packed, unpacked
 from checkpoint.group.world import Message, World
 from checkpoint.loaded import Loaded, Skipped

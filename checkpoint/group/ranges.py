@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from checkpoint.again import read_again
 from checkpoint.damage import damaged
+from checkpoint.format.dtensor import local_box
 from checkpoint.format.dtypes import writable_bytes
 from checkpoint.format.hashing import xxh3
 from checkpoint.format.manifest import Manifest
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Box
-from checkpoint.group.tensor import local_box
 from checkpoint.storage import Buffer, Missing, Storage
 
 Chunk = tuple[int, int]  # number of the object, number of its chunk

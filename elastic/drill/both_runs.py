@@ -28,11 +28,11 @@ from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.interruption import undisturbed_by_signals
 from elastic.drill.judging.review import aftermath, final_states, review
 from elastic.drill.judging.verdict import Violation
+from elastic.drill.machine import disk
 from elastic.drill.machine.holdings import grown
 from elastic.drill.planning import saves
 from elastic.drill.planning.options import Options
 from elastic.drill.planning.plan import DrillPlan, StorageFaults
-from elastic.drill.striking import disk
 from elastic.drill.striking.acts import flipped
 from elastic.drill.striking.bad_storage import RECORD, behind_faults, told, torn
 from elastic.drill.striking.imposed import Imposed

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from elastic.drill.cluster import Cluster
     from elastic.drill.end import End
     from elastic.drill.faults import Plan
-    from elastic.drill.telling.told import Remembering
+    from elastic.drill.told import Remembering
 
 _SEED = pytest.StashKey[int]()
 _RUNS = pytest.StashKey["list[Remembering]"]()  # of a test
@@ -76,7 +76,7 @@ def _told(item: pytest.Item) -> list[tuple[str, str]]:
     runs = item.stash.get(_RUNS, [])
     if not runs:
         return []
-    from elastic.drill.telling.told import told
+    from elastic.drill.told import told
 
     undisturbed: list[End] = item.stash.get(_UNDISTURBED, [])
     try:
@@ -171,7 +171,7 @@ def _found(script: str | Path, request: pytest.FixtureRequest) -> Path:
 
 def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, Any]) -> Remembering:
     """Splits the arguments into Cluster's own and the script's; `steps` is both's."""
-    from elastic.drill.telling.told import Remembering
+    from elastic.drill.told import Remembering
 
     own = {name: arguments.pop(name) for name in _OF_CLUSTER & arguments.keys()}
     steps = arguments.get("steps")

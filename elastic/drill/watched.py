@@ -18,8 +18,8 @@ from rich.console import Console
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.faults import Disk, Fault, KillAgent, KillAll, KillTogether, LeaveNode, Terminate, lost_to
+from elastic.drill.machine import disk
 from elastic.drill.planning.plan import DrillPlan
-from elastic.drill.striking import disk
 from elastic.drill.striking.acts import alive_among
 from elastic.drill.striking.injection import STRUCK
 from elastic.drill.telling.follow import Follow

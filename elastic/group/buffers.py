@@ -20,10 +20,9 @@ from typing import Any
 import torch
 import xxhash
 
-from elastic.errors import ConfigError, StepError
+from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.group.buffer_layout import Layout, as_bytes, as_floats, floats_in, same_bits, shaped
 from elastic.group.form import Group, gather_bytes
-from elastic.group.gradients import UNTOUCHED
 from elastic.group.plain import PlainAttributes
 from elastic.group.snapshot import Buffer, Snapshot, same_kind
 from elastic.group.tree import Schedule

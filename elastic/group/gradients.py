@@ -24,13 +24,11 @@ import torch
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from elastic.errors import StepError
+from elastic.errors import UNTOUCHED, StepError
 from elastic.group.form import Group
 from elastic.group.layout import Slot, buckets, dense
 from elastic.group.tree import Schedule
 from elastic.group.treesum import NOTHING, TreeSum
-
-UNTOUCHED = "  state  nothing was applied; the model is as it was before this step\n"
 
 Slots = list[torch.Tensor]
 """Per parameter the place of its gradient in one partial sum, with the parameter's shape and strides."""

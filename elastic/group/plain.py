@@ -18,9 +18,8 @@ import torch
 import xxhash
 
 import checkpoint
-from elastic.errors import StepError
+from elastic.errors import UNTOUCHED, StepError
 from elastic.group.form import Group, gather_bytes
-from elastic.group.gradients import UNTOUCHED
 from elastic.state.attributes import ABSENT, Attributes, Noted, copied, is_plain, is_same, set_plain
 
 _DIFFER: Any = object()

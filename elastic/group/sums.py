@@ -20,9 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elastic.errors import StepError
+from elastic.errors import UNTOUCHED, StepError
 from elastic.group.form import Group, gather_bytes
-from elastic.group.gradients import UNTOUCHED
 from elastic.group.tree import Schedule
 from elastic.group.treesum import NOTHING
 

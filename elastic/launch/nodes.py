@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic.errors import ElasticError
-from elastic.launch.environment import host_address
+from elastic.membership.environment import host_address
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _DEFAULT_PORT = 29400  # torchrun's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic.config import Config
-from elastic.launch.environment import Launch
+from elastic.membership.environment import Launch
 from elastic.membership.live import Live
 from elastic.membership.progress import Progress
 from elastic.observe.console import Console

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from elastic.config import Config
 from elastic.data.plan import StepPlan
-from elastic.errors import CollectiveMismatch, StepError
+from elastic.errors import UNTOUCHED, CollectiveMismatch, StepError
 from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Alone, Announced, Kind, announce
 from elastic.group.form import Group, gather_bytes
-from elastic.group.gradients import UNTOUCHED, GradientSum
+from elastic.group.gradients import GradientSum
 from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
 from elastic.loop.assignment import ShareAssignment, assign_shares
 from elastic.state.attributes import Attributes

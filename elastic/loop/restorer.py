@@ -2,7 +2,7 @@
 
     from storage  agree on the run's identity  ->  the coordinator claims the storage and reads the newest state, or
                   commits the first one  ->  every rank receives it
-    from peers    say where one stands  ->  those behind receive what those ahead hold (state/transfer.py)
+    from peers    say where one stands  ->  those behind receive what those ahead hold (loop/transfer.py)
 
 What keeps the coordinator from it (the URL is taken, the checkpoint is another run's) is told to all before anyone
 raises, so nobody is left waiting in a collective.
@@ -22,12 +22,12 @@ from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
 from elastic.group.form import gather_bytes
 from elastic.loop.context import Context
 from elastic.loop.phases import Phases
+from elastic.loop.saver import Position, Saver
+from elastic.loop.transfer import Standing, broadcast, exchange_standings, pass_on, roles
 from elastic.loop.view_group import ViewGroup
 from elastic.membership.progress import LOADING, WAITING
 from elastic.state import identity as identities
-from elastic.state.saver import Position, Saver
-from elastic.state.train_state import TrainState, Tree, broadcast
-from elastic.state.transfer import Standing, exchange_standings, pass_on, roles
+from elastic.state.train_state import TrainState, Tree
 
 
 class StateRestorer:

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elastic.group.sums import Agreed
-from elastic.state.saver import Position
+from elastic.loop.saver import Position
+from elastic.loop.transfer import Standing
 from elastic.state.train_state import Tree
-from elastic.state.transfer import Standing
 
 
 @dataclass

@@ -28,6 +28,7 @@ from elastic.loop.exchange import Exchange
 from elastic.loop.phases import Phases
 from elastic.loop.restorer import StateRestorer
 from elastic.loop.run_state import RunState
+from elastic.loop.transfer import Standing
 from elastic.loop.view_group import ViewGroup
 from elastic.membership.live import OtherIdentity, RunEnded
 from elastic.membership.progress import OVER, STARTING
@@ -40,7 +41,6 @@ from elastic.state.compiled import Compiling
 from elastic.state.reached import watch
 from elastic.state.train_state import TrainState, Tree
 from elastic.state.trained import Trained
-from elastic.state.transfer import Standing
 
 
 class Session:

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from elastic.data.plan import StepPlan
-from elastic.errors import PeerLost, StepError
-from elastic.group.gradients import UNTOUCHED
+from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.sums import Agreed, ShareSums
 from elastic.loop.assignment import pieces
 from elastic.loop.exchange import Exchange

@@ -17,9 +17,9 @@ from torch.distributed import DistError, Store
 
 from elastic.errors import PeerLost
 from elastic.group.form import Group, form, gather_bytes
-from elastic.launch.environment import host_address
 from elastic.loop.assignment import assign_shares
 from elastic.loop.context import Context
+from elastic.membership.environment import host_address
 from elastic.membership.progress import WAITING
 from elastic.membership.rendezvous import meet
 from elastic.membership.view import View

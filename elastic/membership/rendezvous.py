@@ -25,7 +25,7 @@ from datetime import timedelta
 from torch.distributed import DistError, Store, TCPStore
 
 from elastic.errors import RendezvousTimeout
-from elastic.launch.environment import Launch, host_address
+from elastic.membership.environment import Launch, host_address
 from elastic.membership.view import View
 
 _PUBLISHED = "elastic/endpoint"

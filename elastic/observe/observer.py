@@ -2,7 +2,7 @@
 
 A run calls one observer at named moments and passes its dataset, its collate function and its batches through it.
 Training code does not know who observes: elastic.drill plugs in here to hurt a run on purpose and to note what it
-really read. Which observer a process gets is elastic.launch.environment's to say
+really read. Which observer a process gets is elastic.membership.environment's to say
 (ELASTIC_OBSERVER="module:factory:argument").
 
 The moments of a run, in order; those from `data` to `applied` come round again when a step is redone (`attempt` rises):

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 import checkpoint
-from elastic.errors import StepError
-from elastic.group.gradients import UNTOUCHED
+from elastic.errors import UNTOUCHED, StepError
 from elastic.state.applied import mark
 from elastic.state.modules import roots
 from elastic.state.reached import DATA, same, watch

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from elastic.errors import StepError
-from elastic.launch.environment import compiler_settings
+from elastic.membership.environment import compiler_settings
 
 SIZES_MAX = 64
 """Of one function. More are refused: each costs a compilation."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from elastic.errors import ConfigError, IdentityMismatch
-from elastic.launch.environment import processor_settings
+from elastic.membership.environment import processor_settings
 from elastic.state import compiled
 from elastic.state.processor import libraries, processor
 

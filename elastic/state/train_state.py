@@ -14,7 +14,6 @@ checkpoint's meta holds it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,6 @@ import torch
 
 import checkpoint
 from checkpoint.apply import apply
-from elastic.group.form import Group, gather_bytes
 from elastic.state.applied import Applied
 from elastic.state.attributes import Attributes
 from elastic.state.leftout import LeftOutBuffers, make_room
@@ -135,29 +133,3 @@ def weights_digest(models: Mapping[str, Any]) -> str:
     """The digest of one model is that of its state_dict; several are told apart by their names."""
     (single, *others) = models.values()
     return checkpoint.digest(dict(models) if others else single)
-
-
-def broadcast(group: Group, tree: Tree | None) -> Tree:
-    """The coordinator's tree, on every rank, tensors on the CPU. Raises PeerLost.
-
-    tree  on rank 0; None elsewhere
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    header = b""
-    if group.rank == 0:
-        assert tree is not None
-        if group.world_size == 1:
-            return tree
-        document, tensors = checkpoint.encode(tree)
-        kinds = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
-        header = json.dumps({"document": document, "tensors": kinds}).encode()
-    told = json.loads(gather_bytes(group, header)[0])
-    received: dict[str, torch.Tensor] = {}
-    for name, (dtype, shape) in told["tensors"].items():
-        wire = torch.empty(shape, dtype=getattr(torch, dtype))
-        if group.rank == 0:
-            wire.copy_(tensors[name])
-        if wire.numel():
-            group.broadcast(wire.reshape(-1).view(torch.uint8)).wait()
-        received[name] = wire
-    return dict(checkpoint.decode(told["document"], received))

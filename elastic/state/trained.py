@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from elastic.errors import ConfigError, StepError
-from elastic.group.gradients import UNTOUCHED
+from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.state.trained_set import TrainedSet, changed_in_body, hooks_of, indices, listed, two_lists, word
 
 _REBUILD = "Run(rebuild=function): function(step) makes of models and optimizers what they are after `step` steps"

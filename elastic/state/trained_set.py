@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import xxhash
 
-from elastic.errors import StepError
-from elastic.group.gradients import UNTOUCHED
+from elastic.errors import UNTOUCHED, StepError
 
 _SHOWN = 8
 

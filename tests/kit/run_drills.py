@@ -26,9 +26,9 @@ from elastic.drill.both_runs import CALM, CannotRun, Drill
 from elastic.drill.cluster import Cluster, Imposed
 from elastic.drill.faults import Disk
 from elastic.drill.interruption import Interrupted, told_to_end
+from elastic.drill.machine.disk import needed
 from elastic.drill.planning.options import Options, parse
 from elastic.drill.planning.plan import DrillPlan
-from elastic.drill.striking.disk import needed
 from elastic.drill.telling.findings import Findings
 from elastic.drill.watched import Watched
 from elastic.observe.events import Event

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+from elastic.loop.transfer import Standing, roles
 from elastic.membership.hub import AGAIN, Hub, Order
 from elastic.membership.rules import BOUNDARY
 from elastic.membership.wire import Message
-from elastic.state.transfer import Standing, roles
 
 Moments = Generator[None, None, Any]
 

@@ -26,7 +26,7 @@ from elastic.errors import PeerLost
 from elastic.group.form import Gang, Group, Solo, form, gather_bytes
 from elastic.group.tree import schedule
 from elastic.group.treesum import TreeSum
-from elastic.state.transfer import Roles, pass_on
+from elastic.loop.transfer import Roles, pass_on
 from tests.kit.ranks import Died, returned, run_ranks
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from elastic.errors import RendezvousTimeout
-from elastic.launch.environment import Launch
+from elastic.membership.environment import Launch
 from elastic.membership.rendezvous import meet
 from tests.kit.launch import Launch as Program
 from tests.kit.ranks import Died, returned, run_ranks

@@ -105,7 +105,7 @@ def test_a_run_that_cannot_save_stops_says_what_is_at_risk_and_goes_on_once_the_
     assert [event["in_a_row"] for event in failed] in ([1, 2, 3], [1, 2, 3, 1])  # a survivor tries once more
     assert {event["saved_step"] for event in failed[:3]} == {saved}
     assert sum(event["event"] == "run_started" for event in end.events) == (workers or 1)
-    assert bool(staged(end)) == (breaks_after == LAST)
+    assert staged(end) or breaks_after < LAST, "a writer process should have been warm by then"
 
     exchange(broken, data)
     assert committed(run)[0] == saved

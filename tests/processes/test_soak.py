@@ -12,8 +12,8 @@ from pathlib import Path
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
-from elastic.drill.machine.resources import beyond, given_up, settled
 from elastic.drill.planning.draw import soak
+from elastic.drill.resources import beyond, given_up, settled
 from tests.kit.sampling import NIGHTLY
 
 SEED = int(os.environ.get("SEED") or 41)

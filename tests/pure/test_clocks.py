@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.launch.cli import main
+from elastic.__main__ import main
 from elastic.observe.clocks import LEAST_S, aligned, offsets
 from elastic.observe.events import Event
 from elastic.observe.report import report

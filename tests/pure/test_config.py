@@ -14,8 +14,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 import elastic
 from elastic.config import cadence
 from elastic.errors import ConfigError
-from elastic.launch import environment
-from elastic.launch.environment import Launch
+from elastic.membership import environment
+from elastic.membership.environment import Launch
 
 TORCHRUN = {
     "RANK": "3",

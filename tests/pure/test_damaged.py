@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elastic.launch.cli import main
+from elastic.__main__ import main
 from elastic.observe.damaged import is_sound
 from elastic.observe.events import Event, read_events
 from elastic.observe.folding import Folding

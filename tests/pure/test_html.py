@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elastic.launch.cli import main
+from elastic.__main__ import main
 from elastic.observe.charts import Axis, Lanes, lanes_drawing, number_labels, time_labels
 from elastic.observe.curves import thinned
 from elastic.observe.events import Event, EventLog

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.launch.cli import main
+from elastic.__main__ import main
 from elastic.observe import summary
 from elastic.observe.events import EventLog, read_events
 from elastic.observe.report import report

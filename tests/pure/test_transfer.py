@@ -1,4 +1,4 @@
-"""Who gives the state to whom, and which bytes: the parts of state/transfer.py that need no group."""
+"""Who gives the state to whom, and which bytes: the parts of loop/transfer.py that need no group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.state.transfer import Roles, Standing, _described, _flat, _layout, _pack, _ranges, _unpack, roles
+from elastic.loop.transfer import Roles, Standing, _described, _flat, _layout, _pack, _ranges, _unpack, roles
 
 KINDS = [
     Standing(step=step, agreements=agreements, torn=torn, rewinds=rewinds)

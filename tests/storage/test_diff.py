@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from checkpoint import Checkpointer
 from checkpoint.cli import main
-from checkpoint.cli.diff import count
+from checkpoint.diff import count
 from checkpoint.format.dtypes import DTYPES
 from checkpoint.format.envelope import seal, unseal
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from checkpoint.cli.diff import Side, compare
+from checkpoint.diff import Side, compare
 from checkpoint.format.names import CommitId
 from checkpoint.reader import read_commit, verify
 from checkpoint.runs.history import read_history

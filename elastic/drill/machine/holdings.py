@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elastic.drill.judging.verdict import Violation
-from elastic.drill.striking.acts import writer_processes
+from elastic.drill.machine.processes import writer_processes
 from elastic.observe.events import Event
 
 GIVEN_UP = ("did not end after a peer hung up", "a peer was lost while the group was formed")

@@ -14,8 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elastic.drill.machine import processes
-from elastic.drill.striking import disk
+from elastic.drill.machine import disk, processes
 
 _LET_GO = b"let go\n"
 _CLOSE_S = 10.0

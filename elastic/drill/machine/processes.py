@@ -12,6 +12,7 @@ import signal
 import time
 from pathlib import Path
 
+WRITER = b"checkpoint.background.resident"  # in the command of what writes a worker's checkpoints, once it has trained for a while
 MARK = "ELASTIC_DRILL"  # set to the drill's folder for everything that the drill starts
 
 
@@ -78,3 +79,28 @@ def listening(pid: int) -> list[int]:
 def _signal(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def children(parent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended meanwhile
+            if int(fields[1]) == parent and fields[0] != "Z":
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def writer_processes() -> list[int]:
+    """Of this process's checkpoints."""
+    return [pid for pid in children(os.getpid()) if WRITER in command(pid)]

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastic.drill.faults import Disk, Flip
+from elastic.drill.machine import disk
 from elastic.drill.planning import saves
 from elastic.drill.planning.draw import MAKES, drawn
 from elastic.drill.planning.flags import DEFAULT_FAULTS, DEFAULT_RATE, STRIKES, WITHIN_S, parser
 from elastic.drill.planning.named import in_order, named
 from elastic.drill.planning.plan import DrillPlan, StorageFaults
-from elastic.drill.striking import disk
 from elastic.drill.where import Below
 from elastic.errors import ConfigError
 

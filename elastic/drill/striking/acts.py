@@ -32,14 +32,14 @@ from elastic.drill.faults import (
     Stop,
     Terminate,
 )
-from elastic.drill.machine.processes import kill_marked, marked
-from elastic.drill.striking import disk
+from elastic.drill.machine import disk
+from elastic.drill.machine.processes import WRITER, children, command, kill_marked, marked
 
 _FLIPPED = "flipped"
 _LOOK_S = 0.02
 _SPARE_BYTES = 256 << 20  # what may still be had under the limit, for whoever clears up
 _FORKED_ONLY = 0x40  # the kernel's PF_FORKNOEXEC
-_COMMANDS = {"writer": b"checkpoint.background.resident", "warm": b"elastic.launch.warm"}
+_COMMANDS = {"writer": WRITER, "warm": b"elastic.launch.warm"}
 
 
 class OnPurpose(Exception):
@@ -117,18 +117,13 @@ def helpers(fault: KillChild, folder: Path) -> list[int]:
     if fault.of == "loader":
         return loader_processes()
     parent = os.getppid() if fault.of == "warm" else os.getpid()
-    return [pid for pid in _children(parent) if _COMMANDS[fault.of] in _command(pid) and not _only_forked(pid)]
+    return [pid for pid in children(parent) if _COMMANDS[fault.of] in command(pid) and not _only_forked(pid)]
 
 
 def loader_processes() -> list[int]:
     """This process's own forks."""
-    own = _command(os.getpid())
-    return [pid for pid in _children(os.getpid()) if _command(pid) == own]
-
-
-def writer_processes() -> list[int]:
-    """Of this process's checkpoints."""
-    return [pid for pid in _children(os.getpid()) if _COMMANDS["writer"] in _command(pid)]
+    own = command(os.getpid())
+    return [pid for pid in children(os.getpid()) if command(pid) == own]
 
 
 def _run_out_of_memory() -> None:
@@ -164,19 +159,6 @@ def _flip(storage: Path | None, folder: Path) -> None:
         file.write(f"{newest}\n")
 
 
-def _children(parent: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # it ended meanwhile
-            if int(fields[1]) == parent and fields[0] != "Z":
-                found.append(int(entry.name))
-    return sorted(found)
-
-
 def _only_forked(pid: int) -> bool:
     """Whether its command is that of the process which it was forked from, as a worker's is the warm process's."""
     try:
@@ -184,13 +166,6 @@ def _only_forked(pid: int) -> bool:
     except OSError:
         return False
     return bool(flags & _FORKED_ONLY)
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def alive_among(pids: Iterable[int], folder: Path) -> list[int]:

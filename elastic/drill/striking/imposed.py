@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastic.launch.environment import DRILL_STORAGE, drill_storage
+from elastic.membership.environment import DRILL_STORAGE, drill_storage
 
 _FILE = "imposed.json"
 

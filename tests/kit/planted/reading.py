@@ -80,7 +80,7 @@ def _(right: Any, act: Act) -> Any:
     return lambda value, device: None
 
 
-@planted("elastic.state.saver:Saver.read", plan="resumed", caught_by={"batch"})
+@planted("elastic.loop.saver:Saver.read", plan="resumed", caught_by={"batch"})
 def forget_the_epoch_on_resume(right: Any, act: Act) -> Any:
     """A run that goes on believes to be in its first epoch."""
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import elastic
-from elastic.launch import environment
+from elastic.membership import environment
 from tests.kit.cases import ALSO_FAST, CASES, Outcome, Training
 
 

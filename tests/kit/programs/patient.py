@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import checkpoint
 import elastic
-from elastic.launch import environment
+from elastic.membership import environment
 
 
 class Patience:

@@ -12,7 +12,7 @@ import sys
 import torch
 
 from elastic.errors import ConfigError
-from elastic.launch.environment import (
+from elastic.membership.environment import (
     PORTABLE_INSTRUCTION_SETS,
     descriptors_of_agent,
     missing_portable_settings,

@@ -10,12 +10,10 @@ from pathlib import Path
 from elastic.drill.cluster import Cluster
 from elastic.drill.machine import holdings
 from elastic.drill.machine.holdings import OF_A_GROUP, given_up
-from elastic.drill.machine.processes import marked
+from elastic.drill.machine.processes import WRITER, marked
 
 __all__ = ["beyond", "given_up", "held", "settled"]
 
-# A coordinator starts the writer process of its saves once it has trained for a while.
-WRITER = b"checkpoint.background.resident"
 OF_A_WRITER = {"writers": 1, "processes": 1, **holdings.OF_A_WRITER}
 SETTLED_S, CALM_S = 15.0, 2.5  # an agent forks its next spare a second after the last start
 

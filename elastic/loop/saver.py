@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import checkpoint
 from elastic.config import Config
 from elastic.errors import Evicted, SavesFailed
-from elastic.launch.environment import Launch
+from elastic.membership.environment import Launch
 from elastic.observe.console import Console
 from elastic.observe.events import EventLog
 from elastic.state import identity as identities

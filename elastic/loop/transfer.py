@@ -25,8 +25,7 @@ import torch
 import checkpoint
 from elastic.group.form import Group, Pending, gather_bytes
 from elastic.group.layout import dense
-
-Tree = dict[str, Any]
+from elastic.state.train_state import Tree
 
 _ALIGNED = 64
 _PIECE = 4 << 20
@@ -238,3 +237,29 @@ def _within(layout: dict[str, _Place], start: int, stop: int) -> Iterator[tuple[
         low, high = max(place.offset, start), min(place.offset + place.nbytes, stop)
         if low < high:
             yield name, low, high, place.offset
+
+
+def broadcast(group: Group, tree: Tree | None) -> Tree:
+    """The coordinator's tree, on every rank, tensors on the CPU. Raises PeerLost.
+
+    tree  on rank 0; None elsewhere
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    header = b""
+    if group.rank == 0:
+        assert tree is not None
+        if group.world_size == 1:
+            return tree
+        document, tensors = checkpoint.encode(tree)
+        kinds = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
+        header = json.dumps({"document": document, "tensors": kinds}).encode()
+    told = json.loads(gather_bytes(group, header)[0])
+    received: dict[str, torch.Tensor] = {}
+    for name, (dtype, shape) in told["tensors"].items():
+        wire = torch.empty(shape, dtype=getattr(torch, dtype))
+        if group.rank == 0:
+            wire.copy_(tensors[name])
+        if wire.numel():
+            group.broadcast(wire.reshape(-1).view(torch.uint8)).wait()
+        received[name] = wire
+    return dict(checkpoint.decode(told["document"], received))

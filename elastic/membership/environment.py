@@ -1,4 +1,4 @@
-"""Who started this process, and as which worker? The only file that reads `os.environ`.
+"""Who started this process, and as which worker? What a launcher tells a worker is read here, and nowhere else.
 
 `elastic run`, plain torchrun and a process on its own are understood. A rank without its world (or the other way
 round) is an error here and not a hang later.
