@@ -17,7 +17,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _printed(command: str, arguments: list[str]) -> str:
-    from elastic.launch.cli import main as elastic
+    from elastic.__main__ import main as elastic
 
     from checkpoint.cli import main as checkpoint
 

@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-WRITER = b"checkpoint.background.resident"  # in the command of what writes a worker's checkpoints, once it has trained for a while
+WRITER = b"checkpoint.background.resident"  # in the command of what writes a worker's checkpoints, once it is warm
 MARK = "ELASTIC_DRILL"  # set to the drill's folder for everything that the drill starts
 
 
