@@ -17,9 +17,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _printed(command: str, arguments: list[str]) -> str:
-    from elastic.__main__ import main as elastic
-
     from checkpoint.cli import main as checkpoint
+    from elastic.__main__ import main as elastic
 
     os.environ["COLUMNS"] = "88"
     text = io.StringIO()
