@@ -57,7 +57,7 @@ gpu: $(STAMP)  ## what only a GPU can answer, with figures, on a machine with on
 bench: $(STAMP)  ## steady-state throughput beside plain loops and DDP, as ratios
 	$(BIN)/python tests/benchmarks/steady_state.py
 
-clean:  ## remove .venv and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+clean:  ## remove .venv, caches and the pages
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 .PHONY: help setup demo check docs quick test nightly soak kills gpu bench clean
