@@ -42,13 +42,20 @@ from elastic.membership.endings import KILLED
 from elastic.membership.messages import (
     TO_AGENT,
     TO_ITS_AGENT,
+    Exited,
     Failed,
+    Hello,
     Kill,
+    Leave,
     Pulse,
     Ready,
     RunIsOver,
+    Sighted,
     Start,
+    Started,
     Status,
+    Unstarted,
+    as_message,
     parse,
 )
 from elastic.membership.progress import BYTES, Record
@@ -153,8 +160,8 @@ class Agent:
             try:
                 self._hub.open(self._loop, self._ordered, self._lost_hub)
                 rules = self._rules
-                hello = {"say": "hello", "node": rules.node, "address": rules.address, "places": rules.workers}
-                self._hub.tell(hello)
+                hello = Hello(node=rules.node, address=rules.address, places=rules.workers)
+                self._hub.tell(as_message(hello))
                 for local_rank in range(self._rules.workers):
                     self._start(local_rank)
                 next_tick_s = time.monotonic() + _TICK_S
@@ -203,7 +210,7 @@ class Agent:
 
     def _start(self, local_rank: int) -> None:
         if self._leaving or self._over is not None or self._hub_gone:
-            self._hub.tell({"say": "unstarted", "local_rank": local_rank})
+            self._hub.tell(as_message(Unstarted(local_rank=local_rank)))
             return
         rules, token, restart = self._rules, secrets.token_hex(3), self._starts[local_rank]
         self._starts[local_rank] += 1
@@ -243,7 +250,7 @@ class Agent:
         worker.oom_kills = oom_kills()
         worker.its_end.close()
         worker.streams.given()
-        self._hub.tell({"say": "started", "worker": worker.id, "local_rank": worker.local_rank})
+        self._hub.tell(as_message(Started(worker=worker.id, local_rank=worker.local_rank)))
 
     # hearing
 
@@ -262,7 +269,7 @@ class Agent:
             case Ready():
                 worker.ready = True
                 if self._leaving:
-                    worker.channel.say({"say": "leave"})
+                    worker.channel.say(as_message(Leave()))
             case Failed():
                 self._show(worker, said)
         self._hub.tell(told)
@@ -309,7 +316,7 @@ class Agent:
                 self._say(f"{why}: the {len(self._workers)} workers of this node leave")
             if others := self._hub.others():
                 self._say(f"this process goes on as the hub of {', '.join(others)}")
-            self._end_workers(lambda worker: worker.channel.say({"say": "leave"}))
+            self._end_workers(lambda worker: worker.channel.say(as_message(Leave())))
 
     def _end_workers(self, tell: Callable[[_Worker], None]) -> None:
         self._deadline_s = self._deadline_s or time.monotonic() + self._rules.leave_s
@@ -317,7 +324,7 @@ class Agent:
             worker = self._workers.pop(token)
             worker.channel.close()
             self._close(worker)
-            self._hub.tell({"say": "unstarted", "local_rank": worker.local_rank})
+            self._hub.tell(as_message(Unstarted(local_rank=worker.local_rank)))
         for worker in self._workers.values():
             if worker.ready:
                 worker.expected = True
@@ -379,7 +386,7 @@ class Agent:
         quiet = any(one.quiet_s > min(self._rules.hang_s, one.limit_s) / 4 for one in seen)
         if any(one.stuck for one in seen) or (quiet and now_s - self._sighted_s >= _SIGHTED_S):
             self._sighted_s = now_s
-            self._hub.tell({"say": "sighted", "workers": [one.told() for one in seen]})
+            self._hub.tell(as_message(Sighted(workers=[one.told() for one in seen])))
 
     def _hung(self, verdict: Kill) -> None:
         worker, now_s = self._ids.get(verdict.worker), time.monotonic()
@@ -424,22 +431,20 @@ class Agent:
             self._taken |= killed
             self._disorder |= not killed
             self._say(f"{worker.called} was told to leave and ended otherwise: {ended.text}")
-        self._hub.tell(
-            {
-                "say": "exited",
-                "worker": worker.id,
-                "code": ended.code,
-                "signal": ended.signal,
-                "hung": worker.hung,
-                "expected": worker.expected,
-                "step": step,
-                "t": time.time(),
-                "stuck_s": worker.stuck_s,
-                "stopped": worker.stuck and not worker.hung,
-                "kernel": kernel if killed else None,
-                "out_of_memory": out_of_memory,
-            }
+        exited = Exited(
+            worker=worker.id,
+            code=ended.code,
+            signal=ended.signal,
+            hung=worker.hung,
+            expected=worker.expected,
+            step=step,
+            t=time.time(),
+            stuck_s=worker.stuck_s,
+            stopped=worker.stuck and not worker.hung,
+            kernel=kernel if killed else None,
+            out_of_memory=out_of_memory,
         )
+        self._hub.tell(as_message(exited))
 
     def _close(self, worker: _Worker) -> None:
         worker.its_end.close()

@@ -21,7 +21,21 @@ from typing import Protocol
 from elastic.launch.connection import Connection
 from elastic.membership.hub import Hub, Order
 from elastic.membership.leaving import SAVED_NOTHING, Holder, see_off
-from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, Exited, Hello, Leaving, Over, Saved, parse
+from elastic.membership.messages import (
+    TO_AGENT,
+    TO_HUB,
+    TO_WORKER,
+    Exited,
+    Hello,
+    Leaving,
+    Over,
+    Released,
+    RunIsOver,
+    Save,
+    Saved,
+    as_message,
+    parse,
+)
 from elastic.membership.wire import Message, WireError
 
 Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
@@ -124,7 +138,7 @@ class HubHere:
             try:
                 name = self._introduced(message)
             except WireError as wrong:
-                connection.say({"say": "over", "failed": True, "why": str(wrong)})
+                connection.say(as_message(RunIsOver(failed=True, why=str(wrong))))
                 connection.close()
                 return
             node.append(name)
@@ -244,10 +258,10 @@ class HubElsewhere:
         parting = see_off(holders, [], go_on=False, saved=self._saved)
         for worker, safe in [*((one, True) for one in parting.go), *((one, False) for one in parting.lost)]:
             del self._leavers[worker]
-            self._deliver(worker, {"say": "released", "safe": safe})
+            self._deliver(worker, as_message(Released(safe=safe)))
         if parting.saves is not None and self._asked not in self._leavers:
             self._asked = parting.saves
-            self._deliver(parting.saves, {"say": "save", "generation": self._leavers[parting.saves].generation})
+            self._deliver(parting.saves, as_message(Save(generation=self._leavers[parting.saves].generation)))
 
     def tick(self, now_s: float) -> None:
         pass

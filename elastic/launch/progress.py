@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elastic.membership.progress import COMPUTING, LIMITED, READING, Record
+from elastic.membership.progress import LIMITED, Phase, Record
 from elastic.membership.stalls import Sighting
 
 _STOPPED_LOOKS = 2  # one look may catch a debugger at work
 _PATIENCE_MAX = 16.0  # a run of weeks must not lose its sight: what takes longer declares itself (run.long_section)
-_REDONE = (COMPUTING, READING)  # by whoever takes the step over
+_REDONE = (Phase.COMPUTING, Phase.READING)  # by whoever takes the step over
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Doubts:
 
     def __init__(self) -> None:
         self._times = dict.fromkeys(LIMITED, 1.0)
-        self._open: tuple[int, int | None, float, float] | None = None  # phase, step, when killed, how long it took
+        self._open: tuple[Phase, int | None, float, float] | None = None  # phase, step, when killed, how long it took
 
     def killed(self, now_s: float, record: Record, took_s: float, others: Iterable[Record] = ()) -> None:
         """
@@ -70,7 +70,7 @@ class Doubts:
             alone = not any(other.phase in LIMITED and now_s - other.since_s > took_s / 2 for other in others)
             self._open = (record.phase, record.at_step, now_s, took_s) if alone else None
 
-    def patience(self, phase: int) -> float:
+    def patience(self, phase: Phase) -> float:
         """How many times the limit of this phase is."""
         return self._times.get(phase, 1.0)
 

@@ -23,7 +23,7 @@ from elastic.group.fingerprint import Kind
 from elastic.loop.session import Session
 from elastic.membership.live import Answer
 from elastic.membership.missing import missing
-from elastic.membership.progress import WAITING
+from elastic.membership.progress import Phase
 from elastic.preemption.signals import SignalNotices
 
 NOT_SAVED = 1
@@ -146,7 +146,7 @@ class Departure:
         """
         live, state = self._context.live, self._state
         assert live is not None
-        self._session.phases.enter(WAITING)
+        self._session.phases.enter(Phase.WAITING)
         whole, torn = state.is_whole, state.updating
         live.leaving(step=state.step, saved=False, whole=whole, torn=torn, joins=joins, lost=lost)
         while True:

@@ -26,7 +26,7 @@ from elastic.group.sums import ShareSums, StepSums, SubtreeSums
 from elastic.group.tree import schedule
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
-from elastic.membership.progress import EVALUATING, READING, WAITING
+from elastic.membership.progress import Phase
 from elastic.observe.observer import Observer
 from elastic.state.modules import roots
 from elastic.state.randomness import derive, evaluated_seed, seed_streams
@@ -53,13 +53,13 @@ class Evaluations:
         state.evaluations += 1
         position, ordinal = (state.epoch, state.step, 0), state.evaluations
 
-        def sign(phase: int) -> None:
+        def sign(phase: Phase) -> None:
             first_s = None if self._has_made_one else context.progress.long_s  # it may compile
             declared_s = session.phases.long_section_s
-            session.phases.sign(phase, first_s if declared_s is None and phase == EVALUATING else declared_s)
+            session.phases.sign(phase, first_s if declared_s is None and phase == Phase.EVALUATING else declared_s)
 
         def within(group: Group) -> dict[str, Any]:
-            session.phases.enter(EVALUATING, math.inf)
+            session.phases.enter(Phase.EVALUATING, math.inf)
             buffers = session.exchange.buffers
             return evaluate(context.config, group, dataset, function, batch_size, position, ordinal, sign, buffers)
 
@@ -97,7 +97,7 @@ def evaluate(
     batch_size: int | None,
     position: tuple[int, int, int],
     ordinal: int,
-    sign: Callable[[int], None],
+    sign: Callable[[Phase], None],
     buffers: Buffers,
 ) -> dict[str, Any]:
     """See Run.evaluate.
@@ -136,9 +136,9 @@ def evaluate(
             loader.open(_requests(len(dataset), size, mine, position[0]))
             for number, merges in zip(mine, plan.merges[group.rank], strict=True):
                 announced.look()
-                sign(READING)
+                sign(Phase.READING)
                 batch = loader.next().batch
-                sign(EVALUATING)
+                sign(Phase.EVALUATING)
                 seed_streams(derive("evaluation batch", seed, number), config.device)
                 added = ShareSums()
                 for name, value in _called(function, batch).items():
@@ -152,7 +152,7 @@ def evaluate(
             raise
         finally:
             loader.close()
-    sign(WAITING)
+    sign(Phase.WAITING)
     announced.check()
     agreed = StepSums(group).exchange(
         position,

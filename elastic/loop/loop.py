@@ -23,7 +23,7 @@ from elastic.loop.session import Session
 from elastic.loop.step import Step
 from elastic.loop.update import Update
 from elastic.membership.live import RunEnded, ToldToLeave
-from elastic.membership.progress import OVER
+from elastic.membership.progress import Phase
 from elastic.preemption.signals import SignalNotices
 from elastic.state.compiled import explained
 from elastic.state.randomness import before_seed, end_seed, seed_streams, start_seed
@@ -151,7 +151,7 @@ class Loop:
             recovery.wait_for_all(Kind.FINISH, None)
 
         recovery.agree("finish", saved, "waiting for the last save")
-        session.phases.enter(OVER)
+        session.phases.enter(Phase.OVER)
         self._notices.close()
         if self._context.live is not None:
             self._context.live.finished(step=self._state.step)

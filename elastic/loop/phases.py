@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from elastic.loop.context import Context
 from elastic.loop.run_state import RunState
 from elastic.loop.view_group import ViewGroup
-from elastic.membership.progress import BETWEEN, EVALUATING, OVER, SAVING, WAITING
+from elastic.membership.progress import Phase
 from elastic.observe.timing import EVALUATE, SAVE, WAIT
 
-_SPENT_ON = {WAITING: WAIT, SAVING: SAVE, EVALUATING: EVALUATE}
+_SPENT_ON = {Phase.WAITING: WAIT, Phase.SAVING: SAVE, Phase.EVALUATING: EVALUATE}
 _COMPILATION_S = 1800.0  # for one compilation; what takes longer counts as hung
 
 
@@ -26,19 +26,19 @@ class Phases:
         self._view_group = view_group
         self.long_section_s: float | None = None
 
-    def enter(self, phase: int, limit_s: float | None = None) -> None:
+    def enter(self, phase: Phase, limit_s: float | None = None) -> None:
         """From here on. limit_s: after which it counts as hung; default: see membership/progress.py."""
         self._stopwatch.at(_SPENT_ON.get(phase))
         self.sign(phase, limit_s)
 
-    def sign(self, phase: int, limit_s: float | None = None) -> None:
+    def sign(self, phase: Phase, limit_s: float | None = None) -> None:
         """As `enter`, where the time is spent on what it was."""
         self._progress.at(phase, generation=self._view_group.generation, step=self._state.step, limit_s=limit_s)
 
     def enter_script(self) -> None:
         """In the script's own code, until a step's shares are computed."""
         over = self._state.finished and not self._state.in_loop
-        self.enter(OVER if over else BETWEEN, self.long_section_s)
+        self.enter(Phase.OVER if over else Phase.BETWEEN, self.long_section_s)
 
     @contextmanager
     def long_section(self, at_most_s: float = math.inf) -> Iterator[None]:

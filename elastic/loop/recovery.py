@@ -22,7 +22,7 @@ from elastic.loop.session import Session
 from elastic.membership.endings import AGAIN
 from elastic.membership.live import AskedToSave, RunEnded, ToldToLeave
 from elastic.membership.missing import seen_missing, sentence
-from elastic.membership.progress import SAVING, WAITING
+from elastic.membership.progress import Phase
 from elastic.membership.rules import BOUNDARY
 from elastic.preemption.signals import SignalNotices
 
@@ -59,7 +59,7 @@ class Recovery:
 
         Raises PeerLost, CollectiveMismatch.
         """
-        self._session.phases.enter(WAITING)
+        self._session.phases.enter(Phase.WAITING)
         announce(self._session.group, kind, step=self._state.step).check()
 
     def wait_for_all(self, kind: Kind, word: str | None) -> str | None:
@@ -95,7 +95,7 @@ class Recovery:
         saver, state = self._session.restorer.saver, self._state
         if saver is None:
             return
-        self._session.phases.enter(SAVING, self._session.restorer.storage_s)
+        self._session.phases.enter(Phase.SAVING, self._session.restorer.storage_s)
         if saver.holds(state.step, state.stopped):
             return
         self._context.moment("save")
@@ -108,7 +108,7 @@ class Recovery:
     def all_break(self) -> bool:
         """Whether all workers leave the loop by `break`, at this step. Known once each has come to something."""
         while True:
-            self._session.phases.enter(WAITING)
+            self._session.phases.enter(Phase.WAITING)
             try:
                 return announce(self._session.group, Kind.BREAK, step=self._state.step).all_meet()
             except PeerLost as lost:
@@ -165,7 +165,7 @@ class Recovery:
     def next_view(self, *, at: str, lost: bool) -> None:
         """The next one. Returns as `recover` does."""
         session, state = self._session, self._state
-        self._session.phases.enter(WAITING)
+        self._session.phases.enter(Phase.WAITING)
         while True:
             standing = state.standing(rewinds=session.train_state.applied.known())
             try:

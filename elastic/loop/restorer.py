@@ -25,7 +25,7 @@ from elastic.loop.phases import Phases
 from elastic.loop.saver import Position, Saver
 from elastic.loop.transfer import Standing, broadcast, exchange_standings, pass_on, roles
 from elastic.loop.view_group import ViewGroup
-from elastic.membership.progress import LOADING, WAITING
+from elastic.membership.progress import Phase
 from elastic.state import identity as identities
 from elastic.state.train_state import TrainState, Tree
 
@@ -139,9 +139,9 @@ class StateRestorer:
         return told
 
     def _apply(self, state: Tree, *, keeps_trained: bool = False) -> None:
-        self._phases.sign(LOADING)  # objects in extra= are the script's own code
+        self._phases.sign(Phase.LOADING)  # objects in extra= are the script's own code
         self._train_state.apply(state, step=self.position.step, keeps_trained=keeps_trained)
-        self._phases.sign(WAITING)
+        self._phases.sign(Phase.WAITING)
 
     def take_over_saving(self) -> None:
         """This worker is who saves from here on; the one before it is gone, or has handed over."""
@@ -209,9 +209,9 @@ class StateRestorer:
         told: dict[str, object] = {}
         if group.rank == 0:
             try:
-                self._phases.sign(LOADING, self.storage_s)
+                self._phases.sign(Phase.LOADING, self.storage_s)
                 tree, from_claim = self._coordinate()
-                self._phases.sign(WAITING)
+                self._phases.sign(Phase.WAITING)
                 told = {"claim": self.claim_document(), "from_claim": from_claim, "position": asdict(self.position)}
                 told["accepted"] = self._open_saver().accepted
             except Exception as refused:

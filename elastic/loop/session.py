@@ -31,7 +31,7 @@ from elastic.loop.run_state import RunState
 from elastic.loop.transfer import Standing
 from elastic.loop.view_group import ViewGroup
 from elastic.membership.live import OtherIdentity, RunEnded
-from elastic.membership.progress import OVER, STARTING
+from elastic.membership.progress import Phase
 from elastic.membership.rules import BOUNDARY
 from elastic.observe.pulse import Pulse, Status
 from elastic.observe.timing import age_s
@@ -118,7 +118,7 @@ class Session:
             self.compiling = self._closing.enter_context(
                 Compiling(begun=self.phases.compiles, ended=self.phases.has_compiled)
             )
-        context.progress.at(STARTING, generation=0, step=0)
+        context.progress.at(Phase.STARTING, generation=0, step=0)
         context.moment("start")
         context.events.emit(
             "run_started",
@@ -155,7 +155,7 @@ class Session:
     def close(self, *, abruptly: bool = False) -> None:
         """abruptly  do not wait for collectives in flight: peers that wait for this worker learn of its end at once"""
         self._abruptly = abruptly
-        self.context.progress.at(OVER, generation=self.view_group.generation, step=self.state.step)
+        self.context.progress.at(Phase.OVER, generation=self.view_group.generation, step=self.state.step)
         self._closing.close()
 
     def regroup(self, standing: Standing, word: Tree, *, at: str, lost: bool, whole: bool) -> Tree | None:

@@ -23,7 +23,7 @@ from elastic.loop.assignment import pieces
 from elastic.loop.exchange import Exchange
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
-from elastic.membership.progress import COMPUTING, READING, WAITING
+from elastic.membership.progress import Phase
 from elastic.observe.timing import DATA
 from elastic.state.randomness import after_seed, outside_seed, seed_streams, share_seed
 
@@ -88,7 +88,7 @@ class Step:
         while True:
             exchange = self._session.exchange
             exchange.plan(self._plan)
-            self._phases.enter(COMPUTING)
+            self._phases.enter(Phase.COMPUTING)
             try:
                 yield from self._compute(exchange)
                 agreed = self._complete(exchange)
@@ -197,10 +197,10 @@ class Step:
                 context.moment("data", share)
                 exchange.announced.look()
                 self._session.group.check()
-                self._phases.sign(READING)
+                self._phases.sign(Phase.READING)
                 with context.stopwatch.on(DATA):
                     loaded = self._session.loader.next()
-                self._phases.sign(COMPUTING)
+                self._phases.sign(Phase.COMPUTING)
                 self.indices_read += loaded.indices.tolist()
                 batch = context.observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
                 self._piece = micro
@@ -236,7 +236,7 @@ class Step:
         self._last = False
         seed_streams(outside_seed(self._plan.plan.seed, self.index, self.phase), self._context.config.device)
         self._context.moment("exchange")
-        self._phases.enter(WAITING)
+        self._phases.enter(Phase.WAITING)
         agreed = exchange.carry_out(
             (self.epoch, self.index, self.phase),
             self._shares,
@@ -245,7 +245,7 @@ class Step:
             wishes=self._wishes(),
         )
         self.sums, self.count = agreed.sums, agreed.count
-        self._phases.enter(COMPUTING)
+        self._phases.enter(Phase.COMPUTING)
         return agreed
 
 

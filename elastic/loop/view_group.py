@@ -20,7 +20,7 @@ from elastic.group.form import Group, form, gather_bytes
 from elastic.loop.assignment import assign_shares
 from elastic.loop.context import Context
 from elastic.membership.environment import host_address
-from elastic.membership.progress import WAITING
+from elastic.membership.progress import Phase
 from elastic.membership.rendezvous import meet
 from elastic.membership.view import View
 
@@ -69,19 +69,19 @@ class ViewGroup:
         assert live is not None
         view, told = live.next_view(within_s=_VIEW_S if self._entered else math.inf)  # a spare has all the time
         self._entered = True
-        self._short_s = told.get("short_s", 0.0)
+        self._short_s = told.short_s
         self._retire()
         rank = view.rank_of(context.worker_id)
         self.rank, self.world_size, self.generation = rank, view.world_size, view.generation
         context.console.quiet = rank != 0
-        context.progress.at(WAITING, generation=view.generation, step=step)
+        context.progress.at(Phase.WAITING, generation=view.generation, step=step)
         context.events.context(rank=rank, world_size=view.world_size, generation=view.generation)
         context.moment("form")
-        self.beacon = (told["beacon"]["nonce"], told["beacon"]["endpoint"]) if told["beacon"] else None
-        address = context.launch.address or ("127.0.0.1" if told["one_node"] else host_address(None))
+        self.beacon = (told.beacon["nonce"], told.beacon["endpoint"]) if told.beacon else None
+        address = context.launch.address or ("127.0.0.1" if told.one_node else host_address(None))
         self._form(view, rank, live.board(), address)
         if rank == 0:
-            self._tell_faults(told.get("gone", []))
+            self._tell_faults(told.gone)
         live.on_broken = self.group.sever
         if live.is_broken():
             self.group.sever()

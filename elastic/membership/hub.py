@@ -23,36 +23,43 @@ from typing import Any
 
 from elastic.membership.endings import AGAIN, KILLED, Bug, Ended, Endings
 from elastic.membership.kills import Replace, Slot
-from elastic.membership.leaving import SAVED_NOTHING, Holder, see_off
+from elastic.membership.leaving import SAVED_NOTHING, see_off
 from elastic.membership.messages import (
     TO_HUB,
+    Broken,
+    End,
     Exited,
     Failed,
     Finished,
     Hello,
+    Kill,
     Leaving,
+    NewView,
+    OnBoard,
+    OtherIdentity,
     Over,
     Put,
     Ready,
+    Regroup,
+    Released,
+    RunIsOver,
+    Save,
     Saved,
     Sighted,
+    Start,
     Started,
+    Status,
+    ToAgent,
+    ToWorker,
     Unstarted,
+    as_message,
     parse,
 )
-from elastic.membership.rules import BOUNDARY, Candidate, Standstill, next_view
+from elastic.membership.rules import BOUNDARY, Standstill, next_view
 from elastic.membership.stalls import FRESH_S, STORAGE, Hung, Place, Sighting, Stall, judge
 from elastic.membership.wire import Message, WireError
+from elastic.membership.workers import Worker, WorkerStatus
 
-STARTING, DIFFERENT, READY, MEMBER, OVER, LEAVING, FINISHED = (
-    "starting",
-    "different",
-    "ready",
-    "member",
-    "over",
-    "leaving",
-    "finished",
-)
 LEAVES = ("SIGTERM", "SIGINT")  # a worker that such a signal ended before it could leave in order was told to go
 _LEAVER_S = 30.0  # one that waits so long for others, who are busy, may save and go
 _SHORT_S = 1.0  # a node whose workers are being replaced is back by then
@@ -67,39 +74,6 @@ class Order:
     node: str
     worker: str | None
     message: Message
-
-
-@dataclass
-class _Worker:
-    id: str
-    node: str
-    local_rank: int
-    status: str = STARTING
-    since_s: float = 0.0
-    started_s: float = 0.0
-    shares: int = 0
-    identity: Any = None
-    accepted: bool = False
-    step: int = -1
-    at: str | None = None
-    whole: bool = True
-    torn: bool = False
-    joins: bool = True
-    was_member: bool = False
-    failed: Failed | None = None
-    told: str | None = None
-    released: bool = False
-    safe: bool = False  # released, and what it holds is not lost with it
-
-    def stands(self, said: Over | Leaving) -> None:
-        self.step, self.whole, self.torn = said.step, said.whole, said.torn
-
-    def holder(self) -> Holder:
-        return Holder(worker=self.id, step=self.step, whole=self.whole, torn=self.torn, joins=self.joins)
-
-    def candidate(self) -> Candidate:
-        at = self.at if self.status == OVER else None
-        return Candidate(worker=self.id, node=self.node, shares=self.shares, at=at)
 
 
 class Hub:
@@ -144,7 +118,7 @@ class Hub:
         self._nodes: list[str] = []
         self._awaited: list[Slot] = []  # places whose worker was ordered and has not been started yet
         self._begun = False
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, Worker] = {}
         self._view: tuple[str, ...] = ()
         self._identity: Any = None
         self._endings = Endings(restarts_max=restarts_max, window_s=window_s)
@@ -180,8 +154,33 @@ class Hub:
         elif node in self._nodes and (
             isinstance(said, (Started, Unstarted, Sighted)) or self._is_of(node, said.worker)
         ):
-            getattr(self, f"_on_{message['say']}")(now_s, node, said)
+            self._heard(now_s, node, said)
         return self._decided(now_s)
+
+    def _heard(self, now_s: float, node: str, said: Any) -> None:
+        match said:
+            case Started():
+                self._on_started(now_s, node, said)
+            case Unstarted():
+                self._on_unstarted(node, said)
+            case Ready():
+                self._on_ready(now_s, said)
+            case Over():
+                self._on_over(said)
+            case Leaving():
+                self._on_leaving(now_s, said)
+            case Saved():
+                self._on_saved(said)
+            case Finished():
+                self._on_finished(said)
+            case Failed():
+                self._workers[said.worker].failed = said
+            case Sighted():
+                self._on_sighted(now_s, node, said)
+            case Put():
+                self._on_put(said)
+            case Exited():
+                self._on_exited(now_s, said)
 
     def lost(self, now_s: float, node: str) -> list[Order]:
         """An agent's connection ended: its process is gone, and its workers go with it."""
@@ -213,7 +212,7 @@ class Hub:
     def _on_hello(self, node: str, said: Hello) -> None:
         if self._over or (node not in self._nodes and len(self._nodes) >= self._nodes_max):
             why = "the run is over" if self._over else f"the run has its {self._nodes_max} nodes already"
-            self._orders.append(Order(node, None, {"say": "over", "failed": False, "why": why}))
+            self._tell(node, RunIsOver(failed=False, why=why))
         elif node not in self._nodes:
             self._nodes.append(node)
             self._awaited += [(node, local_rank) for local_rank in range(said.places)]
@@ -222,43 +221,43 @@ class Hub:
         if said.worker in self._workers:
             raise WireError(f"a worker {said.worker} is there already, of {self._workers[said.worker].node}")
         self._begun = True
-        self._on_unstarted(now_s, node, said)
-        self._workers[said.worker] = _Worker(said.worker, node, said.local_rank, since_s=now_s, started_s=now_s)
+        self._on_unstarted(node, said)
+        self._workers[said.worker] = Worker(said.worker, node, said.local_rank, since_s=now_s, started_s=now_s)
 
-    def _on_unstarted(self, now_s: float, node: str, said: Started | Unstarted) -> None:
+    def _on_unstarted(self, node: str, said: Started | Unstarted) -> None:
         if (node, said.local_rank) in self._awaited:
             self._awaited.remove((node, said.local_rank))
 
-    def _on_ready(self, now_s: float, node: str, said: Ready) -> None:
+    def _on_ready(self, now_s: float, said: Ready) -> None:
         worker = self._workers[said.worker]
-        if worker.status == FINISHED:
+        if worker.status == WorkerStatus.FINISHED:
             self._loss = "the script began a second Run: under `elastic run` a script has one"
-            self._say(worker, {"say": "end", "why": self._loss})
+            self._say(worker, End(why=self._loss))
             return
         worker.shares, worker.identity, worker.since_s = said.shares, said.identity, now_s
-        worker.accepted, worker.status = said.accepted, READY
+        worker.accepted, worker.status = said.accepted, WorkerStatus.READY
         self._compare(worker)
 
-    def _compare(self, worker: _Worker) -> None:
+    def _compare(self, worker: Worker) -> None:
         """One that is ready and differs from the run is asked whether it accepts that."""
         if self._identity not in (None, worker.identity) and not worker.accepted:
-            worker.status = DIFFERENT
-            self._say(worker, {"say": "identity", "identity": self._identity})
+            worker.status = WorkerStatus.DIFFERENT
+            self._say(worker, OtherIdentity(identity=self._identity))
 
-    def _on_over(self, now_s: float, node: str, said: Over) -> None:
+    def _on_over(self, said: Over) -> None:
         worker = self._workers[said.worker]
-        if worker.status == MEMBER and said.generation == self.generation:
-            worker.status, worker.at = OVER, said.at
+        if worker.status == WorkerStatus.MEMBER and said.generation == self.generation:
+            worker.status, worker.at = WorkerStatus.OVER, said.at
             worker.stands(said)
             self._endings.applied(worker.step)
             self._broken |= said.lost
 
-    def _on_leaving(self, now_s: float, node: str, said: Leaving) -> None:
+    def _on_leaving(self, now_s: float, said: Leaving) -> None:
         """It is released, asked to save first, or comes into the next view: what leaving.py says once nobody trains."""
         worker = self._workers[said.worker]
-        if worker.status in (MEMBER, OVER) and said.generation == self.generation:
-            worker.at, worker.since_s = worker.at if worker.status == OVER else BOUNDARY, now_s
-            worker.status = LEAVING
+        if worker.status in (WorkerStatus.MEMBER, WorkerStatus.OVER) and said.generation == self.generation:
+            worker.at, worker.since_s = worker.at if worker.status == WorkerStatus.OVER else BOUNDARY, now_s
+            worker.status = WorkerStatus.LEAVING
             worker.stands(said)
             worker.joins = said.joins
             if said.saved:
@@ -266,18 +265,15 @@ class Hub:
             self._endings.applied(worker.step)
             self._broken |= said.lost
 
-    def _on_saved(self, now_s: float, node: str, said: Saved) -> None:
+    def _on_saved(self, said: Saved) -> None:
         """By one that was asked to."""
         if said.generation == self.generation:
             self._saved = max(self._saved, said.step)
 
-    def _on_finished(self, now_s: float, node: str, said: Finished) -> None:
-        self._workers[said.worker].status = FINISHED
+    def _on_finished(self, said: Finished) -> None:
+        self._workers[said.worker].status = WorkerStatus.FINISHED
         if not self._finished:
             self._finished, self._loss = True, None
-
-    def _on_failed(self, now_s: float, node: str, said: Failed) -> None:
-        self._workers[said.worker].failed = said
 
     def _on_sighted(self, now_s: float, node: str, said: Sighted) -> None:
         for sighting in [one for one in said.sightings if self._is_of(node, one.worker)]:
@@ -310,8 +306,7 @@ class Hub:
 
     def _order_kill(self, sighting: Sighting, why: str) -> None:
         worker = self._workers[sighting.worker]
-        verdict = {"say": "hung", "worker": worker.id, "sign": sighting.sign, "why": why}
-        self._orders.append(Order(worker.node, None, verdict))
+        self._tell(worker.node, Kill(worker=worker.id, sign=sighting.sign, why=why))
 
     def _tell_stall(self, now_s: float, stall: Stall | None) -> None:
         """Once when it begins and once when it is over; one that lasts too long ends the run."""
@@ -328,29 +323,33 @@ class Hub:
             for id in stall.workers:
                 self._order_kill(self._sightings[id][1], "the run ends")
         elif stall is not None and (before is None or before.place != stall.place):
-            self._orders.append(Order(self._nodes[0], None, {"say": "status", "text": str(stall)}))
+            self._tell(self._nodes[0], Status(text=str(stall)))
         elif stall is None and before is not None and self._ending is None:
             text = f"{before.where} goes on, after {before.quiet_s:.0f} s or a little more"
-            self._orders.append(Order(self._nodes[0], None, {"say": "status", "text": text}))
+            self._tell(self._nodes[0], Status(text=text))
 
-    def _on_put(self, now_s: float, node: str, said: Put) -> None:
+    def _on_put(self, said: Put) -> None:
         if said.generation == self.generation:
-            told = {"say": "board", "generation": said.generation, "key": said.key, "value": said.value}
+            told = OnBoard(generation=said.generation, key=said.key, value=said.value)
             for worker in self._members():
                 self._say(worker, told)
 
-    def _on_exited(self, now_s: float, node: str, said: Exited) -> None:
+    def _on_exited(self, now_s: float, said: Exited) -> None:
         worker = self._workers.pop(said.worker)
         self._sightings.pop(worker.id, None)
         failed, signal, code, hung = worker.failed, said.signal, said.code, said.hung
         what = failed.error if failed else "hang" if hung else signal or f"exit status {code}"
-        if said.expected or worker.status == LEAVING or signal in LEAVES:
+        if said.expected or worker.status == WorkerStatus.LEAVING or signal in LEAVES:
             in_order = worker.safe or 0 <= worker.step <= self._saved or (code == 0 and not failed)
-            if worker.status in (MEMBER, OVER, LEAVING) and not in_order and not self._finished:
+            if (
+                worker.status in (WorkerStatus.MEMBER, WorkerStatus.OVER, WorkerStatus.LEAVING)
+                and not in_order
+                and not self._finished
+            ):
                 self._loss = f"{worker.id}, told to leave, ended before what it held was saved: {what}"
             return
         self._note_gone(worker, what, said)
-        if worker.status == FINISHED:
+        if worker.status == WorkerStatus.FINISHED:
             if failed or code or hung or (signal and signal != KILLED):
                 self._loss = self._loss or f"{worker.id} failed after the run had finished: {what}"
             return
@@ -375,35 +374,35 @@ class Hub:
         trace = failed.trace if failed else ""
         self._bug(now_s, worker, ended, follows, trace)
 
-    def _replace(self, now_s: float, worker: _Worker, after_s: float) -> None:
+    def _replace(self, now_s: float, worker: Worker, after_s: float) -> None:
         if after_s == 0:
             self._start((worker.node, worker.local_rank))
             return
         self._later[worker.node, worker.local_rank] = now_s + after_s
         text = f"another worker takes the place of {worker.id} in {after_s:.0f} s: it was killed as the last ones there"
-        self._orders.append(Order(worker.node, None, {"say": "status", "text": text}))
+        self._tell(worker.node, Status(text=text))
 
-    def _bug(self, now_s: float, worker: _Worker, ended: Ended, bug: Bug, trace: str) -> None:
+    def _bug(self, now_s: float, worker: Worker, ended: Ended, bug: Bug, trace: str) -> None:
         """A restart does not help."""
         farthest = max((member.step for member in self._members()), default=0)
         cannot_join = not worker.was_member or (ended.step or 0) < farthest
         if cannot_join and self.generation > 0 and (self._workers or self._awaited):
             why = f"{worker.id} cannot join ({bug}); the run goes on without it"
-            self._orders.append(Order(worker.node, None, {"say": "status", "text": why}))
+            self._tell(worker.node, Status(text=why))
         else:
             self._repeated = True
             self._end(now_s, f"{bug.in_a_line if trace else bug}\n{trace}".rstrip())
 
-    def _note_gone(self, worker: _Worker, cause: str, exited: Exited) -> None:
+    def _note_gone(self, worker: Worker, cause: str, exited: Exited) -> None:
         facts = {"t": exited.t, "step": exited.step, "stuck_s": exited.stuck_s}
-        if worker.status not in (LEAVING, FINISHED):
+        if worker.status not in (WorkerStatus.LEAVING, WorkerStatus.FINISHED):
             self._gone = [*self._gone[-_GONE_MAX + 1 :], {"worker": worker.id, "cause": cause, **facts}]
 
     def _start(self, place: Slot) -> None:
         node, local_rank = place
         if node in self._nodes and not self._finished and self._ending is None:
             self._awaited.append(place)
-            self._orders.append(Order(node, None, {"say": "start", "local_rank": local_rank}))
+            self._tell(node, Start(local_rank=local_rank))
 
     def _end(self, now_s: float, why: str) -> None:
         if self._ending is None:
@@ -421,7 +420,7 @@ class Hub:
         for place in [place for place, at_s in self._later.items() if now_s >= at_s]:
             del self._later[place]
             self._start(place)
-        running = [worker for worker in self._members() if worker.status == MEMBER]
+        running = [worker for worker in self._members() if worker.status == WorkerStatus.MEMBER]
         gone = any(id not in self._workers for id in self._view)
         if running and (gone or self._broken or self._ending is not None):
             self._tell_broken(now_s, running)
@@ -445,17 +444,17 @@ class Hub:
         elif self._begun and not self._members() and (self._finished or not self._anybody()):
             self._finish(failed=self._loss is not None, why=self._loss or "")
 
-    def _survivors(self) -> list[_Worker]:
-        return [worker for worker in self._members() if worker.status == OVER]
+    def _survivors(self) -> list[Worker]:
+        return [worker for worker in self._members() if worker.status == WorkerStatus.OVER]
 
-    def _leavers(self) -> list[_Worker]:
+    def _leavers(self) -> list[Worker]:
         """Those that wait for an answer."""
-        return [worker for worker in self._members() if worker.status == LEAVING and not worker.released]
+        return [worker for worker in self._members() if worker.status == WorkerStatus.LEAVING and not worker.released]
 
     def _anybody(self) -> bool:
         return bool(self._workers or self._awaited or self._later)
 
-    def _sees_off(self, newcomers: list[_Worker], *, go_on: bool) -> bool:
+    def _sees_off(self, newcomers: list[Worker], *, go_on: bool) -> bool:
         """Those who wait to leave. Whether all others wait for one that saves first. go_on: nobody trains any more."""
         while leavers := self._leavers():
             survivors = self._survivors()
@@ -468,7 +467,7 @@ class Hub:
             self._release(parting.go, safe=True)
             self._release(parting.lost, safe=False)
             if parting.stays is not None:
-                self._workers[parting.stays].status = OVER
+                self._workers[parting.stays].status = WorkerStatus.OVER
             elif parting.saves is not None:
                 self._ask_to_save(parting.saves)
                 return True
@@ -486,27 +485,29 @@ class Hub:
         worker = self._workers[id]
         if worker.told != f"save {self.generation}":
             worker.told = f"save {self.generation}"
-            self._say(worker, {"say": "save", "generation": self.generation})
+            self._say(worker, Save(generation=self.generation))
 
-    def _enough_nodes(self, there: Iterable[_Worker]) -> bool:
+    def _enough_nodes(self, there: Iterable[Worker]) -> bool:
         """For a view; a run that is finished needs none but those who are left."""
         return self._finished or len({worker.node for worker in there}) >= self._nodes_min
 
-    def _newcomers(self) -> list[_Worker]:
+    def _newcomers(self) -> list[Worker]:
         """Those that are ready to join, node by node. A run that is finished needs none."""
-        ready = [worker for worker in self._workers.values() if worker.status == READY and not self._finished]
+        ready = [
+            worker for worker in self._workers.values() if worker.status == WorkerStatus.READY and not self._finished
+        ]
         return sorted(ready, key=lambda worker: (self._nodes.index(worker.node), worker.local_rank))
 
-    def _ask_to_regroup(self, now_s: float, running: list[_Worker], newcomers: list[_Worker]) -> None:
+    def _ask_to_regroup(self, now_s: float, running: list[Worker], newcomers: list[Worker]) -> None:
         """Members go on until a boundary that they agree on. Once per view."""
         room = min(worker.shares for worker in running) > len(self._members())
         short = len({worker.node for worker in running}) < self._nodes_min
         if newcomers and room and not self._asked and (short or self._gathered(now_s, newcomers, self._gather_s)):
             self._asked = True
             for worker in running:
-                self._say(worker, {"say": "regroup", "generation": self.generation})
+                self._say(worker, Regroup(generation=self.generation))
 
-    def _form(self, now_s: float, survivors: list[_Worker], newcomers: list[_Worker]) -> None:
+    def _form(self, now_s: float, survivors: list[Worker], newcomers: list[Worker]) -> None:
         """Nobody trains: the next view, if there are nodes enough.
 
         Newcomers count as there even if they cannot join yet: then the survivors finish their step without them.
@@ -528,7 +529,7 @@ class Hub:
         self._publish(now_s, [self._workers[candidate.worker] for candidate in chosen])
         self._decide(now_s)
 
-    def _stands_still(self, now_s: float, survivors: list[_Worker]) -> bool:
+    def _stands_still(self, now_s: float, survivors: list[Worker]) -> bool:
         """Whether another view would end as those before it did. Called once per view that was left."""
         if not self._broken or len(self._view) < 2 or len(survivors) < len(self._view):
             return False
@@ -546,20 +547,22 @@ class Hub:
             )
         return self._standstill.is_one
 
-    def _gathered(self, now_s: float, newcomers: list[_Worker], patience_s: float) -> bool:
+    def _gathered(self, now_s: float, newcomers: list[Worker], patience_s: float) -> bool:
         """Whether newcomers need not wait for more of them: nobody is starting, or they waited long enough."""
-        starting = any(worker.status in (STARTING, DIFFERENT) for worker in self._workers.values())
+        starting = any(
+            worker.status in (WorkerStatus.STARTING, WorkerStatus.DIFFERENT) for worker in self._workers.values()
+        )
         waited_s = now_s - min(worker.since_s for worker in newcomers)
         return not (starting or self._awaited) or waited_s >= patience_s
 
-    def _wait_for_nodes(self, now_s: float, there: Iterable[_Worker]) -> None:
+    def _wait_for_nodes(self, now_s: float, there: Iterable[Worker]) -> None:
         needed, nodes = self._nodes_min, sorted({worker.node for worker in there})
         if self._short_since_s is None:
             self._short_since_s, self._short_said = now_s, False
         elif now_s - self._short_since_s > _SHORT_S and not self._short_said:
             self._short_said = True
             text = f"{len(nodes)} of at least {needed} nodes are here ({', '.join(nodes)}); waiting for the others"
-            self._orders.append(Order(self._nodes[0], None, {"say": "status", "text": text}))
+            self._tell(self._nodes[0], Status(text=text))
         elif now_s - self._short_since_s > self._below_min_s:
             self._end(
                 now_s,
@@ -569,7 +572,7 @@ class Hub:
                 "  next   start the missing nodes with the same command, or allow fewer with --nnodes=MIN:MAX",
             )
 
-    def _publish(self, now_s: float, chosen: list[_Worker]) -> None:
+    def _publish(self, now_s: float, chosen: list[Worker]) -> None:
         """With it goes who is gone since the last view, and how long the run was short of nodes."""
         self.generation += 1
         gone, self._gone = self._gone, []
@@ -578,19 +581,18 @@ class Hub:
         self._broken = self._asked = False
         if not self._finished:
             self._loss = None
-        view = {
-            "say": "view",
-            "generation": self.generation,
-            "workers": [worker.id for worker in chosen],
-            "nodes": [worker.node for worker in chosen],
-            "local_ranks": [worker.local_rank for worker in chosen],
-            "one_node": len({worker.node for worker in chosen}) == 1,
-            "beacon": self._beacon,
-            "short_s": short_s,
-            "gone": gone,
-        }
+        view = NewView(
+            generation=self.generation,
+            workers=[worker.id for worker in chosen],
+            nodes=[worker.node for worker in chosen],
+            local_ranks=[worker.local_rank for worker in chosen],
+            one_node=len({worker.node for worker in chosen}) == 1,
+            beacon=self._beacon,
+            short_s=short_s,
+            gone=gone,
+        )
         for worker in chosen:
-            worker.status, worker.was_member = MEMBER, True
+            worker.status, worker.was_member = WorkerStatus.MEMBER, True
             self._say(worker, view)
         self._view = tuple(worker.id for worker in chosen)
         if self._identity is None:
@@ -601,24 +603,24 @@ class Hub:
     def _release(self, ids: Iterable[str], *, safe: bool) -> None:
         for worker in [self._workers[id] for id in ids]:
             worker.released, worker.safe = True, safe
-            self._say(worker, {"say": "released", "safe": safe})
+            self._say(worker, Released(safe=safe))
             if safe and not self._finished:
                 self._loss = None  # the run can go on from what it held
 
-    def _tell_broken(self, now_s: float, running: list[_Worker]) -> None:
+    def _tell_broken(self, now_s: float, running: list[Worker]) -> None:
         gone = [id for id in self._view if id not in self._workers]
         why = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "a worker lost a peer"
         for worker in running:
             if worker.told != f"broken {self.generation}":
                 worker.told = f"broken {self.generation}"
                 worker.since_s = now_s
-                self._say(worker, {"say": "broken", "generation": self.generation, "why": why})
+                self._say(worker, Broken(generation=self.generation, why=why))
         silent = [worker for worker in running if now_s - worker.since_s > _SILENT_S]
         if silent and self._complained != self.generation:
             self._complained = self.generation
             who = ", ".join(f"{worker.id} on {worker.node}" for worker in silent)
             text = f"{why}, and the next view waits for {who}: busy between two collectives, saving, or stuck"
-            self._orders.append(Order(self._nodes[0], None, {"say": "status", "text": text}))
+            self._tell(self._nodes[0], Status(text=text))
 
     def _finish(self, *, failed: bool, why: str) -> None:
         """Tells everyone. What could be saved is saved."""
@@ -627,14 +629,17 @@ class Hub:
         self._release([worker.id for worker in leavers if worker.step <= self._saved], safe=True)
         self._release([worker.id for worker in leavers if worker.step > self._saved], safe=False)
         for worker in self._workers.values():
-            if worker.status not in (FINISHED, LEAVING):
-                self._say(worker, {"say": "end", "why": why, "repeated": self._repeated})
+            if worker.status not in (WorkerStatus.FINISHED, WorkerStatus.LEAVING):
+                self._say(worker, End(why=why, repeated=self._repeated))
         for node in self._nodes:
-            self._orders.append(Order(node, None, {"say": "over", "failed": failed, "why": why}))
+            self._tell(node, RunIsOver(failed=failed, why=why))
 
-    def _members(self) -> list[_Worker]:
+    def _members(self) -> list[Worker]:
         """Those of the present view that live, in rank order."""
         return [self._workers[id] for id in self._view if id in self._workers]
 
-    def _say(self, worker: _Worker, message: Message) -> None:
-        self._orders.append(Order(worker.node, worker.id, message))
+    def _say(self, worker: Worker, said: ToWorker) -> None:
+        self._orders.append(Order(worker.node, worker.id, as_message(said)))
+
+    def _tell(self, node: str, said: ToAgent) -> None:
+        self._orders.append(Order(node, None, as_message(said)))

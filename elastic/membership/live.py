@@ -25,6 +25,20 @@ from typing import Any
 from torch.distributed import Store
 
 from elastic.errors import ElasticError, RendezvousTimeout
+from elastic.membership import messages
+from elastic.membership.messages import (
+    TO_WORKER,
+    Broken,
+    End,
+    Leave,
+    NewView,
+    OnBoard,
+    Regroup,
+    Released,
+    Save,
+    ToWorker,
+    parse,
+)
 from elastic.membership.view import View
 from elastic.membership.wire import LINE_MAX, Lines, Message, WireError, encode, read
 
@@ -83,15 +97,15 @@ class Live:
         self._socket = socket.socket(fileno=os.dup(channel))
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
-        self._view: Message | None = None
+        self._view: NewView | None = None
         self._generation = 0
         self._board: dict[tuple[int, str], bytes] = {}
         self._broken = 0
         self._regroup = 0
         self._asked = 0
-        self._released: Message | None = None
-        self._end: Message | None = None
-        self._identity: Message | None = None
+        self._released: Released | None = None
+        self._end: End | None = None
+        self._identity: tuple[Any] | None = None  # the run's, where it is another
         self._gone = False
         self.leave: str | None = None
         self.on_broken: Callable[[], None] | None = None
@@ -146,7 +160,7 @@ class Live:
 
     # hearing
 
-    def next_view(self, *, within_s: float) -> tuple[View, Message]:
+    def next_view(self, *, within_s: float) -> tuple[View, NewView]:
         """Waits for a view that is newer than the present one.
 
         Raises RunEnded, ToldToLeave, AskedToSave, OtherIdentity, and RendezvousTimeout.
@@ -156,21 +170,20 @@ class Live:
         with self._changed:
             while True:
                 if self._end is not None:
-                    repeated = self._end.get("repeated", False)
-                    raise RunEnded(self._end["why"], repeated=repeated)
+                    raise RunEnded(self._end.why, repeated=self._end.repeated)
                 if self._gone:
                     # The run may go on elsewhere without us: nothing that we hold may be written any more.
                     raise RunEnded("the agent of this worker is gone, and nobody else can place it in a view")
                 if self._asked == self._generation > 0:
                     raise AskedToSave
                 if self._identity is not None:
-                    identity, self._identity = self._identity["identity"], None
+                    (identity,), self._identity = self._identity, None
                     raise OtherIdentity(identity)
-                if self._view is not None and self._view["generation"] > self._generation:
+                if self._view is not None and self._view.generation > self._generation:
                     told = self._view
-                    self._generation = told["generation"]
+                    self._generation = told.generation
                     self._board = {at: value for at, value in self._board.items() if at[0] >= self._generation}
-                    return View(generation=self._generation, workers=tuple(told["workers"])), told
+                    return View(generation=self._generation, workers=tuple(told.workers)), told
                 if self.leave is not None and time.monotonic() - began_s > _LEAVE_S:
                     raise ToldToLeave(self.leave)
                 if not self._changed.wait(_LOOK_S) and time.monotonic() >= deadline:
@@ -198,12 +211,12 @@ class Live:
         with self._changed:
             while True:
                 if self._released is not None:
-                    return Answer.GO if self._released["safe"] else Answer.LOST
+                    return Answer.GO if self._released.safe else Answer.LOST
                 if self._gone or self._end is not None:
                     return Answer.LOST
                 if self._asked == self._generation > 0:
                     return Answer.SAVE
-                if self._view is not None and self._view["generation"] > self._generation:
+                if self._view is not None and self._view.generation > self._generation:
                     return Answer.VIEW
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     return Answer.NONE
@@ -243,13 +256,14 @@ class Live:
         lines = Lines()
         while True:
             try:
-                messages = read(self._socket, lines)
+                arrived = read(self._socket, lines)
+                said = None if arrived is None else [parse(TO_WORKER, message) for message in arrived]
             except WireError:
-                messages = None
-            if messages is None:
+                said = None
+            if said is None:
                 break
-            for message in messages:
-                self._heard(message)
+            for one in said:
+                self._heard(one)
         with self._changed:
             self._gone = True
             self.leave = self.leave or "the end of its agent"
@@ -257,30 +271,29 @@ class Live:
         sys.stderr.write("elastic: the agent of this worker is gone; it leaves\n")
         faulthandler.dump_traceback_later(ORPHAN_S, exit=True)  # a thread of C: it ends what holds Python's lock, too
 
-    def _heard(self, message: Message) -> None:
+    def _heard(self, said: ToWorker) -> None:
         broken = False
         with self._changed:
-            match message["say"]:
-                case "view":
-                    self._view = message
-                case "board":
-                    at = message["generation"], message["key"]
-                    self._board[at] = base64.b64decode(message["value"])
-                case "broken":
-                    self._broken = max(self._broken, message["generation"])
+            match said:
+                case NewView():
+                    self._view = said
+                case OnBoard(generation=generation, key=key, value=value):
+                    self._board[generation, key] = base64.b64decode(value)
+                case Broken(generation=generation):
+                    self._broken = max(self._broken, generation)
                     broken = self._broken >= self._generation
-                case "regroup":
-                    self._regroup = message["generation"]
-                case "save":
-                    self._asked = message["generation"]
-                case "identity":
-                    self._identity = message
-                case "released":
-                    self._released = message
-                case "leave":
+                case Regroup(generation=generation):
+                    self._regroup = generation
+                case Save(generation=generation):
+                    self._asked = generation
+                case messages.OtherIdentity(identity=identity):
+                    self._identity = (identity,)
+                case Released():
+                    self._released = said
+                case Leave():
                     self.leave = self.leave or "a notice to its node"
-                case "end":
-                    self._end = message
+                case End():
+                    self._end = said
                     broken = True
             self._changed.notify_all()
         if broken and self.on_broken is not None:

@@ -16,6 +16,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from elastic.membership.progress import Phase
 from elastic.membership.stalls import Sighting
 from elastic.membership.wire import Message, WireError
 
@@ -166,10 +167,11 @@ class _Seen(OfWorker):
     limit_s: float | None
 
     def sighting(self) -> Sighting:
+        _within(0, self.phase, len(Phase) - 1)
         limit_s = math.inf if self.limit_s is None else self.limit_s
         return Sighting(
             worker=self.worker,
-            phase=self.phase,
+            phase=Phase(self.phase),
             step=self.step,
             sign=self.sign,
             quiet_s=self.quiet_s,
@@ -252,7 +254,16 @@ class Broken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfGeneration:
+class Regroup:
+    """Somebody waits to join: the view is left at a boundary that all agree on."""
+
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """What this worker holds, before it goes or the next view comes: nobody else holds it."""
+
     generation: int
 
 
@@ -262,8 +273,8 @@ class OtherIdentity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bare:
-    """A word without facts."""
+class Leave:
+    """A notice has come to its node. Said by the agent alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +289,9 @@ class Released:
 
     safe: bool
 
+
+ToAgent = Start | Status | Kill | RunIsOver
+ToWorker = NewView | OnBoard | Broken | Regroup | Save | OtherIdentity | End | Released | Leave
 
 FROM_WORKER: Mapping[str, type] = {
     "ready": Ready,
@@ -302,13 +316,23 @@ TO_WORKER: Mapping[str, type] = {
     "view": NewView,
     "board": OnBoard,
     "broken": Broken,
-    "regroup": OfGeneration,
-    "save": OfGeneration,
+    "regroup": Regroup,
+    "save": Save,
     "identity": OtherIdentity,
     "released": Released,
     "end": End,
-    "leave": Bare,
+    "leave": Leave,
 }
+
+
+_WORDS: Mapping[type, str] = {
+    kind: word for kinds in (TO_ITS_AGENT, TO_HUB, TO_AGENT, TO_WORKER) for word, kind in kinds.items()
+}
+
+
+def as_message(said: Any) -> Message:
+    """As it travels. said: one of the types above"""
+    return {"say": _WORDS[type(said)], **{one.name: getattr(said, one.name) for one in fields(said)}}
 
 
 def parse(kinds: Mapping[str, type], message: Message) -> Any:

@@ -12,19 +12,22 @@ import os
 import struct
 import time
 from dataclasses import dataclass
+from enum import IntEnum
 
 BYTES = 64
 
-STARTING, COMPUTING, WAITING, SAVING, EVALUATING, OVER, BETWEEN, READING, LOADING = range(9)
-LIMITED = (
-    COMPUTING,
-    BETWEEN,
-    EVALUATING,
-    SAVING,
-    READING,
-    LOADING,
-)  # there one can hang; elsewhere it waits for others
+
+class Phase(IntEnum):
+    """What a worker is doing. BETWEEN two steps, in the script's own code; OVER: its run, or its session."""
+
+    STARTING, COMPUTING, WAITING, SAVING, EVALUATING, OVER, BETWEEN, READING, LOADING = range(9)
+
+
+LIMITED = (Phase.COMPUTING, Phase.BETWEEN, Phase.EVALUATING, Phase.SAVING, Phase.READING, Phase.LOADING)
+"""There one can hang; elsewhere it waits for others."""
+
 _LAYOUT = struct.Struct("<QqIIdd")
+_PHASES = dict(enumerate(Phase))
 _RUNNING_STEPS = 16
 _LONG = 10  # times the hang limit: what may compile, or moves the whole state
 
@@ -35,7 +38,7 @@ class Record:
 
     generation: int = 0
     step: int = 0
-    phase: int = STARTING
+    phase: Phase = Phase.STARTING
     sequence: int = 0
     since_s: float = 0.0
     limit_s: float = math.inf
@@ -44,7 +47,10 @@ class Record:
     def read(cls, fd: int) -> Record:
         """The agent's side. A record that is being written may be read half: look twice before acting on it."""
         data = os.pread(fd, BYTES, 0)
-        return cls(*_LAYOUT.unpack_from(data)) if len(data) >= _LAYOUT.size else cls()
+        if len(data) < _LAYOUT.size:
+            return cls()
+        generation, step, phase, *rest = _LAYOUT.unpack_from(data)
+        return cls(generation, step, _PHASES.get(phase, Phase.STARTING), *rest)
 
     @property
     def at_step(self) -> int | None:
@@ -58,13 +64,13 @@ class Progress:
     def __init__(self, descriptor: int | None, *, hang_s: float) -> None:
         self._memory = mmap.mmap(descriptor, BYTES) if descriptor is not None else None
         self._hang_s = hang_s
-        self.phase = STARTING
+        self.phase = Phase.STARTING
         self._sequence = 0
         self._step_began_s: float | None = None
         self._steps_s: list[float] = []
         self._limit_s = _LONG * hang_s
 
-    def at(self, phase: int, *, generation: int, step: int, limit_s: float | None = None) -> None:
+    def at(self, phase: Phase, *, generation: int, step: int, limit_s: float | None = None) -> None:
         """From now on in this phase. limit_s: default the hang limit where one can hang, else none."""
         self.phase = phase
         if self._memory is None:
@@ -86,12 +92,12 @@ class Progress:
         """The step under way says nothing about how long steps take."""
         self._step_began_s = None
 
-    def _limits_s(self, phase: int) -> float:
+    def _limits_s(self, phase: Phase) -> float:
         """max(the hang limit, ten median steps); ten times the hang limit until a step is known (it may compile), and
         where the whole state is moved."""
         if phase not in LIMITED:
             return math.inf
-        return self.long_s if phase in (SAVING, LOADING) else self._limit_s
+        return self.long_s if phase in (Phase.SAVING, Phase.LOADING) else self._limit_s
 
     @property
     def long_s(self) -> float:

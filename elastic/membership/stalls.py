@@ -14,24 +14,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastic.membership.progress import BETWEEN, COMPUTING, EVALUATING, LIMITED, LOADING, READING, SAVING
+from elastic.membership.progress import LIMITED, Phase
 
-STORAGE = (READING, SAVING, LOADING)  # who stands here may wait for something outside the machine
+STORAGE = (Phase.READING, Phase.SAVING, Phase.LOADING)  # who stands here may wait for something outside the machine
 ALONE = 5.0  # so many times its limit one that nobody waits for may stand there: only it holds the run's state
 STALL_LIMITS = 20  # how many times --hang-limit all may stand still at one place: ten minutes, unless it is given
 TOGETHER = (
     0.25  # one that came to a place later, and has been quiet for this part of the other's time, is stuck as well
 )
 FRESH_S = 3.0  # an agent with a quiet worker reports each second
-Place = tuple[int, int | None]  # phase, step
+Place = tuple[Phase, int | None]  # phase, step
 
 _WORDS = {
-    READING: ("read", "dataset[i] for step {}"),
-    COMPUTING: ("computed", "the computing of step {}"),
-    EVALUATING: ("evaluated", "the function given to run.evaluate before step {}"),
-    SAVING: ("been saving", "the save before step {}"),
-    LOADING: ("been loading", "the loading of the state at step {}"),
-    BETWEEN: ("been between two steps", "the script's own code before step {}"),
+    Phase.READING: ("read", "dataset[i] for step {}"),
+    Phase.COMPUTING: ("computed", "the computing of step {}"),
+    Phase.EVALUATING: ("evaluated", "the function given to run.evaluate before step {}"),
+    Phase.SAVING: ("been saving", "the save before step {}"),
+    Phase.LOADING: ("been loading", "the loading of the state at step {}"),
+    Phase.BETWEEN: ("been between two steps", "the script's own code before step {}"),
 }
 
 
@@ -46,7 +46,7 @@ class Sighting:
     """
 
     worker: str
-    phase: int
+    phase: Phase
     step: int | None
     sign: int
     quiet_s: float

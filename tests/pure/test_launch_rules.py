@@ -10,26 +10,12 @@ import pytest
 
 from elastic.launch.logs import LogRules, Logs
 from elastic.launch.progress import Doubts, Patience, sighting
-from elastic.membership.progress import (
-    BETWEEN,
-    BYTES,
-    COMPUTING,
-    EVALUATING,
-    LIMITED,
-    LOADING,
-    OVER,
-    READING,
-    SAVING,
-    STARTING,
-    WAITING,
-    Progress,
-    Record,
-)
+from elastic.membership.progress import BYTES, LIMITED, Phase, Progress, Record
 from elastic.membership.stalls import Sighting
 
 
 def computing(**other: float) -> Record:
-    return Record(**{"generation": 1, "step": 7, "phase": COMPUTING, "since_s": 100.0, "limit_s": 30.0} | other)  # type: ignore[arg-type]
+    return Record(**{"generation": 1, "step": 7, "phase": Phase.COMPUTING, "since_s": 100.0, "limit_s": 30.0} | other)  # type: ignore[arg-type]
 
 
 def test_a_record_is_read_as_workers_write_it() -> None:
@@ -37,8 +23,8 @@ def test_a_record_is_read_as_workers_write_it() -> None:
     try:
         os.ftruncate(fd, BYTES)
         assert Record.read(fd).at_step is None
-        os.pwrite(fd, struct.pack("<QqIIdd", 3, 41, COMPUTING, 9, 12.5, math.inf), 0)
-        assert Record.read(fd) == Record(3, 41, COMPUTING, 9, 12.5, math.inf)
+        os.pwrite(fd, struct.pack("<QqIIdd", 3, 41, Phase.COMPUTING, 9, 12.5, math.inf), 0)
+        assert Record.read(fd) == Record(3, 41, Phase.COMPUTING, 9, 12.5, math.inf)
         assert Record.read(fd).at_step == 41
     finally:
         os.close(fd)
@@ -49,7 +35,7 @@ def seen(now_s: float, record: Record, *, not_before_s: float = 0.0, patience: f
 
 
 @pytest.mark.parametrize("phase", LIMITED)
-def test_a_worker_that_gives_no_sign_for_too_long_is_stuck(phase: int) -> None:
+def test_a_worker_that_gives_no_sign_for_too_long_is_stuck(phase: Phase) -> None:
     """In whatever calls the script's code, or storage: evaluating and saving too."""
     assert not seen(130.0, computing(phase=phase)).stuck
     assert seen(130.5, computing(phase=phase)).stuck
@@ -58,12 +44,12 @@ def test_a_worker_that_gives_no_sign_for_too_long_is_stuck(phase: int) -> None:
 
 def test_what_a_stuck_worker_did_is_told_in_words() -> None:
     assert str(seen(130.5, computing())) == "it has computed for 30.5 s without a sign, and may for 30.0 s"
-    between = seen(130.5, computing(phase=BETWEEN))
+    between = seen(130.5, computing(phase=Phase.BETWEEN))
     assert str(between) == "it has been between two steps for 30.5 s without a sign, and may for 30.0 s"
 
 
-@pytest.mark.parametrize("phase", [STARTING, WAITING, OVER])
-def test_waiting_is_not_mistaken_for_a_hang(phase: int) -> None:
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.WAITING, Phase.OVER])
+def test_waiting_is_not_mistaken_for_a_hang(phase: Phase) -> None:
     assert not seen(1e6, computing(phase=phase)).stuck
 
 
@@ -87,14 +73,24 @@ def test_what_may_compile_or_moves_the_whole_state_has_ten_times_as_long() -> No
     os.ftruncate(fd, BYTES)
     progress = Progress(fd, hang_s=30.0)
 
-    def limit_s(phase: int) -> float:
+    def limit_s(phase: Phase) -> float:
         progress.at(phase, generation=1, step=7)
         return Record.read(fd).limit_s
 
-    assert [limit_s(phase) for phase in (COMPUTING, SAVING, LOADING, WAITING)] == [300.0, 300.0, 300.0, math.inf]
+    assert [limit_s(phase) for phase in (Phase.COMPUTING, Phase.SAVING, Phase.LOADING, Phase.WAITING)] == [
+        300.0,
+        300.0,
+        300.0,
+        math.inf,
+    ]
     progress.step_done()
     progress.step_done()
-    assert [limit_s(phase) for phase in (COMPUTING, READING, EVALUATING, SAVING)] == [30.0, 30.0, 30.0, 300.0]
+    assert [limit_s(phase) for phase in (Phase.COMPUTING, Phase.READING, Phase.EVALUATING, Phase.SAVING)] == [
+        30.0,
+        30.0,
+        30.0,
+        300.0,
+    ]
     os.close(fd)
 
 
@@ -103,12 +99,12 @@ def test_a_worker_that_was_killed_for_a_hang_may_only_have_been_slow() -> None:
     doubts = Doubts()
     doubts.killed(200.0, computing(), 30.0)
     doubts.look(210.0, [computing(), computing(step=6)])
-    assert doubts.patience(COMPUTING) == 2.0
+    assert doubts.patience(Phase.COMPUTING) == 2.0
     doubts.look(231.0, [computing()])
     doubts.look(232.0, [computing(step=8)])  # it took as long as the one before
-    assert doubts.patience(COMPUTING) == 2.0
+    assert doubts.patience(Phase.COMPUTING) == 2.0
     doubts.killed(300.0, computing(step=9), 60.0)
-    assert doubts.patience(COMPUTING) == 4.0
+    assert doubts.patience(Phase.COMPUTING) == 4.0
 
 
 def test_a_hang_that_was_one_is_not_held_against_the_next() -> None:
@@ -117,36 +113,38 @@ def test_a_hang_that_was_one_is_not_held_against_the_next() -> None:
     for step in (0, 5, 5, 13, 17):
         doubts.killed(100.0 * step, computing(step=step), 30.0)
         doubts.look(100.0 * step + 3, [computing(step=step + 1)])
-        assert doubts.patience(COMPUTING) == 1.0
+        assert doubts.patience(Phase.COMPUTING) == 1.0
     doubts.killed(3000.0, computing(generation=0, step=0), 30.0)
     doubts.look(3001.0, [computing(generation=0), computing(step=0)])
-    assert doubts.patience(COMPUTING) == 1.0
+    assert doubts.patience(Phase.COMPUTING) == 1.0
 
 
 def test_a_step_that_is_slow_for_all_workers_is_no_hang_of_the_one_that_was_killed() -> None:
     """45 s of user code every thousand steps, where 30 may be: one worker was killed each time, and the other, which
     ended 15 s later, was taken for the proof that it had hung."""
     doubts = Doubts()
-    doubts.killed(130.5, computing(), 30.5, [computing(since_s=100.2), computing(phase=WAITING)])
+    doubts.killed(130.5, computing(), 30.5, [computing(since_s=100.2), computing(phase=Phase.WAITING)])
     doubts.look(145.5, [computing(step=8)])
-    assert doubts.patience(COMPUTING) == 2.0
-    doubts.killed(200.5, computing(step=8), 60.5, [computing(step=8, since_s=199.0), computing(phase=WAITING)])
+    assert doubts.patience(Phase.COMPUTING) == 2.0
+    doubts.killed(200.5, computing(step=8), 60.5, [computing(step=8, since_s=199.0), computing(phase=Phase.WAITING)])
     doubts.look(201.5, [computing(step=9)])
-    assert doubts.patience(COMPUTING) == 1.0
+    assert doubts.patience(Phase.COMPUTING) == 1.0
 
 
-@pytest.mark.parametrize("others", [[], [computing(step=8, phase=WAITING, since_s=100.1)]], ids=["alone", "one of two"])
+@pytest.mark.parametrize(
+    "others", [[], [computing(step=8, phase=Phase.WAITING, since_s=100.1)]], ids=["alone", "one of two"]
+)
 def test_what_the_coordinator_alone_does_between_steps_is_redone_by_nobody_and_proves_no_hang(
     others: list[Record],
 ) -> None:
     """It wrote samples for longer than the limit: at each such step a coordinator was killed, and at the fourth a place
     was given up for ever, where one kill had been enough to learn that it takes so long."""
     doubts = Doubts()
-    doubts.killed(130.5, computing(phase=BETWEEN), 30.5, others)
+    doubts.killed(130.5, computing(phase=Phase.BETWEEN), 30.5, others)
     doubts.look(130.7, [*others, computing(step=8)])
-    assert doubts.patience(BETWEEN) == 2.0
+    assert doubts.patience(Phase.BETWEEN) == 2.0
     doubts.look(131.0, [*others, computing(step=9)])
-    assert doubts.patience(BETWEEN) == 2.0
+    assert doubts.patience(Phase.BETWEEN) == 2.0
 
 
 def test_hangs_between_steps_do_not_blind_the_agent_for_good() -> None:
@@ -154,10 +152,10 @@ def test_hangs_between_steps_do_not_blind_the_agent_for_good() -> None:
     doubts = Doubts()
     doubts.killed(0.0, computing(step=1), 30.0)
     for step in range(100):
-        doubts.killed(1.0, computing(step=step, phase=BETWEEN), 30.0)
-    assert (doubts.patience(BETWEEN), doubts.patience(COMPUTING)) == (16.0, 2.0)
+        doubts.killed(1.0, computing(step=step, phase=Phase.BETWEEN), 30.0)
+    assert (doubts.patience(Phase.BETWEEN), doubts.patience(Phase.COMPUTING)) == (16.0, 2.0)
     doubts.look(2.0, [computing(step=2)])
-    assert (doubts.patience(BETWEEN), doubts.patience(COMPUTING)) == (16.0, 1.0)
+    assert (doubts.patience(Phase.BETWEEN), doubts.patience(Phase.COMPUTING)) == (16.0, 1.0)
 
 
 def test_each_incarnation_of_a_worker_has_its_own_files(tmp_path: os.PathLike[str]) -> None:

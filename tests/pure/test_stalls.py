@@ -8,15 +8,17 @@ from collections.abc import Collection
 import pytest
 
 from elastic.membership.messages import TO_AGENT, Kill, parse
-from elastic.membership.progress import BETWEEN, COMPUTING, EVALUATING, LIMITED, READING, SAVING, WAITING
+from elastic.membership.progress import LIMITED, Phase
 from elastic.membership.stalls import ALONE, STORAGE, Hung, Place, Sighting, Stall, judge
 from tests.kit.stage import Stage, trains
 
 LIMIT_S, STALL_S = 30.0, 600.0
 
 
-def at(worker: str, phase: int, quiet_s: float, *, step: int = 7, sign: int = 3, limit_s: float = LIMIT_S) -> Sighting:
-    limit_s = math.inf if phase == WAITING else limit_s
+def at(
+    worker: str, phase: Phase, quiet_s: float, *, step: int = 7, sign: int = 3, limit_s: float = LIMIT_S
+) -> Sighting:
+    limit_s = math.inf if phase == Phase.WAITING else limit_s
     return Sighting(worker=worker, phase=phase, step=step, sign=sign, quiet_s=quiet_s, limit_s=limit_s)
 
 
@@ -27,54 +29,56 @@ def judged(*seen: Sighting, silent: int = 0, killed_at: Collection[Place] = ()) 
 
 
 @pytest.mark.parametrize("phase", LIMITED)
-def test_one_for_whom_all_others_wait_is_at_fault(phase: int) -> None:
-    found = judged(at("a", WAITING, 40), at("b", phase, 31), at("c", WAITING, 29))
+def test_one_for_whom_all_others_wait_is_at_fault(phase: Phase) -> None:
+    found = judged(at("a", Phase.WAITING, 40), at("b", phase, 31), at("c", Phase.WAITING, 29))
     assert isinstance(found, Hung)
     assert found.sighting.worker == "b"
 
 
 @pytest.mark.parametrize("phase", LIMITED)
-def test_where_all_stand_at_one_place_nobody_is_at_fault(phase: int) -> None:
+def test_where_all_stand_at_one_place_nobody_is_at_fault(phase: Phase) -> None:
     """Whoever does not stand there waits for those who do, and proves nothing."""
     for waiting in (0, 1):
-        found = judged(at("a", phase, 31), at("b", phase, 28), *[at("c", WAITING, 28)] * waiting)
+        found = judged(at("a", phase, 31), at("b", phase, 28), *[at("c", Phase.WAITING, 28)] * waiting)
         assert isinstance(found, Stall)
         assert (found.workers, found.waiting) == (("a", "b"), waiting)
 
 
 def test_one_that_goes_on_where_another_stands_shows_that_the_other_hangs() -> None:
-    for goes_on in (at("b", READING, 3), at("b", COMPUTING, 3), at("b", READING, 29, step=8)):
-        assert judged(at("a", READING, 31), goes_on) == Hung(at("a", READING, 31))
-    assert judged(at("a", READING, 31), silent=1) == Hung(at("a", READING, 31)), "its node has nothing to report"
+    for goes_on in (at("b", Phase.READING, 3), at("b", Phase.COMPUTING, 3), at("b", Phase.READING, 29, step=8)):
+        assert judged(at("a", Phase.READING, 31), goes_on) == Hung(at("a", Phase.READING, 31))
+    assert judged(at("a", Phase.READING, 31), silent=1) == Hung(at("a", Phase.READING, 31)), (
+        "its node has nothing to report"
+    )
 
 
 def test_nobody_is_at_fault_before_the_limit() -> None:
-    assert judged(at("a", READING, 30), at("b", WAITING, 100)) is None
-    assert judged(at("a", WAITING, 1e6), at("b", WAITING, 1e6)) is None
+    assert judged(at("a", Phase.READING, 30), at("b", Phase.WAITING, 100)) is None
+    assert judged(at("a", Phase.WAITING, 1e6), at("b", Phase.WAITING, 1e6)) is None
 
 
 @pytest.mark.parametrize("phase", STORAGE)
-def test_whoever_takes_over_from_one_that_was_killed_at_its_storage_is_not_killed_there_as_well(phase: int) -> None:
+def test_whoever_takes_over_from_one_that_was_killed_at_its_storage_is_not_killed_there_as_well(phase: Phase) -> None:
     """The second kill at one step ended the run, while an NFS server was away for a minute."""
-    seen = at("a", WAITING, 40), at("b", phase, 31)
+    seen = at("a", Phase.WAITING, 40), at("b", phase, 31)
     assert isinstance(judged(*seen), Hung)
     assert isinstance(judged(*seen, killed_at=[(phase, 7)]), Stall)
     assert isinstance(judged(*seen, killed_at=[(phase, 6)]), Hung)
 
 
 def test_a_lone_worker_at_its_storage_is_waited_for_a_while_since_it_alone_holds_the_state() -> None:
-    assert isinstance(judged(at("a", READING, LIMIT_S * ALONE)), Stall)
-    assert isinstance(judged(at("a", READING, LIMIT_S * ALONE + 1)), Hung)
-    assert isinstance(judged(at("a", COMPUTING, 31)), Hung)
-    assert isinstance(judged(at("a", READING, 31), silent=1), Hung)
+    assert isinstance(judged(at("a", Phase.READING, LIMIT_S * ALONE)), Stall)
+    assert isinstance(judged(at("a", Phase.READING, LIMIT_S * ALONE + 1)), Hung)
+    assert isinstance(judged(at("a", Phase.COMPUTING, 31)), Hung)
+    assert isinstance(judged(at("a", Phase.READING, 31), silent=1), Hung)
 
 
 def test_a_stall_has_a_bound() -> None:
     for quiet_s, over in ((599.0, False), (601.0, True)):
-        found = judged(at("a", READING, quiet_s), at("b", READING, quiet_s))
+        found = judged(at("a", Phase.READING, quiet_s), at("b", Phase.READING, quiet_s))
         assert isinstance(found, Stall)
         assert found.is_over_bound == over
-    slow = judged(at("a", SAVING, 900, limit_s=800), at("b", SAVING, 900, limit_s=800))
+    slow = judged(at("a", Phase.SAVING, 900, limit_s=800), at("b", Phase.SAVING, 900, limit_s=800))
     assert isinstance(slow, Stall)
     assert not slow.is_over_bound, "what may take long by itself has twice that"
 
@@ -99,7 +103,7 @@ def test_a_verdict_says_of_which_sign_it_speaks() -> None:
     """An agent looked once more before the verdict came, took what it had seen last for what the verdict was about,
     and killed a worker that had gone on."""
     stage = trains(2)
-    sees(stage, at("A0", BETWEEN, 31, sign=41), at("A1", WAITING, 30, sign=8))
+    sees(stage, at("A0", Phase.BETWEEN, 31, sign=41), at("A1", Phase.WAITING, 30, sign=8))
     assert parse(TO_AGENT, stage.only("hung")) == Kill(worker="A0", sign=41, why=stage.only("hung")["why"])
 
 
@@ -107,7 +111,7 @@ def test_a_verdict_says_of_which_sign_it_speaks() -> None:
 def test_a_hang_in_an_evaluation_is_found_and_its_own_agent_told(nodes: int) -> None:
     stage = trains(2, nodes=2) if nodes == 2 else trains(3)
     hangs, *others = ("B1", "A0", "A1", "B0") if nodes == 2 else ("A2", "A0", "A1")
-    sees(stage, at(hangs, EVALUATING, 31), *[at(other, WAITING, 30) for other in others])
+    sees(stage, at(hangs, Phase.EVALUATING, 31), *[at(other, Phase.WAITING, 30) for other in others])
     assert killed(stage) == [hangs]
     assert stage.to("hung") == hangs[0]
     assert "it has evaluated for 31.0 s without a sign" in stage.only("hung")["why"]
@@ -116,54 +120,54 @@ def test_a_hang_in_an_evaluation_is_found_and_its_own_agent_told(nodes: int) -> 
 def test_a_stall_on_two_nodes_is_told_once_and_kills_nobody() -> None:
     """An agent saw its own workers only, and took a stall of storage for a hang of each."""
     stage = trains(1, nodes=2)
-    sees(stage, at("A0", READING, 28), at("B0", READING, 31))
+    sees(stage, at("A0", Phase.READING, 28), at("B0", Phase.READING, 31))
     assert (killed(stage), stage.to("status")) == ([], "A")
     text = stage.only("status")["text"]
     assert text.startswith("all 2 workers stood still in dataset[i] for step 7 for 31 s: is its storage stalled?")
     for quiet_s in range(32, 600):  # each agent reports by itself
         stage.later(0.5)
-        assert sees(stage, at("A0", READING, quiet_s)).orders == []
+        assert sees(stage, at("A0", Phase.READING, quiet_s)).orders == []
         stage.later(0.5)
-        assert sees(stage, at("B0", READING, quiet_s)).orders == []
+        assert sees(stage, at("B0", Phase.READING, quiet_s)).orders == []
     assert stage.later(10).only("status")["text"].startswith("dataset[i] for step 7 goes on, after 600 s")
     assert stage.later(10).orders == []
 
 
 def test_when_a_stall_is_over_the_last_one_to_go_on_is_not_killed_for_having_stood_there() -> None:
     stage = trains(2)
-    sees(stage, at("A0", READING, 45), at("A1", READING, 45))
+    sees(stage, at("A0", Phase.READING, 45), at("A1", Phase.READING, 45))
     stage.later(1)
-    assert killed(sees(stage, at("A0", READING, 46), at("A1", COMPUTING, 0.2))) == []
+    assert killed(sees(stage, at("A0", Phase.READING, 46), at("A1", Phase.COMPUTING, 0.2))) == []
     assert "goes on" in stage.only("status")["text"]
     stage.later(29)
-    assert killed(sees(stage, at("A0", READING, 75), at("A1", WAITING, 29))) == []
+    assert killed(sees(stage, at("A0", Phase.READING, 75), at("A1", Phase.WAITING, 29))) == []
     stage.later(1)
-    assert killed(sees(stage, at("A0", READING, 76), at("A1", WAITING, 30))) == ["A0"]
+    assert killed(sees(stage, at("A0", Phase.READING, 76), at("A1", Phase.WAITING, 30))) == ["A0"]
 
 
 def test_a_node_that_has_nothing_quiet_to_report_goes_on() -> None:
     stage = trains(1, nodes=2)
-    assert killed(sees(stage, at("B0", READING, 31))) == ["B0"]
+    assert killed(sees(stage, at("B0", Phase.READING, 31))) == ["B0"]
 
 
 def test_reports_of_two_nodes_are_of_two_moments() -> None:
     """With a limit of 2 s, a second between them is half of it."""
     stage = trains(1, nodes=2)
-    sees(stage, at("A0", READING, 0.9, limit_s=2))
+    sees(stage, at("A0", Phase.READING, 0.9, limit_s=2))
     stage.later(1.2)
-    assert killed(sees(stage, at("B0", READING, 2.1, limit_s=2))) == []
+    assert killed(sees(stage, at("B0", Phase.READING, 2.1, limit_s=2))) == []
 
 
 def test_what_an_agent_reported_long_ago_is_not_believed() -> None:
     stage = trains(1, nodes=2)
-    sees(stage, at("A0", READING, 20))
+    sees(stage, at("A0", Phase.READING, 20))
     stage.later(20)
-    assert killed(sees(stage, at("B0", READING, 31))) == ["B0"]
+    assert killed(sees(stage, at("B0", Phase.READING, 31))) == ["B0"]
 
 
 def test_a_stall_that_does_not_end_ends_the_run_with_a_sentence() -> None:
     stage = trains(2, stall_s=40.0)
-    seen = at("A0", READING, 61), at("A1", READING, 61)
+    seen = at("A0", Phase.READING, 61), at("A1", Phase.READING, 61)
     sees(stage, *seen)
     assert sorted(killed(stage)) == ["A0", "A1"], "for their stacks, and since nobody hears that the run ends"
     stage.killed("A0", hung=True, step=7)
@@ -177,11 +181,11 @@ def test_a_stall_that_does_not_end_ends_the_run_with_a_sentence() -> None:
 def test_a_stall_of_storage_that_began_with_one_reader_costs_one_worker_and_not_the_run() -> None:
     """The others had read already. Their turn comes when they take over what it had."""
     stage = trains(3)
-    sees(stage, at("A0", READING, 31), at("A1", WAITING, 31), at("A2", WAITING, 31))
+    sees(stage, at("A0", Phase.READING, 31), at("A1", Phase.WAITING, 31), at("A2", Phase.WAITING, 31))
     assert killed(stage) == ["A0"]
     stage.killed("A0", hung=True, step=7)
     assert stage.over("A1 A2").view == "A1 A2"
-    sees(stage, at("A1", READING, 61, limit_s=60), at("A2", WAITING, 61))
+    sees(stage, at("A1", Phase.READING, 61, limit_s=60), at("A2", Phase.WAITING, 61))
     assert killed(stage) == []
     assert stage.only("status")["text"].startswith("the worker that the others wait for stood still in dataset[i]")
 
@@ -189,6 +193,6 @@ def test_a_stall_of_storage_that_began_with_one_reader_costs_one_worker_and_not_
 def test_a_worker_that_is_in_no_view_holds_up_nobody_else() -> None:
     stage = trains(2)
     newcomer = stage.started("A2")
-    sees(stage, at(newcomer, COMPUTING, 31), at("A0", READING, 31), at("A1", READING, 31))
+    sees(stage, at(newcomer, Phase.COMPUTING, 31), at("A0", Phase.READING, 31), at("A1", Phase.READING, 31))
     assert killed(stage) == [newcomer]
     assert "all 2 workers stood still" in stage.only("status")["text"]

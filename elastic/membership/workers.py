@@ -1,0 +1,57 @@
+"""What the hub knows of one worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from elastic.membership.leaving import Holder
+from elastic.membership.messages import Failed, Leaving, Over
+from elastic.membership.rules import Candidate
+
+
+class WorkerStatus(Enum):
+    """STARTING   its process runs, and has said nothing yet
+    DIFFERENT  it was told that the run has another identity than its own
+    READY      it waits to join
+    MEMBER     it is in the present view, and trains
+    OVER       it has left the present view for the next one
+    LEAVING    it waits to be released
+    FINISHED   it has seen the run's end
+    """
+
+    STARTING, DIFFERENT, READY, MEMBER, OVER, LEAVING, FINISHED = (auto() for _ in range(7))
+
+
+@dataclass
+class Worker:
+    id: str
+    node: str
+    local_rank: int
+    status: WorkerStatus = WorkerStatus.STARTING
+    since_s: float = 0.0
+    started_s: float = 0.0
+    shares: int = 0
+    identity: Any = None
+    accepted: bool = False
+    step: int = -1
+    at: str | None = None
+    whole: bool = True
+    torn: bool = False
+    joins: bool = True
+    was_member: bool = False
+    failed: Failed | None = None
+    told: str | None = None
+    released: bool = False
+    safe: bool = False  # released, and what it holds is not lost with it
+
+    def stands(self, said: Over | Leaving) -> None:
+        self.step, self.whole, self.torn = said.step, said.whole, said.torn
+
+    def holder(self) -> Holder:
+        return Holder(worker=self.id, step=self.step, whole=self.whole, torn=self.torn, joins=self.joins)
+
+    def candidate(self) -> Candidate:
+        at = self.at if self.status == WorkerStatus.OVER else None
+        return Candidate(worker=self.id, node=self.node, shares=self.shares, at=at)
