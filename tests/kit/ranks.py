@@ -38,7 +38,7 @@ class Raised:
     traceback: str
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, within_s: float = 60.0) -> list[Any]:
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, within_s: float = 240.0) -> list[Any]:
     """What `function(rank, world_size, *args)` returned in each process: a value that pickles, a Died or a Raised."""
     pipes, processes = [], []
     try:

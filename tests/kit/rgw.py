@@ -32,7 +32,7 @@ from tests.kit.s3 import S3Server
 PACKAGES = "radosgw ceph-mon ceph-osd ceph-common"
 HOW_TO_INSTALL = f"apt-get update && apt-get install -y --no-install-recommends {PACKAGES}"
 _PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "monmaptool")
-_START_WITHIN_S = 120.0
+_START_WITHIN_S = 240.0
 _TRIES = 3  # another process may take the monitor's port between our looking and its binding
 _DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _PR_SET_PDEATHSIG = 1

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import s3fs
 
-_START_WITHIN_S = 60.0
+_START_WITHIN_S = 240.0
 
 # The server dies with the process that started it, even if that one is killed: PR_SET_PDEATHSIG, SIGKILL.
 _PROGRAM = """

@@ -19,7 +19,7 @@ from elastic.drill.machine import processes
 from elastic.drill.machine.leftovers import Snapshot
 from tests.kit.launch import POLL_S, Launch
 
-WITHIN_S = 60.0
+WITHIN_S = 240.0
 
 HERE = """
 import os, sys, time

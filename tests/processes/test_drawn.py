@@ -18,7 +18,7 @@ def test_drawn_faults_change_nothing(
     assert run.plan.faults == drawn(
         elastic_drill_seed + 1, kinds=["kill", "exception"], rate=0.1, steps=20, workers=3, nodes=1, resume_workers=3
     )
-    end = run.finish(within_s=120)
+    end = run.finish(within_s=240)
     assert end.verdict.ok, f"{run.plan}\n{end.verdict}\n{end.output}"
     assert len(run.plan.faults) == 2
     assert end.not_reached == ()

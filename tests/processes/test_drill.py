@@ -30,7 +30,7 @@ def test_a_worker_killed_in_backward_costs_at_most_the_steps_since_the_last_save
     """The others are inside a collective when it dies, so nobody may wait for ever."""
     run = elastic_cluster(workers=4, steps=12, seed=7)
     run.kill(worker=3, when=At(step=5, phase="backward"))
-    end = run.finish(within_s=120, reference=elastic_undisturbed(steps=12, seed=7).events)
+    end = run.finish(within_s=240, reference=elastic_undisturbed(steps=12, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
@@ -46,11 +46,11 @@ def test_killed_all_at_once_a_run_goes_on_at_another_size(
     """A power cut in the middle of an update, and fewer machines afterwards."""
     run = elastic_cluster(workers=3, steps=12, seed=7)
     run.kill_all(At(step=7, phase="in_update", worker=1))
-    cut = run.finish(within_s=120)
+    cut = run.finish(within_s=240)
     assert cut.exit_code == -signal.SIGKILL
     assert (cut.left_behind, cut.not_reached) == ((), ())
 
-    end = run.start(workers=2).finish(within_s=120, reference=elastic_undisturbed(steps=12, seed=7).events)
+    end = run.start(workers=2).finish(within_s=240, reference=elastic_undisturbed(steps=12, seed=7).events)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert end.world_sizes == [3, 2]
     assert end.steps_redone <= 2
@@ -62,7 +62,7 @@ def test_a_worker_is_killed_in_the_middle_of_an_exchange(
     """It has sent a part of what the others wait for, and its loader processes must die with it."""
     run = elastic_cluster(workers=2, steps=6, seed=7, num_workers=1)
     run.kill(worker=0, when=At(step=3, phase=IN_EXCHANGE))
-    end = run.finish(within_s=120, reference=elastic_undisturbed(steps=6, seed=7).weights_sha256)
+    end = run.finish(within_s=240, reference=elastic_undisturbed(steps=6, seed=7).weights_sha256)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.not_reached) == (0, ())
@@ -85,12 +85,12 @@ def test_one_process_is_killed_at_every_moment_there_is(
 
     run = elastic_cluster(steps=12, seed=7, plan=plan)
     for fault in plan.faults:
-        end = run.start().finish(within_s=60)
+        end = run.start().finish(within_s=240)
         last = [event for event in end.events if event["worker"] == end.events[-1]["worker"]][-1]
         assert (end.exit_code, last["event"]) == (-signal.SIGKILL, "fault"), (
             f"{fault}, not reached {end.not_reached}\n{end.output}"
         )
-    end = run.start().finish(within_s=60, reference=elastic_undisturbed(steps=12, seed=7).events)
+    end = run.start().finish(within_s=240, reference=elastic_undisturbed(steps=12, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
@@ -104,7 +104,7 @@ def test_two_nodes_lose_a_worker_of_each(elastic_cluster: MakeCluster, elastic_u
     run = elastic_cluster(workers=4, nodes=2, steps=12, seed=7)
     run.kill(worker=3, when=At(step=3, phase="backward"))
     run.kill(worker=0, when=At(step=8, phase="update"))
-    end = run.finish(within_s=180, reference=elastic_undisturbed(steps=12, seed=7).events)
+    end = run.finish(within_s=240, reference=elastic_undisturbed(steps=12, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
@@ -121,8 +121,8 @@ def test_a_run_in_object_storage_loses_everything_and_goes_on(
         url = "s3://runs/drilled"
         run = elastic_cluster(url=url, workers=2, steps=6, seed=7, storage_options=server.options, storage=options)
         run.kill_all(At(step=4, phase="backward"))
-        assert run.finish(within_s=120).exit_code == -signal.SIGKILL
-        end = run.start().finish(within_s=120, reference=elastic_undisturbed(steps=6, seed=7).events)
+        assert run.finish(within_s=240).exit_code == -signal.SIGKILL
+        end = run.start().finish(within_s=240, reference=elastic_undisturbed(steps=6, seed=7).events)
 
         assert end.verdict.ok, f"{end.verdict}\n{end.output}"
         assert (end.exit_code, end.left_behind) == (0, ())
@@ -139,10 +139,10 @@ def test_a_random_plan_changes_no_bit(
     print(plan)
     run = elastic_cluster(workers=3, steps=12, seed=7, plan=plan)
     reference = elastic_undisturbed(steps=12, seed=7).events
-    end = run.finish(within_s=120, reference=reference)
+    end = run.finish(within_s=240, reference=reference)
     for _ in plan.faults:
         if end.exit_code != 0:  # everything was killed
-            end = run.start().finish(within_s=120, reference=reference)
+            end = run.start().finish(within_s=240, reference=reference)
 
     assert end.verdict.ok, f"{plan}\n{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind) == (0, ())
@@ -150,7 +150,7 @@ def test_a_random_plan_changes_no_bit(
 
 def test_being_watched_changes_no_bit(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """What a drill finds is true of the run that nobody observes, which without records of reads is not acquitted."""
-    end = elastic_cluster(observed=False, steps=12, seed=7).finish(within_s=60)
+    end = elastic_cluster(observed=False, steps=12, seed=7).finish(within_s=240)
 
     assert end.weights_sha256 == elastic_undisturbed(steps=12, seed=7).weights_sha256
     assert end.verdict.broken() == {"shares", "record"}
@@ -168,7 +168,7 @@ def test_what_a_launch_leaves_behind_is_found_named_and_ended(tmp_path: Path) ->
         "open(name, 'w').close()\n"
     )
     with Cluster(script, url=tmp_path / "run", folder=tmp_path / "drill") as run:
-        end = run.finish(within_s=60)
+        end = run.finish(within_s=240)
 
         assert end.exit_code == 0
         process, temporary, shared = end.left_behind
@@ -198,7 +198,7 @@ def test_waiting_for_an_event_ends_when_the_launch_does(tmp_path: Path) -> None:
         Cluster(script, url=tmp_path / "run", folder=tmp_path / "drill") as run,
         pytest.raises(Exception, match=r"the launch ended \(0\) before saved(.|\n)*nothing happens here"),
     ):
-        run.wait_for("saved", within_s=30)
+        run.wait_for("saved", within_s=240)
 
 
 @pytest.mark.nightly(sample=1, of="what strikes under torchrun")
@@ -207,12 +207,12 @@ def test_a_signal_from_outside_reaches_the_run_at_an_event(
 ) -> None:
     """A scheduler that stops a job: the step is finished, saved, and the next launch goes on without a step redone."""
     run = elastic_cluster(workers=2, steps=400, seed=7, length=96)
-    run.wait_for(lambda event: event["event"] == "step_applied" and event["step"] >= 5, within_s=60)
+    run.wait_for(lambda event: event["event"] == "step_applied" and event["step"] >= 5, within_s=240)
     run.send(signal.SIGTERM)
-    stopped = run.finish(within_s=60)
+    stopped = run.finish(within_s=240)
     assert any(event["event"] == "left" for event in stopped.events), stopped.output
 
-    end = run.start().finish(within_s=120, reference=elastic_undisturbed(steps=400, seed=7, length=96).weights_sha256)
+    end = run.start().finish(within_s=240, reference=elastic_undisturbed(steps=400, seed=7, length=96).weights_sha256)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert end.steps_redone == 0
 
@@ -221,7 +221,7 @@ def test_a_fault_that_never_struck_is_no_success(elastic_cluster: MakeCluster) -
     """The run is right, and the drill has shown nothing."""
     run = elastic_cluster(steps=2, seed=7)
     run.kill(worker=0, when=At(step=50, phase="backward"))
-    end = run.finish(within_s=60)
+    end = run.finish(within_s=240)
 
     assert end.verdict.ok
     assert end.not_reached == ("step 50 backward: kill w0",)

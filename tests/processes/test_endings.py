@@ -104,7 +104,7 @@ def test_a_worker_lost_in_an_evaluation_leaves_history_and_patience_as_they_woul
         )
         if name == "killed":
             run.kill(worker=1, when=At(step=4, phase="evaluate"))
-        end = run.finish(within_s=60)
+        end = run.finish(within_s=240)
         assert (end.exit_code, end.not_reached) == (0, ()), end.output
         found[name] = json.loads(out.read_text())
 
@@ -300,7 +300,7 @@ def test_a_rank_without_work_has_the_scale_right_after_a_restart(tmp_path: Path,
 def test_workers_whose_torchrun_is_killed_save_and_leave_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """Out of memory takes the launcher, too. Its workers would train on, with nobody to restart them."""
     with Launch(LONG, [tmp_path / "run", 1_000_000, tmp_path], workers=2) as launch:
-        launch.wait_for((tmp_path / "step-5").exists, "step 5", within_s=60)
+        launch.wait_for((tmp_path / "step-5").exists, "step 5", within_s=240)
         launch.send(signal.SIGKILL)
         all_gone(launch)
         output = launch.output
@@ -311,15 +311,15 @@ def test_workers_whose_torchrun_is_killed_save_and_leave_and_the_same_command_go
     assert [event["step"] for event in named(events, "saved")] == [0, step]
     assert not named(events, "peer_lost")
     with Launch(LONG, [tmp_path / "run", step + 4, tmp_path], workers=2) as again:
-        assert f"goes on from step {step}" in again.succeed(within_s=60)
+        assert f"goes on from step {step}" in again.succeed(within_s=240)
 
 
 def test_workers_whose_torchrun_is_killed_while_they_start_end(tmp_path: Path) -> None:
     """One waits for the others, and one has not come to its Run yet: it finds nobody, and must not look for minutes."""
     go = tmp_path / "go"
     with Launch(PATIENT, [tmp_path / "run", "--go", go], workers=2) as launch:
-        launch.wait_for(lambda: bool(named(read_events(tmp_path / "run"), "run_started")), "rank 0", within_s=60)
-        launch.wait_for((tmp_path / "go.awaited").exists, "rank 1", within_s=60)
+        launch.wait_for(lambda: bool(named(read_events(tmp_path / "run"), "run_started")), "rank 0", within_s=240)
+        launch.wait_for((tmp_path / "go.awaited").exists, "rank 1", within_s=240)
         launch.send(signal.SIGKILL)
         go.touch()
         all_gone(launch)

@@ -28,7 +28,7 @@ def test_a_run_that_ends_while_another_node_replaces_a_worker_has_not_failed_the
     """The hub's agent is gone as soon as its own workers are; the other one took that for a loss. (Drill 131.)"""
     plan = Plan((Kill(3, At(5, "applied")),))
     run = elastic_cluster(workers=4, nodes=2, launcher="elastic", steps=6, seed=7, plan=plan)
-    end = run.finish(within_s=120, reference=elastic_undisturbed(steps=6, seed=7).events)
+    end = run.finish(within_s=240, reference=elastic_undisturbed(steps=6, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
@@ -46,9 +46,9 @@ def test_a_disk_that_cannot_be_written_for_a_moment_at_the_last_save_costs_no_ru
             url=url, launcher="elastic", workers=2, steps=6, seed=7, save_every=100, save_failures_max=1,
             plan=Plan((Disk(0, At(5, "finish"), "read_only"),)),
         )  # fmt: skip
-        failed = run.wait_for("save_failed", within_s=60)
+        failed = run.wait_for("save_failed", within_s=240)
         disk.heal(url)
-        end = run.finish(within_s=60, reference=whole.events)
+        end = run.finish(within_s=240, reference=whole.events)
         assert failed["step"] == 6
         assert end.verdict.ok, f"{end.verdict}\n{end.output}"
         assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
@@ -72,7 +72,7 @@ def test_a_disk_that_is_full_for_a_moment_when_a_run_goes_on_alone_costs_no_run(
         while "is tried again in 2 s" not in run.output() and time.monotonic() < deadline:
             time.sleep(0.05)
         disk.heal(url)
-        end = run.finish(within_s=60)
+        end = run.finish(within_s=240)
         assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
         assert end.verdict.ok, f"{end.verdict}\n{end.output}"
         assert end.weights_sha256 == whole.weights_sha256
@@ -86,7 +86,7 @@ def test_drawn_failures_do_not_look_like_a_bug(elastic_cluster: MakeCluster, ela
     twice, ends a run. Both may come later, and the second does. (Drill 167.)"""
     faults = (Raise(0, At(2, "applied", later=True)), Raise(0, At(3, "backward", later=True)))
     run = elastic_cluster(workers=1, launcher="elastic", steps=12, seed=7, plan=Plan(faults))
-    end = run.finish(within_s=120, reference=elastic_undisturbed(steps=12, seed=7).events)
+    end = run.finish(within_s=240, reference=elastic_undisturbed(steps=12, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output

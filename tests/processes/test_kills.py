@@ -26,7 +26,7 @@ SEED = int(os.environ.get("KILLS_SEED") or 41)
 KILLS = int(os.environ.get("KILLS") or (8 if NIGHTLY else 4))
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "soak.py"
 WORKERS = 2
-WITHIN_S = 90.0
+WITHIN_S = 240.0
 WRITER_WITHIN_S = 4.0  # a coordinator starts one when it has trained for two
 VICTIMS = {"trainer": 8, "writer": 7, "agent": 3, "all": 2}
 

@@ -16,7 +16,7 @@ from elastic.observe.report import report
 from tests.kit.launch import Launch
 
 PROGRAM = "tests.kit.programs.leaves"
-WITHIN_S = 120.0
+WITHIN_S = 240.0
 
 
 def under_elastic(folder: Path, workers: int, *args: object) -> Launch:

@@ -102,7 +102,7 @@ def test_everything_is_killed_and_goes_on_at_another_size(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
     run = live(elastic_cluster, [Kill(2, At(4, "forward")), KillAll(At(20, "in_update", worker=1))], steps=40)
-    cut = run.finish(within_s=60)
+    cut = run.finish(within_s=240)
     assert (cut.exit_code, cut.left_behind) == (-signal.SIGKILL, ())
 
     judged(run.start(workers=2), elastic_undisturbed(steps=40, seed=7).events)
@@ -138,9 +138,9 @@ def test_all_are_told_to_leave_and_nothing_is_lost(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
     run = live(elastic_cluster, [], length=96)
-    run.wait_for(lambda event: event["event"] == "step_applied" and event["step"] >= 5, within_s=60)
+    run.wait_for(lambda event: event["event"] == "step_applied" and event["step"] >= 5, within_s=240)
     run.send(signal.SIGTERM)
-    left = run.finish(within_s=60)
+    left = run.finish(within_s=240)
     assert (left.exit_code, left.left_behind) == (0, ()), left.output
     assert count_of(left, "left") == 4
 
@@ -168,7 +168,7 @@ def test_the_same_exception_twice_at_one_step_ends_the_run(
     """Shown once, with the step and the log; a survivor saves the state before that step, and nothing else is lost."""
     fault = Raise(1, At(12, "forward"))
     run = live(elastic_cluster, [fault, fault], steps=30, options=["--redirects=3"])
-    end = run.finish(within_s=60)
+    end = run.finish(within_s=240)
     assert (end.exit_code, end.left_behind, end.not_reached) == (1, (), ())
     assert end.output.count("Traceback") == 1, end.output
     assert "same failure twice at step 12" in end.output
@@ -209,7 +209,7 @@ def test_a_worker_is_lost_where_the_run_ends(
 def test_a_killed_agent_leaves_nothing_behind(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Its workers see its death, save what they may and go; the same command goes on."""
     run = live(elastic_cluster, [KillAgent(2, At(12, "forward"))], steps=60)
-    killed = run.finish(within_s=60)
+    killed = run.finish(within_s=240)
     assert (killed.exit_code, killed.left_behind) == (-signal.SIGKILL, ())
 
     judged(run.start(), elastic_undisturbed(steps=60, seed=7).events)
@@ -225,9 +225,9 @@ def test_all_are_told_to_leave_below_the_minimum_and_nothing_is_lost(
         KillAgent(0, complete("forward")),
     ]  # the hub is in the other
     run = live(elastic_cluster, faults, steps=80, nodes=2, unhurried=4, save_every=1000)
-    run.wait_for(lambda _: "at least 2 nodes are here" in run.output(), within_s=60)
+    run.wait_for(lambda _: "at least 2 nodes are here" in run.output(), within_s=240)
     run.send(signal.SIGTERM)
-    left = run.finish(within_s=60)
+    left = run.finish(within_s=240)
     assert (left.left_behind, left.not_reached) == ((), ()), left.output
     applied = max(event["step"] for event in left.events if event["event"] == "step_applied")
     assert [event["step"] for event in left.events if event["event"] == "saved"][-1] == applied + 1, left.output

@@ -19,7 +19,7 @@ def test_the_save_of_a_coordinator_that_lost_a_worker_holds_the_step_s_buffers(
     """Between two steps BatchNorm's averages are those of the step that was applied; inside one, those of its start."""
     run = elastic_cluster(workers=2, steps=8, seed=7, save_every=1)
     run.kill(worker=1, when=At(step=4, phase=phase))
-    end = run.finish(within_s=120, reference=elastic_undisturbed(steps=8, seed=7).events)
+    end = run.finish(within_s=240, reference=elastic_undisturbed(steps=8, seed=7).events)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())

@@ -92,9 +92,9 @@ def test_a_run_that_cannot_save_stops_says_what_is_at_risk_and_goes_on_once_the_
     )
     broken, data = tmp_path / "broken", Path(run.url) / "data"
     broken.write_text("a file")
-    run.wait_for(lambda event: event["event"] == "saved" and event["step"] >= breaks_after, within_s=60)
+    run.wait_for(lambda event: event["event"] == "saved" and event["step"] >= breaks_after, within_s=240)
     exchange(broken, data)
-    end = run.finish(within_s=60)
+    end = run.finish(within_s=240)
     assert (end.exit_code != 0, end.left_behind) == (True, ()), end.output
     assert "SavesFailed: 3 saves in a row failed" in end.output
     assert "a file lies where a folder is needed" in end.output
@@ -110,7 +110,7 @@ def test_a_run_that_cannot_save_stops_says_what_is_at_risk_and_goes_on_once_the_
     exchange(broken, data)
     assert committed(run)[0] == saved
     repaired = elastic_cluster(url=run.url, workers=workers, launcher=launcher, **{**slowly, "unhurried": 0})
-    resumed = repaired.finish(within_s=60, reference=elastic_undisturbed(steps=140, seed=7).events)
+    resumed = repaired.finish(within_s=240, reference=elastic_undisturbed(steps=140, seed=7).events)
     assert resumed.verdict.ok, f"{resumed.verdict}\n{resumed.output}"
     assert f"goes on from step {saved} " in resumed.output
 
@@ -119,12 +119,12 @@ def test_what_was_copied_is_committed_though_the_process_is_killed(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
     run = elastic_cluster(plan=KILLED, seed=7, **SLOW)
-    cut = run.finish(within_s=60)
+    cut = run.finish(within_s=240)
     assert (cut.exit_code, cut.left_behind) == (-signal.SIGKILL, ()), cut.output
     assert LAST + 1 in staged(cut)
     assert committed(run)[0] == LAST + 1
 
-    end = run.start().finish(within_s=60, reference=elastic_undisturbed(steps=90, seed=7).events)
+    end = run.start().finish(within_s=240, reference=elastic_undisturbed(steps=90, seed=7).events)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert end.steps_redone == 0
 
@@ -133,7 +133,7 @@ def test_what_a_lost_coordinator_had_copied_is_committed_while_the_others_go_on(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
     run = elastic_cluster(workers=3, launcher="elastic", plan=KILLED, seed=7, **SLOW)
-    end = run.finish(within_s=60, reference=elastic_undisturbed(steps=90, seed=7).events)
+    end = run.finish(within_s=240, reference=elastic_undisturbed(steps=90, seed=7).events)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     assert LAST + 1 in staged(end)
@@ -150,7 +150,7 @@ def test_a_save_is_finished_before_those_who_come_after_all_were_lost_go_on(
         url=url, workers=2, launcher="elastic", plan=plan, seed=7, storage=json.dumps(options),
         storage_options=options, **SLOW,
     )  # fmt: skip
-    end = run.finish(within_s=90, reference=elastic_undisturbed(steps=90, seed=7).events)
+    end = run.finish(within_s=240, reference=elastic_undisturbed(steps=90, seed=7).events)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     assert LAST + 1 in [event["step"] for event in end.events if event["event"] == "loaded"]
@@ -167,7 +167,7 @@ def test_saves_commit_while_uploads_are_slow_and_workers_are_lost(
         url=url, workers=3, launcher="elastic", plan=Plan(tuple(losses)), seed=7, storage=json.dumps(options),
         storage_options=options, steps=110, save_every=25, unhurried=99,
     )  # fmt: skip
-    end = run.finish(within_s=120, reference=elastic_undisturbed(steps=110, seed=7).events)
+    end = run.finish(within_s=240, reference=elastic_undisturbed(steps=110, seed=7).events)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     assert staged(end)

@@ -33,14 +33,14 @@ def test_a_run_of_random_faults_is_the_undisturbed_run_and_leaks_nothing(
         script=PROGRAM, workers=WORKERS, launcher="elastic", nodes=2, nodes_max=1000, restarts=10_000, plan=plan,
         full=WORKERS, enough=enough,
     )  # fmt: skip
-    run.wait_held(within_s=60 + 5 * FAULTS)
+    run.wait_held(within_s=240 + 5 * FAULTS)
     before = settled(run)
     run.let_go()
-    run.wait_held(within_s=60 + 5 * FAULTS)
+    run.wait_held(within_s=240 + 5 * FAULTS)
     after = settled(run, at_most=before)
     enough.touch()
     run.let_go()
-    end = run.finish(within_s=120)
+    end = run.finish(within_s=240)
     print(f"{end.verdict.steps} steps, {len(end.world_sizes)} views, {end.steps_redone} redone\n{before}\n{after}")
 
     assert end.verdict.ok, f"{plan}\n{end.verdict}\n{end.output}"

@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "taken_over.py"
 
 def digests(elastic_cluster: MakeCluster, **options: Any) -> list[str]:
     run = elastic_cluster(script=PROGRAM, **options)
-    end = run.finish(within_s=120)
+    end = run.finish(within_s=240)
     assert end.exit_code == 0, end.output
     assert end.not_reached == ()
     return re.findall("took part: ([0-9a-f]{64})", end.output)

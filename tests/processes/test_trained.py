@@ -31,10 +31,10 @@ def test_a_newcomer_a_survivor_and_a_resume_train_what_the_others_train(
     those changes and after them, and then all of them. Their scripts start from the first line each time."""
     faults: list[Fault] = [Kill(n % 3, At(None, phase, world_size=3)) for n, phase in enumerate(OF_A_STEP)]
     faults += [KillAll(At(STEPS - 10, "forward"))]
-    options: dict[str, Any] = {"steps": STEPS, "unhurried": 3}
+    options: dict[str, Any] = {"steps": STEPS, "awaits": 3}
     run = elastic_cluster(script=PROGRAM, workers=3, launcher="elastic", plan=Plan(tuple(faults)), **options)
-    assert run.finish(within_s=120).exit_code == -signal.SIGKILL
-    end, alone = run.start().finish(within_s=60), elastic_undisturbed(script=PROGRAM, steps=STEPS)
+    assert run.finish(within_s=240).exit_code == -signal.SIGKILL
+    end, alone = run.start().finish(within_s=240), elastic_undisturbed(script=PROGRAM, steps=STEPS)
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output

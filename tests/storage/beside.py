@@ -23,7 +23,7 @@ from checkpoint import (
 )
 
 Make = Callable[..., Checkpointer]
-WITHIN_S = 60.0
+WITHIN_S = 240.0
 RESIDENT = "checkpoint.background.resident"
 SEED = int(os.environ.get("SEED", "0")) or random.randrange(1, 10**6)
 

@@ -28,7 +28,7 @@ from tests.kit.s3 import S3Server
 
 STATE = {"model": {"w": torch.arange(6.0)}, "epoch": 3}
 ROOT = Path(__file__).parents[2]
-WITHIN_S = 120.0
+WITHIN_S = 240.0
 
 Capture = pytest.CaptureFixture[str]
 Make = Callable[..., Checkpointer]

@@ -29,7 +29,7 @@ from checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
 
 ROOT = Path(__file__).parents[2]
-WITHIN_S = 120.0
+WITHIN_S = 240.0
 BIG = 60_000_000  # bytes that take a while to write
 
 Capture = pytest.CaptureFixture[str]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+
+REPLACED_BY = 14  # the step before which a worker that was lost is back
 
 
 def main() -> None:
@@ -26,12 +29,16 @@ def main() -> None:
         virtual_workers=6,
         epochs=1,
     ) as run:
+        fullest, patience_s = 0, 0.05
         for step in run:
             for batch, labels in step:
                 loss = nn.functional.cross_entropy(model(batch), labels, reduction="sum")
                 step.backward(loss, count=len(labels))
             if run.generation not in dashboards:
                 dashboards[run.generation] = [socket.socketpair() for _ in range(5)]
+            fullest = max(fullest, run.world_size)
+            if run.world_size < fullest and step.index < REPLACED_BY:
+                time.sleep(patience_s := min(2 * patience_s, 4.0))  # however long a replacement takes on this machine
 
 
 if __name__ == "__main__":

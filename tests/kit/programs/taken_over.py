@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,7 @@ def main() -> None:
             lose(options.lose, run)
         offset = 0.01 * torch.randn(4)
         drawn.numbers[:] = drawn.numbers or [draw()]
+        fullest, patience_s = 0, 0.05
         for step in run:
             weight = draw()
             for x, y in step:
@@ -133,6 +135,9 @@ def main() -> None:
             if step.index % 4 == 3:
                 found = run.evaluate(points, lambda x, _: {"sum": model(x).sum() + teacher(x).sum()})
                 drawn.numbers += [found["sum"], draw()]
+            fullest = max(fullest, run.world_size)
+            if run.world_size < fullest:
+                time.sleep(patience_s := min(2 * patience_s, 4.0))  # however long a replacement takes on this machine
         state = {"model": model, "hidden": model.hidden, "teacher": teacher, "drawn": drawn, "last": draw()}
         print(f"took part: {checkpoint.digest(state)}", flush=True)
 

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--save-every", type=int, default=7)
-    parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
+    parser.add_argument("--awaits", type=int, default=0, help="goes ever more slowly while fewer workers share it")
     options = parser.parse_args()
 
     elastic.seed(9)
@@ -69,6 +69,7 @@ def main() -> None:
     ) as run:
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(damp)  # type: ignore[no-untyped-call]
+        patience_s = 0.05
         for step in run:
             model[0].requires_grad_(step.index % 2 == 0)
             for points, labels in step:
@@ -88,8 +89,10 @@ def main() -> None:
                 rebuild(step.index + 1)
                 joined = [parameter for name, parameter in model.named_parameters() if "adapter" in name]
                 optimizer.add_param_group({"params": joined})
-            if run.world_size < options.unhurried:
-                time.sleep(0.05)
+            if run.world_size < options.awaits:
+                time.sleep(patience_s := min(2 * patience_s, 4.0))
+            else:
+                patience_s = 0.05
 
 
 if __name__ == "__main__":
