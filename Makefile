@@ -54,8 +54,8 @@ kills: $(STAMP)  ## 100 SIGKILLs of trainers, writers and agents at random momen
 gpu: $(STAMP)  ## what only a GPU can answer, with figures, on a machine with one or more: make gpu DEVICE=cpu rehearses it
 	DEVICE=$(DEVICE) $(BIN)/python -m pytest -s --timeout=900 tests/gpu
 
-bench: $(STAMP)  ## steady-state throughput beside plain loops and DDP, as ratios
-	$(BIN)/python tests/benchmarks/steady_state.py
+bench: $(STAMP)  ## the benchmarks, a line each; one of them: make bench NAME=recovery OPTIONS="--quick"
+	@$(BIN)/python -m tests.benchmarks $(NAME) $(OPTIONS)
 
 clean:  ## remove .venv, caches and the pages
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -51,7 +51,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.keyword:
         return
-    left = sampling.left_to_the_night(items, [arg for arg in config.args if "::" in arg])
+    files = [Path(arg.partition("::")[0]).resolve() for arg in config.args if ".py" in arg]
+    left = sampling.left_to_the_night([item for item in items if item.path not in files])
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
     items[:] = [item for item in items if item.nodeid not in left]
 

@@ -42,6 +42,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from checkpoint import Checkpointer, digest
 from checkpoint.format.shards import SHARD_BYTES
+from tests.benchmarks.underway import interruptible, progress
 
 SMALL_FLOATS = 1024  # every other tensor is a bias
 PATIENCE_S = 600.0
@@ -239,18 +240,19 @@ def run(mb: int, tensors: int, rounds: int, folder: Path) -> Bench:
             runs.warm(bench.state)
             bench.memcpy()
             bench.seconds.clear()
-            for step in range(1, rounds + 1):
-                bench.memcpy()
-                bench.raw_write()
-                for number, how in enumerate(bench.trainings):
-                    os.sync()
-                    bench.ours(runs, 2 * step + number, how)
-                bench.waiting("torch.save", lambda path: torch.save(bench.state, path))
-                bench.waiting("dcp.save", lambda path: dcp.save(bench.state, checkpoint_id=path))
-                for how in bench.trainings:
-                    bench.dcp_beside("dcp.async_save thread", AsyncCheckpointerType.THREAD, how)
-                    bench.dcp_beside("dcp.async_save process", AsyncCheckpointerType.PROCESS, how)
-                bench.load(runs)
+            with interruptible():
+                for step in progress("rounds", range(1, rounds + 1)):
+                    bench.memcpy()
+                    bench.raw_write()
+                    for number, how in enumerate(bench.trainings):
+                        os.sync()
+                        bench.ours(runs, 2 * step + number, how)
+                    bench.waiting("torch.save", lambda path: torch.save(bench.state, path))
+                    bench.waiting("dcp.save", lambda path: dcp.save(bench.state, checkpoint_id=path))
+                    for how in bench.trainings:
+                        bench.dcp_beside("dcp.async_save thread", AsyncCheckpointerType.THREAD, how)
+                        bench.dcp_beside("dcp.async_save process", AsyncCheckpointerType.PROCESS, how)
+                    bench.load(runs)
     finally:
         if bench._stager is not None:
             bench._stager.close()
@@ -260,7 +262,7 @@ def run(mb: int, tensors: int, rounds: int, folder: Path) -> Bench:
 
 def summary(seconds: Figures) -> dict[str, float]:
     """The ratios that are aimed for, by name."""
-    median = {name: statistics.median(values) for name, values in seconds.items()}
+    median = {name: statistics.median(values) for name, values in seconds.items() if values}
 
     def best_of_dcp(what: str) -> float:
         return min(value for name, value in median.items() if name.startswith("dcp") and name.endswith(f" {what}"))
@@ -292,11 +294,15 @@ WAYS = ("checkpoint", "torch.save", "dcp.save", "dcp.async_save thread", "dcp.as
 
 
 def show(bench: Bench, console: Console) -> None:
-    median = {name: statistics.median(values) for name, values in bench.seconds.items()}
+    median = {name: statistics.median(values) for name, values in bench.seconds.items() if values}
+    if "checkpoint load" not in median:  # interrupted in the first round: there is nothing to compare
+        for name, value in median.items():
+            console.print(f"{name:34} {value * 1000:10,.0f} ms")
+        return
     copy_s, write_s = median["memcpy"], median["raw write"]
-    table = Table(title=f"{bench.bytes / 2**30:.2f} GiB in {len(bench.state['model']):,} tensors, medians")
-    table.add_column("way")
-    for column in ("call", "stall", "crowded", "commit", "stall / memcpy", "crowded / memcpy", "commit / raw write"):
+    table = Table(title=f"{bench.bytes / 2**30:.2f} GiB in {len(bench.state['model']):,} tensors, medians, ms")
+    table.add_column("way", min_width=11, overflow="fold")
+    for column in ("call", "stall", "crowded", "commit", "stall / memcpy", "crowded / memcpy", "commit / raw"):
         table.add_column(column, justify="right")
     for way in WAYS:
         if way in bench.absent:
@@ -307,7 +313,7 @@ def show(bench: Bench, console: Console) -> None:
         )
         table.add_row(
             way,
-            *(f"{value * 1000:,.0f} ms" for value in (call_s, stall_s, crowded_s, commit_s)),
+            *(f"{value * 1000:,.0f}" for value in (call_s, stall_s, crowded_s, commit_s)),
             *(f"{value:.2f}" for value in (stall_s / copy_s, crowded_s / copy_s, commit_s / write_s)),
         )
     console.print(table)
@@ -338,7 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show(bench, console)
     console.print(f"load of the machine {load[0]:.1f} before, {load[1]:.1f} after; {os.cpu_count()} processors")
     if asked.json:
-        asked.json.write_text(json.dumps({"seconds": bench.seconds, "ratios": summary(bench.seconds), "load": load}))
+        ratios = summary(bench.seconds) if bench.seconds["checkpoint load"] else {}
+        asked.json.write_text(json.dumps({"seconds": bench.seconds, "ratios": ratios, "load": load}))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from typing import Any
@@ -39,6 +40,8 @@ def main(rank: int, asked: Any, folder: str) -> None:
     ways = {way: Checkpointer(f"{folder}/{way}", group="auto", keep=2, replicas=way) for way in ("compared", "trusted")}
     seconds: dict[str, list[float]] = {name: [] for name in (*ways, "hash of all", "copy of a share")}
     for step in range(asked.rounds + 1):
+        if rank == 0:
+            print(f"round {step} of {asked.rounds}", file=sys.stderr, flush=True)
         for way, runs in ways.items():
             dist.barrier()
             begun_s = time.perf_counter()

@@ -28,6 +28,7 @@ from rich.console import Console
 from checkpoint import Checkpointer, digest
 from checkpoint.format.shards import SHARD_BYTES
 from tests.benchmarks.checkpoints import build, timed
+from tests.benchmarks.underway import interruptible, progress
 from tests.kit.rgw import HOW_TO_INSTALL, missing, rgw_server
 from tests.kit.s3 import S3Server
 
@@ -68,19 +69,20 @@ def run(server: S3Server, mb: int, rounds: int) -> dict[str, list[float]]:
         runs.warm(state)
         runs.save(0, state, blocking=False).wait()
         raw.put()
-        for step in range(1, rounds + 1):
-            with timed(seconds["raw PUTs"]):
-                raw.put()
-            with timed(seconds["save"]):
-                runs.save(step, state, blocking=False).wait()
-            runs.wait()  # the sweep of older ones
-            with timed(seconds["raw GETs"]):
-                raw.get()
-            for tensor in state["model"].values():
-                tensor.zero_()
-            with timed(seconds["load"]):
-                assert runs.load(state) == step
-            assert digest(state) == expected
+        with interruptible():
+            for step in progress("rounds", range(1, rounds + 1)):
+                with timed(seconds["raw PUTs"]):
+                    raw.put()
+                with timed(seconds["save"]):
+                    runs.save(step, state, blocking=False).wait()
+                runs.wait()  # the sweep of older ones
+                with timed(seconds["raw GETs"]):
+                    raw.get()
+                for tensor in state["model"].values():
+                    tensor.zero_()
+                with timed(seconds["load"]):
+                    assert runs.load(state) == step
+                assert digest(state) == expected
     return seconds
 
 
@@ -97,18 +99,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     begun_s = time.perf_counter()
     with rgw_server() as server:
         seconds = run(server, asked.mb, asked.rounds)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
+    median = {name: statistics.median(values) for name, values in seconds.items() if values}
     for name, value in median.items():
         console.print(f"{name:10} {value * 1000:7,.0f} ms   {asked.mb / value:6,.0f} MiB/s")
-    ratios = {
-        "throughput of a save / raw PUTs": median["raw PUTs"] / median["save"],
-        "throughput of a verified load / raw GETs": median["raw GETs"] / median["load"],
+    compared = {
+        "throughput of a save / raw PUTs": ("raw PUTs", "save"),
+        "throughput of a verified load / raw GETs": ("raw GETs", "load"),
     }
+    ratios = {name: median[raw] / median[ours] for name, (raw, ours) in compared.items() if ours in median}
     for name, value in ratios.items():
         console.print(f"{name:42} {value:.2f}")
     console.print(
-        f"{asked.mb} MiB, {asked.rounds} rounds, {time.perf_counter() - begun_s:.0f} s; load of the machine {load:.1f} "
-        f"before, {os.getloadavg()[0]:.1f} after; {os.cpu_count()} processors"
+        f"{asked.mb} MiB, {len(seconds['load'])} rounds, {time.perf_counter() - begun_s:.0f} s; "
+        f"load of the machine {load:.1f} before, {os.getloadavg()[0]:.1f} after; {os.cpu_count()} processors"
     )
     if asked.json:
         asked.json.write_text(json.dumps({"seconds": seconds, "ratios": ratios, "load": load}))

@@ -32,12 +32,14 @@ from rich.table import Table
 from tests.benchmarks import recovery_loopback as loopback
 from tests.benchmarks.recovery_events import Cost
 from tests.benchmarks.recovery_runs import ELASTIC, TORCHRUN, Stuck, Watched, kill, running, strike
+from tests.benchmarks.underway import interruptible, progress
 
 ONE_NODE = [*ELASTIC, "--standalone"]
 SETTLED_STEPS = 8
 CALM_STEPS = 40
 APART_S = 1.5  # one fault at a time: until then the agent has forked the next spare process
 BIG = ["--width=4900", "--batch-size=16"]
+PARTS_BESIDE = 3  # in a table of 80 columns
 
 
 @dataclass
@@ -91,13 +93,13 @@ class Bench:
             key, f"SIGKILL, {workers} workers{''.join(f', {a[2:]}' for a in arguments)}", workers, arguments
         )
         with running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments, observed=self.breakdown) as watched:
-            for _ in range(count):
+            for _ in progress(part.name, range(count)):
                 part.costs.append(self._fault(watched, workers, kill))
 
     def stops(self, count: int) -> None:
         part = self._part("stop", "SIGSTOP, 4 workers", 4, [])
         with running([*ONE_NODE, "--nproc-per-node=4"], []) as watched:
-            for _ in range(count):
+            for _ in progress(part.name, range(count)):
                 part.costs.append(self._fault(watched, 4, stop))
 
     def exceptions(self, count: int) -> None:
@@ -112,7 +114,7 @@ class Bench:
                 assert error is not None
                 return float(error["error"].rpartition(" ")[2]), None
 
-            for _ in range(count):
+            for _ in progress(part.name, range(count)):
                 part.costs.append(self._fault(watched, 4, act))
 
     def leaves_and_joins(self, count: int) -> None:
@@ -130,7 +132,7 @@ class Bench:
             "--rdzv-id=bench",
         ]
         with running([*nodes, "--nproc-per-node=3"], []) as watched:
-            for _ in range(count):
+            for _ in progress("a node joins, and is told to leave", range(count)):
                 before = watched.settled(3, steps=SETTLED_STEPS)
                 step, begun = watched.events.median_step(before), time.time()
                 node = watched.start([*nodes, "--nproc-per-node=1"], [])
@@ -144,7 +146,7 @@ class Bench:
         part = Part("plain torchrun, SIGKILL, 4 workers", 1.0, os.getloadavg()[0])  # all four come back
         self.parts["torchrun"] = part
         with running([*TORCHRUN, "--nproc-per-node=4"], []) as watched:
-            for _ in range(count):
+            for _ in progress(part.name, range(count)):
                 before = watched.settled(4, steps=SETTLED_STEPS)
                 step = watched.events.median_step(before)
                 time.sleep(self.draw.uniform(0.0, 2 * step))
@@ -155,7 +157,7 @@ class Bench:
     def large(self, count: int, workers: int = 3) -> None:
         pauses, transfers, size = [], [], 0
         with running([*ONE_NODE, f"--nproc-per-node={workers}"], BIG) as watched:
-            for _ in range(count):
+            for _ in progress("a large state", range(count)):
                 cost = self._fault(watched, workers, kill)
                 transfer = next(event for event in reversed(watched.events.others) if event["event"] == "transfer")
                 assert cost.join is not None
@@ -232,9 +234,9 @@ def ms(values: Sequence[float]) -> str:
 
 def costs_table(parts: Sequence[Part]) -> Table:
     table = Table(title="milliseconds, p50 / p99")
-    table.add_column("")
+    table.add_column("", min_width=30)
     for part in parts:
-        table.add_column(part.name, justify="right")
+        table.add_column(part.name, justify="right", max_width=15)
 
     def row(name: str, shown: Callable[[Part], str]) -> None:
         table.add_row(name, *(shown(part) for part in parts))
@@ -357,10 +359,9 @@ def breakdown_table(part: Part) -> Table:
 
 def main() -> None:
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that was started ends
     count = 20 if options.quick else options.faults
     few = max(3, count // 10)
-    console = Console(width=190)
+    console = Console()
     console.print(
         f"seed {options.seed}, {os.cpu_count()} processors, load {' '.join(f'{x:.1f}' for x in os.getloadavg())}"
     )
@@ -375,17 +376,18 @@ def main() -> None:
         "torchrun": lambda: bench.torchrun(few),
     }
     failed: list[str] = []
-    for name, scenario in scenarios.items():
-        if not options.only or name in options.only:
-            try:
-                with console.status(name):
+    with interruptible():
+        for name, scenario in scenarios.items():
+            if not options.only or name in options.only:
+                print(f"{name}: undisturbed runs first", file=sys.stderr)
+                try:
                     scenario()
-            except Stuck as why:
-                failed.append(name)
-                print(f"{name} broke off: {why}", file=sys.stderr)
+                except Stuck as why:
+                    failed.append(name)
+                    print(f"{name} broke off: {why}", file=sys.stderr)
     parts = [part for part in bench.parts.values() if part.costs]
-    if parts:
-        console.print(costs_table(parts))
+    for first in range(0, len(parts), PARTS_BESIDE):
+        console.print(costs_table(parts[first : first + PARTS_BESIDE]))
     for part in parts:
         if any(cost.moments for cost in part.costs):
             console.print(breakdown_table(part))

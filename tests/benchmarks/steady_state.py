@@ -1,6 +1,6 @@
 """How fast are steps when nothing goes wrong? Run beside plain loops and DDP, as ratios of throughput.
 
-    python tests/benchmarks/steady_state.py [--quick] [--json FILE] [--only digits|gpt] [--workers 1 2]
+    python -m tests.benchmarks.steady_state [--quick] [--json FILE] [--only digits|gpt] [--workers 1 2]
 
 For each network and number of workers, steps of Run and of its peers alternate in one process (throughput.py): mode
 "exact" with the loop that accumulates as many micro-batches per step, "fast" with the loop that takes its whole
@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elastic.drill.machine.processes import MARK, kill_marked
+from tests.benchmarks.underway import interruptible, progress
 
 ROOT = Path(__file__).resolve().parents[2]
 CYCLES = {"digits": 60, "gpt": 12}
@@ -39,10 +40,10 @@ def main() -> None:
     console = Console()
     cycles = CYCLES_QUICK if options.quick else CYCLES
     found: dict[str, Any] = {}
-    for name in options.only or list(cycles):
-        for workers in options.workers:
-            with console.status(f"{name}, {workers} worker{'s' * (workers > 1)}"):
-                found[f"{name}/{workers}"] = launched(name, workers, cycles[name])
+    pairs = [(name, workers) for name in options.only or list(cycles) for workers in options.workers]
+    with interruptible():
+        for name, workers in progress("networks and numbers of workers", pairs):
+            found[f"{name}/{workers}"] = launched(name, workers, cycles[name])
             console.print(where_time_goes(f"{name}, {workers} worker{'s' * (workers > 1)}", found[f"{name}/{workers}"]))
     console.print(ratios_table(found))
     if options.json:

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from checkpoint.storage import AlreadyThere, Storage, delete_many, get_into, open_storage
+from tests.benchmarks.underway import interruptible, progress
 from tests.kit.rgw import HOW_TO_INSTALL, missing, rgw_server
 
 MIB = 2**20
@@ -88,6 +89,7 @@ def ratios(ours: Times, theirs: Times) -> dict[str, tuple[float, float]]:
             median(ours, name, 1) / max(median(theirs, name, 1), 1e-9),
         )
         for name in ours
+        if theirs[name]  # it was not interrupted before
     }
 
 
@@ -105,10 +107,11 @@ def main() -> None:
         s3fs = Side(open_storage(f"{url}/s3fs", options), data)
         obstore = Side(open_storage(f"{url}/obstore", {**options, "client": "obstore"}), data)
         sides = [s3fs, obstore]
-        for _ in range(asked.rounds):
-            for side in sides:
-                side.round()
-            sides.reverse()
+        with interruptible():
+            for _ in progress("rounds", range(asked.rounds)):
+                for side in sides:
+                    side.round()
+                sides.reverse()
     found = ratios(obstore.times, s3fs.times)
     table = Table("obstore / s3fs", "wall clock", "processor", title=f"medians of {asked.rounds}")
     for name, (wall, processor) in found.items():

@@ -6,7 +6,8 @@
     @pytest.mark.nightly(sample=2, of="…")    of all tests with this mark, in any file, it runs two
 
 Promises  what a sample leaves out is run within days, since samples follow each other through the cases;
-          ROTATION=N runs the sample of a day again, and pytest prints N; whatever is asked for by name runs.
+          ROTATION=N runs the sample of a day again, and pytest prints N; of a file or test that is asked for by name,
+          and with -k, every case runs.
 Leaves    what a marked test promises to the tests beside it: a mark may thin a promise's cases, never remove the last.
 """
 
@@ -60,18 +61,14 @@ def sampled(cases: Sequence[Case], sample: int, rotation: int, covers: Covers[Ca
     return chosen
 
 
-def left_to_the_night(items: Sequence[Any], named: Sequence[str]) -> set[str]:
-    """The ids of those tests that are not run now.
-
-    items  pytest's, all of them
-    named  the ids, or beginnings of ids, that were asked for
-    """
+def left_to_the_night(items: Sequence[Any]) -> set[str]:
+    """The ids of those of pytest's items that are not run now."""
     if NIGHTLY:
         return set()
     left: set[str] = set()
     families: dict[str, list[Any]] = {}
     for item in items:
-        if item.get_closest_marker("nightly") and not item.nodeid.startswith(tuple(named)):
+        if item.get_closest_marker("nightly"):
             family = item.get_closest_marker("nightly").kwargs.get("of", item.nodeid.partition("[")[0])
             families.setdefault(family, []).append(item)
     for cases in families.values():

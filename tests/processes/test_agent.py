@@ -206,6 +206,7 @@ def test_a_first_failure_is_forgiven(run: Run, tmp_path: Path) -> None:
     assert [restart for _, _, restart in Here(launch).all()] == [0, 1]
 
 
+@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize(
     ("end", "status", "said"),
     [
@@ -362,6 +363,7 @@ if os.environ["ELASTIC_RESTART"] == "0":
     assert "in endless" in launch.output
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize(
     ("imports", "why"),
     [
@@ -440,6 +442,7 @@ def test_files_and_marked_lines_are_torchruns(run: Run, tmp_path: Path) -> None:
     assert (folder / "attempt_0/0/stderr.log").read_text() == "to stderr\n"
 
 
+@pytest.mark.nightly
 def test_an_agent_holds_no_more_after_many_replacements_than_before(run: Run) -> None:
     launch = run(STAY, "--nproc-per-node=2")
     here = Here(launch)
@@ -455,6 +458,7 @@ def test_an_agent_holds_no_more_after_many_replacements_than_before(run: Run) ->
     assert launch.finish(within_s=WITHIN_S) == 0
 
 
+@pytest.mark.nightly(sample=1, of="two agents")
 def test_nodes_meet_and_a_later_one_joins_without_a_restart(run: Run) -> None:
     flags = meet("1:3")
     first = run(STAY, *flags, "--nproc-per-node=2")
@@ -484,6 +488,7 @@ def test_a_node_that_loses_the_hub_leaves_and_says_so(run: Run) -> None:
     assert "the connection to the run's hub is lost" in lost.output
 
 
+@pytest.mark.nightly(sample=1, of="two agents")
 def test_the_first_node_leaves_and_goes_on_as_the_hub_of_the_others(run: Run) -> None:
     flags = meet("1:2")
     first = run(STAY, *flags)

@@ -38,6 +38,7 @@ def afresh(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     torch._dynamo.reset()
 
 
+@pytest.mark.nightly(sample=1, of="bits of other compilers and processors")
 @needs_compiler
 @pytest.mark.timeout(1200)
 def test_a_compiled_run_has_the_same_bits_alone_and_through_a_kill(

@@ -11,6 +11,7 @@ from elastic.drill.end import End
 from elastic.drill.planning.draw import drawn
 
 
+@pytest.mark.nightly(sample=1, of="faults at random")
 def test_drawn_faults_change_nothing(
     elastic_cluster: Callable[..., Cluster], elastic_undisturbed: Callable[..., End], elastic_drill_seed: int
 ) -> None:

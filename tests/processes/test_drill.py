@@ -40,6 +40,7 @@ def test_a_worker_killed_in_backward_costs_at_most_the_steps_since_the_last_save
     assert end.weights_sha256 == elastic_undisturbed(steps=12, seed=7).weights_sha256
 
 
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_killed_all_at_once_a_run_goes_on_at_another_size(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -56,6 +57,7 @@ def test_killed_all_at_once_a_run_goes_on_at_another_size(
     assert end.steps_redone <= 2
 
 
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_a_worker_is_killed_in_the_middle_of_an_exchange(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -129,7 +131,7 @@ def test_a_run_in_object_storage_loses_everything_and_goes_on(
         assert "finished" in {event["event"] for event in read_events(url, storage_options=server.options)}
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_random_plan_changes_no_bit(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, seed: int

@@ -90,6 +90,7 @@ def named(events: list[Event], name: str) -> list[Event]:
 # a boundary's state, and no other, is saved
 
 
+@pytest.mark.nightly(sample=1, of="losses around the loop")
 def test_a_worker_lost_in_an_evaluation_leaves_history_and_patience_as_they_would_have_been(
     elastic_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -297,6 +298,7 @@ def test_a_rank_without_work_has_the_scale_right_after_a_restart(tmp_path: Path,
 # workers whose torchrun is killed
 
 
+@pytest.mark.nightly(sample=1, of="torchrun itself is killed")
 def test_workers_whose_torchrun_is_killed_save_and_leave_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """Out of memory takes the launcher, too. Its workers would train on, with nobody to restart them."""
     with Launch(LONG, [tmp_path / "run", 1_000_000, tmp_path], workers=2) as launch:
@@ -314,6 +316,7 @@ def test_workers_whose_torchrun_is_killed_save_and_leave_and_the_same_command_go
         assert f"goes on from step {step}" in again.succeed(within_s=240)
 
 
+@pytest.mark.nightly(sample=1, of="torchrun itself is killed")
 def test_workers_whose_torchrun_is_killed_while_they_start_end(tmp_path: Path) -> None:
     """One waits for the others, and one has not come to its Run yet: it finds nobody, and must not look for minutes."""
     go = tmp_path / "go"

@@ -30,7 +30,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return train(tmp_path_factory.mktemp("alone"), 1)[0]
 
 
-@pytest.mark.nightly(sample=2)
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("world_size", range(2, SHARES + 1))
 def test_every_byte_is_the_same_at_every_world_size(alone: Outcomes, tmp_path: Path, world_size: int) -> None:
     """Weights, buffers, gradients, optimizer and other state, sums of every step, evaluations and later draws, on

@@ -34,6 +34,7 @@ def test_a_run_that_ends_while_another_node_replaces_a_worker_has_not_failed_the
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
 
 
+@pytest.mark.nightly(sample=1, of="a disk in a drill")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
 def test_a_disk_that_cannot_be_written_for_a_moment_at_the_last_save_costs_no_run(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path
@@ -57,6 +58,7 @@ def test_a_disk_that_cannot_be_written_for_a_moment_at_the_last_save_costs_no_ru
         disk.unmount(url)
 
 
+@pytest.mark.nightly(sample=1, of="a disk in a drill")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
 def test_a_disk_that_is_full_for_a_moment_when_a_run_goes_on_alone_costs_no_run(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path

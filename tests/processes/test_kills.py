@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from checkpoint import Checkpointer
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
@@ -31,6 +33,7 @@ WRITER_WITHIN_S = 4.0  # a coordinator starts one when it has trained for two
 VICTIMS = {"trainer": 8, "writer": 7, "agent": 3, "all": 2}
 
 
+@pytest.mark.nightly(sample=1, of="faults at random")
 def test_whatever_is_killed_whenever_no_save_is_torn_and_the_run_is_the_undisturbed_one(
     elastic_cluster: Callable[..., Cluster], elastic_undisturbed: Callable[..., End], tmp_path: Path
 ) -> None:

@@ -60,7 +60,7 @@ def test_a_worker_that_leaves_saves_where_the_last_other_one_is_killed_at_that_b
     assert sorted(of(events, "saved")) == [0, 21, 40]
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="who leaves")
 @pytest.mark.parametrize(("launcher", "workers", "kills"), [("elastic", 3, 2), ("torchrun", 2, 1)])
 def test_all_leave_and_whoever_begins_the_save_is_killed(
     tmp_path: Path, launcher: str, workers: int, kills: int
@@ -91,7 +91,7 @@ def test_the_end_of_a_run_is_saved_though_its_coordinator_is_killed_as_it_begins
     assert report(read_events(tmp_path / "run")).state == "finished"
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="who leaves")
 @pytest.mark.parametrize("launcher", ["elastic", "none"])
 def test_one_that_leaves_and_cannot_save_says_so_and_fails(tmp_path: Path, launcher: str) -> None:
     args = ("--hurt", "told")

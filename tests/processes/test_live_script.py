@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elastic.drill.cluster import POLL_S, Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Fault, Hold, Kill, KillAgent, Plan
@@ -47,6 +49,7 @@ def history(end: End) -> list[str]:
     return list(line.split())
 
 
+@pytest.mark.nightly(sample=1, of="losses around the loop")
 def test_an_evaluation_before_the_loop_survives(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Of those who know its result some are lost, while a replacement receives the state."""
     faults: list[Fault] = [Kill(2, complete("evaluate")), Kill(3, complete("in_transfer")), Kill(1, complete("data"))]
@@ -54,6 +57,7 @@ def test_an_evaluation_before_the_loop_survives(elastic_cluster: MakeCluster, el
     is_the_undisturbed(run.finish(within_s=240), elastic_undisturbed(script=PROGRAM, steps=60))
 
 
+@pytest.mark.nightly(sample=1, of="losses around the loop")
 def test_agent_and_worker_are_killed_in_an_evaluation(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -67,6 +71,7 @@ def test_agent_and_worker_are_killed_in_an_evaluation(
     is_the_undisturbed(run.start().finish(within_s=240), elastic_undisturbed(script=PROGRAM, steps=40))
 
 
+@pytest.mark.nightly(sample=1, of="what is no hang")
 def test_an_evaluation_that_is_done_again_is_not_a_hang(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -77,6 +82,7 @@ def test_an_evaluation_that_is_done_again_is_not_a_hang(
     is_the_undisturbed(end, elastic_undisturbed(script=PROGRAM, steps=12))
 
 
+@pytest.mark.nightly(sample=1, of="what is no hang")
 def test_a_slow_last_save_is_not_a_hang(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     run = around(elastic_cluster, [Hold(0, At(11, "save"))], steps=12, options=[f"--hang-limit={HANG_S}"])
     run.wait_held(within_s=240)
@@ -87,6 +93,7 @@ def test_a_slow_last_save_is_not_a_hang(elastic_cluster: MakeCluster, elastic_un
     is_the_undisturbed(end, elastic_undisturbed(script=PROGRAM, steps=12))
 
 
+@pytest.mark.nightly(sample=1, of="losses around the loop")
 def test_a_worker_is_lost_while_all_wait_for_one_to_leave_the_loop(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -109,6 +116,7 @@ def test_a_worker_is_lost_while_all_wait_for_one_to_leave_the_loop(
     assert (history(end), end.weights_sha256) == (history(alone), alone.weights_sha256)
 
 
+@pytest.mark.nightly(sample=1, of="what is no hang")
 def test_a_long_section_between_steps_is_not_a_hang(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -123,6 +131,7 @@ def test_a_long_section_between_steps_is_not_a_hang(
     is_the_undisturbed(end, elastic_undisturbed(script=PROGRAM, steps=12))
 
 
+@pytest.mark.nightly(sample=1, of="what is no hang")
 def test_an_agent_learns_how_long_what_the_coordinator_alone_does_takes(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:

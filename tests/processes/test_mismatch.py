@@ -104,6 +104,7 @@ def goes(rank: int, world_size: int, port: int, url: str, way: Way, overlap: boo
         way(run, -1, rank)
 
 
+@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize(
     ("way", "world_size", "overlap"),
     [(way, 2, True) for way in WAYS] + [(one_evaluates, 3, True), (one_evaluates, 2, False)],

@@ -36,8 +36,8 @@ def broken_by(name: str) -> set[str]:
     return {promise for promise, invariants in PROMISES.items() if invariants & CATALOGUE[name].caught_by}
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.drill
-@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize("name", WAYS)
 def test_with_no_bug_planted_the_judge_finds_nothing(reference: Reference, tmp_path: Path, name: str) -> None:
     verdict, output = judged(WAYS[name], tmp_path, reference(WAYS[name].habit))

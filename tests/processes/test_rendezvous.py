@@ -185,6 +185,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     assert "choose another --master-port" in text
 
 
+@pytest.mark.nightly(sample=1, of="two agents")
 def test_two_agents_train_together(tmp_path: Path) -> None:
     """Two torchrun commands, as on two machines, and the bits of one process."""
     meet_at = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--max-restarts=0"]

@@ -115,6 +115,7 @@ def test_a_run_that_cannot_save_stops_says_what_is_at_risk_and_goes_on_once_the_
     assert f"goes on from step {saved} " in resumed.output
 
 
+@pytest.mark.nightly(sample=1, of="saves and losses")
 def test_what_was_copied_is_committed_though_the_process_is_killed(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -129,6 +130,7 @@ def test_what_was_copied_is_committed_though_the_process_is_killed(
     assert end.steps_redone == 0
 
 
+@pytest.mark.nightly(sample=1, of="saves and losses")
 def test_what_a_lost_coordinator_had_copied_is_committed_while_the_others_go_on(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -140,6 +142,7 @@ def test_what_a_lost_coordinator_had_copied_is_committed_while_the_others_go_on(
     assert committed(run)[:2] == [90, LAST + 1]
 
 
+@pytest.mark.nightly(sample=1, of="saves and losses")
 def test_a_save_is_finished_before_those_who_come_after_all_were_lost_go_on(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -157,6 +160,7 @@ def test_a_save_is_finished_before_those_who_come_after_all_were_lost_go_on(
     assert end.steps_redone <= 1  # what was in flight
 
 
+@pytest.mark.nightly(sample=1, of="saves and losses")
 def test_saves_commit_while_uploads_are_slow_and_workers_are_lost(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -176,6 +180,7 @@ def test_saves_commit_while_uploads_are_slow_and_workers_are_lost(
     )
 
 
+@pytest.mark.nightly(sample=1, of="saves and losses")
 def test_the_last_save_is_made_again_where_its_writer_process_is_killed(tmp_path: Path) -> None:
     """The kernel's OOM killer takes it when all else is done: the run failed, and what it had not saved was lost."""
     script, url = tmp_path / "script.py", tmp_path / "run"

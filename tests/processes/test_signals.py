@@ -77,6 +77,7 @@ def test_signals_that_come_twice_at_once_are_one_notice(tmp_path: Path, numbers:
     left_in_order(events, 1)
 
 
+@pytest.mark.nightly(sample=1, of="Ctrl-C")
 def test_one_ctrl_c_leaves_in_order_under_torchrun(tmp_path: Path) -> None:
     _, output, events = interrupted(tmp_path, 2, signal.SIGINT)
 
@@ -84,6 +85,7 @@ def test_one_ctrl_c_leaves_in_order_under_torchrun(tmp_path: Path) -> None:
     assert "goes on from here" in output
 
 
+@pytest.mark.nightly(sample=1, of="Ctrl-C")
 def test_a_second_ctrl_c_ends_a_blocked_worker_at_once(tmp_path: Path) -> None:
     """No Python handler runs while the main thread is blocked: a thread reads the signals."""
     with Launch(PROGRAM, [tmp_path / "run", LONG, tmp_path, "--stuck"]) as launch:

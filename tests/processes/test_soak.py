@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.planning.draw import soak
@@ -22,6 +24,7 @@ PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "soak.py"
 WORKERS = 4
 
 
+@pytest.mark.nightly(sample=1, of="faults at random")
 def test_a_run_of_random_faults_is_the_undisturbed_run_and_leaks_nothing(
     elastic_cluster: Callable[..., Cluster], elastic_undisturbed: Callable[..., End], tmp_path: Path
 ) -> None:

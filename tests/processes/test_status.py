@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from elastic.drill.cluster import Cluster
 from elastic.drill.faults import At
 from elastic.observe.events import read_events
@@ -22,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 WITHIN_S = 240.0
 
 
+@pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_where_there_is_no_terminal_each_change_is_a_line(elastic_cluster: Callable[..., Cluster]) -> None:
     """A log file is read the next morning: who was lost, why, and what it cost."""
     run = elastic_cluster(workers=3, launcher="elastic", steps=40, seed=7, awaits=3)
@@ -35,6 +38,7 @@ def test_where_there_is_no_terminal_each_change_is_a_line(elastic_cluster: Calla
     assert "\x1b" not in end.output
 
 
+@pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
     """The script's own lines stay whole, and the terminal is given back."""
     url = tmp_path / "run"
@@ -58,6 +62,7 @@ def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
     assert_observed(read_events(url))
 
 
+@pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_under_torchrun_rank_0_shows_the_status(tmp_path: Path) -> None:
     """Its agent is not ours, and people watch such a run as well; others have only lines to say."""
     pid, terminal = on_a_terminal(tmp_path / "run", "--steps=60", module="torch.distributed.run")
@@ -76,6 +81,7 @@ def test_under_torchrun_rank_0_shows_the_status(tmp_path: Path) -> None:
     assert [f"step {step} loss ".encode() in shown for step in range(60)] == [True] * 60
 
 
+@pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_an_agent_that_is_killed_gives_the_terminal_back(tmp_path: Path) -> None:
     """What a person types next scrolls as ever, and nobody has to know of `reset`."""
     pid, terminal = on_a_terminal(tmp_path / "run", "--steps=4000")

@@ -39,6 +39,7 @@ def test_a_save_beside_training_is_what_the_state_was_when_it_returned(tmp_path:
     assert [commit.step for commit in runs.list()] == [7, 6, 5]  # the rest was swept meanwhile
 
 
+@pytest.mark.nightly(sample=2)
 def test_every_kind_of_storage_can_be_saved_to_beside_training(
     place: tuple[str, dict[str, Any]], checkpointer: Make
 ) -> None:

@@ -37,6 +37,7 @@ def behind(slow: Gate, s3: S3Server) -> dict[str, Any]:
     return {**s3.options, "endpoint_url": f"http://127.0.0.1:{slow.port}"}
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("when_busy", ["wait", "skip", "replace"])
 def test_a_third_save_does_what_when_busy_says(
     when_busy: str, slow: Gate, s3: S3Server, tmp_path: Path, checkpointer: Make

@@ -95,6 +95,7 @@ def test_of_a_save_that_was_being_staged_nothing_appears(tmp_path: Path, trainer
     ]
 
 
+@pytest.mark.nightly(sample=1, of="killed at any moment beside training")
 def test_a_trainer_killed_at_any_moment_leaves_whole_checkpoints_only(
     tmp_path: Path, trainer: Callable[..., Trainer]
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_trainer_killed_at_any_moment_leaves_whole_checkpoints_only(
         assert newest(folder) or 0 >= 1, f"SEED={SEED}"
 
 
+@pytest.mark.nightly(sample=1, of="killed at any moment beside training")
 def test_a_writer_killed_at_any_moment_costs_at_most_what_was_under_way(tmp_path: Path, checkpointer: Make) -> None:
     """Whatever a save says, the storage agrees; and the save after it works."""
     random_moments = random.Random(SEED)

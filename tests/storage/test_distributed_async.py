@@ -200,7 +200,7 @@ def killed(rank: int, size: int, folder: str, moment: str, victims: list[int]) -
         return None
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=2, of="ranks killed around a save")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_killed_while_it_copies_means_no_commit_and_the_others_name_it(victim: int, tmp_path: Path) -> None:
     """Although a save may take ten minutes, they learn of it at once."""
@@ -211,7 +211,7 @@ def test_a_rank_killed_while_it_copies_means_no_commit_and_the_others_name_it(vi
     assert writers_left(tmp_path) == []
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=2, of="ranks killed around a save")
 @pytest.mark.parametrize("victims", [[1], [0], [0, 1, 2]])
 def test_what_all_ranks_have_staged_is_committed_though_ranks_are_killed(victims: list[int], tmp_path: Path) -> None:
     """A launcher kills all ranks as soon as one has died; with slow uploads nothing would ever be committed."""
@@ -221,7 +221,7 @@ def test_what_all_ranks_have_staged_is_committed_though_ranks_are_killed(victims
     assert committed(tmp_path) == [2, 1]
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=2, of="ranks killed around a save")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_writer_that_is_killed_costs_that_save_on_all_ranks(victim: int, tmp_path: Path) -> None:
     answers = alive(run_ranks(killed, 3, str(tmp_path), "writer", [victim]))
@@ -231,7 +231,7 @@ def test_a_writer_that_is_killed_costs_that_save_on_all_ranks(victim: int, tmp_p
     assert writers_left(tmp_path) == []
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=2, of="ranks killed around a save")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_lost_with_its_writer_means_no_commit_and_the_others_name_it(victim: int, tmp_path: Path) -> None:
     """As when a machine is lost, though its part was staged."""
@@ -315,6 +315,7 @@ def at_random(rank: int, size: int, folder: str, name: str, victim: int, whom: s
     return known
 
 
+@pytest.mark.nightly(sample=2, of="ranks killed around a save")
 def test_kills_at_random_moments_leave_whole_checkpoints_only(tmp_path: Path) -> None:
     """Whatever a rank was told is committed is there, every byte of it, and the next ranks go on from there."""
     moments = random.Random(SEED)

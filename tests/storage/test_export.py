@@ -224,6 +224,7 @@ def big(tmp_path: Path, checkpointer: Make) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])
 def test_a_disk_that_fails_leaves_nothing_behind(form: str, big: Path, tmp_path: Path) -> None:
     """The kernel refuses to let any file grow beyond 1 MB, as it refuses where a disk is full."""
@@ -241,6 +242,7 @@ def test_a_disk_that_fails_leaves_nothing_behind(form: str, big: Path, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("ends_with", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("at_first", [".out.*.tmp/*", "out"])
 def test_an_export_that_is_killed_is_there_as_a_whole_or_not_at_all(

@@ -102,6 +102,7 @@ def state(step: int) -> dict[str, Any]:
     return {"at": step, "w": torch.full((3,), float(step))}
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("first_seed", range(0, 120, 20))
 def test_whatever_the_order_no_work_of_the_newest_claim_is_lost_and_no_zombie_is_chosen(
     first_seed: int, tmp_path: Path, checkpointer: Callable[..., Checkpointer]

@@ -26,6 +26,7 @@ def steps(runs: Checkpointer) -> list[int]:
     return [commit.step for commit in runs.list()]
 
 
+@pytest.mark.nightly(sample=2)
 def test_one_of_every_so_many_steps_stays_through_restarts_and_loads(
     place: tuple[str, dict[str, Any]], checkpointer: Make
 ) -> None:

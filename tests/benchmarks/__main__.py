@@ -1,0 +1,39 @@
+"""The benchmarks, one line each; or one of them: python -m tests.benchmarks [NAME [OPTIONS]]
+
+make bench lists them; make bench NAME=recovery OPTIONS="--quick" runs one. Ctrl-C ends it with the figures that it has.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+
+BENCHMARKS = {
+    "steady_state": "steps when nothing goes wrong, beside plain loops and DDP",
+    "recovery": "what a fault costs, beside plain torchrun",
+    "checkpoints": "a save and a load, beside torch.save and DCP",
+    "checkpoints_group": "what comparing replicas costs ranks that save together",
+    "checkpoints_s3": "a save and a load on S3, beside plain PUTs and GETs",
+    "storages_s3": "obstore beside s3fs",
+    "events": "what recording costs a step",
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not arguments:
+        print('make bench NAME=… [OPTIONS="…"]; OPTIONS="--help" says what one measures\n')
+        for name, what in BENCHMARKS.items():
+            print(f"{name:18} {what}")
+        return 0
+    name = arguments[0]
+    if name not in BENCHMARKS:
+        print(f"{name}: no benchmark; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    sys.argv = [f"python -m tests.benchmarks {name}", *arguments[1:]]
+    runpy.run_module(f"tests.benchmarks.{name}", run_name="__main__", alter_sys=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
