@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 NEW_SEED := $(shell date +%s)
-JOBS ?= 2
+JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 help:  ## this list
@@ -30,10 +30,10 @@ check: $(STAMP)  ## lint, types, and which room may import which
 docs: $(STAMP)  ## the pages, in build/site: a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-quick: check  ## lint, types and the pure tests, which start no process: under a minute on two cores
+quick: check  ## lint, types and the pure tests, which start no process
 	$(PYTEST) tests/pure
 
-test: check docs  ## what CI runs, under ten minutes on two cores: of the longest tests a sample, each day others
+test: check docs  ## what CI runs: lint, types, pages, and of the longest tests a sample, each day others
 	$(PYTEST)
 
 nightly: check docs  ## every test with all its cases, then the soak and the kills
