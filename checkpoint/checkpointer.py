@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from checkpoint.apply import apply
+from checkpoint.background.in_flight import Rules, WhenBusy
 from checkpoint.background.messages import Message
 from checkpoint.background.saves import Background
-from checkpoint.background.underway import Rules, WhenBusy
 from checkpoint.cast import Cast
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, TornManifest
 from checkpoint.foreground import save_now

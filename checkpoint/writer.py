@@ -11,7 +11,7 @@ its lineage, so it is not reported. Whoever takes a claim lists the commits afte
 that is reported is one that the next claim knows of.
 
 Both ways to save come through here: in the foreground, one object after another, and in the writer process, several at
-once (background/resident.py).
+once (background/writer_server.py).
 """
 
 from __future__ import annotations

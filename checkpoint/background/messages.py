@@ -2,7 +2,7 @@
 
     to the writer    open {url, options, retry_s, ...}   arena {half_bytes} + descriptor   drop_arena
                      staged {number, half, ...}   take_back {number}   give_up {id, error}
-                     centre {size}   meet {rank, size, endpoint}
+                     serve {size}    meet {rank, size, endpoint}
     from the writer  ready   unusable {why}   dropped_arena   done {number}   failed {number, error}
                      taken_back {number, taken}   met {endpoint}   not_met {why}   parted
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from checkpoint.background.messages import error_document, error_from
-from checkpoint.background.star import Centre, Message, Spoke
+from checkpoint.background.star import Client, Message, Server
 from checkpoint.errors import CheckpointError, SaveDropped
 from checkpoint.format.draft import Draft, StoredObject
 from checkpoint.storage import Storage
@@ -44,7 +44,7 @@ class Party(Protocol):
     def close(self) -> None: ...
 
 
-class Alone:
+class Local:
     """The only writer of its saves."""
 
     def staged(self, id: str) -> None:
@@ -63,21 +63,21 @@ class Alone:
         pass
 
 
-class First:
+class Leader:
     """Rank 0's: gathers the parts of `size` ranks, and commits."""
 
     def __init__(self, size: int, finish_s: float) -> None:
         """Raises OSError where no socket can be opened."""
         self._size, self._finish_s = size, finish_s
         self._changed = threading.Condition()
-        self._here: dict[int, int] = {}  # who is connected, and the how manieth writer of its rank that is
+        self._here: dict[int, int] = {}  # who is connected, and which writer of its rank that is, from 1
         self._came: dict[int, int] = {}
         self._gone: dict[int, str] = {}
         self._expected: dict[str, dict[int, int]] = {}  # who was connected when a save was staged
         self._parts: dict[str, dict[int, list[StoredObject]]] = {}
         self._failed: dict[str, CheckpointError] = {}
         self._over: deque[str] = deque(maxlen=_KEPT)
-        self._centre = Centre(self._hear, self._lose)
+        self._centre = Server(self._hear, self._lose)
 
     @property
     def endpoint(self) -> Message:
@@ -152,7 +152,7 @@ class First:
             self._changed.notify_all()
 
 
-class Other:
+class Follower:
     """Another rank's: says what it stored to rank 0's, and hears what came of the save."""
 
     def __init__(
@@ -174,7 +174,7 @@ class Other:
         self._changed = threading.Condition()
         self._outcomes: dict[str, Message] = {}
         self._gone = ""
-        self._spoke = Spoke(endpoint, rank, self._hear, self._lose)
+        self._spoke = Client(endpoint, rank, self._hear, self._lose)
 
     def staged(self, id: str) -> None:
         pass

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+from checkpoint.background import WRITER_MODULE
 from checkpoint.background.messages import Message, pair
 
 _QUOTED_BYTES = 2000
@@ -51,7 +52,7 @@ class WriterProcess:
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "checkpoint.background.resident", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", WRITER_MODULE, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,

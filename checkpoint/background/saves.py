@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from checkpoint.background.in_flight import InFlightSaves, Rules, dropped
 from checkpoint.background.messages import Message
-from checkpoint.background.underway import Rules, Underway, dropped
-from checkpoint.background.workshop import Unavailable, Workshop, on_gpu
+from checkpoint.background.writer_resources import Unavailable, WriterResources, on_gpu
 from checkpoint.errors import CheckpointError
 from checkpoint.foreground import save_now
 from checkpoint.format.draft import Draft
@@ -39,26 +39,26 @@ class Background:
         unusable: str | None,
         log: Callable[[str], None],
     ) -> None:
-        """opening, unusable  see `Workshop`"""
+        """opening, unusable  see `WriterResources`"""
         self._storage = storage
         self._rules = rules
-        self._underway = Underway(storage, rules, log, patience_s=rules.finish_s)
-        self._workshop = Workshop(opening, rules, self._underway, unusable=unusable, log=log)
+        self._underway = InFlightSaves(storage, rules, log, patience_s=rules.finish_s)
+        self._resources = WriterResources(opening, rules, self._underway, unusable=unusable, log=log)
 
     @property
     def ready(self) -> bool:
         """Whether a save need not wait for a process or for memory to be had."""
-        return self._workshop.ready
+        return self._resources.ready
 
     def warm(self, save: Save) -> None:
         """Starts the process and makes the arena for saves like this one, in a thread. Returns at once."""
         plan, text_bytes, pinned = save.plan, _text_bytes(save), on_gpu(save.tensors)
 
         def prepare() -> None:
-            self._workshop.started()
-            self._workshop.fitting(plan, text_bytes, pinned=pinned)
+            self._resources.started()
+            self._resources.fitting(plan, text_bytes, pinned=pinned)
 
-        self._workshop.warm(prepare)
+        self._resources.warm(prepare)
 
     def begin(self, save: Save, committed: Committed) -> Saving:
         """Copies the state and returns; the rest goes on elsewhere.
@@ -66,9 +66,9 @@ class Background:
         committed  called after the commit, before the save counts as done; must not block
         raises     CheckpointError after too many failures; ClaimLost once the claim is lost
         """
-        self._workshop.join_warming()
+        self._resources.join_warming()
         self._underway.raise_what_ended_saving()
-        with self._workshop.lock:
+        with self._resources.lock:
             saving = Saving(save.draft.id.step)
             half = self._underway.claim_half()
             if half is None:
@@ -76,12 +76,12 @@ class Background:
                 saving.fail(dropped(saving.step, why))
                 return saving
             try:
-                self._workshop.started()
-                stage = self._workshop.fitting(save.plan, _text_bytes(save), pinned=on_gpu(save.tensors))
+                self._resources.started()
+                stage = self._resources.fitting(save.plan, _text_bytes(save), pinned=on_gpu(save.tensors))
                 stage.copy(half, save.tensors, [save.draft.head, save.draft.tail])
                 self._send_staged(half, save, saving, committed)
             except Unavailable as why:
-                self._workshop.say_why_not(str(why))
+                self._resources.say_why_not(str(why))
                 self._in_foreground(save, saving, committed)
             return saving
 
@@ -95,18 +95,18 @@ class Background:
 
     def close(self) -> None:
         """Waits until what is staged is finished, and leaves no process, thread, descriptor or memory. Idempotent."""
-        self._workshop.close(self._rules.finish_s)
+        self._resources.close(self._rules.finish_s)
 
     def let_go(self) -> None:
         """For when nobody calls `close`: the process finishes what is staged, and ends."""
-        self._workshop.let_go()
+        self._resources.let_go()
 
     def _send_staged(self, half: int, save: Save, saving: Saving, committed: Committed) -> None:
         """From here on the half counts. If the writer died just now, another one is told."""
         draft = save.draft  # `save` would keep copies that the state made of its tensors until the save is done
         message = staged(half, draft, draft.sizes)
         for _ in range(2):
-            process = self._workshop.started()
+            process = self._resources.started()
             number = self._underway.take(half, saving, save.commit, lambda: committed(draft), process)
             try:
                 process.send({**message, "number": number})

@@ -1,7 +1,7 @@
 """One process and many others, connected over TCP: messages both ways, and each end learns when the other is gone.
 
-    Centre   listens; whoever knows its token may connect, under a number
-    Spoke    is connected to it
+    Server   listens; whoever knows its token may connect, under a number
+    Client    is connected to it
 
 A message is one line of JSON. What an end said before it went is heard before it counts as gone. A process that died
 is noticed at once, by what its kernel says of its connections; a machine that was lost within LOST_S, since kernels
@@ -41,10 +41,10 @@ _READ_BYTES = 2**16
 
 Message = dict[str, Any]
 
-_live: weakref.WeakSet[Centre | Spoke] = weakref.WeakSet()
+_live: weakref.WeakSet[Server | Client] = weakref.WeakSet()
 
 
-class Centre:
+class Server:
     """Listens until `close`."""
 
     def __init__(self, heard: Callable[[int, Message], None], gone: Callable[[int, str], None]) -> None:
@@ -70,7 +70,7 @@ class Centre:
 
     @property
     def endpoint(self) -> Message:
-        """What a `Spoke` needs to connect."""
+        """What a `Client` needs to connect."""
         return {
             "addresses": own_addresses(),
             "port": self._port,
@@ -166,13 +166,13 @@ class Centre:
             self._gone(line.number, line.ended)
 
 
-class Spoke:
-    """Connected from the start until `close`, or until the centre is gone."""
+class Client:
+    """Connected from the start until `close`, or until the server is gone."""
 
     def __init__(
         self, endpoint: Message, number: int, heard: Callable[[Message], None], gone: Callable[[str], None]
     ) -> None:
-        """heard, gone  as of a `Centre`. Raises OSError where the centre cannot be reached."""
+        """heard, gone  as of a `Server`. Raises OSError where the server cannot be reached."""
         self._heard, self._gone = heard, gone
         self._line, first = _connected(endpoint, number)
         self._closed = False
@@ -180,7 +180,7 @@ class Spoke:
         threading.Thread(target=self._listen, args=(first,), name="checkpoint-star", daemon=True).start()
 
     def send(self, message: Message) -> bool:
-        """Whether the message was sent; if not, the centre is gone, or will be in a moment."""
+        """Whether the message was sent; if not, the server is gone, or will be in a moment."""
         return self._line.send(message)
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ class _Line:
     """One connection.
 
     ended   how it ended, once it has
-    number  of the other end, where that is a spoke that has greeted
+    number  of the other end, where that is a client that has greeted
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -272,7 +272,7 @@ class _Line:
 
 
 def _connected(endpoint: Message, number: int) -> tuple[_Line, list[Message]]:
-    """A line that the centre has taken, and what it said beyond that already."""
+    """A line that the server has taken, and what it said beyond that already."""
     same = endpoint["machine"] == [boot_id(), network_namespace()]
     failed = []
     for address in [*(["127.0.0.1"] if same else []), *endpoint["addresses"]]:

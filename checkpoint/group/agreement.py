@@ -26,7 +26,7 @@ from checkpoint.format.plan import documents
 from checkpoint.format.tree import Document, Tree
 from checkpoint.group.differences import BUFFERS, Log, Replica, buffers_differ, compare, differ
 from checkpoint.group.plan import Holding, Layout, Signer, Whole, dealt, kinds_of, layout, local_parts, whole
-from checkpoint.group.world import Message, World
+from checkpoint.group.rank_channel import Message, RankChannel
 from checkpoint.runs.claims import Claim
 
 More = Callable[[list[Message], Draft | None], Message]
@@ -74,9 +74,9 @@ class Agreement:
     layout  this rank's share by it; None where there is none
     """
 
-    def __init__(self, world: World, shard_bytes: int, sameness: Sameness, log: Log) -> None:
+    def __init__(self, channel: RankChannel, shard_bytes: int, sameness: Sameness, log: Log) -> None:
         self.layout: Layout | None = None
-        self._world = world
+        self._channel = channel
         self._shard_bytes = shard_bytes
         self._sameness = sameness
         self._log = log
@@ -110,29 +110,29 @@ class Agreement:
         doing = f"the save of step {step}"
         drafting = _Drafting(step, claim, now_s)
         tensors: dict[str, torch.Tensor] = {}
-        marks = self._sameness.marks(self._world.rank)
+        marks = self._sameness.marks(self._channel.rank)
         replica: Replica | None = None
         mine: Message | BaseException
         try:
             drafting.tree, tensors, drafting.meta = documents(step, state, meta, sharded=True, marks=marks)
-            replica = Replica(drafting.tree, tensors, marks, ranks=self._world.size, trusted=self._sameness.trusted)
+            replica = Replica(drafting.tree, tensors, marks, ranks=self._channel.size, trusted=self._sameness.trusted)
             mine = {
                 "call": f"step {step}, {how}",
                 "signature": self._signer.sign(tensors, marks),
                 "planned": self.layout is not None,
                 "own": marks.own,
-                "replica": replica.said() if self._world.size > 1 else None,
+                "replica": replica.said() if self._channel.size > 1 else None,
             }
             mine["more"] = say()
         except BaseException as error:  # whatever it is, the others must not wait for this rank
             mine = error
         drafting.marks = marks
-        begun = self._world.agree(f"{doing}: its state", mine, lambda said: self._begin(said, drafting, more))
+        begun = self._channel.agree(f"{doing}: its state", mine, lambda said: self._begin(said, drafting, more))
         if "differ" in begun:
             assert replica is not None
             self._compare(f"{doing}: where the ranks differ", replica)
             drafting.compared = True
-            begun = self._world.agree(f"{doing}: its state", mine, lambda said: self._begin(said, drafting, more))
+            begun = self._channel.agree(f"{doing}: its state", mine, lambda said: self._begin(said, drafting, more))
         if "stop" in begun["more"]:
             stopped: Message = begun["more"]
             return stopped
@@ -157,7 +157,7 @@ class Agreement:
         replicas = [message["replica"] for message in said]
         if len(said) > 1 and not drafting.compared:
             if differ(replicas):
-                return [{"differ": True}] * self._world.size
+                return [{"differ": True}] * self._channel.size
             if buffers_differ(replicas) and not self._told:
                 self._told = True
                 self._log(BUFFERS)
@@ -171,7 +171,7 @@ class Agreement:
             drafting.finish(self._whole)
         answer = {"id": id_document(drafting.id), "at": drafting.saved_at, "meta": drafting.meta, "new": new}
         answer["more"] = more([message["more"] for message in said], drafting.draft)
-        return [answer] * self._world.size
+        return [answer] * self._channel.size
 
     def _compare(self, what: str, replica: Replica) -> None:
         mine: Message | BaseException
@@ -182,9 +182,9 @@ class Agreement:
 
         def judge(said: list[Message]) -> list[Message]:
             compare(said)
-            return [{}] * self._world.size
+            return [{}] * self._channel.size
 
-        self._world.agree(what, mine, judge)
+        self._channel.agree(what, mine, judge)
 
     def _plan(self, what: str, tensors: dict[str, torch.Tensor], marks: Marks, drafting: _Drafting) -> None:
         """Makes this rank's layout, or leaves it None where the plan cannot be made."""
@@ -192,7 +192,7 @@ class Agreement:
         mine: Message | BaseException
         try:
             holding = Holding(tensors, marks)
-            mine = holding.described(self._world.size, self._shard_bytes)
+            mine = holding.described(self._channel.size, self._shard_bytes)
         except BaseException as error:
             mine = error
 
@@ -200,17 +200,17 @@ class Agreement:
             parts = dealt(said)
             self._whole = whole(parts, kinds_of(said, tensors), self._shard_bytes)
             drafting.finish(self._whole)
-            firsts = [sum(self._whole.counts[:rank]) for rank in range(self._world.size)]
+            firsts = [sum(self._whole.counts[:rank]) for rank in range(self._channel.size)]
             self._signatures = self._proposed
             total = {"objects": len(self._whole.sizes), "bytes": sum(self._whole.sizes)}
             return [{"boxes": boxes, "first": first, **total} for boxes, first in zip(parts, firsts, strict=True)]
 
-        part = self._world.agree(what, mine, deal)
+        part = self._channel.agree(what, mine, deal)
         try:
             made, mine = layout(part, holding, tensors, self._shard_bytes), {}
         except BaseException as error:
             mine = error
-        self._world.agree(what, mine, lambda said: said)
+        self._channel.agree(what, mine, lambda said: said)
         self.layout = made
 
 

@@ -18,17 +18,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from checkpoint.background.in_flight import InFlightSaves, Rules, dropped
 from checkpoint.background.messages import Message, error_document
 from checkpoint.background.saves import staged
-from checkpoint.background.underway import Rules, Underway, dropped
-from checkpoint.background.workshop import Unavailable, Workshop, on_gpu
+from checkpoint.background.writer_resources import Unavailable, WriterResources, on_gpu
 from checkpoint.errors import CheckpointError
 from checkpoint.format.draft import Draft
 from checkpoint.format.tree import Tree
 from checkpoint.group.agreement import Agreed, Agreement
 from checkpoint.group.failures import reason
+from checkpoint.group.rank_channel import RankChannel
 from checkpoint.group.save import write_together
-from checkpoint.group.world import World
 from checkpoint.runs.claims import Claim
 from checkpoint.saving import Saving
 from checkpoint.storage import Storage
@@ -54,7 +54,7 @@ class BackgroundTogether:
 
     def __init__(
         self,
-        world: World,
+        channel: RankChannel,
         agreement: Agreement,
         storage: Storage,
         opening: Message | None,
@@ -63,18 +63,18 @@ class BackgroundTogether:
         unusable: str | None,
         log: Callable[[str], None],
     ) -> None:
-        """opening, unusable  see `Workshop`"""
-        self._world = world
+        """opening, unusable  see `WriterResources`"""
+        self._channel = channel
         self._agreement = agreement
         self._storage = storage
         self._rules = rules
-        self._underway = Underway(storage, rules, log, patience_s=rules.finish_s + _SLACK_S)
-        self._workshop = Workshop(opening, rules, self._underway, unusable=unusable, log=log)
+        self._underway = InFlightSaves(storage, rules, log, patience_s=rules.finish_s + _SLACK_S)
+        self._resources = WriterResources(opening, rules, self._underway, unusable=unusable, log=log)
 
     @property
     def ready(self) -> bool:
         """Whether a save need not wait for a process or for memory to be had on this rank."""
-        return self._workshop.ready
+        return self._resources.ready
 
     def warm(self, state: Tree, context: Context) -> None:
         """Plans, then starts the process and makes the arena, in a thread. Collective as far as the plan goes."""
@@ -82,10 +82,10 @@ class BackgroundTogether:
         assert isinstance(agreed, Agreed)
 
         def prepare() -> None:
-            self._workshop.started()
-            self._workshop.fitting(agreed.layout.plan, _text_bytes(agreed.draft), pinned=on_gpu(agreed.tensors))
+            self._resources.started()
+            self._resources.fitting(agreed.layout.plan, _text_bytes(agreed.draft), pinned=on_gpu(agreed.tensors))
 
-        self._workshop.warm(prepare)
+        self._resources.warm(prepare)
 
     def begin(self, step: int, state: Tree, meta: dict[str, Any], context: Context) -> Saving:
         """Copies this rank's share and returns; the rest goes on elsewhere. Collective.
@@ -93,10 +93,10 @@ class BackgroundTogether:
         raises  the same on all ranks: CheckpointError after too many failures or for ranks that are silent or gone,
                 ClaimLost once the claim is lost, UnsupportedValue
         """
-        self._workshop.join_warming()
-        with self._workshop.lock:
+        self._resources.join_warming()
+        with self._resources.lock:
             saving = Saving(step)
-            with self._world.telling():
+            with self._channel.telling():
                 agreed = self._agreement.reach(
                     step,
                     state,
@@ -116,7 +116,7 @@ class BackgroundTogether:
             if why is None:
                 self._stage(agreed.more["half"], agreed, saving, context)
             else:
-                self._workshop.say_why_not(why)
+                self._resources.say_why_not(why)
                 self._in_foreground(agreed, saving, context)
             return saving
 
@@ -130,11 +130,11 @@ class BackgroundTogether:
 
     def close(self) -> None:
         """Waits until what is staged is finished, and leaves no process, thread, descriptor or memory. Idempotent."""
-        self._workshop.close(self._rules.finish_s + _SLACK_S)
+        self._resources.close(self._rules.finish_s + _SLACK_S)
 
     def let_go(self) -> None:
         """For when nobody calls `close`: the process finishes what is staged, and ends."""
-        self._workshop.let_go()
+        self._resources.let_go()
 
     def close_if_settled(self) -> bool:
         """Closes, if no save is under way; never waits long. Returns whether it did."""
@@ -151,16 +151,16 @@ class BackgroundTogether:
         if it does; whether its arena is there."""
         why, layout = None, self._agreement.layout
         try:
-            self._workshop.started()
-            if self._workshop.met is None and self._world.rank == 0 and self._world.size > 1:
-                self._workshop.meet({"kind": "centre", "size": self._world.size})
+            self._resources.started()
+            if self._resources.met is None and self._channel.rank == 0 and self._channel.size > 1:
+                self._resources.meet({"kind": "serve", "size": self._channel.size})
         except Unavailable as error:
             why = str(error)
         return {
             "why": why,
             "free": self._underway.free(),
-            "met": self._workshop.met,
-            "fits": layout is not None and self._workshop.fits(layout.plan, 0),
+            "met": self._resources.met,
+            "fits": layout is not None and self._resources.fits(layout.plan, 0),
         }
 
     def _decide(self, said: list[Message], draft: Draft | None) -> Message:
@@ -177,7 +177,7 @@ class BackgroundTogether:
         if half is None:
             return {"stop": f"two saves are under way, and when_busy is {self._rules.when_busy!r}"}
         layout = self._agreement.layout
-        fits = draft is not None and layout is not None and self._workshop.fits(layout.plan, _text_bytes(draft))
+        fits = draft is not None and layout is not None and self._resources.fits(layout.plan, _text_bytes(draft))
         ready = fits and all(one["fits"] and one["met"] == said[0]["met"] for one in said)
         return {"why": None, "half": half, "ready": ready, "endpoint": said[0]["met"]}
 
@@ -186,11 +186,11 @@ class BackgroundTogether:
         mine: Message | BaseException
         try:
             mine = {"why": None}
-            self._workshop.fitting(agreed.layout.plan, _text_bytes(agreed.draft), pinned=on_gpu(agreed.tensors))
+            self._resources.fitting(agreed.layout.plan, _text_bytes(agreed.draft), pinned=on_gpu(agreed.tensors))
             endpoint = agreed.more["endpoint"]
-            if self._workshop.met != endpoint:
-                rank = {"rank": self._world.rank, "size": self._world.size}
-                self._workshop.meet({"kind": "meet", "endpoint": endpoint, **rank})
+            if self._resources.met != endpoint:
+                rank = {"rank": self._channel.rank, "size": self._channel.size}
+                self._resources.meet({"kind": "meet", "endpoint": endpoint, **rank})
         except Unavailable as error:
             mine = {"why": str(error)}
         except BaseException as error:  # whatever it is, the others must not wait for this rank
@@ -201,7 +201,7 @@ class BackgroundTogether:
             return [{"why": why}] * len(said)
 
         what = f"the save of step {agreed.commit.step}: that all ranks are ready for it"
-        why: str | None = self._world.agree(what, mine, first_reason)["why"]
+        why: str | None = self._channel.agree(what, mine, first_reason)["why"]
         return why
 
     # The copy is made
@@ -209,13 +209,13 @@ class BackgroundTogether:
     def _stage(self, half: int, agreed: Agreed, saving: Saving, context: Context) -> None:
         """From its end on this rank's share counts. Whatever fails here, the other ranks' saves fail of it too."""
         draft, plan = agreed.draft, agreed.layout.plan
-        process = self._workshop.process
+        process = self._resources.process
         try:
             self._underway.wait_for_half(half)
-            stage = self._workshop.fitting(plan, _text_bytes(draft), pinned=on_gpu(agreed.tensors))
+            stage = self._resources.fitting(plan, _text_bytes(draft), pinned=on_gpu(agreed.tensors))
             stage.copy(half, agreed.parts(), [draft.head, draft.tail])
         except BaseException as error:
-            text = str(error) if isinstance(error, CheckpointError) else reason(error, self._world.scrub)
+            text = str(error) if isinstance(error, CheckpointError) else reason(error, self._channel.scrub)
             give_up = {"kind": "give_up", "id": str(draft.id), "error": error_document(error, text)}
             with contextlib.suppress(OSError):
                 if process is not None:
@@ -236,8 +236,8 @@ class BackgroundTogether:
     def _in_foreground(self, agreed: Agreed, saving: Saving, context: Context) -> None:
         self._underway.in_foreground(saving)
         try:
-            with self._world.telling():
-                write_together(self._world, self._storage, agreed)
+            with self._channel.telling():
+                write_together(self._channel, self._storage, agreed)
         except CheckpointError as error:
             self._underway.report(saving, agreed.commit, error)
         else:
@@ -246,7 +246,7 @@ class BackgroundTogether:
 
     def _committed(self, agreed: Agreed, context: Context) -> Callable[[], None]:
         draft = agreed.draft  # `agreed` would keep copies that the state made of its tensors until the save is done
-        return (lambda: context.committed(draft)) if self._world.rank == 0 else (lambda: None)
+        return (lambda: context.committed(draft)) if self._channel.rank == 0 else (lambda: None)
 
 
 def _text_bytes(draft: Draft) -> int:

@@ -23,7 +23,7 @@ from checkpoint.background.star import Message
 from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.manifest import Manifest
 from checkpoint.group.ranges import Run, Wanted, check_run, read_run, run_range
-from checkpoint.group.world import Sent, World
+from checkpoint.group.rank_channel import RankChannel, Sent
 from checkpoint.storage import Storage
 
 _AHEAD = 2  # runs that a rank reads before they are needed
@@ -60,19 +60,19 @@ def _run(numbers: Any) -> Run:
     return object, first, count
 
 
-def exchange(world: World, storage: Storage, manifest: Manifest, wanted: Wanted, share: Share) -> None:
+def exchange(channel: RankChannel, storage: Storage, manifest: Manifest, wanted: Wanted, share: Share) -> None:
     """Fills `wanted`. Collective.
 
     Raises what this rank failed of. When another one did, returns early: what that one says comes next.
     """
-    turn = _Turn(world, manifest, wanted)
+    turn = _Turn(channel, manifest, wanted)
     gets = deque(sorted(share.gets))
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="checkpoint-read") as pool:
         reads = _ahead(pool, storage, manifest, [*(run for run, _ in share.sends), *share.alone])
         for number in range(share.rounds):
             sends = share.sends[number : number + 1]
             data = turn.read(reads) if sends else None
-            if any(world.all_gather(int(turn.failure is not None))):
+            if any(channel.all_gather(int(turn.failure is not None))):
                 break
             coming = []
             while gets and gets[0][0] == number:
@@ -105,8 +105,8 @@ class _Turn:
     failure  the first one
     """
 
-    def __init__(self, world: World, manifest: Manifest, wanted: Wanted) -> None:
-        self._world, self._manifest, self._wanted = world, manifest, wanted
+    def __init__(self, channel: RankChannel, manifest: Manifest, wanted: Wanted) -> None:
+        self._channel, self._manifest, self._wanted = channel, manifest, wanted
         self.failure: BaseException | None = None
 
     def read(self, reads: Iterator[Future[bytes]]) -> bytes | None:
@@ -125,12 +125,12 @@ class _Turn:
         for run, ranks in sends:
             assert data is not None, "all ranks would have stopped"
             flat = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-            under_way += [self._world.send(flat, rank, number) for rank in ranks]
+            under_way += [self._channel.send(flat, rank, number) for rank in ranks]
             self.fill(run, data)
         arriving: deque[tuple[int, Run, Sent]] = deque()
         for reader, run in coming:
             memory = torch.empty(run_range(self._manifest, run)[1], dtype=torch.uint8)
-            arriving.append((reader, run, self._world.receive(memory, reader, number)))
+            arriving.append((reader, run, self._channel.receive(memory, reader, number)))
             if len(arriving) >= _RECEIVED_AT_ONCE:
                 self._take(*arriving.popleft())
         while arriving:
@@ -146,7 +146,7 @@ class _Turn:
                 check_run(self._manifest, run, data)
             except CorruptCheckpoint as error:
                 raise CheckpointError(
-                    f"on the way from rank {reader} to rank {self._world.rank} bytes were changed: {error}"
+                    f"on the way from rank {reader} to rank {self._channel.rank} bytes were changed: {error}"
                 ) from error
             self._wanted.fill(run, data)
 

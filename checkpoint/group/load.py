@@ -32,8 +32,8 @@ from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.tree import Tree
 from checkpoint.group.exchange import Share, exchange
 from checkpoint.group.ranges import Chunk, Run, Wanted, chunks_of, run_range
+from checkpoint.group.rank_channel import Message, RankChannel
 from checkpoint.group.wire import packed, unpacked
-from checkpoint.group.world import Message, World
 from checkpoint.loaded import Loaded, Skipped
 from checkpoint.reader import check_sizes
 from checkpoint.runs.history import History, Log, read_manifest
@@ -65,7 +65,7 @@ class LoadRules:
     none: NoneLeft
 
 
-def load_together(world: World, storage: Storage, state: Tree, rules: LoadRules) -> Loaded:
+def load_together(channel: RankChannel, storage: Storage, state: Tree, rules: LoadRules) -> Loaded:
     """The step that was loaded. Collective.
 
     raises  the same on all ranks: what `none` makes, CorruptCheckpoint where `step` is given, StateMismatch,
@@ -82,15 +82,15 @@ def load_together(world: World, storage: Storage, state: Tree, rules: LoadRules)
         mine = error
     candidates = _Candidates(storage, rules, step)
     while True:
-        chosen = world.agree(
+        chosen = channel.agree(
             "which checkpoint is loaded", mine, lambda said: candidates.next([message["step"] for message in said])
         )
         id = id_from(chosen["id"])
         assert id is not None
-        manifest = _told(world, id, candidates, chosen["bytes"])
-        found = _try(world, storage, state, manifest, rules)
+        manifest = _told(channel, id, candidates, chosen["bytes"])
+        found = _try(channel, storage, state, manifest, rules)
         if isinstance(found, Skipped):
-            if any(found) and world.rank == 0:
+            if any(found) and channel.rank == 0:
                 rules.log(found.line(id.step))
             if candidates.newest is not None:
                 rules.loaded(id, candidates.newest)
@@ -141,70 +141,70 @@ class _Candidates:
         self._last = id
 
 
-def _told(world: World, id: CommitId, candidates: _Candidates, size: int) -> Manifest:
+def _told(channel: RankChannel, id: CommitId, candidates: _Candidates, size: int) -> Manifest:
     """The manifest that rank 0 has read, on all ranks. size  of it on its way"""
     data = torch.empty(size, dtype=torch.uint8)
     if candidates.manifest is not None:
         data.numpy()[:] = np.frombuffer(candidates.packed, np.uint8)
         candidates.packed = b""
-    if world.size > 1:
-        world.broadcast(data, source=0)
+    if channel.size > 1:
+        channel.broadcast(data, source=0)
     return candidates.manifest if candidates.manifest is not None else unpacked(data.numpy().data, id)
 
 
-def _try(world: World, storage: Storage, state: Tree, manifest: Manifest, rules: LoadRules) -> Skipped | str:
+def _try(channel: RankChannel, storage: Storage, state: Tree, manifest: Manifest, rules: LoadRules) -> Skipped | str:
     """Loads this checkpoint on all ranks, or says to all of them what is damaged. Returns what was left alone, or the
     damage."""
     id = manifest.id
     mine: Message | BaseException
     try:
-        names, sharded = _wants(world, state, manifest, rules)
+        names, sharded = _wants(channel, state, manifest, rules)
         wanted = Wanted(manifest, names, sharded)
         mine = {"damage": None, "runs": wanted.runs}
     except CorruptCheckpoint as error:
         mine = {"damage": str(error)}
     except BaseException as error:  # whatever it is, the others must not wait for this rank
         mine = error
-    dealt = world.agree(f"what is wanted of {id}", mine, lambda said: _deal(said, manifest))
+    dealt = channel.agree(f"what is wanted of {id}", mine, lambda said: _deal(said, manifest))
     if dealt["damage"] is not None:
         return str(dealt["damage"])
 
     try:
-        exchange(world, storage, manifest, wanted, Share.of(dealt))
+        exchange(channel, storage, manifest, wanted, Share.of(dealt))
         tensors = _as_here(manifest, sharded, wanted)
         if rules.cast is not None:  # whether values fit is seen in them only, and nobody has changed anything yet
-            filled, kept = _resolved(world, manifest, tensors, rules)
+            filled, kept = _resolved(channel, manifest, tensors, rules)
             match(state, filled, strict=rules.strict, cast=rules.cast, kept=kept).casts.refuse_overflow()
         mine = {"damage": None}
     except CorruptCheckpoint as error:
         mine = {"damage": str(error)}
     except BaseException as error:
         mine = error
-    verified = world.agree(f"whether {id} is whole", mine, _first_damage)
+    verified = channel.agree(f"whether {id} is whole", mine, _first_damage)
     if verified["damage"] is not None:
         return str(verified["damage"])
 
     skipped = Skipped()
     try:
-        tree, kept = _resolved(world, manifest, tensors, rules)
+        tree, kept = _resolved(channel, manifest, tensors, rules)
         skipped = apply(state, tree, strict=rules.strict, cast=rules.cast, kept=kept)
         mine = {}
     except BaseException as error:
         mine = error
     here = f"this rank holds {id}; whether all others do is not known, so load again before training goes on"
-    world.agree(f"that {id} is loaded", mine, lambda said: said, last=True, state=here)
+    channel.agree(f"that {id} is loaded", mine, lambda said: said, last=True, state=here)
     return skipped
 
 
 def _resolved(
-    world: World,
+    channel: RankChannel,
     manifest: Manifest,
     tensors: dict[str, torch.Tensor],
     rules: LoadRules,
     arrays: dict[int, str] | None = None,
 ) -> tuple[Tree, list[str]]:
     """The tree that was saved, as this rank gets it, and the entries that are left as they are. arrays  see `decode`"""
-    resolver = Resolver(world.rank, world.size, rules.resized)
+    resolver = Resolver(channel.rank, channel.size, rules.resized)
     return resolver.resolve(decode(manifest.tree, tensors, arrays=arrays)), resolver.kept
 
 
@@ -219,7 +219,7 @@ def _empty(stored: StoredTensor) -> torch.Tensor:
 
 
 def _wants(
-    world: World, state: Tree, manifest: Manifest, rules: LoadRules
+    channel: RankChannel, state: Tree, manifest: Manifest, rules: LoadRules
 ) -> tuple[list[str], dict[str, torch.Tensor]]:
     """The tensors that this rank loads; and those of which it wants no more than its part of a DTensor, each with that
     DTensor.
@@ -229,7 +229,7 @@ def _wants(
     empty = {name: _empty(stored) for name, stored in manifest.tensors.items()}
     names = {id(tensor): name for name, tensor in empty.items()}
     try:
-        tree, kept = _resolved(world, manifest, empty, rules, names)
+        tree, kept = _resolved(channel, manifest, empty, rules, names)
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"manifest {manifest.id.manifest_key}: {error}", commit=str(manifest.id)) from error
     matched = match(state, tree, strict=rules.strict, cast=rules.cast, kept=kept)

@@ -12,12 +12,12 @@ from checkpoint.foreground import write_all
 from checkpoint.format.draft import StoredObject
 from checkpoint.format.manifest import Commit
 from checkpoint.group.agreement import Agreed
-from checkpoint.group.world import Message, World
+from checkpoint.group.rank_channel import Message, RankChannel
 from checkpoint.storage import Storage
 from checkpoint.writer import commit
 
 
-def write_together(world: World, storage: Storage, agreed: Agreed) -> Commit:
+def write_together(channel: RankChannel, storage: Storage, agreed: Agreed) -> Commit:
     """The commit, durable, on every rank. Collective.
 
     raises  the same on all ranks: ClaimLost, StorageError, or CheckpointError naming the ranks that are silent or gone;
@@ -32,15 +32,15 @@ def write_together(world: World, storage: Storage, agreed: Agreed) -> Commit:
 
     def finish(said: list[Message]) -> list[Message]:
         commit(storage, agreed.draft, [_stored(entry) for message in said for entry in message["objects"]])
-        return [{}] * world.size
+        return [{}] * channel.size
 
     what = f"the save of step {agreed.commit.step}: its objects"
-    world.agree(what, mine, finish, last=True, state=_committed_or_not(world, agreed.commit))
+    channel.agree(what, mine, finish, last=True, state=_committed_or_not(channel, agreed.commit))
     return agreed.commit
 
 
-def _committed_or_not(world: World, commit: Commit) -> str:
-    if world.rank == 0:
+def _committed_or_not(channel: RankChannel, commit: Commit) -> str:
+    if channel.rank == 0:
         return "nothing was committed; the previous checkpoint stays the newest"
     return f"rank 0 may have committed {commit.id} or not: if it is there, `checkpoint ls` shows it, and it is whole"
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from checkpoint.background.in_flight import Rules
 from checkpoint.background.messages import Message
-from checkpoint.background.underway import Rules
 from checkpoint.cast import Cast
 from checkpoint.errors import CheckpointError
 from checkpoint.format.manifest import Commit
@@ -24,8 +24,8 @@ from checkpoint.format.tree import Tree
 from checkpoint.group.agreement import Agreed, Agreement, Sameness
 from checkpoint.group.background import BackgroundTogether, Context
 from checkpoint.group.load import LoadRules, NoneLeft, load_together
+from checkpoint.group.rank_channel import RankChannel
 from checkpoint.group.save import write_together
-from checkpoint.group.world import World
 from checkpoint.loaded import Loaded
 from checkpoint.runs.history import History, Log
 from checkpoint.saving import Saving
@@ -65,7 +65,7 @@ class Together:
         self._sameness = Sameness(per_rank, rank0, trusted)
         self._resized = resized
         self._log = log
-        self._world: World | None = None
+        self._channel: RankChannel | None = None
         self._agreement: Agreement | None = None
         self._background: BackgroundTogether | None = None
         self._left: list[BackgroundTogether] = []  # of groups that are no more, whose saves may be under way
@@ -80,7 +80,7 @@ class Together:
         if self._group != "auto":
             return True
         initialised = dist.is_available() and dist.is_initialized()
-        if self._world is not None and not initialised:
+        if self._channel is not None and not initialised:
             raise CheckpointError(
                 "torch.distributed is no more, and this Checkpointer works with all of its ranks\n"
                 "  state  what was committed stays; nothing was saved or loaded now\n"
@@ -102,24 +102,24 @@ class Together:
 
         `meta` gets the number of ranks as "world_size", which `checkpoint ls` shows.
         """
-        world, agreement = self._joined()
+        channel, agreement = self._joined()
         if self._background is not None:
             self._background.settle()
-        meta = _with_size(meta, world)
-        with world.telling():
+        meta = _with_size(meta, channel)
+        with channel.telling():
             agreed = agreement.reach(step, state, meta, claim=context.claim, now_s=context.now_s, how="blocking=True")
             assert isinstance(agreed, Agreed)
-            return write_together(world, self._storage, agreed)
+            return write_together(channel, self._storage, agreed)
 
     def begin(self, step: int, state: Tree, meta: dict[str, Any], context: Context) -> Saving:
         """See `BackgroundTogether.begin`; and `save` about `meta`."""
-        world, _ = self._joined()
-        return self._in_background().begin(step, state, _with_size(meta, world), context)
+        channel, _ = self._joined()
+        return self._in_background().begin(step, state, _with_size(meta, channel), context)
 
     def warm(self, state: Tree, context: Context) -> None:
         """See `BackgroundTogether.warm`."""
-        world, _ = self._joined()
-        with world.telling():
+        channel, _ = self._joined()
+        with channel.telling():
             self._in_background().warm(state, context)
 
     def load(
@@ -135,10 +135,10 @@ class Together:
         none: NoneLeft,
     ) -> Loaded:
         """See `load_together`."""
-        world, _ = self._joined()
+        channel, _ = self._joined()
         rules = LoadRules(step, strict, cast, self._resized, self._log, prepare, history, loaded, none)
-        with world.telling():
-            return load_together(world, self._storage, state, rules)
+        with channel.telling():
+            return load_together(channel, self._storage, state, rules)
 
     def settle(self) -> None:
         """Returns when no save of this group is under way on this rank, whatever came of them."""
@@ -159,21 +159,21 @@ class Together:
                 background.close()
             self._left = []
 
-    def _joined(self) -> tuple[World, Agreement]:
+    def _joined(self) -> tuple[RankChannel, Agreement]:
         group = self._process_group()
         self._forget_what_is_the_parents()
-        if self._world is not None and self._world.group is not group:
+        if self._channel is not None and self._channel.group is not group:
             self._leave()
-        if self._world is None or self._agreement is None:
-            self._world = World(group, wait_s=self._rules.finish_s, scrub=self._scrub)
-            self._agreement = Agreement(self._world, self._shard_bytes, self._sameness, self._log)
-            self._unless_closed.append(weakref.finalize(self, self._world.close))
-        return self._world, self._agreement
+        if self._channel is None or self._agreement is None:
+            self._channel = RankChannel(group, wait_s=self._rules.finish_s, scrub=self._scrub)
+            self._agreement = Agreement(self._channel, self._shard_bytes, self._sameness, self._log)
+            self._unless_closed.append(weakref.finalize(self, self._channel.close))
+        return self._channel, self._agreement
 
     def _forget_what_is_the_parents(self) -> None:
         """In a forked child."""
-        if self._world is not None and self._world.pid != os.getpid():
-            self._world = self._agreement = self._background = None
+        if self._channel is not None and self._channel.pid != os.getpid():
+            self._channel = self._agreement = self._background = None
             self._left = []
 
     def _leave(self) -> None:
@@ -181,19 +181,19 @@ class Together:
         if self._background is not None:
             self._left.append(self._background)
         self._left = [background for background in self._left if not background.close_if_settled()]
-        if self._world is not None:
-            self._world.close()
+        if self._channel is not None:
+            self._channel.close()
         for finalizer in self._unless_closed:
             finalizer.detach()
         self._unless_closed = []
-        self._world = self._agreement = self._background = None
+        self._channel = self._agreement = self._background = None
 
     def _in_background(self) -> BackgroundTogether:
-        world, agreement = self._joined()
+        channel, agreement = self._joined()
         if self._background is None:
             opening, unusable = (None, self._opening) if isinstance(self._opening, str) else (self._opening, None)
             self._background = BackgroundTogether(
-                world, agreement, self._storage, opening, self._rules, unusable=unusable, log=self._log
+                channel, agreement, self._storage, opening, self._rules, unusable=unusable, log=self._log
             )
             self._unless_closed.append(weakref.finalize(self, self._background.let_go))
         return self._background
@@ -202,5 +202,5 @@ class Together:
         return dist.group.WORLD if isinstance(self._group, str) else self._group
 
 
-def _with_size(meta: dict[str, Any], world: World) -> dict[str, Any]:
-    return {"world_size": world.size, **meta}
+def _with_size(meta: dict[str, Any], channel: RankChannel) -> dict[str, Any]:
+    return {"world_size": channel.size, **meta}

@@ -1,6 +1,6 @@
 """One run of a drill while it runs: told as it goes, and what has to be done to it in time is done.
 
-Who was told to leave and is still there after his grace is killed; a disk that is broken for a while is healed.
+Who was told to leave and is still there after its grace is killed; a disk that is broken for a while is healed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from elastic.observe.events import Event
 
 
 class Watched:
-    """One run under the drill's eyes: what it left behind, and who has to be killed after his grace."""
+    """One run under the drill's eyes: what it left behind, and who has to be killed after its grace."""
 
     def __init__(self, cluster: Cluster, console: Console, plan: DrillPlan | None, *, grace_s: float | None) -> None:
         self.cluster = cluster

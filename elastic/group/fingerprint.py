@@ -23,7 +23,7 @@ from types import FrameType
 import torch
 
 from elastic.errors import CollectiveMismatch, PeerLost
-from elastic.group.form import Group, Pending
+from elastic.group.form import Group, Work
 
 _LAYOUT = struct.Struct("<qqqqq160s")
 _COMPARED = struct.calcsize("<qqqq")  # bytes: all but what is trained, and the site
@@ -96,9 +96,9 @@ class Announced:
 
     trained: tuple[int, ...] = ()
 
-    def __init__(self, mine: Fingerprint, pending: Pending, rows: torch.Tensor) -> None:
+    def __init__(self, mine: Fingerprint, pending: Work, rows: torch.Tensor) -> None:
         self._mine = mine
-        self._pending: Pending | None = pending
+        self._pending: Work | None = pending
         self._rows = rows
 
     def look(self) -> None:

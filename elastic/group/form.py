@@ -35,7 +35,7 @@ _LOOK = timedelta(milliseconds=50)
 _GPU_LOOK_S = 50e-6
 
 
-class Pending:
+class Work:
     """A collective in flight.
 
     severed  for gloo, whether the group is: a collective that has not ended some time after that is given up (see
@@ -75,21 +75,21 @@ class Pending:
 
 
 class Group(Protocol):
-    """The collectives that a step needs. All return at once; `Pending.wait` gives the result or PeerLost."""
+    """The collectives that a step needs. All return at once; `Work.wait` gives the result or PeerLost."""
 
     rank: int
     world_size: int
 
-    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
         """In-place sum over the ranks, in no fixed order."""
 
-    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> Pending:
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> Work:
         """1-D: `sizes[r]` elements of `tensor` go to rank r; `out_sizes[r]` elements of `out` come from it."""
 
-    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Pending:
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Work:
         """1-D: every rank's `tensor` (equal sizes), in rank order."""
 
-    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Work:
         """The source's bytes, in place."""
 
     def settle(self) -> None:
@@ -108,24 +108,24 @@ class Group(Protocol):
         """Ends connections and threads. abruptly: what is in flight fails at once, here and at the peers."""
 
 
-class Solo:
+class LocalGroup:
     """The group of a worker on its own: nothing to exchange, nothing to lose."""
 
     rank = 0
     world_size = 1
 
-    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
         return _DONE
 
-    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> Pending:
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> Work:
         out.copy_(tensor)
         return _DONE
 
-    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Pending:
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Work:
         out.copy_(tensor)
         return _DONE
 
-    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Work:
         return _DONE
 
     def settle(self) -> None:
@@ -152,10 +152,10 @@ class _Done:
         return True
 
 
-_DONE = Pending(_Done(), "nothing", None)
+_DONE = Work(_Done(), "nothing", None)
 
 
-class Gang:
+class DistributedGroup:
     """The group of two workers or more. It severs itself as soon as one of its connections ends."""
 
     def __init__(
@@ -179,16 +179,16 @@ class Gang:
         self._severed = False
         self._watch = Watch(connections, self._peer_hung_up)
 
-    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
         return self._start("all-reduce", tensor, "allreduce", [tensor])
 
-    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> Pending:
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> Work:
         return self._start("all-to-all", tensor, "alltoall_base", out, tensor, out_sizes, sizes)
 
-    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Pending:
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Work:
         return self._start("all-gather", tensor, "_allgather_base", out, tensor)
 
-    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Pending:
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Work:
         return self._start("broadcast", tensor, "broadcast", tensor, source)
 
     def settle(self) -> None:
@@ -237,7 +237,7 @@ class Gang:
         if self._nccl is not None:
             self._nccl.abort()
 
-    def _start(self, what: str, tensor: torch.Tensor, method: str, *arguments: Any) -> Pending:
+    def _start(self, what: str, tensor: torch.Tensor, method: str, *arguments: Any) -> Work:
         # The backend has no name here: a traceback would keep it, and whoever forgets that last would wait for gloo's
         # end (20 ms; where a message was torn in half, for good), which is the affair of the thread that closes it.
         if self._severed or self._backend(tensor) is None:
@@ -245,7 +245,7 @@ class Gang:
             raise PeerLost(f"the {what} cannot start: {why}", step=None, phase=what)
         try:
             severed = None if tensor.is_cuda and self._nccl is not None else self._is_severed
-            return Pending(getattr(self._backend(tensor), method)(*arguments), what, severed)
+            return Work(getattr(self._backend(tensor), method)(*arguments), what, severed)
         except RuntimeError as failure:
             raise failed(what, failure, severed=self._severed) from failure
 
@@ -271,7 +271,7 @@ def form(
     Raises PeerLost when the ranks cannot all be connected; what the store raises in a wait ends the forming, too.
     """
     if world_size == 1:
-        return Solo()
+        return LocalGroup()
     assert store is not None
     forming = _Forming(store, rank, world_size, f"generation/{generation}", address, device, timeout_s)
     if broken is None:
@@ -304,7 +304,7 @@ class _Forming:
         self._address = address
         self._device = device
         self._timeout = timedelta(seconds=timeout_s)
-        self._made: Gang | None = None
+        self._made: DistributedGroup | None = None
         self._failure: RuntimeError | PeerLost | None = None
         self.over = threading.Event()
 
@@ -315,7 +315,7 @@ class _Forming:
             self._failure = failure
         self.over.set()
 
-    def group(self) -> Gang:
+    def group(self) -> DistributedGroup:
         """Once it is over. Raises PeerLost."""
         if isinstance(self._failure, PeerLost):
             raise self._failure
@@ -324,7 +324,7 @@ class _Forming:
         assert self._made is not None
         return self._made
 
-    def _connect(self) -> Gang:
+    def _connect(self) -> DistributedGroup:
         store, rank, world_size, prefix = self._store, self._rank, self._world_size, self._prefix
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         before = listening_ports()
@@ -347,7 +347,7 @@ class _Forming:
         peer_ports = {int(port) for ports in told for port in ports}
         found = _connections(own_ports, peer_ports, world_size - 1)
         timeout_s = self._timeout.total_seconds()
-        return Gang(gloo, own_gpus, rank, world_size, found, device=self._device, timeout_s=timeout_s)
+        return DistributedGroup(gloo, own_gpus, rank, world_size, found, device=self._device, timeout_s=timeout_s)
 
 
 def _connections(own_ports: set[int], peer_ports: set[int], peers: int) -> list[socket.socket]:

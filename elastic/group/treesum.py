@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import torch
 
-from elastic.group.form import Group, Pending
+from elastic.group.form import Group, Work
 from elastic.group.tree import Schedule
 
 NOTHING = -0.0
@@ -43,7 +43,7 @@ class TreeSum:
         self._memory: list[torch.Tensor] = []
         self._pieces = self._empty(0, self._chunk)
         self._received = self._pieces
-        self._pending: Pending | None = None
+        self._pending: Work | None = None
         self._schedule: Schedule
         self.rows: list[torch.Tensor] = []
 

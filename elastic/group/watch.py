@@ -7,7 +7,7 @@ for nothing but hang-ups on all of them knows at once; the kernel wakes it for n
 Severing goes in two steps. First nothing more is sent: every peer reads an end of file behind what is on its way.
 A moment later nothing more is read. gloo forgets a message that was read in half when its connection ended, and
 whoever waits for it waits until its deadline (torch 2.13, tcp/pair.cc: what is being received is in no list that an
-error reaches): so messages that are on their way get the time to arrive, and form.Pending does not trust the rest.
+error reaches): so messages that are on their way get the time to arrive, and form.Work does not trust the rest.
 """
 
 from __future__ import annotations

@@ -403,7 +403,7 @@ class Agent:
         worker.stuck, worker.stuck_s = True, now_s - record.since_s if record.since_s else 0.0
         self._say(f"{worker.called} is stuck at step {record.at_step}: {why}; it is killed{hint}")
 
-    # burying
+    # ended workers
 
     def _reap(self) -> None:
         for worker in list(self._workers.values()):

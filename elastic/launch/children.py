@@ -10,8 +10,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from checkpoint.background import WRITER_MODULE
+
 _POLL_S = 0.01
-_WRITER = b"checkpoint.background.resident"
+_WRITER = WRITER_MODULE.encode()
 _BURIAL_S = 10.0  # the kernel needs far less to end what it was told to kill
 
 

@@ -21,7 +21,7 @@ from elastic.data.plan import Examples, blocks
 from elastic.errors import ConfigError, PeerLost, StepError
 from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Kind, announce
-from elastic.group.form import Group, Solo
+from elastic.group.form import Group, LocalGroup
 from elastic.group.sums import ShareSums, StepSums, SubtreeSums
 from elastic.group.tree import schedule
 from elastic.loop.recovery import Recovery
@@ -64,7 +64,7 @@ class Evaluations:
             return evaluate(context.config, group, dataset, function, batch_size, position, ordinal, sign, buffers)
 
         def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
-            return within(Solo())
+            return within(LocalGroup())
 
         def together() -> dict[str, Any]:
             try:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import checkpoint
-from elastic.group.form import Group, Pending, gather_bytes
+from elastic.group.form import Group, Work, gather_bytes
 from elastic.group.layout import dense
 from elastic.state.train_state import Tree
 
@@ -137,7 +137,7 @@ def _stream(
     flats_into = {name: _flat(tensor) for name, tensor in into.items()}
     packed = [torch.empty(_PIECE * len(parts.need_state) if tensors else 0, dtype=torch.uint8) for _ in range(2)]
     arrived = [torch.empty(_PIECE * len(ranges) if receives else 0, dtype=torch.uint8) for _ in range(2)]
-    on_its_way: tuple[Pending, torch.Tensor, dict[int, tuple[int, int]]] | None = None
+    on_its_way: tuple[Work, torch.Tensor, dict[int, tuple[int, int]]] | None = None
     rounds = -(-max(stop - start for start, stop in ranges.values()) // _PIECE)
     for number in range(rounds + 1):
         before = on_its_way

@@ -18,7 +18,7 @@ import elastic
 import elastic.loop.step
 import elastic.loop.update
 import elastic.run
-from elastic.group.form import Pending
+from elastic.group.form import Work
 from elastic.group.sums import ShareSums
 
 Timed = tuple[Any, str, str]
@@ -48,7 +48,7 @@ def of_run(run: elastic.Run, workload: Any) -> list[Timed]:
         *((buffers, name, "buffers") for name in ("begin", "share_done", "start", "finish", "apply", "digest")),
         (ShareSums, "add", "sums"),
         (session.exchange._sums, "exchange", "sums"),
-        (Pending, "wait", "wait"),
+        (Work, "wait", "wait"),
         (torch.nn.utils, "clip_grad_norm_", "update"),
         *((optimizer, "step", "update") for optimizer in run.optimizers.values()),
         (run.events, "emit", "events"),

@@ -20,7 +20,7 @@ from checkpoint import Checkpointer
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Fault, Kill, Plan, Stop
-from elastic.group.form import Solo
+from elastic.group.form import LocalGroup
 from elastic.group.gradients import GradientSum
 from elastic.group.tree import schedule
 from tests.gpu.program import network
@@ -111,7 +111,12 @@ def test_gradients_leave_while_the_backward_pass_runs_and_nobody_waits_for_the_g
     parameters = list(model.parameters())
     plan = schedule(4, 4, (range(4),))
     sums = GradientSum(
-        parameters, [str(i) for i in range(len(parameters))], Solo(), overlap=True, ordered=True, bucket_bytes=1 << 16
+        parameters,
+        [str(i) for i in range(len(parameters))],
+        LocalGroup(),
+        overlap=True,
+        ordered=True,
+        bucket_bytes=1 << 16,
     )
     sums.open()
     for measured in (False, True):  # the first time makes what is kept

@@ -23,7 +23,7 @@ from torch.distributed import TCPStore
 
 from elastic.data.plan import blocks
 from elastic.errors import PeerLost
-from elastic.group.form import Gang, Group, Solo, form, gather_bytes
+from elastic.group.form import DistributedGroup, Group, LocalGroup, form, gather_bytes
 from elastic.group.tree import schedule
 from elastic.group.treesum import TreeSum
 from elastic.loop.transfer import Roles, pass_on
@@ -162,7 +162,7 @@ def test_bytes_of_any_length_are_gathered_in_rank_order(port: int) -> None:
     words = [[b"a", b"", b"ccc" * 1000], [b"", b"", b""], [b"\0", b"\0\0", b"x\0"]]
 
     assert returned(run_ranks(gather, 3, port, words)) == [words] * 3
-    assert gather_bytes(Solo(), b"alone") == [b"alone"]
+    assert gather_bytes(LocalGroup(), b"alone") == [b"alone"]
 
 
 def form_again_and_again(rank: int, world_size: int, port: int, times: int) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def test_a_closed_group_starts_nothing(port: int) -> None:
 
 def held_by_an_error(rank: int, world_size: int, port: int) -> bool:
     _store, group = joined(port, rank, world_size)
-    assert isinstance(group, Gang)
+    assert isinstance(group, DistributedGroup)
     group.all_reduce(torch.ones(1)).wait()  # the peer has formed it, too
     group.sever()
     with pytest.raises(PeerLost) as lost:
@@ -305,7 +305,7 @@ def test_a_forming_ends_when_the_view_is_known_to_be_broken(port: int) -> None:
 
 def constructors(rank: int, world_size: int, port: int) -> dict[str, Any]:
     store, group = joined(port, rank, world_size)
-    assert isinstance(group, Gang)
+    assert isinstance(group, DistributedGroup)
     found = {
         "default group": torch.distributed.is_initialized(),
         "methods": [hasattr(group._gloo, m) for m in ("allreduce", "alltoall_base", "_allgather_base", "broadcast")],

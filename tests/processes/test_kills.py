@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint import Checkpointer
+from checkpoint.background import WRITER_MODULE
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.judging.review import review
@@ -102,7 +103,7 @@ def living(run: Cluster) -> dict[str, list[int]]:
     return {
         "agent": run.pids(),
         "trainer": sorted(alive & started),
-        "writer": sorted(pid for pid in alive if b"checkpoint.background.resident" in command(pid)),
+        "writer": sorted(pid for pid in alive if WRITER_MODULE.encode() in command(pid)),
     }
 
 

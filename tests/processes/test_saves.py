@@ -28,7 +28,7 @@ Undisturbed = Callable[..., End]
 LOSES_ITS_WRITER = """
 import os, pathlib, signal, sys, threading, time, psutil, torch, elastic
 def writer():
-    return next((one for one in psutil.Process().children() if "checkpoint.background.resident" in one.cmdline()), None)
+    return next((one for one in psutil.Process().children() if WRITER_MODULE in one.cmdline()), None)
 model = torch.nn.Linear(4, 1)
 optimizer, dataset = torch.optim.SGD(model.parameters(), 0.1), [torch.full((4,), float(i)) for i in range(32)]
 with elastic.Run(sys.argv[1], model=model, optimizer=optimizer, dataset=dataset, batch_size=4, virtual_workers=2,

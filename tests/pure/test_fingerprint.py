@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from elastic.errors import CollectiveFailed, PeerLost
 from elastic.group.fingerprint import Fingerprint, Kind, announce, mismatch
-from elastic.group.form import Solo, failed
+from elastic.group.form import LocalGroup, failed
 
 COUNTS = st.integers(0, 1 << 40)
 PRINTS = st.builds(
@@ -68,7 +68,7 @@ def test_the_error_names_every_rank_and_its_place_in_the_script() -> None:
 
 def test_a_worker_on_its_own_meets_itself() -> None:
     """So nothing can be found out there: with one worker the coordinator is all of them."""
-    announced = announce(Solo(), Kind.EVALUATION, step=3, ordinal=1, batches=(1, 1))
+    announced = announce(LocalGroup(), Kind.EVALUATION, step=3, ordinal=1, batches=(1, 1))
     announced.look()
     announced.check()
     assert announced.all_meet()

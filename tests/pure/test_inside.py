@@ -91,18 +91,18 @@ def test_several_optimizers_are_one_update() -> None:
 
 
 def test_inside_an_exchange_a_collective_has_been_started() -> None:
-    from elastic.group.form import Pending
+    from elastic.group.form import Work
 
     calls: list[str] = []
 
-    class Work:
+    class Started:
         def wait(self) -> None:
             calls.append("waited")
 
-    untouched = Pending.wait
+    untouched = Work.wait
     inside.exchange(lambda: calls.append("hit"))
-    Pending(Work(), "all-reduce", None).wait()
-    Pending(Work(), "all-reduce", None).wait()
+    Work(Started(), "all-reduce", None).wait()
+    Work(Started(), "all-reduce", None).wait()
 
     assert calls == ["hit", "waited", "waited"]
-    assert Pending.wait is untouched
+    assert Work.wait is untouched

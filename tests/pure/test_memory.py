@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from elastic.data.plan import blocks
-from elastic.group.form import Solo
+from elastic.group.form import LocalGroup
 from elastic.group.gradients import GradientSum
 from elastic.group.sums import ShareSums, SubtreeSums
 from elastic.group.tree import Schedule, schedule
@@ -21,7 +21,7 @@ V = 8
 SHORT_AND_FULL = (8, 5, 8, 3, 1, 7, 8)
 
 
-class OneOf(Solo):
+class OneOf(LocalGroup):
     """A rank of several, for what is decided without the others."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -51,7 +51,7 @@ def test_short_batches_use_the_memory_of_full_ones() -> None:
 
 def test_gradients_take_no_more_copies_than_the_tree_is_high() -> None:
     weight = nn.Parameter(torch.zeros(64))
-    gradients = GradientSum([weight], ["weight"], Solo(), overlap=True, ordered=True, bucket_bytes=1 << 20)
+    gradients = GradientSum([weight], ["weight"], LocalGroup(), overlap=True, ordered=True, bucket_bytes=1 << 20)
     gradients.open()
     held = []
     for shares in SHORT_AND_FULL:

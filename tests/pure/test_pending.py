@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 
 from elastic.errors import PeerLost
-from elastic.group.form import Pending
+from elastic.group.form import Work
 
 
-class Work:
+class GlooWork:
     """torch's Work of gloo: a look times out, and by the time that one asks it has ended."""
 
     def __init__(self, *, succeeds: bool) -> None:
@@ -28,9 +28,9 @@ class Work:
 
 def test_a_collective_that_ends_while_it_is_looked_at_has_ended() -> None:
     """Others may take longer than a look: a coordinator that saves, say. Taken for a loss, that would redo a step."""
-    Pending(Work(succeeds=True), "all-gather", lambda: False).wait()
+    Work(GlooWork(succeeds=True), "all-gather", lambda: False).wait()
 
 
 def test_a_collective_that_fails_while_it_is_looked_at_has_failed() -> None:
     with pytest.raises(PeerLost, match="the all-gather failed: Connection closed by peer"):
-        Pending(Work(succeeds=False), "all-gather", lambda: False).wait()
+        Work(GlooWork(succeeds=False), "all-gather", lambda: False).wait()

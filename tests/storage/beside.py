@@ -21,10 +21,11 @@ from checkpoint import (
     StorageError,
     digest,
 )
+from checkpoint.background import WRITER_MODULE
 
 Make = Callable[..., Checkpointer]
 WITHIN_S = 240.0
-RESIDENT = "checkpoint.background.resident"
+RESIDENT = WRITER_MODULE
 SEED = int(os.environ.get("SEED", "0")) or random.randrange(1, 10**6)
 
 

@@ -19,8 +19,8 @@ from checkpoint import (
     Saving,
     StorageError,
 )
-from checkpoint.background.underway import Rules, Underway
-from checkpoint.background.workshop import Workshop
+from checkpoint.background.in_flight import InFlightSaves, Rules
+from checkpoint.background.writer_resources import WriterResources
 from checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, newest, settled, state, writers
@@ -175,12 +175,12 @@ def test_a_save_is_committed_where_no_thread_is_left_to_sweep(tmp_path: Path, mo
 
 def test_an_answer_that_comes_too_late_answers_no_other_question(tmp_path: Path) -> None:
     rules = Rules("wait", 3, WITHIN_S, 2**28)
-    underway = Underway(open_storage(tmp_path), rules, print, patience_s=WITHIN_S)
+    underway = InFlightSaves(open_storage(tmp_path), rules, print, patience_s=WITHIN_S)
     opening = {"url": str(tmp_path), "options": {}, "retry_s": 1.0}
-    workshop = Workshop(opening, rules, underway, unusable=None, log=print)
-    workshop.started().send({"kind": "drop_arena"})  # as a question that nobody waits for any more
-    assert "addresses" in workshop.meet({"kind": "centre", "size": 2})
-    workshop.close(WITHIN_S)
+    resources = WriterResources(opening, rules, underway, unusable=None, log=print)
+    resources.started().send({"kind": "drop_arena"})  # as a question that nobody waits for any more
+    assert "addresses" in resources.meet({"kind": "serve", "size": 2})
+    resources.close(WITHIN_S)
 
 
 def test_a_log_may_take_a_lock_that_who_waits_for_saves_holds(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from checkpoint import (
     UnsupportedValue,
     digest,
 )
-from checkpoint.group import agreement, failures, ranges, world
+from checkpoint.group import agreement, failures, ranges, rank_channel
 from checkpoint.group import load as load_module
 from checkpoint.storage import Scrubber
 from tests.kit.ranks import Died, Raised, returned, run_ranks
@@ -375,7 +375,7 @@ class Stalls:
 
 
 def given_up(rank: int, size: int, folder: str) -> list[str]:
-    world._SLACK_S = 0.0
+    rank_channel._SLACK_S = 0.0
     with ranks_of(folder, rank, size, finish_s=2.0, name="given-up") as (runs, _):
         runs.save(0, {"x": Stalls(False)})
         told = []
@@ -564,13 +564,13 @@ def passed_on(rank: int, size: int, folder: str) -> tuple[int, int]:
         state = {"a": torch.arange(50_000.0), "b": torch.arange(50_000.0) + 1}
         runs.save(1, state)
         received: list[int] = []
-        receive = world.World.receive
+        receive = rank_channel.RankChannel.receive
 
-        def counted(self: world.World, data: torch.Tensor, source: int, tag: int) -> Any:
+        def counted(self: rank_channel.RankChannel, data: torch.Tensor, source: int, tag: int) -> Any:
             received.append(data.nbytes)
             return receive(self, data, source, tag)
 
-        world.World.receive = counted  # type: ignore[method-assign]
+        rank_channel.RankChannel.receive = counted  # type: ignore[method-assign]
         name = "b" if rank == 2 else "a"
         here = {name: torch.zeros(50_000)}
         storage.got.clear()

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from checkpoint import Checkpointer, CheckpointError, SaveDropped, Saving, StorageError
-from checkpoint.background import staging
+from checkpoint.background import WRITER_MODULE, staging
 from checkpoint.testing import Delay, Plan
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import beside, build, fingerprint, own_writer, train, writers_left
@@ -468,7 +468,7 @@ def hold(rank: int, size: int, folder: str) -> tuple[list[int], int, int]:
                 runs.save(2 * number + step, values(2 * number + step), blocking=False)
         gc.collect()
         descriptors.append(len(os.listdir("/proc/self/fd")))
-    left = [one for one in psutil.Process().children() if "checkpoint.background.resident" in one.cmdline()]
+    left = [one for one in psutil.Process().children() if WRITER_MODULE in one.cmdline()]
     return descriptors, len(left), Path("/proc/self/maps").read_text().count("checkpoint-arena")
 
 

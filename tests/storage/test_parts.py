@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from checkpoint import CheckpointError
-from checkpoint.background.parts import First
-from checkpoint.background.star import Spoke
+from checkpoint.background.parts import Leader
+from checkpoint.background.star import Client
 from checkpoint.format.draft import Draft
 from checkpoint.format.names import CommitId
 from checkpoint.storage import open_storage
@@ -23,19 +23,19 @@ SAVE = "c00000001.s000000001-00"
 class Writer:
     """Rank 1's, as little of it as rank 0's writer sees."""
 
-    def __init__(self, first: First) -> None:
+    def __init__(self, first: Leader) -> None:
         self.heard: list[dict[str, Any]] = []
-        self.spoke = Spoke(first.endpoint, 1, self.heard.append, lambda why: None)
+        self.client = Client(first.endpoint, 1, self.heard.append, lambda why: None)
 
 
 @pytest.fixture
-def first() -> Iterator[First]:
-    made = First(2, PATIENCE_S)
+def first() -> Iterator[Leader]:
+    made = Leader(2, PATIENCE_S)
     yield made
     made.close()
 
 
-def finish(first: First, folder: Path) -> CheckpointError | None:
+def finish(first: Leader, folder: Path) -> CheckpointError | None:
     """What rank 0's writer fails of, once its own part is stored."""
     draft = Draft(CommitId(1, 1, "00"), "", (), b"", b"")
     assert str(draft.id) == SAVE
@@ -46,36 +46,36 @@ def finish(first: First, folder: Path) -> CheckpointError | None:
     return None
 
 
-def gone(first: First, rank: int) -> None:
+def gone(first: Leader, rank: int) -> None:
     with first._changed:
         assert first._changed.wait_for(lambda: rank not in first._here, PATIENCE_S)
 
 
-def test_a_writer_that_came_later_has_nothing_of_the_save(first: First, tmp_path: Path) -> None:
+def test_a_writer_that_came_later_has_nothing_of_the_save(first: Leader, tmp_path: Path) -> None:
     """Waiting for it would last until the deadline, and the next save, which it does have, would wait behind."""
     old = Writer(first)
     first.staged(SAVE)
-    old.spoke.close()
+    old.client.close()
     gone(first, 1)
     new = Writer(first)
     error = finish(first, tmp_path)
     assert error is not None
     assert "the writer process of rank 1 ended before it was stored" in str(error)
-    new.spoke.close()
+    new.client.close()
 
 
-def test_a_writer_that_said_its_part_may_go(first: First, tmp_path: Path) -> None:
+def test_a_writer_that_said_its_part_may_go(first: Leader, tmp_path: Path) -> None:
     """Then only the commit is lacking: this one fails of the claim, which nobody took."""
     old = Writer(first)
     first.staged(SAVE)
-    old.spoke.send({"save": SAVE, "objects": []})
-    old.spoke.close()
+    old.client.send({"save": SAVE, "objects": []})
+    old.client.close()
     gone(first, 1)
     error = finish(first, tmp_path)
     assert error is None or "claim" in str(error)
 
 
-def test_a_writer_that_is_there_is_waited_for(first: First, tmp_path: Path) -> None:
+def test_a_writer_that_is_there_is_waited_for(first: Leader, tmp_path: Path) -> None:
     one = Writer(first)
     first.staged(SAVE)
     found: list[CheckpointError | None] = []
@@ -83,7 +83,7 @@ def test_a_writer_that_is_there_is_waited_for(first: First, tmp_path: Path) -> N
     finishing.start()
     finishing.join(1.0)
     assert finishing.is_alive()
-    one.spoke.send({"save": SAVE, "error": {"type": "CheckpointError", "text": "disk on fire", "fields": {}}})
+    one.client.send({"save": SAVE, "error": {"type": "CheckpointError", "text": "disk on fire", "fields": {}}})
     finishing.join(PATIENCE_S)
     assert ["disk on fire" in str(error) for error in found] == [True]
-    one.spoke.close()
+    one.client.close()

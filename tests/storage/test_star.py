@@ -17,30 +17,31 @@ from typing import Any
 
 import pytest
 
-from checkpoint.background.star import Centre, Spoke
+from checkpoint.background.star import Client, Server
 
 WITHIN_S = 30.0
 
-# A spoke in a process of its own: says what it reads, line by line; "fork" leaves a child that sleeps.
+# A client in a process of its own: says what it reads, line by line; "fork" leaves a child that sleeps.
 PROGRAM = """
 import json, os, sys, time
-from checkpoint.background.star import Spoke
-spoke = Spoke(json.loads(sys.argv[1]), int(sys.argv[2]), lambda message: print(json.dumps(message), flush=True), print)
+from checkpoint.background.star import Client
+say = lambda message: print(json.dumps(message), flush=True)
+client = Client(json.loads(sys.argv[1]), int(sys.argv[2]), say, print)
 for line in sys.stdin:
     if line == "fork\\n":
         if os.fork() == 0:
             time.sleep(600)
             os._exit(0)
-    spoke.send({"text": line.strip() * 100_000})
+    client.send({"text": line.strip() * 100_000})
 """
 
 
 class Listener:
-    """A centre and what it was told, in order."""
+    """A server and what it was told, in order."""
 
     def __init__(self) -> None:
         self.told: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self.centre = Centre(
+        self.server = Server(
             lambda number, message: self.told.put((number, message)), lambda number, why: self.told.put((number, why))
         )
 
@@ -52,15 +53,15 @@ class Listener:
 def listener() -> Iterator[Listener]:
     one = Listener()
     yield one
-    one.centre.close()
+    one.server.close()
 
 
 @pytest.fixture
 def others(listener: Listener) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes with spokes 1 and 2."""
+    """Processes with clients 1 and 2."""
     made = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, json.dumps(listener.centre.endpoint), str(number)],
+            [sys.executable, "-c", PROGRAM, json.dumps(listener.server.endpoint), str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -95,9 +96,9 @@ def test_what_was_said_is_heard_before_the_one_who_said_it_is_gone(
     number, why = listener.next()
     assert number == 1
     assert isinstance(why, str)
-    assert not listener.centre.send(1, {"lost": True})
+    assert not listener.server.send(1, {"lost": True})
 
-    assert listener.centre.send(2, {"n": 1})
+    assert listener.server.send(2, {"n": 1})
     assert others[1].stdout is not None
     assert others[1].stdout.readline() == '{"n": 1}\n'
 
@@ -123,29 +124,29 @@ def test_a_stopped_process_is_not_gone(listener: Listener, others: list[subproce
 
 
 def test_the_others_learn_that_the_centre_is_gone() -> None:
-    centre = Centre(lambda number, message: None, lambda number, why: None)
+    server = Server(lambda number, message: None, lambda number, why: None)
     gone: queue.SimpleQueue[str] = queue.SimpleQueue()
-    spokes = [Spoke(centre.endpoint, number, lambda message: None, gone.put) for number in (1, 2)]
-    centre.close()
-    centre.close()
-    assert [type(gone.get(timeout=WITHIN_S)) for _ in spokes] == [str, str]
+    clients = [Client(server.endpoint, number, lambda message: None, gone.put) for number in (1, 2)]
+    server.close()
+    server.close()
+    assert [type(gone.get(timeout=WITHIN_S)) for _ in clients] == [str, str]
     deadline_s = time.monotonic() + WITHIN_S
-    while spokes[0].send({"x": 1}) and time.monotonic() < deadline_s:
+    while clients[0].send({"x": 1}) and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert not spokes[0].send({"x": 1})
+    assert not clients[0].send({"x": 1})
     with pytest.raises(OSError, match="nobody is reached at port"):
-        Spoke(centre.endpoint, 1, lambda message: None, lambda why: None)
+        Client(server.endpoint, 1, lambda message: None, lambda why: None)
 
 
 def test_whoever_comes_back_takes_the_place_of_its_predecessor(listener: Listener) -> None:
     """A writer process that was killed, and its successor, which is faster than the news of the death."""
-    first = Spoke(listener.centre.endpoint, 1, lambda message: None, lambda why: None)
+    first = Client(listener.server.endpoint, 1, lambda message: None, lambda why: None)
     assert listener.next() == (1, {})
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    second = Spoke(listener.centre.endpoint, 1, heard.put, lambda why: None)
+    second = Client(listener.server.endpoint, 1, heard.put, lambda why: None)
     assert listener.next() == (1, "it connected anew")
     assert listener.next() == (1, {})
-    assert listener.centre.send(1, {"for": "the second"})
+    assert listener.server.send(1, {"for": "the second"})
     assert heard.get(timeout=WITHIN_S) == {"for": "the second"}
     first.close()
     assert second.send({"n": 1})
@@ -156,13 +157,13 @@ def test_whoever_comes_back_takes_the_place_of_its_predecessor(listener: Listene
 
 def test_from_another_machine_it_is_reached_at_one_of_its_addresses(listener: Listener) -> None:
     """The loopback is tried on the same machine only."""
-    endpoint = listener.centre.endpoint
+    endpoint = listener.server.endpoint
     if not endpoint["addresses"]:
         pytest.skip("needs a network interface beside the loopback")
     elsewhere = endpoint | {"machine": ["another", None]}
-    spoke = Spoke(elsewhere, 5, lambda message: None, lambda why: None)
+    client = Client(elsewhere, 5, lambda message: None, lambda why: None)
     assert listener.next() == (5, {})
-    spoke.close()
+    client.close()
 
 
 @pytest.mark.parametrize(
@@ -179,26 +180,26 @@ def test_from_another_machine_it_is_reached_at_one_of_its_addresses(listener: Li
     ],
 )
 def test_who_does_not_know_the_token_is_hung_up_on(line: bytes, listener: Listener) -> None:
-    with socket.create_connection(("127.0.0.1", listener.centre.endpoint["port"]), timeout=WITHIN_S) as stranger:
+    with socket.create_connection(("127.0.0.1", listener.server.endpoint["port"]), timeout=WITHIN_S) as stranger:
         stranger.sendall(line)
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
-    spoke = Spoke(listener.centre.endpoint, 3, lambda message: None, lambda why: None)
+    client = Client(listener.server.endpoint, 3, lambda message: None, lambda why: None)
     assert listener.next() == (3, {}), "and others are heard as ever"
-    spoke.close()
+    client.close()
 
 
 def test_strangers_who_say_nothing_do_not_use_up_the_descriptors(listener: Listener) -> None:
     """The oldest of too many is hung up on, though it is connected still; those who say their token are not."""
-    spoke = Spoke(listener.centre.endpoint, 3, lambda message: None, lambda why: None)
+    client = Client(listener.server.endpoint, 3, lambda message: None, lambda why: None)
     assert listener.next() == (3, {})
     with contextlib.ExitStack() as held:
-        port = listener.centre.endpoint["port"]
+        port = listener.server.endpoint["port"]
         strangers = [
             held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S)) for _ in range(200)
         ]
         with contextlib.suppress(ConnectionResetError):
             assert strangers[0].recv(1) == b""
-        assert spoke.send({"n": 1})
+        assert client.send({"n": 1})
         assert listener.next() == (3, {"n": 1})
-    spoke.close()
+    client.close()

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from checkpoint import Checkpointer, digest, writer
+from checkpoint.background import WRITER_MODULE
 from checkpoint.format.hashing import chunk_hashes
 from checkpoint.storage import Storage, open_storage
 from checkpoint.testing import Plan
@@ -159,7 +160,7 @@ def beside(
 
 def own_writer(folder: str) -> psutil.Process:
     """This process's writer process, which is noted for `writers_left`."""
-    [found] = [one for one in psutil.Process().children() if "checkpoint.background.resident" in one.cmdline()]
+    [found] = [one for one in psutil.Process().children() if WRITER_MODULE in one.cmdline()]
     noted = Path(folder, "writers")
     noted.mkdir(exist_ok=True)
     (noted / str(found.pid)).touch()
@@ -172,7 +173,7 @@ def writers_left(folder: Path, within_s: float = 60.0) -> list[psutil.Process]:
     for noted in (folder / "writers").iterdir():
         try:
             process = psutil.Process(int(noted.name))
-            if "checkpoint.background.resident" in process.cmdline():
+            if WRITER_MODULE in process.cmdline():
                 found.append(process)
         except psutil.Error:
             continue

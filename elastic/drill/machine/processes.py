@@ -12,7 +12,9 @@ import signal
 import time
 from pathlib import Path
 
-WRITER = b"checkpoint.background.resident"  # in the command of what writes a worker's checkpoints, once it is warm
+from checkpoint.background import WRITER_MODULE
+
+WRITER = WRITER_MODULE.encode()  # of a worker's checkpoints, once it is warm
 MARK = "ELASTIC_DRILL"  # set to the drill's folder for everything that the drill starts
 
 

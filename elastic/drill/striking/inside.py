@@ -40,17 +40,17 @@ def exchange(act: Act) -> Forget:
     """When a collective has been started and is about to be waited for. A worker on its own never waits for one."""
     from elastic.group import form
 
-    wait = form.Pending.wait
+    wait = form.Work.wait
 
     def forget() -> None:
-        form.Pending.wait = wait  # type: ignore[method-assign]  # the class has no hook, and needs none
+        form.Work.wait = wait  # type: ignore[method-assign]  # the class has no hook, and needs none
 
-    def wait_once(self: form.Pending) -> None:
+    def wait_once(self: form.Work) -> None:
         forget()
         act()
         wait(self)
 
-    form.Pending.wait = wait_once  # type: ignore[method-assign]  # as above
+    form.Work.wait = wait_once  # type: ignore[method-assign]  # as above
     return forget
 
 
@@ -58,18 +58,18 @@ def transfer(act: Act) -> Forget:
     """When the parts of a state have begun to leave for a peer, or to come: in the group's next all-to-all."""
     from elastic.group import form
 
-    all_to_all = form.Gang.all_to_all
+    all_to_all = form.DistributedGroup.all_to_all
 
     def forget() -> None:
-        form.Gang.all_to_all = all_to_all  # type: ignore[method-assign]  # as in `exchange`
+        form.DistributedGroup.all_to_all = all_to_all  # type: ignore[method-assign]  # as in `exchange`
 
-    def all_to_all_once(self: form.Gang, *arguments: Any) -> form.Pending:
+    def all_to_all_once(self: form.DistributedGroup, *arguments: Any) -> form.Work:
         forget()
         pending = all_to_all(self, *arguments)
         act()
         return pending
 
-    form.Gang.all_to_all = all_to_all_once  # type: ignore[method-assign, assignment]  # as in `exchange`
+    form.DistributedGroup.all_to_all = all_to_all_once  # type: ignore[method-assign, assignment]  # as in `exchange`
     return forget
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from checkpoint.background.arena import Arena, NoRoom, places
+from checkpoint.background.in_flight import InFlightSaves, Rules
 from checkpoint.background.messages import Message
 from checkpoint.background.process import WriterProcess
 from checkpoint.background.staging import CannotPin, Stage
-from checkpoint.background.underway import Rules, Underway
 from checkpoint.format.plan import Plan
 from checkpoint.storage import Scrubber
 
@@ -29,7 +29,7 @@ class Unavailable(Exception):
     """There is no saving in the background here; the text says why."""
 
 
-class Workshop:
+class WriterResources:
     """An arena and a writer process.
 
     lock  is held by whoever fills a half, or replaces one of the two
@@ -39,7 +39,7 @@ class Workshop:
         self,
         opening: Message | None,
         rules: Rules,
-        underway: Underway,
+        underway: InFlightSaves,
         *,
         unusable: str | None,
         log: Callable[[str], None],
@@ -151,7 +151,7 @@ class Workshop:
         return self._met if self.process is not None else None
 
     def meet(self, question: Message) -> Message:
-        """Has the process join the writers of a group: `centre` or `meet` of messages.py. Returns where they meet.
+        """Has the process join the writers of a group: `serve` or `meet` of messages.py. Returns where they meet.
 
         Raises `Unavailable`.
         """

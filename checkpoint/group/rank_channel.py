@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from checkpoint.background.star import Centre, Message, Spoke
+from checkpoint.background.star import Client, Message, Server
 from checkpoint.errors import CheckpointError
 from checkpoint.group.failures import UNTOUCHED, Scrub, error_document, error_from, next_lines, of_rank, reason
 from checkpoint.group.failures import missing as missing_ranks
@@ -53,7 +53,7 @@ class Sent:
         return self._data
 
 
-class World:
+class RankChannel:
     """One rank's end of it. Making it is collective, over the ranks of `group`, and so is every call but `close`.
 
     wait_s  how long ranks wait for each other before a save or a load fails
@@ -70,7 +70,7 @@ class World:
         self._defect: BaseException | None = None
         self._told: BaseException | None = None  # what the others know of
         self._gloo: dist.ProcessGroup | None = None
-        self._end: Centre | Spoke | None = None
+        self._end: Server | Client | None = None
         self._changed = threading.Condition()  # guards everything below
         self._said: dict[int, Message] = {}  # of this call, by rank; on rank 0
         self._early: dict[int, dict[int, Message]] = {}  # of calls to come
@@ -119,9 +119,9 @@ class World:
         with self._changed:
             self._calls += 1
             self._said = {**self._early.pop(self._calls, {}), 0: message}
-        if isinstance(self._end, Centre):
+        if isinstance(self._end, Server):
             answer = self._ask(self._end, what, decide, last, state, at_once)
-        elif isinstance(self._end, Spoke):
+        elif isinstance(self._end, Client):
             answer = self._hear(self._end, what, message, state, at_once)
         else:
             answer = self._decided([message], decide, state)[0]
@@ -154,11 +154,11 @@ class World:
 
     def _hang_up(self, why: str) -> None:
         goodbye = {"gone": f"it hung up: {why}"}
-        if isinstance(self._end, Centre):
+        if isinstance(self._end, Server):
             for rank in range(1, self.size):
                 self._end.send(rank, goodbye)
                 self._lose(rank, f"rank 0 hung up in an earlier call: {why}")
-        elif isinstance(self._end, Spoke):
+        elif isinstance(self._end, Client):
             self._end.send(goodbye)
             self._lose(0, f"this rank hung up in an earlier call: {why}")
         self.close()
@@ -195,21 +195,21 @@ class World:
 
     # Connecting
 
-    def _host(self) -> Centre:
-        centre = Centre(self._hear_rank, self._lose)
-        text = json.dumps(centre.endpoint).encode("ascii")
+    def _host(self) -> Server:
+        server = Server(self._hear_rank, self._lose)
+        text = json.dumps(server.endpoint).encode("ascii")
         assert len(text) <= _ENDPOINT_BYTES, "a machine has a few addresses"
         self.broadcast(torch.tensor(list(text.ljust(_ENDPOINT_BYTES)), dtype=torch.uint8), source=0)
-        return centre
+        return server
 
-    def _join(self) -> Spoke:
+    def _join(self) -> Client:
         data = torch.zeros(_ENDPOINT_BYTES, dtype=torch.uint8)
         self.broadcast(data, source=0)
-        return Spoke(json.loads(bytes(data.tolist())), self.rank, self._hear_answer, lambda why: self._lose(0, why))
+        return Client(json.loads(bytes(data.tolist())), self.rank, self._hear_answer, lambda why: self._lose(0, why))
 
     # Agreeing
 
-    def _ask(self, end: Centre, what: str, decide: Decide, last: bool, state: str, at_once: bool) -> Message:
+    def _ask(self, end: Server, what: str, decide: Decide, last: bool, state: str, at_once: bool) -> Message:
         """On rank 0. at_once  its own failure is the answer, whatever the others say"""
         with self._changed:
             call, said = self._calls, self._said
@@ -252,7 +252,7 @@ class World:
                     failed, self._defect = of_rank(failed, 0, self.size, messages[0]["what"], state), error
         return [{"error": failed}] * self.size
 
-    def _hear(self, end: Spoke, what: str, mine: Message, state: str, at_once: bool) -> Message:
+    def _hear(self, end: Client, what: str, mine: Message, state: str, at_once: bool) -> Message:
         """On the other ranks. at_once  the answer is not waited for"""
         call = self._calls
         end.send({"call": call, **mine})

@@ -1,6 +1,6 @@
 """The writer process: hashes and stores what a training process staged, and outlives it for as long as that takes.
 
-    python -m checkpoint.background.resident <descriptor of the socket> <process id of the parent>
+    python -m checkpoint.background.writer_server <descriptor of the socket> <process id of the parent>
 
 Started ahead of the first save; waits without using the processor. One save after another, several objects of each at
 once; of a save by several ranks the objects of its own rank, in company with the others' writers (parts.py). It never
@@ -30,7 +30,7 @@ import fsspec
 
 from checkpoint.background.arena import Attached
 from checkpoint.background.messages import Link, Message, error_document
-from checkpoint.background.parts import Alone, First, Other, Party, dropped
+from checkpoint.background.parts import Follower, Leader, Local, Party, dropped
 from checkpoint.errors import CheckpointError, SaveDropped
 from checkpoint.format.draft import Draft, StoredObject
 from checkpoint.format.names import CommitId
@@ -59,7 +59,7 @@ class Staged:
         return str(self.draft.id)
 
 
-class Resident:
+class WriterServer:
     """Hears what is staged in one thread, and writes it in another."""
 
     def __init__(self, link: Link, parent: int) -> None:
@@ -70,7 +70,7 @@ class Resident:
         self._budget_bytes = 0
         self._finish_s = 0.0
         self._arena: Attached | None = None
-        self._party: Party = Alone()
+        self._party: Party = Local()
         self._name: socket.socket | None = None
         self._staged: deque[Staged] = deque()
         self._changed = threading.Condition()
@@ -126,7 +126,7 @@ class Resident:
                 self._arena = None
                 gc.collect()  # errors hold on to the frames that they went through, and those to views
                 self._say({"kind": "dropped_arena"})
-            case "centre" | "meet":
+            case "serve" | "meet":
                 self._meet(message)
             case "staged":
                 staged = self._found(message)
@@ -156,14 +156,14 @@ class Resident:
     def _meet(self, message: Message) -> None:
         """Joins the writers of a group."""
         self._party.close()
-        self._party = Alone()
+        self._party = Local()
         try:
-            if message["kind"] == "centre":
-                self._party = first = First(message["size"], self._finish_s)
+            if message["kind"] == "serve":
+                self._party = first = Leader(message["size"], self._finish_s)
                 endpoint = first.endpoint
             else:
                 endpoint = message["endpoint"]
-                self._party = Other(
+                self._party = Follower(
                     endpoint,
                     message["rank"],
                     message["size"],
@@ -271,7 +271,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     end: Any = socket.socket(fileno=int(arguments[0]))
     end.set_inheritable(False)
-    status = Resident(Link(end), int(arguments[1])).run()
+    status = WriterServer(Link(end), int(arguments[1])).run()
     sys.stderr.flush()
     os._exit(status)  # a thread that still waits for the storage must not hold the process
 

@@ -59,7 +59,7 @@ class Taken:
     since_s: float = field(default_factory=time.monotonic)
 
 
-class Underway:
+class InFlightSaves:
     """The halves of one arena after another; numbers its saves."""
 
     def __init__(self, storage: Storage, rules: Rules, log: Callable[[str], None], *, patience_s: float) -> None:
