@@ -148,11 +148,11 @@ class ViewGroup:
 
     def _tell_faults(self, gone: Sequence[Mapping[str, Any]]) -> None:
         """What the agents know of those who are gone since the last view."""
-        emit = self._context.events.emit
+        events = self._context.events
         for one in gone:
-            emit("fault_detected", lost=one["worker"], cause=one["cause"], died_t=one["t"], step=one["step"])
+            events.emit("fault_detected", lost=one["worker"], cause=one["cause"], died_t=one["t"], step=one["step"])
             if one["stuck_s"] is not None:
-                emit("hang", lost=one["worker"], step=one["step"], stuck_s=one["stuck_s"])
+                events.emit("hang", lost=one["worker"], step=one["step"], stuck_s=one["stuck_s"])
 
     def _retire(self, *, abruptly: bool = True) -> None:
         if self._grouped:
