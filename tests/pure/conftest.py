@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from checkpoint.background import WRITER_MODULE
+
 _STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
-_WRITER = "checkpoint.background.resident"  # which a run starts once it has trained for two seconds, on a slow machine
+_WRITER = WRITER_MODULE  # which a run starts once it has trained for two seconds, on a slow machine
 _inside = False
 
 
