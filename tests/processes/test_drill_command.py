@@ -185,7 +185,8 @@ def test_a_plan_is_saved_and_strikes_again_the_same_faults_in_the_same_order(
 ) -> None:
     """What a seed drew, and how many workers it was drawn for, is in the file; the printed command needs no more."""
     drawing = "--workers 2 --seed 12 --faults kill,exception,stop --rate 0.25"
-    command = ["--keep", "--folder", "first", *drawing.split(), SMALL, "--", "own", "--steps", "12"]
+    script = [SMALL, "--", "own", "--steps", "12", "--awaits", "2"]
+    command = ["--keep", "--folder", "first", *drawing.split(), *script]
     assert main(command) == HOLDS, capsys.readouterr().out
     shown = capsys.readouterr().out
     first = struck(here / "first" / "disturbed-drill")

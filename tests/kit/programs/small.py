@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, help="steps; it evaluates at the end in any case")
     parser.add_argument("--save-failures-max", type=int, default=10)
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
-    parser.add_argument("--awaits", type=int, default=0, help="goes ever more slowly while fewer workers than this do")
+    parser.add_argument("--awaits", type=int, default=0, help="goes ever more slowly once fewer than so many do")
     options = parser.parse_args()
 
     elastic.seed(options.seed)
@@ -77,7 +77,7 @@ def main() -> None:
         storage_options=options.storage,
         save_failures_max=options.save_failures_max,
     ) as run:
-        patience_s = 0.05
+        patience_s, most = 0.05, 0
         for step in run:
             for points, labels in step:
                 scores = model(points)
@@ -90,7 +90,8 @@ def main() -> None:
                 run.evaluate(dataset, correct)
             if run.world_size < options.unhurried:
                 time.sleep(0.05)  # a run of few steps is to see its lost workers replaced
-            if run.world_size < options.awaits:
+            most = max(most, run.world_size)
+            if run.world_size < min(most, options.awaits):
                 time.sleep(patience_s := min(2 * patience_s, 4.0))  # however long a replacement takes on this machine
             else:
                 patience_s = 0.05
