@@ -26,8 +26,8 @@ from rich.table import Table
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, KillAll, Plan
-from elastic.drill.judging.review import review
-from elastic.drill.judging.verdict import Verdict
+from elastic.drill.judge.review import review
+from elastic.drill.judge.verdict import Verdict
 from elastic.observe.events import Event
 
 RECIPE = Path(__file__).with_name("digits.py")

@@ -1,11 +1,11 @@
-"""Runs that are hurt on purpose and judged by what they did.
+"""Runs with faults on purpose, judged by what they did.
 
-faults      which there are (kinds), at which moments; what users import
-planning    the command line, drawing from a seed, the plan
-striking    carries it out, in the workers and beside them
-judging     did the run keep its promises?
+faults      which there are, at which moments; what users import
+plan        the command line, drawing from a seed, the plan of a drill
+inject      carries it out, in the workers and beside them
+judge       did the run keep its promises?
 machine     which processes, memory and descriptors are a drill's, and what is left of them
-telling     what people are told
-cluster     one run under the hands of a drill; pytest_plugin makes it a fixture
+report      what people read: while it runs, at its end, and where in their script the reason may be
+cluster     one run in a drill; pytest_plugin makes it a fixture
 both_runs   what `elastic drill` does (command): a run without faults, one with them, and the findings
 """

@@ -6,7 +6,7 @@
 Promises  nothing of a drill outlives it: whatever happens to it, its processes are killed before it ends, and its
           storage is removed unless the drill failed or it was asked to keep it.
           Every wait has a deadline.
-Leaves    what strikes to the plan, how to cluster.py and injection.py, whether promises held to the judge.
+Leaves    what strikes to the plan, how to cluster.py and injector.py, whether promises held to the judge.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from rich.console import Console
 from rich.markup import escape
 
 from elastic.drill.cluster import Cluster, DrillTimeout
+from elastic.drill.inject.acts import flipped
+from elastic.drill.inject.bad_storage import RECORD, behind_faults, summary, torn
+from elastic.drill.inject.imposed import Imposed
 from elastic.drill.interruption import undisturbed_by_signals
-from elastic.drill.judging.review import aftermath, final_states, review
-from elastic.drill.judging.verdict import Violation
+from elastic.drill.judge.review import aftermath, final_states, review
+from elastic.drill.judge.verdict import Violation
+from elastic.drill.location import Location
 from elastic.drill.machine import disk
 from elastic.drill.machine.holdings import grown
-from elastic.drill.planning import saves
-from elastic.drill.planning.options import Options
-from elastic.drill.planning.plan import DrillPlan, StorageFaults
-from elastic.drill.striking.acts import flipped
-from elastic.drill.striking.bad_storage import RECORD, behind_faults, told, torn
-from elastic.drill.striking.imposed import Imposed
-from elastic.drill.telling.costs import costs
-from elastic.drill.telling.diagnosis import diagnose
-from elastic.drill.telling.findings import Findings
-from elastic.drill.telling.show import show
-from elastic.drill.telling.story import Story, counted, of_plan, words
+from elastic.drill.plan import saves
+from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
+from elastic.drill.plan.options import Options
+from elastic.drill.report.costs import costs
+from elastic.drill.report.diagnosis import diagnose
+from elastic.drill.report.findings import Findings
+from elastic.drill.report.show import show
+from elastic.drill.report.story import Story, counted, of_plan, words
 from elastic.drill.watched import Watched, failed, goes_on
-from elastic.drill.where import Where
 from elastic.errors import ConfigError
 from elastic.observe.events import Event
 
-CALM, HURT = "undisturbed", "disturbed"
+BASELINE, FAULTED = "undisturbed", "disturbed"
 _JOINS_AWAIT_S = 60.0
 _OUTPUT_SHOWN = 3000  # characters of a script's output where it failed
 
@@ -58,14 +58,14 @@ class CannotRun(Exception):
 class Drill:
     """
     folder  the drill's, made by `run` and removed by it unless it is worth keeping
-    where   both runs live: there, or elsewhere
+    location  both runs live: there, or elsewhere
     """
 
     folder: Path
 
     def __init__(self, options: Options, console: Console) -> None:
         self._options = options
-        self.where = Where(options.below)
+        self.location = Location(options.storage_root)
         self._console = console
         self._clusters: list[Cluster] = []
         self._begun_s = time.monotonic()
@@ -73,7 +73,7 @@ class Drill:
     def run(self) -> Findings:
         """Raises CannotRun, ConfigError."""
         options = self._options
-        self.where.check()
+        self.location.check()
         worth_keeping = options.keep
         if options.folder is not None:
             self.folder = options.folder.resolve()
@@ -91,7 +91,7 @@ class Drill:
                 self._say(f"kept    {escape(str(self.folder))}")
                 raise
             worth_keeping |= bool(found.broken or found.never)
-            elsewhere = self.where.elsewhere
+            elsewhere = self.location.elsewhere
             found = replace(found, kept=self.folder if worth_keeping else None, elsewhere=elsewhere)
             show(self._console, found)
             return found
@@ -109,9 +109,9 @@ class Drill:
 
     def _both_runs(self) -> Findings:
         options = self._options
-        calm, calm_events = self._calm()
-        steps = next(event["step"] for event in reversed(calm_events) if event["event"] == "finished")
-        saved = [event["step"] for event in calm_events if event["event"] == "saved"]
+        baseline, baseline_events = self._baseline()
+        steps = next(event["step"] for event in reversed(baseline_events) if event["event"] == "finished")
+        saved = [event["step"] for event in baseline_events if event["event"] == "saved"]
         plan = options.plan(steps)
         plan = saves.with_saves(plan, steps=steps, saved=saved) if options.saves else plan
         plan_file = self.folder / "plan.json"
@@ -128,54 +128,54 @@ class Drill:
                 else ": the script would have saved nothing before the loss of all"
             )
             self._say(f"      the run saves {cadence}{why}")
-        hurt, hurt_events, extra = self._hurt(plan, total=steps)
+        faulted, faulted_events, extra = self._faulted(plan, total=steps)
 
-        sizes: dict[str, Any] = next(event["config"] for event in calm_events if event["event"] == "run_started")
+        sizes: dict[str, Any] = next(event["config"] for event in baseline_events if event["event"] == "run_started")
         exact = sizes["mode"] == "exact"
-        left = aftermath(left_behind=calm.left)
-        at: dict[str, Any] = {"storage_options": self.where.options}
-        verdict_calm = review(calm.url, calm_events, steps=steps, redone_max=0, **at)
+        left = aftermath(left_behind=baseline.left)
+        at: dict[str, Any] = {"storage_options": self.location.options}
+        baseline_verdict = review(baseline.url, baseline_events, steps=steps, redone_max=0, **at)
         torn_manifests = torn(self.folder / RECORD)
-        spoilt = flipped(hurt.cluster.folder) | set(torn_manifests)
-        verdict_hurt = review(
-            hurt.url,
-            hurt_events,
+        spoilt = flipped(faulted.cluster.folder) | set(torn_manifests)
+        faulted_verdict = review(
+            faulted.url,
+            faulted_events,
             steps=steps,
-            reference=calm_events,
-            lost_max=hurt.lost_max() + len(torn_manifests),  # the last save must be whole, or its worker ends
+            reference=baseline_events,
+            lost_max=faulted.lost_max() + len(torn_manifests),  # the last save must be whole, or its worker ends
             may_fall_back=bool(spoilt),
             spoilt=spoilt,
             **at,
         )
-        if exact and not verdict_hurt.violations:
-            extra += final_states(calm.url, hurt.url, but=spoilt, **at)
-        extra += grown(hurt_events, calm_events, store=self.where.elsewhere is not None)
-        verdict_calm = replace(verdict_calm, violations=(*verdict_calm.violations, *left))
-        verdict_hurt = replace(verdict_hurt, violations=(*extra, *verdict_hurt.violations))
-        broken = bool(verdict_calm.violations or verdict_hurt.violations)
+        if exact and not faulted_verdict.violations:
+            extra += final_states(baseline.url, faulted.url, but=spoilt, **at)
+        extra += grown(faulted_events, baseline_events, store=self.location.elsewhere is not None)
+        baseline_verdict = replace(baseline_verdict, violations=(*baseline_verdict.violations, *left))
+        faulted_verdict = replace(faulted_verdict, violations=(*extra, *faulted_verdict.violations))
+        broken = bool(baseline_verdict.violations or faulted_verdict.violations)
         return Findings(
             plan=plan,
-            calm=verdict_calm,
-            hurt=verdict_hurt,
-            events=(calm_events, hurt_events),
-            struck=costs(hurt_events, plan.faults),
-            never=[f"step {plan.faults[at].when.step}: {words(plan.faults[at])}" for at in hurt.not_reached()],
-            storage=told(self.folder / RECORD) if plan.storage.any else "",
-            checkpoints=verdict_calm.checkpoints + verdict_hurt.checkpoints,
+            baseline=baseline_verdict,
+            faulted=faulted_verdict,
+            events=(baseline_events, faulted_events),
+            struck=costs(faulted_events, plan.faults),
+            never=[f"step {plan.faults[at].when.step}: {words(plan.faults[at])}" for at in faulted.not_reached()],
+            storage=summary(self.folder / RECORD) if plan.storage.any else "",
+            checkpoints=baseline_verdict.checkpoints + faulted_verdict.checkpoints,
             sizes=(sizes["dataset_length"], sizes["batch_size"]),
             exact=exact,
-            diagnoses=diagnose(calm_events, hurt_events, script=self._source(), exact=exact) if broken else [],
+            diagnoses=diagnose(baseline_events, faulted_events, script=self._source(), exact=exact) if broken else [],
             replay=options.replay(plan_file),
             kept=None,
             seconds=time.monotonic() - self._begun_s,
         )
 
-    def _calm(self) -> tuple[Watched, list[Event]]:
+    def _baseline(self) -> tuple[Watched, list[Event]]:
         """The run without faults, finished."""
         options = self._options
         workers = options.undisturbed_workers
         self._say(f"\n[bold]Without faults[/bold], {counted(workers, 'worker')}")
-        cluster = self._cluster(CALM, workers=workers)
+        cluster = self._cluster(BASELINE, workers=workers)
         try:
             code = self._launch(cluster)
         except DrillTimeout as late:
@@ -191,15 +191,15 @@ class Drill:
             )
         return cluster, events
 
-    def _hurt(self, plan: DrillPlan, *, total: int) -> tuple[Watched, list[Event], list[Violation]]:
+    def _faulted(self, plan: DrillPlan, *, total: int) -> tuple[Watched, list[Event], list[Violation]]:
         """The run with faults, launched as often as faults end it. Also: violations that are no matter of events."""
         nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
         self._say(f"\n[bold]With faults[/bold], {counted(plan.workers, 'worker')}{nodes}")
-        cluster = self._cluster(HURT, workers=plan.workers, plan=plan)
+        cluster = self._cluster(FAULTED, workers=plan.workers, plan=plan)
         late: str | None = None
         known, code = 0, 0
         try:
-            with cluster.told(total) as story:
+            with cluster.story(total) as story:
                 while True:
                     self._launch(cluster, story)
                     events = cluster.cluster.events()
@@ -220,15 +220,17 @@ class Drill:
 
     def _cluster(self, name: str, *, workers: int, plan: DrillPlan | None = None) -> Watched:
         options = self._options
-        url = self.where.url(self.folder, name)
+        url = self.location.url(self.folder, name)
         joins = 0 if plan is None else plan.joining()
         nodes = 1 if plan is None else plan.nodes
         faults = StorageFaults() if plan is None else plan.storage
         seed = plan.seed or 0 if plan is not None else 0
         hang = [] if options.hang_s is None else [f"--hang-limit={options.hang_s:g}"]
         if plan is not None and disk.needed(plan.faults):
-            disk.mount(Path(url), like=self.folder / CALM)
-        target, target_options = behind_faults(url, self.where.options, faults, seed=seed, record=self.folder / RECORD)
+            disk.mount(Path(url), like=self.folder / BASELINE)
+        target, target_options = behind_faults(
+            url, self.location.options, faults, seed=seed, record=self.folder / RECORD
+        )
         imposed = Imposed(
             url=target,
             storage_options=target_options,
@@ -257,8 +259,8 @@ class Drill:
     def _launch(self, cluster: Watched, story: Story | None = None) -> int:
         """One launch to its end; its exit status. Raises DrillTimeout."""
         if story is None:
-            with cluster.told(None) as told:
-                return cluster.wait(told, within_s=self._options.within_s)
+            with cluster.story(None) as story:
+                return cluster.wait(story, within_s=self._options.within_s)
         return cluster.wait(story, within_s=self._options.within_s)
 
     def _source(self) -> str | None:
@@ -280,8 +282,8 @@ class Drill:
         self._take_the_disk_away(keep=keep)
         if keep:
             return
-        if (why := self.where.remove()) is not None:
-            self._say(f"[yellow]not removed:[/] {escape(f'{self.where.elsewhere}: {why}')}")
+        if (why := self.location.remove()) is not None:
+            self._say(f"[yellow]not removed:[/] {escape(f'{self.location.elsewhere}: {why}')}")
         if self._options.folder is None:
             shutil.rmtree(self.folder, ignore_errors=True)
             return
@@ -290,11 +292,11 @@ class Drill:
 
     def _take_the_disk_away(self, *, keep: bool) -> None:
         """What is to be kept of it is copied first."""
-        storage = self.folder / HURT
+        storage = self.folder / FAULTED
         if not storage.is_mount():
             return
         disk.heal(storage)
-        copy = self.folder / f"{HURT}-copy"
+        copy = self.folder / f"{FAULTED}-copy"
         if keep:
             shutil.copytree(storage, copy)
         disk.unmount(storage)

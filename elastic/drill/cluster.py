@@ -18,13 +18,13 @@ from typing import Any
 
 from elastic.drill.end import End, Ended
 from elastic.drill.faults import At, Fault, Hold, Kill, KillAgent, KillAll, Plan, Stop, Terminate, lost_to
-from elastic.drill.judging.review import review
+from elastic.drill.inject.imposed import Imposed
+from elastic.drill.inject.injector import CAME, HAPPENED, LET_GO, PLAN_FILE, STRUCK
+from elastic.drill.inject.joining import Joining, let_go
+from elastic.drill.inject.starting import Launcher, Starting
+from elastic.drill.judge.review import review
 from elastic.drill.machine import leftovers, processes
 from elastic.drill.machine.lifeline import Lifeline
-from elastic.drill.striking.imposed import Imposed
-from elastic.drill.striking.injection import CAME, HAPPENED, LET_GO, PLAN_FILE, STRUCK
-from elastic.drill.striking.joining import Joining, let_go
-from elastic.drill.striking.starting import Launcher, Starting
 from elastic.errors import ConfigError, ElasticError
 from elastic.membership.live import ORPHAN_S
 from elastic.observe.events import Event, local_folder, read_events

@@ -17,11 +17,11 @@ HOLDS, BROKEN, CANNOT = 0, 1, 2
 def main(argv: Sequence[str]) -> int:
     """0 every invariant holds, 1 one is broken, 128 + n ended by signal n; 2 the drill could not be run as asked, or
     not every fault struck."""
-    from elastic.drill.interruption import Interrupted, told_to_end
-    from elastic.drill.planning.options import parse
+    from elastic.drill.interruption import Interrupted, interruptible
+    from elastic.drill.plan.options import parse
 
     try:
-        with told_to_end():
+        with interruptible():
             options = parse(argv)
             from rich.console import Console
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.drill.judging.verdict import Verdict
+from elastic.drill.judge.verdict import Verdict
 from elastic.observe.events import Event
 
 

@@ -1,6 +1,6 @@
 """Which faults happen, to whom, and at which exact moment? Values only: printed, saved, replayed, shrunk by hand.
 
-`due` decides, purely, which faults of a plan a worker has reached; injection.py carries them out. Every fault happens
+`due` decides, purely, which faults of a plan a worker has reached; injector.py carries them out. Every fault happens
 once, however often the run recovers or restarts. Which kinds there are is kinds.py's.
 """
 

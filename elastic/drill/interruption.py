@@ -1,4 +1,4 @@
-"""How a drill is told to end: SIGINT, SIGTERM and SIGHUP raise Interrupted, and nothing interrupts clearing away."""
+"""How a drill ends on a signal: SIGINT, SIGTERM and SIGHUP raise Interrupted, and nothing interrupts clearing away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """The drill was told to end."""
+    """A signal asked the drill to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -19,7 +19,7 @@ class Interrupted(BaseException):
 
 
 @contextlib.contextmanager
-def told_to_end() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise Interrupted."""
 
     def raised(number: int, _: FrameType | None) -> None:

@@ -1,6 +1,6 @@
 """The moments of a run at which something can go wrong: which there are, and a worker's name for one. Values only.
 
-Those of observe/observer.py, and four more in the midst of something, which hooks from outside reach (inside.py).
+Those of observe/observer.py, and four more in the midst of something, which hooks from outside reach (inject/hooks.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fixtures that run a training script for real, hurt it on purpose, and hand back what became of it.
+"""Fixtures that run a training script for real, break it on purpose, and hand back what became of it.
 
     def test_a_killed_worker_changes_nothing(elastic_cluster, elastic_undisturbed):
         run = elastic_cluster(workers=4, steps=12, seed=7)
@@ -15,7 +15,7 @@ the same again. Tests that use these fixtures are marked `drill`: -m "not drill"
 
 A project overrides `elastic_script` with its own script, which takes the run's URL as its first argument and the
 options as flags (steps=12 is --steps 12, amp=True is --amp, and amp=False nothing). Where a test fails, each of its
-runs' verdicts is told, whole.
+runs' verdicts is printed, whole.
 
 Loaded by every pytest run where elastic is installed, so it imports nothing heavy until a fixture is used.
 """
@@ -34,8 +34,8 @@ import pytest
 if TYPE_CHECKING:
     from elastic.drill.cluster import Cluster
     from elastic.drill.end import End
+    from elastic.drill.failed_test import Remembering
     from elastic.drill.faults import Plan
-    from elastic.drill.told import Remembering
 
 _SEED = pytest.StashKey[int]()
 _RUNS = pytest.StashKey["list[Remembering]"]()  # of a test
@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "drill: runs a training script for real, and may hurt it")
+    config.addinivalue_line("markers", "drill: runs a training script for real, and may break it")
     asked: int | None = config.getoption("--drill-seed")
     config.stash[_SEED] = secrets.randbelow(10**6) if asked is None else asked
 
@@ -66,23 +66,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and "elastic_drill_seed" in getattr(item, "funcargs", ()):
-        report.sections += _told(item)
+        report.sections += _sections(item)
         seed = item.config.stash[_SEED]
         report.sections.append(("drill", f"--drill-seed {seed} draws the same again"))
     return report
 
 
-def _told(item: pytest.Item) -> list[tuple[str, str]]:
+def _sections(item: pytest.Item) -> list[tuple[str, str]]:
     runs = item.stash.get(_RUNS, [])
     if not runs:
         return []
-    from elastic.drill.told import told
+    from elastic.drill.failed_test import sections
 
     undisturbed: list[End] = item.stash.get(_UNDISTURBED, [])
     try:
-        return told(runs, undisturbed, item.stash[_SCRIPT])
+        return sections(runs, undisturbed, item.stash[_SCRIPT])
     except Exception as error:  # of a script or events that nobody foresaw: the test's own failure must be seen
-        return [("drill", f"what became of the runs cannot be told: {type(error).__name__}: {error}")]
+        return [("drill", f"what became of the runs cannot be said: {type(error).__name__}: {error}")]
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def _found(script: str | Path, request: pytest.FixtureRequest) -> Path:
 
 def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, Any]) -> Remembering:
     """Splits the arguments into Cluster's own and the script's; `steps` is both's."""
-    from elastic.drill.told import Remembering
+    from elastic.drill.failed_test import Remembering
 
     own = {name: arguments.pop(name) for name in _OF_CLUSTER & arguments.keys()}
     steps = arguments.get("steps")
@@ -181,7 +181,7 @@ def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, A
 def _drawn(seed: int, kinds: str, rate: float, arguments: dict[str, Any]) -> Plan:
     """Raises pytest.UsageError where it cannot be drawn."""
     from elastic.drill.faults import Plan
-    from elastic.drill.planning.draw import MAKES, drawn
+    from elastic.drill.plan.draw import MAKES, drawn
 
     asked = kinds.split(",")
     workers, nodes = arguments.get("workers") or 1, arguments.get("nodes", 1)

@@ -18,12 +18,12 @@ from rich.console import Console
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.faults import Disk, Fault, KillAgent, KillAll, KillTogether, LeaveNode, Terminate, lost_to
+from elastic.drill.inject.acts import alive_among
+from elastic.drill.inject.injector import STRUCK
 from elastic.drill.machine import disk
-from elastic.drill.planning.plan import DrillPlan
-from elastic.drill.striking.acts import alive_among
-from elastic.drill.striking.injection import STRUCK
-from elastic.drill.telling.follow import Follow
-from elastic.drill.telling.story import Story
+from elastic.drill.plan.drill_plan import DrillPlan
+from elastic.drill.report.follow import Follow
+from elastic.drill.report.story import Story
 from elastic.observe.events import Event
 
 
@@ -52,7 +52,7 @@ class Watched:
     def not_reached(self) -> list[int]:
         return self.cluster.not_reached()
 
-    def told(self, total: int | None) -> Story:
+    def story(self, total: int | None) -> Story:
         follow = Follow(self.cluster.evidence)
         return Story(self._console, follow, faults=self._faults, total=total, heard=self._heard)
 

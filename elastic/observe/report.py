@@ -1,7 +1,8 @@
 """What became of a run, told from its events. Pure: events in, facts out; `elastic report` prints them.
 
 Facts are counted as the workers reported them. Whether the run kept its promises is the judge's to say
-(elastic/drill/judging/judge.py), which wants to see what was really read. Totals include what was folded (folding.py).
+(elastic/drill/judge/invariants.py), which wants to see what was really read. Totals include what was folded
+(folding.py).
 """
 
 from __future__ import annotations

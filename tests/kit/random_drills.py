@@ -25,8 +25,8 @@ from elastic.drill.faults import (
     Stop,
     Terminate,
 )
-from elastic.drill.planning.draw import MAKES, drawn
-from elastic.drill.planning.plan import DrillPlan, StorageFaults
+from elastic.drill.plan.draw import MAKES, drawn
+from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 
 SCRIPTS = 60
 HABITS = (

@@ -22,14 +22,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from elastic.drill.both_runs import CALM, CannotRun, Drill
+from elastic.drill.both_runs import BASELINE, CannotRun, Drill
 from elastic.drill.cluster import Cluster, Imposed
 from elastic.drill.faults import Disk
-from elastic.drill.interruption import Interrupted, told_to_end
+from elastic.drill.interruption import Interrupted, interruptible
 from elastic.drill.machine.disk import needed
-from elastic.drill.planning.options import Options, parse
-from elastic.drill.planning.plan import DrillPlan
-from elastic.drill.telling.findings import Findings
+from elastic.drill.plan.drill_plan import DrillPlan
+from elastic.drill.plan.options import Options, parse
+from elastic.drill.report.findings import Findings
 from elastic.drill.watched import Watched
 from elastic.observe.events import Event
 from tests.kit.random_drills import RandomDrill, random_drill
@@ -45,31 +45,31 @@ class SharedDrill(Drill):
         super().__init__(options, console)
         self._shared = shared
 
-    def _calm(self) -> tuple[Watched, list[Event]]:
+    def _baseline(self) -> tuple[Watched, list[Event]]:
         done, own = self._shared / "done", self.folder
         with _alone(self._shared):
             if not done.exists():
-                for name in (CALM, f"{CALM}-drill"):
+                for name in (BASELINE, f"{BASELINE}-drill"):
                     shutil.rmtree(self._shared / name, ignore_errors=True)
                 self.folder = self._shared
                 try:
-                    calm, events = super()._calm()
+                    baseline, events = super()._baseline()
                 finally:
                     self.folder = own
-                if not calm.left:
-                    calm.cluster.close()
+                if not baseline.left:
+                    baseline.cluster.close()
                     done.touch()
-                return calm, events
-        (own / CALM).symlink_to(self._shared / CALM)
-        url = self._shared / CALM
-        cluster = Cluster(PROGRAM, url=url, folder=self._shared / f"{CALM}-drill", imposed=Imposed(str(url)))
+                return baseline, events
+        (own / BASELINE).symlink_to(self._shared / BASELINE)
+        url = self._shared / BASELINE
+        cluster = Cluster(PROGRAM, url=url, folder=self._shared / f"{BASELINE}-drill", imposed=Imposed(str(url)))
         return Watched(cluster, self._console, None, grace_s=None), cluster.events()
 
 
 def main(argv: Sequence[str]) -> int:
     folder = Path(argv[0]).resolve()
     try:
-        with told_to_end():
+        with interruptible():
             held = [run(*_drill(which), folder) for which in argv[1:]]
     except Interrupted as interrupted:
         return interrupted.status
@@ -126,9 +126,9 @@ def say(*lines: str, sep: str = "\n") -> None:
 
 def _words(found: Findings) -> str:
     never = f", never struck: {'; '.join(found.never)}" if found.never else ""
-    sizes = " ".join(map(str, found.hurt.world_sizes))
+    sizes = " ".join(map(str, found.faulted.world_sizes))
     broken = " ".join(sorted({violation.invariant for _, violation in found.broken}))
-    return f"{broken} {len(found.struck)} faults, views of {sizes}, {found.hurt.redone} redone{never}".strip()
+    return f"{broken} {len(found.struck)} faults, views of {sizes}, {found.faulted.redone} redone{never}".strip()
 
 
 def _possible(plan: DrillPlan) -> DrillPlan:

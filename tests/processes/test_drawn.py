@@ -8,7 +8,7 @@ import pytest
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
-from elastic.drill.planning.draw import drawn
+from elastic.drill.plan.draw import drawn
 
 
 @pytest.mark.nightly(sample=1, of="faults at random")

@@ -23,7 +23,7 @@ import s3fs
 
 from elastic.drill.command import BROKEN, CANNOT, HOLDS, main
 from elastic.drill.machine.processes import MARK
-from elastic.drill.planning.plan import DrillPlan
+from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.observe.events import read_events
 from tests.kit.s3 import s3_server
 

@@ -14,9 +14,9 @@ import pytest
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Disk, Flip, Kill, Plan, Raise
+from elastic.drill.inject.acts import possible
 from elastic.drill.machine import disk
 from elastic.drill.machine.leftovers import Snapshot
-from elastic.drill.striking.acts import possible
 
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]

@@ -21,7 +21,7 @@ from checkpoint import Checkpointer
 from checkpoint.background import WRITER_MODULE
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
-from elastic.drill.judging.review import review
+from elastic.drill.judge.review import review
 from elastic.drill.machine.processes import gone, kill_marked, marked
 from tests.kit.sampling import NIGHTLY
 

@@ -1,6 +1,6 @@
 """Live recovery, with real processes and real signals: survivors go on in the same processes, and no bit differs.
 
-Each run is judged by what it did (drill/judging/judge.py): every example once, survivors never restart, do only the
+Each run is judged by what it did (drill/judge/invariants.py): every example once, survivors never restart, do only the
 step in flight again, and take no state from storage while one of them holds it. Several faults share a run where they
 do not mask each other: one without a step waits for a view after the last fault's, and for four workers in it. The runs
 are told to go slowly while somebody is missing, so that a few hundred steps see a dozen recoveries.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.drill.telling.findings import PROMISES
+from elastic.drill.report.findings import PROMISES
 from tests.kit.planted.catalogue import CATALOGUE
 from tests.kit.planted.plans import WAYS, Undisturbed, judged, undisturbed
 

@@ -14,9 +14,10 @@ import pytest
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
-from elastic.drill.planning.draw import soak
-from elastic.drill.resources import beyond, given_up, settled
+from elastic.drill.machine.holdings import given_up
+from tests.kit.held import beyond, settled
 from tests.kit.sampling import NIGHTLY
+from tests.kit.soak_plan import soak
 
 SEED = int(os.environ.get("SEED") or 41)
 FAULTS = int(os.environ.get("FAULTS") or (12 if NIGHTLY else 6))

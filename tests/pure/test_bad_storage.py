@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from elastic.drill.striking.bad_storage import told, torn
+from elastic.drill.inject.bad_storage import summary, torn
 
 COMMIT = "c00000001.s000000004-01a201412a3bd378a170"
 
@@ -22,5 +22,5 @@ def test_only_a_torn_manifest_excuses_a_checkpoint(tmp_path: Path) -> None:
     data = f"data/c00000001/{COMMIT.partition('.')[2]}/00000.safetensors"
     found = record(tmp_path, "events/vm-1-a.000000.jsonl", "claims/00000001.json", data, f"commits/{COMMIT}.json")
     assert torn(found) == [COMMIT]
-    assert told(found) == "4 writes torn"
+    assert summary(found) == "4 writes torn"
     assert torn(tmp_path / "absent.jsonl") == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.drill.judging.contents import conflicts
+from elastic.drill.judge.contents import conflicts
 from elastic.observe.events import Event
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from elastic.drill.faults import At, Fault, Kill, KillAgent, KillAll, LeaveNode, Slow, Stop, Terminate
-from elastic.drill.planning.plan import DrillPlan
+from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.watched import failed, goes_on
 from elastic.observe.events import Event
 

@@ -11,16 +11,16 @@ import pytest
 from rich.console import Console
 
 from elastic.drill.faults import At, Fault, Join, Kill, KillAll, Slow, Terminate
-from elastic.drill.judging.contents import conflicts
-from elastic.drill.judging.verdict import Verdict
-from elastic.drill.planning.plan import DrillPlan
-from elastic.drill.striking.reading import Reading, described, digest_of
-from elastic.drill.telling import suspects
-from elastic.drill.telling.costs import Cost, costs
-from elastic.drill.telling.diagnosis import Diagnosis, diagnose
-from elastic.drill.telling.findings import PROMISES, Findings
-from elastic.drill.telling.follow import Follow
-from elastic.drill.telling.show import show
+from elastic.drill.inject.reading import Reading, described, digest_of
+from elastic.drill.judge.contents import conflicts
+from elastic.drill.judge.verdict import Verdict
+from elastic.drill.plan.drill_plan import DrillPlan
+from elastic.drill.report import source_hints
+from elastic.drill.report.costs import Cost, costs
+from elastic.drill.report.diagnosis import Diagnosis, diagnose
+from elastic.drill.report.findings import PROMISES, Findings
+from elastic.drill.report.follow import Follow
+from elastic.drill.report.show import show
 from elastic.observe.events import Event, EventLog
 from tests.kit.story import Story
 
@@ -63,26 +63,26 @@ def test_a_dataset_that_depends_on_the_rank_is_told_from_one_that_counts_and_one
     for says, content in kinds.items():
         found = diagnose(told(9, content=content), told(1, 2, content=content), script=None)
         assert says in only(found).what, says
-    calm = told(9, content=lambda index, *_: (index, "one run"))
-    hurt = told(1, 2, content=lambda index, *_: (index, "another"))
-    assert "no seed of the run decides" in only(diagnose(calm, hurt, script=None)).what
+    baseline = told(9, content=lambda index, *_: (index, "one run"))
+    faulted = told(1, 2, content=lambda index, *_: (index, "another"))
+    assert "no seed of the run decides" in only(diagnose(baseline, faulted, script=None)).what
 
 
 def test_equal_runs_have_no_diagnosis() -> None:
     def content(index: int, *_: int) -> int:
         return index
 
-    calm, hurt = told(9, content=content), told(1, 2, 3, content=content)
-    assert list(conflicts(hurt, calm)) == []
-    assert diagnose(calm, hurt, script=None) == []
+    baseline, faulted = told(9, content=content), told(1, 2, 3, content=content)
+    assert list(conflicts(faulted, baseline)) == []
+    assert diagnose(baseline, faulted, script=None) == []
 
 
 def test_weights_without_a_seed_lead_to_where_the_model_is_made() -> None:
     def content(index: int, *_: int) -> int:
         return index
 
-    calm, hurt = told(9, content=content, initial="a"), told(1, 2, content=content, initial="b")
-    found = only(diagnose(calm, hurt, script=str(BUGGY / "unseeded.py")))
+    baseline, faulted = told(9, content=content, initial="a"), told(1, 2, content=content, initial="b")
+    found = only(diagnose(baseline, faulted, script=str(BUGGY / "unseeded.py")))
 
     assert "initialised without a seed" in found.what
     assert "seeds only after line" in found.seen
@@ -98,8 +98,8 @@ def test_sums_that_differ_over_equal_examples_are_the_loop_s() -> None:
         sums = [{**common, "t": step + 0.5, "step": step, "sums": step < wrong_from} for step in range(4)]
         return [*events, *sums]
 
-    calm, hurt = with_sums(told(9, content=content), 99), with_sums(told(1, 2, content=content), 2)
-    found = only(diagnose(calm, hurt, script=str(BUGGY / "global_counter.py")))
+    baseline, faulted = with_sums(told(9, content=content), 99), with_sums(told(1, 2, content=content), 2)
+    found = only(diagnose(baseline, faulted, script=str(BUGGY / "global_counter.py")))
 
     assert "the loop's body" in found.what
     assert "step 2 is the first" in found.seen
@@ -109,9 +109,9 @@ def test_sums_that_differ_over_equal_examples_are_the_loop_s() -> None:
 @pytest.mark.parametrize(
     ("program", "find", "text"),
     [
-        ("rank_sampler", suspects.rank, 'random.Random(7 + int(os.environ.get("LOCAL_RANK", "0")))'),
-        ("global_counter", suspects.counters, "reads += 1"),
-        ("rank_sampler", suspects.randomness, ".shuffle(self.order)"),
+        ("rank_sampler", source_hints.rank, 'random.Random(7 + int(os.environ.get("LOCAL_RANK", "0")))'),
+        ("global_counter", source_hints.counters, "reads += 1"),
+        ("rank_sampler", source_hints.randomness, ".shuffle(self.order)"),
     ],
 )
 def test_suspicious_lines_are_found_in_the_source(program: str, find: Any, text: str) -> None:
@@ -157,14 +157,14 @@ def test_lines_that_are_sound_are_no_leads(tmp_path: Path) -> None:
     Path(file).write_text(LOOP)
     getitem = 1 + LOOP[: LOOP.index("def __getitem__")].count("\n")
 
-    assert [line.text for line in suspects.counters(file, getitem)] == [
+    assert [line.text for line in source_hints.counters(file, getitem)] == [
         "self.kept[index] = torch.randn(4, generator=drawn)"
     ]
-    assert suspects.randomness(file, getitem) == []
-    assert [line.text for line in suspects.hashed(file, getitem)] == ['words = {"red", "green"}']
-    assert [line.text for line in suspects.unkept(file)] == ["means = [p.clone() for p in model.parameters()]"]
-    assert any("time.time()" in line.text for line in suspects.randomness(file))
-    of_the_loop = suspects.without(suspects.counters(file), file, getitem)
+    assert source_hints.randomness(file, getitem) == []
+    assert [line.text for line in source_hints.hashed(file, getitem)] == ['words = {"red", "green"}']
+    assert [line.text for line in source_hints.unkept(file)] == ["means = [p.clone() for p in model.parameters()]"]
+    assert any("time.time()" in line.text for line in source_hints.randomness(file))
+    of_the_loop = source_hints.without(source_hints.counters(file), file, getitem)
     assert [line.text for line in of_the_loop] == ["SEEN[len(SEEN)] = batch"]
 
 
@@ -172,15 +172,15 @@ def test_an_exception_of_the_script_s_own_is_told_with_the_line_that_raises_it(t
     """The run goes on without that worker, and the verdict once said that the records show no cause in the script."""
     file = tmp_path / "loop.py"
     file.write_text("if size == 2:\n    raise ValueError('odd world')\n")
-    calm, hurt = (told(9, content=lambda index, *_: index), told(1, 2, content=lambda index, *_: index))
+    baseline, faulted = (told(9, content=lambda index, *_: index), told(1, 2, content=lambda index, *_: index))
     error = {"worker": "w2", "t": 1.0, "event": "error", "rank": 1, "world_size": 2, "step": 3}
-    found = only(diagnose(calm, [*hurt, {**error, "error": "ValueError: odd world"}], script=str(file)))
+    found = only(diagnose(baseline, [*faulted, {**error, "error": "ValueError: odd world"}], script=str(file)))
 
     assert "ValueError: odd world" in found.what
     assert "step 3" in found.seen
     assert [line.number for line in found.look] == [2]
     for ours in ("OnPurpose: by a drill", "checkpoint.errors.ClaimHeld: ...", "OSError: [Errno 28] no space"):
-        assert diagnose(calm, [*hurt, {**error, "error": ours}], script=str(file)) == [], ours
+        assert diagnose(baseline, [*faulted, {**error, "error": ours}], script=str(file)) == [], ours
 
 
 def test_a_cache_that_worker_0_fills_as_before_is_not_called_a_matter_of_the_rank(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_a_cache_that_worker_0_fills_as_before_is_not_called_a_matter_of_the_ran
 
 def test_a_source_that_is_none_has_no_suspects(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def (")
-    assert suspects.rank(str(tmp_path / "broken.py")) == []
-    assert suspects.counters(str(tmp_path / "absent.py")) == []
+    assert source_hints.rank(str(tmp_path / "broken.py")) == []
+    assert source_hints.counters(str(tmp_path / "absent.py")) == []
 
 
 def test_a_loss_costs_the_step_in_flight_and_the_time_to_the_next() -> None:
@@ -223,10 +223,10 @@ def test_a_loss_costs_the_step_in_flight_and_the_time_to_the_next() -> None:
 
 def test_every_invariant_of_the_judge_belongs_to_one_promise() -> None:
     """A violation that no line of the verdict stands for would be an exit status without a word."""
-    from elastic.drill.judging import judge
+    from elastic.drill.judge import invariants
 
-    listed = {line.split()[0] for line in (judge.__doc__ or "").splitlines() if line.startswith("    ")}
-    promised = [invariant for invariants in PROMISES.values() for invariant in invariants]
+    listed = {line.split()[0] for line in (invariants.__doc__ or "").splitlines() if line.startswith("    ")}
+    promised = [invariant for names in PROMISES.values() for invariant in names]
     assert len(promised) == len(set(promised))
     assert listed <= set(promised)
 
@@ -333,8 +333,8 @@ def test_a_run_that_ends_before_anybody_came_in_a_lost_worker_s_place_is_known(
     )
     found = Findings(
         plan=DrillPlan(workers=sizes[0], faults=(fault,)),
-        calm=verdict,
-        hurt=verdict,
+        baseline=verdict,
+        faulted=verdict,
         events=((), ()),
         struck=[struck],
         never=(),

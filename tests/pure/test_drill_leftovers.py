@@ -83,9 +83,9 @@ def test_a_worker_holds_no_more_at_the_end_than_in_its_first_view_of_as_many(
 
 def test_what_the_script_comes_to_hold_by_itself_shows_without_faults() -> None:
     """A data set that opens its files one by one is no leak."""
-    hurt = [look(1, 2, 5), look(1, 2, 5), look(2, 2, 8, last=True)]
-    assert grown(hurt, [look(1, 1, 3, rank=0), look(1, 1, 6, rank=0, last=True)]) == []
-    assert grown(hurt, [look(1, 1, 3, rank=0), look(1, 1, 5, rank=0, last=True)]) != []
+    faulted = [look(1, 2, 5), look(1, 2, 5), look(2, 2, 8, last=True)]
+    assert grown(faulted, [look(1, 1, 3, rank=0), look(1, 1, 6, rank=0, last=True)]) == []
+    assert grown(faulted, [look(1, 1, 3, rank=0), look(1, 1, 5, rank=0, last=True)]) != []
 
 
 def test_a_worker_looks_at_itself_less_and_less_often() -> None:

@@ -12,12 +12,13 @@ import pytest
 
 from elastic.drill.faults import At, Hold, Join, Kill, KillAll, KillChild, KillTogether, Slow, Terminate, due
 from elastic.drill.moments import OF_THE_SCRIPT
-from elastic.drill.planning.draw import MAKES, drawn, soak
-from elastic.drill.planning.options import Options, parse
-from elastic.drill.planning.plan import DrillPlan, StorageFaults
-from elastic.drill.planning.saves import with_saves
-from elastic.drill.telling.story import of_plan
+from elastic.drill.plan.draw import MAKES, drawn
+from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
+from elastic.drill.plan.options import Options, parse
+from elastic.drill.plan.saves import with_saves
+from elastic.drill.report.story import of_plan
 from elastic.errors import ConfigError
+from tests.kit.soak_plan import soak
 
 SIZES = {"steps": 120, "workers": 4, "nodes": 1, "resume_workers": 2}
 
@@ -237,8 +238,8 @@ def test_what_opens_storage_is_shown_to_nobody(script: str, tmp_path: Path) -> N
     options = asked(
         'train.py --kill 1@step=3 --storage s3://me:hunter2@b/c --storage-options \'{"secret": "hunter2"}\''
     )
-    assert options.below is not None
-    assert options.below.options == {"secret": "hunter2"}
+    assert options.storage_root is not None
+    assert options.storage_root.options == {"secret": "hunter2"}
     assert "hunter2" not in repr(options) + options.replay(tmp_path) + options.plan(9).to_json()
     assert "--storage s3://b/c --storage-options @FILE" in options.replay(tmp_path)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from elastic.drill.judging import judge as judge_module
-from elastic.drill.judging.judge import judge
-from elastic.drill.judging.stored import Stored
-from elastic.drill.judging.verdict import Verdict
+from elastic.drill.judge import invariants
+from elastic.drill.judge.invariants import judge
+from elastic.drill.judge.stored import Stored
+from elastic.drill.judge.verdict import Verdict
 from elastic.observe.events import Event, digest_of_indices
 from tests.kit.story import Story
 
@@ -411,7 +411,7 @@ def test_a_planted_violation_is_named_and_nothing_else(planted: str) -> None:
 
 def test_every_invariant_has_a_planted_violation() -> None:
     """The list in the judge's docstring is the list of what it has been seen to condemn."""
-    listed = {line.split()[0] for line in (judge_module.__doc__ or "").splitlines() if line.startswith("    ")}
+    listed = {line.split()[0] for line in (invariants.__doc__ or "").splitlines() if line.startswith("    ")}
     assert listed == set().union(*(expected for expected, _ in PLANTED.values()))
 
 

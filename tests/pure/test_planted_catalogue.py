@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from elastic.drill.telling.findings import PROMISES
+from elastic.drill.report.findings import PROMISES
 from tests.kit.planted.bug import Patch
 from tests.kit.planted.catalogue import CATALOGUE, table
 from tests.kit.planted.plans import WAYS

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from elastic.drill.faults import OF_A_VIEW, Disk, Fault, KillChild
-from elastic.drill.planning.draw import MAKES
+from elastic.drill.plan.draw import MAKES
 from tests.kit.programs import habits
 from tests.kit.random_drills import FAULTS_MAX, HABITS, SCRIPTS, RandomDrill, random_drill, script
 

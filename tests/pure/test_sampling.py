@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.drill.telling.findings import PROMISES
+from elastic.drill.report.findings import PROMISES
 from tests.kit import sampling
 from tests.kit.planted.catalogue import CATALOGUE
 from tests.processes.test_planted import broken_by

@@ -42,9 +42,9 @@ def mount(folder: Path, *, like: Path) -> None:
     """Puts a disk at `folder`, with room for a run that holds what the one at `like` does. Raises ConfigError."""
     held = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
     folder.mkdir(parents=True, exist_ok=True)
-    told = _mount(["-t", "tmpfs", "-o", f"size={_ROOM + 8 * held},mode=755", _SOURCE, str(folder)])
-    if told is not None:
-        raise ConfigError(f"--disk-full and --read-only: no tmpfs can be mounted at {folder}: {told}")
+    refusal = _mount(["-t", "tmpfs", "-o", f"size={_ROOM + 8 * held},mode=755", _SOURCE, str(folder)])
+    if refusal is not None:
+        raise ConfigError(f"--disk-full and --read-only: no tmpfs can be mounted at {folder}: {refusal}")
 
 
 def unmount(folder: Path) -> None:

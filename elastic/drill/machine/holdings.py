@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elastic.drill.judging.verdict import Violation
+from elastic.drill.judge.verdict import Violation
 from elastic.drill.machine.processes import writer_processes
 from elastic.observe.events import Event
 
@@ -91,14 +91,14 @@ def given_up(events: Sequence[Event]) -> int:
     return sum(e["event"] == "peer_lost" and any(of in e["error"] for of in GIVEN_UP) for e in events)
 
 
-def grown(events: Sequence[Event], calm: Sequence[Event] = (), *, store: bool = False) -> list[Violation]:
+def grown(events: Sequence[Event], baseline: Sequence[Event] = (), *, store: bool = False) -> list[Violation]:
     """What workers held more of at the end than they may, with the looks that show it.
 
-    calm   of the undisturbed run: what the script comes to hold by itself
+    baseline   of the undisturbed run: what the script comes to hold by itself
     store  the run lives in an object store
     """
     by_itself = dict.fromkeys(KINDS, 0)
-    for looks in _looks(calm).values():
+    for looks in _looks(baseline).values():
         by_itself = {kind: max(more, _more(kind, looks[0], looks[-1])) for kind, more in by_itself.items()}
     found = []
     for worker, looks in _looks(events).items():

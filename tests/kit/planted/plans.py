@@ -13,8 +13,8 @@ from pathlib import Path
 
 from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.faults import At, Fault, Hold, Kill, Plan, Terminate
-from elastic.drill.judging.review import aftermath, final_states, review
-from elastic.drill.judging.verdict import Verdict, Violation
+from elastic.drill.judge.review import aftermath, final_states, review
+from elastic.drill.judge.verdict import Verdict, Violation
 from elastic.drill.machine.holdings import grown
 from elastic.observe.events import Event
 from tests.kit.planted.bug import Bug

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from elastic.drill.moments import PHASES
-from elastic.drill.planning.draw import MAKES
+from elastic.drill.plan.draw import MAKES
 
 DEFAULT_FAULTS, DEFAULT_RATE = "kill,stop,leave,lose-all", 0.05
 WITHIN_S = 900.0

@@ -9,17 +9,15 @@ from pathlib import Path
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.machine import holdings
-from elastic.drill.machine.holdings import OF_A_GROUP, given_up
+from elastic.drill.machine.holdings import OF_A_GROUP
 from elastic.drill.machine.processes import WRITER, marked
 
-__all__ = ["beyond", "given_up", "held", "settled"]
-
 OF_A_WRITER = {"writers": 1, "processes": 1, **holdings.OF_A_WRITER}
-SETTLED_S, CALM_S = 15.0, 2.5  # an agent forks its next spare a second after the last start
+SETTLED_S, UNCHANGED_S = 15.0, 2.5  # an agent forks its next spare a second after the last start
 
 
 def beyond(before: dict[str, int], after: dict[str, int], groups: int = 0) -> list[str]:
-    """What the run holds more of than it should. groups: those that gloo may still hold, see given_up"""
+    """What the run holds more of than it should. groups: those that gloo may still hold, see holdings.given_up"""
     found = []
     for what in before:
         kind, _, who = what.partition(" of the ")
@@ -37,7 +35,7 @@ def settled(run: Cluster, *, at_most: dict[str, int] | None = None) -> dict[str,
     while time.monotonic() < deadline:
         if at_most is not None and not beyond(at_most, found):
             break
-        if at_most is None and time.monotonic() - since_s > CALM_S:
+        if at_most is None and time.monotonic() - since_s > UNCHANGED_S:
             break
         time.sleep(0.1)
         if (now := held(run)) != found:

@@ -1,4 +1,4 @@
-"""What did each fault cost? Pure: from the events of a run, told by the workers.
+"""What did each fault cost? Pure: from the events that the workers of a run recorded.
 
 A worker that is lost costs what the others had begun and do again, and the time until they complete a step in the view
 that follows; losing all costs what was done since the last save as well.
@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import inf
 
 from elastic.drill.faults import Disk, Fault, Flip, Hold, Join, KillChild, Slow
-from elastic.drill.judging.lineage import place_of
+from elastic.drill.judge.lineage import place_of
 from elastic.observe.events import Event
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from checkpoint.format.names import commit_id
 from checkpoint.testing import Delay, Error, Plan, StaleList, TornWrite
 from checkpoint.testing.plan import Rule
-from elastic.drill.planning.plan import StorageFaults
-from elastic.drill.telling.story import counted
+from elastic.drill.plan.drill_plan import StorageFaults
+from elastic.drill.report.story import counted
 
 _ERRORS = ("timeout", "reset", "slow_down", "server")
 _DID = {"Error": "failed", "Delay": "stalled", "TornWrite": "torn", "StaleList": "stale"}
@@ -37,7 +37,7 @@ def behind_faults(
     return f"faulty://{path}", {**target, "faults": plan.document(), "record": str(record)}
 
 
-def told(record: Path) -> str:
+def summary(record: Path) -> str:
     """What went wrong with storage, in words: how often, by operation and fault."""
     found = Counter((one["operation"], _DID[one["fault"]]) for one in _struck(record))
     words = [f"{counted(count, _NAMES[name])} {did}" for (name, did), count in sorted(found.items())]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from elastic.drill.faults import KillAll
-from elastic.drill.planning.plan import DrillPlan
+from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.errors import ConfigError
 
 THE_SCRIPT_S = "script"

@@ -32,11 +32,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from elastic.drill.judging.contents import content
-from elastic.drill.judging.lineage import Application, Lineage, place_of, trace
-from elastic.drill.judging.stored import Stored, storage_holds
-from elastic.drill.judging.survival import survival
-from elastic.drill.judging.verdict import Verdict, Violation, differing
+from elastic.drill.judge.contents import content
+from elastic.drill.judge.lineage import Application, Lineage, place_of, trace
+from elastic.drill.judge.stored import Stored, storage_holds
+from elastic.drill.judge.survival import survival
+from elastic.drill.judge.verdict import Verdict, Violation, differing
 from elastic.observe.events import Event, digest_of_indices
 from elastic.observe.views import ViewSeen, views
 
@@ -110,15 +110,15 @@ def judge(
 def _views(seen: Iterable[ViewSeen], formed: Sequence[Event]) -> Iterator[Violation]:
     for view in (one.told for one in seen):
         members = {e["worker"]: e for e in formed if e.get("generation") == view.get("generation")}
-        told = [members[worker] for worker in view["workers"] if worker in members]
+        reported = [members[worker] for worker in view["workers"] if worker in members]
         if view["worker"] not in view["workers"] or len(set(view["workers"])) < len(view["workers"]):
             yield Violation("view", "a worker formed a view that does not hold it once", (view,))
-        if evidence := differing((e["workers"], e) for e in told):
+        if evidence := differing((e["workers"], e) for e in reported):
             yield Violation("view", f"generation {view.get('generation')} names different workers", evidence)
-        elif len(told) == len(view["workers"]):
-            ends = [0, *(e["shares"][1] for e in told)]
-            if any(e["shares"][0] != end or e["shares"][1] < end for e, end in zip(told, ends, strict=False)):
-                yield Violation("view", "the blocks of shares leave a gap or overlap", tuple(told))
+        elif len(reported) == len(view["workers"]):
+            ends = [0, *(e["shares"][1] for e in reported)]
+            if any(e["shares"][0] != end or e["shares"][1] < end for e, end in zip(reported, ends, strict=False)):
+                yield Violation("view", "the blocks of shares leave a gap or overlap", tuple(reported))
 
 
 def _shares(done: Application, exact: bool) -> Iterator[Violation]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.drill.striking import inside
+from elastic.drill.inject import hooks
 
 Made = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -23,7 +23,7 @@ def test_inside_a_backward_pass_half_of_the_parameters_have_a_gradient() -> None
     """A worker killed there has sent some buckets and owes the others."""
     net = model()
     seen: list[list[bool]] = []
-    inside.backward(
+    hooks.backward(
         [torch.optim.SGD(net.parameters())], lambda: seen.append([p.grad is not None for p in net.parameters()])
     )
     for _ in range(2):
@@ -52,7 +52,7 @@ def test_inside_an_update_half_of_the_parameters_are_written(make: Made) -> None
     def look() -> None:
         seen.append(sum(not torch.equal(p, old) for p, old in zip(parameters, before, strict=True)))
 
-    inside.update([optimizer], look)
+    hooks.update([optimizer], look)
     for _ in range(2):
         net(torch.ones(2, 4)).sum().backward()
         optimizer.step()
@@ -66,7 +66,7 @@ def test_an_update_that_writes_everything_at_once_is_hit_after_that(implementati
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), **implementation)
     seen: list[bool] = []
-    inside.update([optimizer], lambda: seen.append(True))
+    hooks.update([optimizer], lambda: seen.append(True))
     net(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 
@@ -80,7 +80,7 @@ def test_several_optimizers_are_one_update() -> None:
     optimizers = [torch.optim.SGD(parameters[:2], lr=0.1), torch.optim.SGD(parameters[2:], lr=0.1)]
     before = [parameter.detach().clone() for parameter in parameters]
     seen: list[list[bool]] = []
-    inside.update(
+    hooks.update(
         optimizers, lambda: seen.append([not torch.equal(p, b) for p, b in zip(parameters, before, strict=True)])
     )
     net(torch.ones(2, 4)).sum().backward()
@@ -100,7 +100,7 @@ def test_inside_an_exchange_a_collective_has_been_started() -> None:
             calls.append("waited")
 
     untouched = Work.wait
-    inside.exchange(lambda: calls.append("hit"))
+    hooks.exchange(lambda: calls.append("hit"))
     Work(Started(), "all-reduce", None).wait()
     Work(Started(), "all-reduce", None).wait()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import secrets
 import shlex
 from collections.abc import Sequence
@@ -16,13 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastic.drill.faults import Disk, Flip
+from elastic.drill.location import StorageRoot
 from elastic.drill.machine import disk
-from elastic.drill.planning import saves
-from elastic.drill.planning.draw import MAKES, drawn
-from elastic.drill.planning.flags import DEFAULT_FAULTS, DEFAULT_RATE, STRIKES, WITHIN_S, parser
-from elastic.drill.planning.named import in_order, named
-from elastic.drill.planning.plan import DrillPlan, StorageFaults
-from elastic.drill.where import Below
+from elastic.drill.plan import saves
+from elastic.drill.plan.draw import MAKES, drawn
+from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
+from elastic.drill.plan.flags import DEFAULT_FAULTS, DEFAULT_RATE, STRIKES, WITHIN_S, parser
+from elastic.drill.plan.named import in_order, named
 from elastic.errors import ConfigError
 
 
@@ -34,7 +35,7 @@ class Options:
     folder   where both runs go; None: a temporary one
     within_s how long each run may take
     hang_s   --hang-limit of `elastic run`; None: its own default
-    below    the URL below which both runs live; None: in `folder`
+    storage_root  the URL below which both runs live; None: in `folder`
     saves    where all is lost before the script would have saved, the drill may set a cadence of its own
     """
 
@@ -49,7 +50,7 @@ class Options:
     keep: bool
     within_s: float
     hang_s: float | None
-    below: Below | None = None
+    storage_root: StorageRoot | None = None
     saves: bool = True
 
     def plan(self, steps: int) -> DrillPlan:
@@ -69,7 +70,7 @@ class Options:
         undisturbed = [] if self.undisturbed_workers == 1 else [f"--undisturbed-workers={self.undisturbed_workers}"]
         hang = [] if self.hang_s is None else [f"--hang-limit={self.hang_s:g}"]
         within = [] if self.within_s == WITHIN_S else [f"--within={self.within_s:g}"]
-        where = [] if self.below is None else self.below.replay()
+        where = [] if self.storage_root is None else self.storage_root.replay()
         options = [*where, *undisturbed, *hang, *within]
         return shlex.join(["elastic", "drill", *script, "--plan", str(plan), *options, *rest])
 
@@ -81,8 +82,8 @@ def parse(argv: Sequence[str]) -> Options:
     made = parser()
     given, unknown = made.parse_known_intermixed_args(argv[:cut])
     if unknown:
-        known = [text for action in made._actions for text in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+        known = set(re.findall(r"--[a-z-]+", made.format_help()))
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], sorted(known), n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"unknown option {unknown[0]}\n  next  {hint}The script's own options follow after --")
     if not given.module and not os.path.isfile(given.script):
@@ -103,10 +104,10 @@ def parse(argv: Sequence[str]) -> Options:
     plan = _replayed(given) if given.plan is not None else _asked(given, drawing=bool(kinds))
     if given.storage_options is not None and given.storage is None:
         raise ConfigError("--storage-options are those of --storage URL, which is not given")
-    below = Below.asked(given.storage, given.storage_options) if given.storage is not None else None
+    storage_root = StorageRoot.asked(given.storage, given.storage_options) if given.storage is not None else None
     if disk.needed(plan.faults) or {"disk-full", "read-only"} & set(kinds):
         disk.check()
-    if below is not None:
+    if storage_root is not None:
         _check_elsewhere(plan, kinds)
     return Options(
         script=given.script,
@@ -120,7 +121,7 @@ def parse(argv: Sequence[str]) -> Options:
         keep=given.keep,
         within_s=given.within,
         hang_s=given.hang_limit,
-        below=below,
+        storage_root=storage_root,
         saves=given.plan is None and given.save_every is None,
     )
 

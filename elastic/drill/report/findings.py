@@ -1,6 +1,6 @@
 """All that is known when both runs of a drill have ended, and what it means for each promise. Values only.
 
-The judge's invariants are many; people are told nine promises, each of which stands for some of them.
+The judge's invariants are many; people read of ten promises, each of which stands for some of them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from elastic.drill.faults import lost_to
-from elastic.drill.judging.verdict import Verdict, Violation
-from elastic.drill.planning.plan import DrillPlan
-from elastic.drill.telling.costs import Cost
-from elastic.drill.telling.diagnosis import Diagnosis
+from elastic.drill.judge.verdict import Verdict, Violation
+from elastic.drill.plan.drill_plan import DrillPlan
+from elastic.drill.report.costs import Cost
+from elastic.drill.report.diagnosis import Diagnosis
 from elastic.observe.events import Event
 
 PROMISES: dict[str, frozenset[str]] = {
@@ -38,7 +38,7 @@ PROMISES: dict[str, frozenset[str]] = {
 @dataclass(frozen=True, kw_only=True)
 class Findings:
     """
-    calm, hurt   the verdicts on the run without faults and the one with them
+    baseline, faulted   the verdicts on the run without faults and the one with them
     events       of both, in that order
     struck       what each fault cost, in the order in which they struck
     never        faults whose moment did not come, in words
@@ -51,8 +51,8 @@ class Findings:
     """
 
     plan: DrillPlan
-    calm: Verdict
-    hurt: Verdict
+    baseline: Verdict
+    faulted: Verdict
     events: tuple[Sequence[Event], Sequence[Event]]
     struck: Sequence[Cost]
     never: Sequence[str]
@@ -69,20 +69,20 @@ class Findings:
     @property
     def broken(self) -> tuple[tuple[str, Violation], ...]:
         """(run, violation) of both runs."""
-        calm = (("without faults", one) for one in self.calm.violations)
-        return (*calm, *(("with faults", one) for one in self.hurt.violations))
+        baseline = (("without faults", one) for one in self.baseline.violations)
+        return (*baseline, *(("with faults", one) for one in self.faulted.violations))
 
     @property
     def replaced(self) -> bool:
         """Whether it was seen that somebody comes after a loss, wherever one was to."""
-        sizes = self.hurt.world_sizes
+        sizes = self.faulted.world_sizes
         lost = any(lost_to(cost.fault) for cost in self.struck)
         return not lost or sizes[-1] >= sizes[0] or any(later > size for size, later in pairwise(sizes))
 
     @property
     def finished(self) -> bool:
         """Whether the run with faults came to its end; before that, a promise that nothing broke is not yet kept."""
-        return self.hurt.weights_sha256 is not None
+        return self.faulted.weights_sha256 is not None
 
     def of_promise(self, promise: str) -> list[tuple[str, Violation]]:
         return [(run, one) for run, one in self.broken if one.invariant in PROMISES[promise]]

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic.drill.judging.verdict import Violation
+from elastic.drill.judge.verdict import Violation
 from elastic.observe.events import Event
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from elastic.drill.inject.imposed import Imposed
 from elastic.drill.machine import processes
-from elastic.drill.striking.imposed import Imposed
 from elastic.errors import ConfigError
 
 TEMPORARY_MAX = 64  # characters of a TMPDIR
@@ -63,7 +63,7 @@ class Starting:
         command = self._command(workers)
         if called is not None:
             at = command.index("run")
-            command = [command[0], "-m", "elastic.drill.striking.latecomer", str(called), *command[at + 1 :]]
+            command = [command[0], "-m", "elastic.drill.inject.latecomer", str(called), *command[at + 1 :]]
         meeting = {"PET_RDZV_CONF": f"is_host={int(first)}"} if self.nodes_max > 1 else {}
         with self.output.open("ab") as output:
             return subprocess.Popen(
@@ -110,7 +110,7 @@ class Starting:
     def _environment(self) -> dict[str, str]:
         drill = {processes.MARK: str(self.folder), "TMPDIR": str(self._temporary.resolve()), "PYTHONUNBUFFERED": "1"}
         torchrun = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # its shared store keeps a dead round's keys
-        by = f"elastic.drill.striking.injection:observer:{self.folder}"
+        by = f"elastic.drill.inject.injector:observer:{self.folder}"
         observer = {"ELASTIC_OBSERVER": by} if self.observed else {}
         return {**os.environ, **drill, **torchrun, **observer, **self.imposed.environment(), **self.env}
 

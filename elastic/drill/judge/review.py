@@ -12,9 +12,9 @@ from checkpoint.format.names import CommitId
 from checkpoint.reader import read_commit, verify
 from checkpoint.runs.history import read_history
 from checkpoint.storage import Storage, open_storage
-from elastic.drill.judging.judge import judge
-from elastic.drill.judging.stored import Stored
-from elastic.drill.judging.verdict import Verdict, Violation
+from elastic.drill.judge.invariants import judge
+from elastic.drill.judge.stored import Stored
+from elastic.drill.judge.verdict import Verdict, Violation
 from elastic.observe.events import Event
 from elastic.state.train_state import weights_digest
 
@@ -109,7 +109,7 @@ def aftermath(
 
 
 def final_states(
-    calm: str, hurt: str, storage_options: dict[str, Any] | None = None, *, but: Collection[str] = ()
+    baseline: str, faulted: str, storage_options: dict[str, Any] | None = None, *, but: Collection[str] = ()
 ) -> list[Violation]:
     """What differs between the last checkpoints of both runs: weights, optimizer, and all else that survives.
 
@@ -117,7 +117,7 @@ def final_states(
     """
     with contextlib.ExitStack() as stack:
         sides = []
-        for url in (calm, hurt):
+        for url in (baseline, faulted):
             storage = open_storage(url, storage_options)
             stack.callback(storage.close)
             lineage = read_history(storage, lambda _: None).lineage

@@ -12,9 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from elastic.drill.judging.verdict import Violation
-from elastic.drill.telling.findings import PROMISES, Findings
-from elastic.drill.telling.story import of_costs
+from elastic.drill.judge.verdict import Violation
+from elastic.drill.report.findings import PROMISES, Findings
+from elastic.drill.report.story import of_costs
 from elastic.observe.events import Event
 
 _EVIDENCE_SHOWN = 8
@@ -95,7 +95,7 @@ def _struck(found: Findings) -> Table:
 
 def _runs(found: Findings) -> Table:
     table = Table("", "without faults", "with faults", box=box.SIMPLE_HEAD, pad_edge=False)
-    both = (found.calm, found.hurt)
+    both = (found.baseline, found.faulted)
     table.add_row("workers", *(_sizes(verdict.world_sizes) for verdict in both))
     table.add_row("steps", *(f"{verdict.steps:,}" for verdict in both))
     table.add_row("steps begun again", *(f"{verdict.redone:,}" for verdict in both))
@@ -150,10 +150,10 @@ def _show_violation(console: Console, found: Findings, run: str, violations: Seq
     console.print(f"\n[bold red]Not so:[/] {promise} [dim]({first.invariant}, {run})[/]", highlight=False)
     console.print(f"  {first.message}", markup=False, soft_wrap=True, highlight=False)
     begun_s = {id(event): events[0]["t"] for events in found.events for event in events}
-    calm = {id(event) for event in found.events[0]}
-    evidence = sorted(first.evidence, key=lambda event: (id(event) not in calm, float(event["t"])))
+    baseline = {id(event) for event in found.events[0]}
+    evidence = sorted(first.evidence, key=lambda event: (id(event) not in baseline, float(event["t"])))
     for event in evidence[:_EVIDENCE_SHOWN]:
-        label = "without faults" if id(event) in calm else "with faults"
+        label = "without faults" if id(event) in baseline else "with faults"
         at_s = event["t"] - begun_s.get(id(event), event["t"])
         line = f"    {label:<14} {at_s:7.2f} s  worker {event.get('rank', '?')}  {event['event']}  {_facts(event)}"
         console.print(line, markup=False, soft_wrap=True, highlight=False)

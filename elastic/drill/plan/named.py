@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from elastic.drill.faults import Disk, Fault, KillTogether, Slow
 from elastic.drill.moments import BEFORE_STEPS, OF_A_SHARE, At, place_of
-from elastic.drill.planning.draw import MAKES
+from elastic.drill.plan.draw import MAKES
 from elastic.errors import ConfigError
 
 _WORDS = {"forming a view": "form", "forming": "form", "transferring": "transfer"}

@@ -1,6 +1,6 @@
 """The nodes that join a run in a drill: started when the fault Join has happened, or standing ready until then.
 
-The worker that sets a Join off may stand still until the node is there (injection.py): it is let go here, once a worker
+The worker that sets a Join off may stand still until the node is there (injector.py): it is let go here, once a worker
 of that node has entered its Run, or when the node has ended.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from elastic.drill.faults import Fault, Join
-from elastic.drill.striking.injection import CAME, LET_GO
+from elastic.drill.inject.injector import CAME, LET_GO
 
 _ENDS_S = 10.0
 

@@ -24,15 +24,15 @@ _THEN = "\n  state"  # what storage errors go on with, which speaks of saves
 
 
 @dataclass(frozen=True)
-class Below:
-    """url: given by the user   options: for fsspec's filesystem   said: how the user gave the options"""
+class StorageRoot:
+    """url: given by the user   options: for fsspec's filesystem   written: how the user gave the options"""
 
     url: str = field(repr=False)
     options: dict[str, Any] | None = field(default=None, repr=False)
-    said: str | None = field(default=None, repr=False)
+    written: str | None = field(default=None, repr=False)
 
     @classmethod
-    def asked(cls, url: str, options: str | None) -> Below:
+    def asked(cls, url: str, options: str | None) -> StorageRoot:
         """options: JSON, or @ and a file with it. Raises ConfigError, which shows neither."""
         if "://" not in url or url.startswith(("file://", "local://", "memory://", "faulty://")):
             raise ConfigError(
@@ -56,16 +56,18 @@ class Below:
 
     def replay(self) -> list[str]:
         """As on a command line; options that were given in it are not repeated."""
-        options = [] if self.said is None else ["--storage-options", self.said if self.said[0] == "@" else "@FILE"]
-        return ["--storage", redact(self.url), *options]
+        where = ["--storage", redact(self.url)]
+        if self.written is None:
+            return where
+        return [*where, "--storage-options", self.written if self.written.startswith("@") else "@FILE"]
 
 
-class Where:
-    """below: where the user wants the runs; None: in the drill's own folder"""
+class Location:
+    """root: where the user wants the runs; None: in the drill's own folder"""
 
-    def __init__(self, below: Below | None) -> None:
-        self._root = None if below is None else f"{below.url.rstrip('/')}/elastic-drill-{secrets.token_hex(4)}"
-        self.options = below.options if below is not None else None
+    def __init__(self, root: StorageRoot | None) -> None:
+        self._root = None if root is None else f"{root.url.rstrip('/')}/elastic-drill-{secrets.token_hex(4)}"
+        self.options = root.options if root is not None else None
 
     def url(self, folder: Path, name: str) -> str:
         """folder: the drill's own"""
@@ -115,7 +117,7 @@ def _in_time(do: Callable[[], None], within_s: float) -> str | None:
         try:
             do()
             failure.clear()
-        except Exception as error:  # whatever it is, the user is told, and the drill ends
+        except Exception as error:  # whatever it is, the user reads it, and the drill ends
             failure[0] = str(error)
 
     thread = threading.Thread(target=run, name="drill-storage", daemon=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from math import inf
 
-from elastic.drill.judging.verdict import Violation
+from elastic.drill.judge.verdict import Violation
 from elastic.observe.events import Event
 
 Place = tuple[int, int]

@@ -30,9 +30,9 @@ from elastic.drill.faults import (
     Stop,
     Terminate,
 )
-from elastic.drill.judging.lineage import place_of
-from elastic.drill.telling.costs import Cost
-from elastic.drill.telling.follow import Follow
+from elastic.drill.judge.lineage import place_of
+from elastic.drill.report.costs import Cost
+from elastic.drill.report.follow import Follow
 from elastic.observe.events import Event
 
 _ERROR_CHARS = 100
@@ -106,7 +106,7 @@ class Story:
         self._begun_s: float | None = None
         self._step = -1
         self._workers = 0
-        self._told: set[object] = set()
+        self._printed: set[object] = set()
         self._open: list[Event] = []  # faults that no step has followed yet
 
     def watching(self) -> None:
@@ -164,8 +164,8 @@ class Story:
         self._workers = size
 
     def _once(self, *what: object) -> bool:
-        new = what not in self._told
-        self._told.add(what)
+        new = what not in self._printed
+        self._printed.add(what)
         return new
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from elastic.drill.judging.verdict import Violation
+from elastic.drill.judge.verdict import Violation
 from elastic.observe.events import Event
 from elastic.observe.views import ViewSeen
 

@@ -35,11 +35,11 @@ from elastic.drill.faults import (
     as_failure,
     due,
 )
+from elastic.drill.inject import hooks
+from elastic.drill.inject.acts import OnPurpose, act, alive_among, loader_processes, possible
+from elastic.drill.inject.imposed import Imposed
+from elastic.drill.inject.reading import Collating, Reading, described
 from elastic.drill.machine.holdings import Holdings
-from elastic.drill.striking import inside
-from elastic.drill.striking.acts import OnPurpose, act, alive_among, loader_processes, possible
-from elastic.drill.striking.imposed import Imposed
-from elastic.drill.striking.reading import Collating, Reading, described
 from elastic.observe.events import local_folder
 from elastic.observe.observer import MOMENTS, ObservedRun, Observer
 from elastic.state.train_state import weights_digest
@@ -152,13 +152,13 @@ class Injector(Observer):
             self._act(fault)
 
         if phase == IN_BACKWARD:
-            forget = inside.backward(run.optimizers.values(), strike)
+            forget = hooks.backward(run.optimizers.values(), strike)
         elif phase == IN_EXCHANGE:
-            forget = inside.exchange(strike)
+            forget = hooks.exchange(strike)
         elif phase == IN_UPDATE:
-            forget = inside.update(run.optimizers.values(), strike)
+            forget = hooks.update(run.optimizers.values(), strike)
         else:
-            forget = inside.transfer(strike)
+            forget = hooks.transfer(strike)
         self._forget.append(forget)
 
     def _due(self, phase: str, share: int | None) -> list[int]:

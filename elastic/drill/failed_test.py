@@ -11,7 +11,7 @@ from typing import Any
 
 from elastic.drill.cluster import OUTPUT_SHOWN, Cluster
 from elastic.drill.end import End
-from elastic.drill.telling.diagnosis import diagnose
+from elastic.drill.report.diagnosis import diagnose
 
 
 class Remembering(Cluster):
@@ -27,16 +27,16 @@ class Remembering(Cluster):
         return self.end
 
 
-def told(runs: Sequence[Remembering], undisturbed: Sequence[End], script: Path) -> list[tuple[str, str]]:
-    """Title and text of what is worth telling of each run.
+def sections(runs: Sequence[Remembering], undisturbed: Sequence[End], script: Path) -> list[tuple[str, str]]:
+    """Title and text of what is worth saying of each run.
 
     undisturbed  the ends that the test compares with
     """
-    calm = [(end.config, end) for end in undisturbed]
+    baseline = [(end.config, end) for end in undisturbed]
     found: list[tuple[str, str]] = []
     for number, run in enumerate(runs, 1):
         if run.end is not None:
-            reference = next((end for config, end in calm if config == run.end.config), None)
+            reference = next((end for config, end in baseline if config == run.end.config), None)
             found.append((f"drill: run {number}", "\n".join(_of_run(run, run.end, reference, script))))
     return found
 

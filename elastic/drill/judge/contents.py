@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.drill.judging.lineage import Place, place_of
-from elastic.drill.judging.verdict import Violation
+from elastic.drill.judge.lineage import Place, place_of
+from elastic.drill.judge.verdict import Violation
 from elastic.observe.events import Event
 
 
@@ -54,12 +54,12 @@ def _read_twice(reads: Sequence[Event]) -> set[tuple[int, int]]:
 
 
 def notes(read: Event) -> list[tuple[int, str]]:
-    """(index, digest) of what one record tells; without those that it read twice or has no digest of."""
+    """(index, digest) of what one record says; without those that it read twice or has no digest of."""
     indices: list[int] = read["indices"]
-    told: list[Any] = read.get("contents") or []
+    contents: list[Any] = read.get("contents") or []
     return [
         (index, content)
-        for index, content in zip(indices, told, strict=False)
+        for index, content in zip(indices, contents, strict=False)
         if content is not None and indices.count(index) == 1
     ]
 

@@ -92,7 +92,7 @@ def described(dataset: Any) -> dict[str, Any]:
 
 
 def _fed(sha: Any, value: Any) -> bool:
-    """Whether all of it could be told to the hash."""
+    """Whether all of it could be given to the hash."""
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_quantized:
             return False

@@ -21,9 +21,9 @@ from typing import Any
 
 import checkpoint.errors
 import elastic.errors
-from elastic.drill.judging.contents import conflicts, notes
-from elastic.drill.telling import suspects
-from elastic.drill.telling.suspects import Line
+from elastic.drill.judge.contents import conflicts, notes
+from elastic.drill.report import source_hints
+from elastic.drill.report.source_hints import Line
 from elastic.observe.events import Event
 
 
@@ -43,27 +43,27 @@ class Diagnosis:
 
 
 def diagnose(
-    calm: Sequence[Event], hurt: Sequence[Event], *, script: str | None, exact: bool = True
+    baseline: Sequence[Event], faulted: Sequence[Event], *, script: str | None, exact: bool = True
 ) -> list[Diagnosis]:
     """What the records of both runs say about the script; nothing where they say nothing.
 
-    calm, hurt  the events of the run without faults and of the one with faults
+    baseline, faulted  the events of the run without faults and of the one with faults
     script      its file
     exact       mode="exact"; else only the data is compared
     """
-    found = [one for one in (_raised(hurt, script), _data(calm, hurt)) if one is not None]
-    if exact and (first := _first_weights(calm, hurt, script)) is not None:
+    found = [one for one in (_raised(faulted, script), _data(baseline, faulted)) if one is not None]
+    if exact and (first := _first_weights(baseline, faulted, script)) is not None:
         return [first, *found]
-    if exact and not found and (later := _sums_or_weights(calm, hurt, script)) is not None:
+    if exact and not found and (later := _sums_or_weights(baseline, faulted, script)) is not None:
         return [later]
     return found
 
 
-def _first_weights(calm: Sequence[Event], hurt: Sequence[Event], script: str | None) -> Diagnosis | None:
-    begun = [_initial(events) for events in (calm, hurt)]
+def _first_weights(baseline: Sequence[Event], faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
+    begun = [_initial(events) for events in (baseline, faulted)]
     if None in begun or begun[0] == begun[1]:
         return None
-    made, seeds = suspects.model(script) if script is not None else ([], [])
+    made, seeds = source_hints.model(script) if script is not None else ([], [])
     if not seeds:
         why = "the script never seeds anything"
     elif made and seeds[0].number > made[0].number:
@@ -78,9 +78,9 @@ def _first_weights(calm: Sequence[Event], hurt: Sequence[Event], script: str | N
     )
 
 
-def _raised(hurt: Sequence[Event], script: str | None) -> Diagnosis | None:
+def _raised(faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
     """An exception that no fault of the drill's raised, though the run may have gone on without that worker."""
-    errors = [event for event in hurt if event["event"] == "error" and _of_script(str(event["error"]))]
+    errors = [event for event in faulted if event["event"] == "error" and _of_script(str(event["error"]))]
     if not errors:
         return None
     first = errors[0]
@@ -91,7 +91,7 @@ def _raised(hurt: Sequence[Event], script: str | None) -> Diagnosis | None:
         + (f"; {len(errors)} were raised in all" if len(errors) > 1 else "")
         + "; the run without faults came to its end",
         "its traceback is in disturbed-drill/output-*.txt of the folder below",
-        tuple(suspects.raising(script, what.partition(":")[0]) if script is not None else ()),
+        tuple(source_hints.raising(script, what.partition(":")[0]) if script is not None else ()),
     )
 
 
@@ -103,23 +103,23 @@ def _of_script(error: str) -> bool:
     return not (ours or raised_by_faults or (hasattr(builtins, name) and issubclass(getattr(builtins, name), OSError)))
 
 
-def _data(calm: Sequence[Event], hurt: Sequence[Event]) -> Diagnosis | None:
-    found = list(conflicts(hurt, calm))
+def _data(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | None:
+    found = list(conflicts(faulted, baseline))
     if not found:
         return None
     one = found[0]
-    where = next((event for event in (*calm, *hurt) if event["event"] == "dataset"), {})
+    where = next((event for event in (*baseline, *faulted) if event["event"] == "dataset"), {})
     name, file, line = where.get("dataset", "the dataset"), where.get("file"), where.get("line")
-    names = {id(event): "without faults" for event in calm}
+    names = {id(event): "without faults" for event in baseline}
     versions = " and ".join(
         f"{_short(content)} by worker {event.get('rank')} {names.get(id(event), 'with faults')}"
         for content, event in zip(one.contents, (one.first, one.second), strict=True)
     )
     seen = f"{name}[{one.index}] at step {one.step} was read as {versions}; so were {len(found)} reads"
-    agreed, at_first, steps = _of_rank_0(calm, hurt)
+    agreed, at_first, steps = _of_rank_0(baseline, faulted)
     getitem = _getitem(file, line)
-    asks = suspects.rank(file) if file else []
-    changed = suspects.counters(file, line) if file else []
+    asks = source_hints.rank(file) if file else []
+    changed = source_hints.counters(file, line) if file else []
     if agreed and steps > 1 and (asks or not changed):
         return Diagnosis(
             f"what {name} gives for an index depends on which worker reads it: on its rank, or the number of workers",
@@ -148,36 +148,36 @@ def _data(calm: Sequence[Event], hurt: Sequence[Event]) -> Diagnosis | None:
         seen + "; even the first read differed",
         "inside dataset[i] draw from random, numpy.random or torch, which elastic seeds for each example; generators "
         "of your own must be seeded from the index",
-        tuple(([*suspects.randomness(file, line), *suspects.hashed(file, line)] if file else []) or getitem),
+        tuple(([*source_hints.randomness(file, line), *source_hints.hashed(file, line)] if file else []) or getitem),
     )
 
 
-def _of_rank_0(calm: Sequence[Event], hurt: Sequence[Event]) -> tuple[bool, bool, int]:
+def _of_rank_0(baseline: Sequence[Event], faulted: Sequence[Event]) -> tuple[bool, bool, int]:
     """(whether the first process of rank 0 always read what the undisturbed run did, whether it did at first, in how
     many steps it read)"""
     known: dict[tuple[int, int], str] = {}
-    for event in _reads(calm):
+    for event in _reads(baseline):
         known.update({(event["step"], index): content for index, content in notes(event)})
     mine: list[bool] = []
     steps: set[int] = set()
-    first = next((event for event in _reads(hurt) if event.get("rank") == 0), None)
-    for event in _reads(hurt):
+    first = next((event for event in _reads(faulted) if event.get("rank") == 0), None)
+    for event in _reads(faulted):
         if first is not None and event["worker"] == first["worker"] and event.get("rank") == 0:
             steps.add(event["step"])
             mine += [known.get((event["step"], index), content) == content for index, content in notes(event)]
     return bool(mine) and all(mine), bool(mine) and mine[0], len(steps)
 
 
-def _sums_or_weights(calm: Sequence[Event], hurt: Sequence[Event], script: str | None) -> Diagnosis | None:
+def _sums_or_weights(baseline: Sequence[Event], faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
     facts = (("step_applied", "sums"), ("weights", "digest"))
-    first = {kind: _first_difference(calm, hurt, kind, fact) for kind, fact in facts}
+    first = {kind: _first_difference(baseline, faulted, kind, fact) for kind, fact in facts}
     sums, weights = first["step_applied"], first["weights"]
-    struck = min((event["step"] for event in hurt if event["event"] == "fault" and "step" in event), default=None)
+    struck = min((event["step"] for event in faulted if event["event"] == "fault" and "step" in event), default=None)
     if sums is None and weights is None:
         return None
     step = min(one["step"] for one in (sums, weights) if one is not None)
     before = struck is None or step < struck
-    look = _of_the_loop(calm, hurt, script, workers_are_enough=before)
+    look = _of_the_loop(baseline, faulted, script, workers_are_enough=before)
     when = (
         "before any fault struck, so the number of workers is enough" if before else f"the first fault was at {struck}"
     )
@@ -202,22 +202,22 @@ def _sums_or_weights(calm: Sequence[Event], hurt: Sequence[Event], script: str |
 
 
 def _of_the_loop(
-    calm: Sequence[Event], hurt: Sequence[Event], script: str | None, *, workers_are_enough: bool
+    baseline: Sequence[Event], faulted: Sequence[Event], script: str | None, *, workers_are_enough: bool
 ) -> tuple[Line, ...]:
     """Lines of the script but for its dataset, whose examples were equal. The likeliest first."""
     if script is None:
         return ()
-    asks = suspects.rank(script)[:3]
-    lines = [*suspects.counters(script)[:3], *suspects.randomness(script)[:3]]
+    asks = source_hints.rank(script)[:3]
+    lines = [*source_hints.counters(script)[:3], *source_hints.randomness(script)[:3]]
     lines = [*asks, *lines] if workers_are_enough else [*lines, *asks]
-    where = next((event for event in (*calm, *hurt) if event["event"] == "dataset"), {})
-    lines = suspects.without(lines, where.get("file"), where.get("line"))
-    return tuple(dict.fromkeys(lines or suspects.unkept(script)))
+    where = next((event for event in (*baseline, *faulted) if event["event"] == "dataset"), {})
+    lines = source_hints.without(lines, where.get("file"), where.get("line"))
+    return tuple(dict.fromkeys(lines or source_hints.unkept(script)))
 
 
-def _first_difference(calm: Sequence[Event], hurt: Sequence[Event], kind: str, fact: str) -> Event | None:
-    known = {event["step"]: event[fact] for event in calm if event["event"] == kind}
-    differ = [e for e in hurt if e["event"] == kind and known.get(e["step"], e[fact]) != e[fact]]
+def _first_difference(baseline: Sequence[Event], faulted: Sequence[Event], kind: str, fact: str) -> Event | None:
+    known = {event["step"]: event[fact] for event in baseline if event["event"] == kind}
+    differ = [e for e in faulted if e["event"] == kind and known.get(e["step"], e[fact]) != e[fact]]
     return min(differ, key=lambda event: int(event["step"]), default=None)
 
 

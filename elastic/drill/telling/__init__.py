@@ -1,1 +1,0 @@
-"""What people are told: while it runs, at its end, and where in their script the reason may be."""
