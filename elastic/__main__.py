@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from elastic.drill import command
 from elastic.launch import run_command
-from elastic.observe import report_command
+from elastic.report import command as report_command
 
 EXIT_USAGE = 2
 

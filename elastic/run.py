@@ -16,6 +16,8 @@ import torch
 from elastic.config import Mode, configure
 from elastic.data.plan import LastBatch
 from elastic.errors import ConfigError
+from elastic.events.log import EventLog
+from elastic.events.timing import Stopwatch
 from elastic.loop.context import Context
 from elastic.loop.loop import Loop
 from elastic.loop.portable import pin_instruction_set
@@ -25,9 +27,7 @@ from elastic.loop.update import default_update
 from elastic.membership import environment
 from elastic.membership.live import live
 from elastic.membership.progress import Progress
-from elastic.observe.console import Console
-from elastic.observe.events import EventLog
-from elastic.observe.timing import Stopwatch
+from elastic.status.console import Console
 
 
 class Run:

@@ -28,7 +28,7 @@ from elastic.drill.end import End
 from elastic.drill.faults import At, KillAll, Plan
 from elastic.drill.judge.review import review
 from elastic.drill.judge.verdict import Verdict
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 RECIPE = Path(__file__).with_name("digits.py")
 EPOCHS, STEPS = 20, 120  # 1,497 images in steps of 256: six steps an epoch

@@ -31,7 +31,7 @@ from elastic.data.loader_process import READ_AHEAD, LoaderProcesses
 from elastic.data.placement import move, pin
 from elastic.data.plan import Examples
 from elastic.errors import ConfigError, ElasticError
-from elastic.observe.observer import Observer
+from elastic.events.observer import Observer
 from elastic.state.randomness import example_seed, seed_streams
 
 Request = Examples  # a request is some examples, read in this order and collated to one batch

@@ -44,7 +44,7 @@ from elastic.drill.report.show import show
 from elastic.drill.report.story import Story, counted, of_plan, words
 from elastic.drill.watched import Watched, failed, goes_on
 from elastic.errors import ConfigError
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 BASELINE, FAULTED = "undisturbed", "disturbed"
 _JOINS_AWAIT_S = 60.0

@@ -26,8 +26,10 @@ from elastic.drill.judge.review import review
 from elastic.drill.machine import leftovers, processes
 from elastic.drill.machine.lifeline import Lifeline
 from elastic.errors import ConfigError, ElasticError
+from elastic.events.event import Event
+from elastic.events.reading import read_events
+from elastic.events.sinks import local_folder
 from elastic.membership.live import ORPHAN_S
-from elastic.observe.events import Event, local_folder, read_events
 
 OUTPUT_SHOWN = 4000  # characters of a launch's output in an error
 POLL_S = 0.05

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic.drill.judge.verdict import Verdict
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The moments of a run at which something can go wrong: which there are, and a worker's name for one. Values only.
 
-Those of observe/observer.py, and four more in the midst of something, which hooks from outside reach (inject/hooks.py).
+Those of events/observer.py, and four more in the midst of something, which hooks from outside reach (inject/hooks.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import difflib
 from dataclasses import dataclass
 
 from elastic.errors import ConfigError
-from elastic.observe.observer import MOMENTS
+from elastic.events.observer import MOMENTS
 
 IN_BACKWARD = "in_backward"  # inside autograd, when half of the parameters have their gradient
 IN_EXCHANGE = "in_exchange"  # a collective of the step's exchange is under way; not reached by a worker on its own

@@ -24,7 +24,7 @@ from elastic.drill.machine import disk
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.report.follow import Follow
 from elastic.drill.report.story import Story
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 
 class Watched:

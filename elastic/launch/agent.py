@@ -47,9 +47,9 @@ from elastic.membership.messages import (
     Hello,
     Kill,
     Leave,
-    Pulse,
     Ready,
     RunIsOver,
+    RunStatus,
     Sighted,
     Start,
     Started,
@@ -61,7 +61,7 @@ from elastic.membership.messages import (
 from elastic.membership.progress import BYTES, Record
 from elastic.membership.stalls import Sighting
 from elastic.membership.wire import Message, WireError
-from elastic.observe.screen import Screen
+from elastic.status.terminal import StatusTerminal
 
 FAILED, INTERRUPTED = 1, 130
 _ONLY_SLOW = (
@@ -151,7 +151,7 @@ class Agent:
         self._doubts = Doubts()
         self._traces: set[str] = set()  # that people have seen
         self._hostname = socket.gethostname()
-        self._screen = Screen(sys.stderr.fileno()) if rules.status else None
+        self._terminal = StatusTerminal(sys.stderr.fileno()) if rules.status else None
         self._starter = starter
         starter.started = self._started
 
@@ -232,7 +232,7 @@ class Agent:
             "ELASTIC_HANG_S": str(rules.hang_s),
             "ELASTIC_ORDERED": str(time.time()),
         }
-        if self._screen is not None:
+        if self._terminal is not None:
             env["ELASTIC_STATUS"] = "1"
         if rules.address is not None:
             env["ELASTIC_ADDRESS"] = rules.address
@@ -255,16 +255,16 @@ class Agent:
     # hearing
 
     def _heard(self, worker: _Worker, message: Message) -> None:
-        told = {**message, "worker": worker.id}
+        signed = {**message, "worker": worker.id}
         try:
-            said = parse(TO_ITS_AGENT, told)
+            said = parse(TO_ITS_AGENT, signed)
         except WireError as wrong:
             self._say(f"a message of {worker.called} is dropped: {wrong}")
             return
         match said:
-            case Pulse():
-                if self._screen is not None:
-                    self._screen.show(said.status)
+            case RunStatus():
+                if self._terminal is not None:
+                    self._terminal.show(said.status)
                 return
             case Ready():
                 worker.ready = True
@@ -272,7 +272,7 @@ class Agent:
                     worker.channel.say(as_message(Leave()))
             case Failed():
                 self._show(worker, said)
-        self._hub.tell(told)
+        self._hub.tell(signed)
 
     def _channel_ended(self, worker: _Worker, why: str | None) -> None:
         if why is not None:
@@ -452,8 +452,8 @@ class Agent:
         os.close(worker.progress)
 
     def _clear_away(self) -> None:
-        if self._screen is not None:
-            self._screen.close()
+        if self._terminal is not None:
+            self._terminal.close()
         self._starter.close()
         for worker in self._workers.values():
             self._kill(worker)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elastic.errors import ConfigError
-from elastic.observe.console import Console
+from elastic.status.console import Console
 
 if TYPE_CHECKING:
     from elastic.launch.arguments import Arguments
@@ -67,7 +67,7 @@ def _run(arguments: Arguments, environ: Mapping[str, str], waits: Callable[[Star
     from elastic.launch.hubs import HubElsewhere
     from elastic.launch.logs import Logs
     from elastic.launch.starter import Starter
-    from elastic.observe.screen import wanted
+    from elastic.status.terminal import wanted
 
     say = Console(quiet=False).warn
     node = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic.config import Config
+from elastic.events.log import EventLog
+from elastic.events.observer import ObservedRun, Observer
+from elastic.events.timing import Stopwatch
 from elastic.membership.environment import Launch
 from elastic.membership.live import Live
 from elastic.membership.progress import Progress
-from elastic.observe.console import Console
-from elastic.observe.events import EventLog
-from elastic.observe.observer import ObservedRun, Observer
-from elastic.observe.timing import Stopwatch
+from elastic.status.console import Console
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,5 +40,5 @@ class Context:
     stopwatch: Stopwatch
 
     def moment(self, name: str, share: int | None = None) -> None:
-        """One of observe.observer.MOMENTS. It may not return."""
+        """One of observer.MOMENTS. It may not return."""
         self.observer.at(name, self.observed, share)

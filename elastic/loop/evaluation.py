@@ -19,6 +19,7 @@ from elastic.config import Config
 from elastic.data.loader import Loader
 from elastic.data.plan import Examples, blocks
 from elastic.errors import ConfigError, PeerLost, StepError
+from elastic.events.observer import Observer
 from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Kind, announce
 from elastic.group.form import Group, LocalGroup
@@ -27,7 +28,6 @@ from elastic.group.tree import schedule
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase
-from elastic.observe.observer import Observer
 from elastic.state.modules import roots
 from elastic.state.randomness import derive, evaluated_seed, seed_streams
 

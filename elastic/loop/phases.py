@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from elastic.events.timing import EVALUATE, SAVE, WAIT
 from elastic.loop.context import Context
 from elastic.loop.run_state import RunState
 from elastic.loop.view_group import ViewGroup
 from elastic.membership.progress import Phase
-from elastic.observe.timing import EVALUATE, SAVE, WAIT
 
 _SPENT_ON = {Phase.WAITING: WAIT, Phase.SAVING: SAVE, Phase.EVALUATING: EVALUATE}
 _COMPILATION_S = 1800.0  # for one compilation; what takes longer counts as hung

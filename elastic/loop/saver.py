@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import checkpoint
 from elastic.config import Config
 from elastic.errors import Evicted, SavesFailed
+from elastic.events.log import EventLog
 from elastic.membership.environment import Launch
-from elastic.observe.console import Console
-from elastic.observe.events import EventLog
 from elastic.state import identity as identities
 from elastic.state.train_state import TrainState, Tree
+from elastic.status.console import Console
 
 PATIENCE_S = 20.0  # so long what nobody would try again is tried again
 T = TypeVar("T")

@@ -20,6 +20,7 @@ import torch
 from elastic.data.loader import Loader
 from elastic.data.plan import Examples
 from elastic.errors import PeerLost
+from elastic.events.timing import age_s
 from elastic.group.form import Group
 from elastic.launch.parent import leave_with_parent
 from elastic.loop.assignment import assign_shares, micro_batches
@@ -33,14 +34,13 @@ from elastic.loop.view_group import ViewGroup
 from elastic.membership.live import OtherIdentity, RunEnded
 from elastic.membership.progress import Phase
 from elastic.membership.rules import BOUNDARY
-from elastic.observe.pulse import Pulse, Status
-from elastic.observe.timing import age_s
 from elastic.state import identity as identities
 from elastic.state.body import Body
 from elastic.state.compiled import Compiling
 from elastic.state.reached import watch
 from elastic.state.train_state import TrainState, Tree
 from elastic.state.trained import Trained
+from elastic.status.tracker import Status, StatusTracker
 
 
 class Session:
@@ -78,13 +78,13 @@ class Session:
         self.restorer = StateRestorer(context, self.phases, self.view_group, self.train_state)
         context.events.context(rank=launch.rank, world_size=launch.world_size, generation=0)
         show = self._on_the_terminal() if launch.terminal else None
-        pulse = Pulse(
+        tracker = StatusTracker(
             total_steps=config.plan.total_steps,
             shares=config.plan.virtual_workers,
-            tell=context.live.pulse if context.live is not None and launch.status else show,
+            show=context.live.status if context.live is not None and launch.status else show,
             say=context.console.say if not launch.status and show is None else None,
         )
-        context.events.hear(pulse.hear)
+        context.events.hear(tracker.hear)
         if launch.observer is not None:
             context.events.keep_all()  # evidence
 
@@ -221,11 +221,11 @@ class Session:
 
     def _on_the_terminal(self) -> Callable[[Status], None]:
         """Where this worker shows the status itself: what takes it."""
-        from elastic.observe.screen import Screen  # rich takes a moment to load, and few show anything
+        from elastic.status.terminal import StatusTerminal  # rich takes a moment to load, and few show anything
 
-        screen = Screen(sys.stderr.fileno())
-        self.keep(screen.close)
-        return screen.show
+        terminal = StatusTerminal(sys.stderr.fileno())
+        self.keep(terminal.close)
+        return terminal.show
 
     def _close_restorer(self) -> None:
         """Where others wait for this process's end, a save that is under way is left to the writer process."""

@@ -18,13 +18,13 @@ import torch
 
 from elastic.data.plan import StepPlan
 from elastic.errors import UNTOUCHED, PeerLost, StepError
+from elastic.events.timing import DATA
 from elastic.group.sums import Agreed, ShareSums
 from elastic.loop.assignment import pieces
 from elastic.loop.exchange import Exchange
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase
-from elastic.observe.timing import DATA
 from elastic.state.randomness import after_seed, outside_seed, seed_streams, share_seed
 
 

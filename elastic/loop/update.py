@@ -15,10 +15,10 @@ from collections.abc import Callable
 import torch
 
 from elastic.config import Config
+from elastic.events.digests import digest_of_indices, digest_of_sums, plain_values
 from elastic.group.sums import Agreed
 from elastic.loop.session import Session
 from elastic.loop.step import Step
-from elastic.observe.events import digest_of_indices, digest_of_sums, plain_values
 
 
 class Update:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from elastic.errors import ConfigError
 
 if TYPE_CHECKING:
-    from elastic.observe.observer import Observer
+    from elastic.events.observer import Observer
 
 PORTABLE_INSTRUCTION_SETS = {
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -132,14 +132,14 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
 def _is_terminal(fd: int, env: Mapping[str, str]) -> bool:
     if not os.isatty(fd):
         return False
-    from elastic.observe.screen import wanted
+    from elastic.status.terminal import wanted
 
     return wanted(fd, env)
 
 
 def observer(launch: Launch) -> Observer:
     """The observer that the launcher asked for; the null observer where none was."""
-    from elastic.observe.observer import Observer
+    from elastic.events.observer import Observer
 
     if launch.observer is None:
         return Observer()

@@ -144,10 +144,10 @@ class Live:
     def finished(self, *, step: int) -> None:
         self._say("finished", step=step)
 
-    def pulse(self, status: Message) -> None:
+    def status(self, status: Message) -> None:
         """For the agent's terminal. Left out where it would have to wait for the agent to read."""
         if select.select([], [self._socket], [], 0)[1]:
-            self._say("pulse", status=status)
+            self._say("run_status", status=status)
 
     def put(self, generation: int, key: str, value: bytes) -> None:
         self._say("put", generation=generation, key=key, value=base64.b64encode(value).decode())

@@ -106,7 +106,7 @@ class Finished(OfWorker):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulse(OfWorker):
+class RunStatus(OfWorker):
     """For the agent's own terminal."""
 
     status: dict[str, Any]
@@ -302,7 +302,7 @@ FROM_WORKER: Mapping[str, type] = {
     "failed": Failed,
     "finished": Finished,
 }
-TO_ITS_AGENT: Mapping[str, type] = {**FROM_WORKER, "pulse": Pulse}
+TO_ITS_AGENT: Mapping[str, type] = {**FROM_WORKER, "run_status": RunStatus}
 TO_HUB: Mapping[str, type] = {
     **FROM_WORKER,
     "hello": Hello,

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import torch
 
-from elastic.observe.events import EventLog, digest_of_indices, digest_of_sums, plain_values
-from elastic.observe.pulse import Pulse
-from elastic.observe.timing import DATA, EVALUATE, WAIT, Stopwatch
+from elastic.events.digests import digest_of_indices, digest_of_sums, plain_values
+from elastic.events.log import EventLog
+from elastic.events.timing import DATA, EVALUATE, WAIT, Stopwatch
+from elastic.status.tracker import StatusTracker
 
 STEP_S = 0.050
 GOAL = 0.005
@@ -33,7 +34,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for kind, url in (("none", None), ("folder", folder), ("objects", "memory://benchmark-of-events")):
             log = EventLog(url, worker_id="host-17-abcdef")
-            log.hear(Pulse(total_steps=10**6, shares=16, tell=lambda _: None).hear)
+            log.hear(StatusTracker(total_steps=10**6, shares=16, show=lambda _: None).hear)
             each_s, slowest_s, steps = measure(log, options.seconds)
             log.close()
             worst = max(worst, each_s / STEP_S)

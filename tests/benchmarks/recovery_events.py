@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 Place = tuple[int, int]  # claim and generation: one of them is higher after each recovery
 _MEDIAN_OF = 40

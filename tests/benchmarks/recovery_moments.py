@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from elastic.observe.observer import ObservedRun, Observer
+from elastic.events.observer import ObservedRun, Observer
 
 
 def moments(_argument: str) -> Observer:

@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from elastic.data.loader import Loader, Request
-from elastic.observe.observer import Observer
+from elastic.events.observer import Observer
 
 
 class Augmented:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from elastic.observe.events import Event
-from elastic.observe.ledger import ledger
-from elastic.observe.page import page
-from elastic.observe.report import report
-from elastic.observe.schema import problems
+from elastic.events.event import Event
+from elastic.events.schema import problems
+from elastic.report.ledger import ledger
+from elastic.report.page import page
+from elastic.report.report import report
 
 
 def assert_observed(events: Sequence[Event]) -> None:

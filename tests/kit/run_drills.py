@@ -31,7 +31,7 @@ from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.plan.options import Options, parse
 from elastic.drill.report.findings import Findings
 from elastic.drill.watched import Watched
-from elastic.observe.events import Event
+from elastic.events.event import Event
 from tests.kit.random_drills import RandomDrill, random_drill
 
 PROGRAM = Path(__file__).parent / "programs" / "varied.py"

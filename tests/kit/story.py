@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastic.observe.events import Event, digest_of_indices
+from elastic.events.digests import digest_of_indices
+from elastic.events.event import Event
 
 
 class Story:

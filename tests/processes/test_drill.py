@@ -17,7 +17,7 @@ from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.end import End
 from elastic.drill.faults import BEFORE_STEPS, IN_EXCHANGE, IN_TRANSFER, PHASES, At, Kill, Plan
 from elastic.drill.machine.processes import marked
-from elastic.observe.events import read_events
+from elastic.events.reading import read_events
 from tests.kit.s3 import s3_server
 
 MakeCluster = Callable[..., Cluster]

@@ -24,7 +24,7 @@ import s3fs
 from elastic.drill.command import BROKEN, CANNOT, HOLDS, main
 from elastic.drill.machine.processes import MARK
 from elastic.drill.plan.drill_plan import DrillPlan
-from elastic.observe.events import read_events
+from elastic.events.reading import read_events
 from tests.kit.s3 import s3_server
 
 PROGRAMS = Path(__file__).parents[1] / "kit" / "programs"

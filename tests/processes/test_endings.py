@@ -25,8 +25,9 @@ import checkpoint
 import elastic
 from elastic.drill.faults import At
 from elastic.drill.machine.processes import described
+from elastic.events.event import Event
+from elastic.events.reading import read_events
 from elastic.loop.recovery import EXIT_RESTART
-from elastic.observe.events import Event, read_events
 from tests.kit.launch import ROOT, Launch
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elastic.observe.events import read_events
+from elastic.events.reading import read_events
 from tests.kit.story import Story
 
 
@@ -15,7 +15,7 @@ def test_a_sigkill_loses_nothing_that_was_emitted(tmp_path: Path) -> None:
     """The judge's evidence comes from workers that are killed."""
     script = (
         "import os, signal, sys\n"
-        "from elastic.observe.events import EventLog\n"
+        "from elastic.events.log import EventLog\n"
         "log = EventLog(sys.argv[1], worker_id='w0')\n"
         "for step in range(100): log.emit('step_applied', step=step)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

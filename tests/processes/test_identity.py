@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import checkpoint
 import elastic
 from elastic.errors import ConfigError, IdentityMismatch
-from elastic.observe.events import read_events
+from elastic.events.reading import read_events
 from elastic.state.identity import NEVER_ACCEPTED, Identity, check, identity
 from tests.kit.launch import Launch
 from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import checkpoint
-from elastic.observe.events import Event, read_events
-from elastic.observe.report import report
+from elastic.events.event import Event
+from elastic.events.reading import read_events
+from elastic.report.report import report
 from tests.kit.launch import Launch
 
 PROGRAM = "tests.kit.programs.leaves"

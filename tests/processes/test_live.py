@@ -29,7 +29,7 @@ from elastic.drill.faults import (
     Stop,
     Terminate,
 )
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from elastic.data.loader import ExampleError, Loader, LoaderTimeout, Request
-from elastic.observe.observer import Observer
+from elastic.events.observer import Observer
 from tests.kit.loading import (
     Asked,
     Augmented,

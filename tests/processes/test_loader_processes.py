@@ -163,7 +163,7 @@ def test_programs_that_a_dataset_starts_can_still_be_told_to_stop() -> None:
 PARENT = """
     import os, sys, time, numpy as np
     from elastic.data.loader import Loader, Request
-    from elastic.observe.observer import Observer
+    from elastic.events.observer import Observer
 
     class Slow:
         def __len__(self): return 1000

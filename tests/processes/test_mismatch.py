@@ -18,8 +18,8 @@ from torch.distributed import TCPStore
 from torch.utils.data import Subset, TensorDataset
 
 import elastic
+from elastic.events.reading import read_events
 from elastic.loop.recovery import EXIT_RESTART
-from elastic.observe.events import read_events
 from tests.kit.launch import Launch
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 

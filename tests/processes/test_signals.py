@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.observe.events import Event, read_events
+from elastic.events.event import Event
+from elastic.events.reading import read_events
 from tests.kit.launch import Launch
 
 PROGRAM = "tests.kit.programs.long"

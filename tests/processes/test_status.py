@@ -17,7 +17,7 @@ import pytest
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.faults import At
-from elastic.observe.events import read_events
+from elastic.events.reading import read_events
 from tests.kit.observed import assert_observed
 
 ROOT = Path(__file__).parents[2]

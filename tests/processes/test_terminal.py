@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from elastic.observe.pulse import Status
-from elastic.observe.screen import Screen, wanted
+from elastic.status.terminal import StatusTerminal, wanted
+from elastic.status.tracker import Status
 
 
 class Terminal:
@@ -64,14 +64,14 @@ def drawn(status: Status, _: float, columns: int) -> list[str]:
 def test_a_terminal_s_last_lines_are_kept_and_given_back(terminal: Callable[[int, int], Terminal]) -> None:
     """What a script prints scrolls above them, wherever the cursor is, and afterwards nothing is left."""
     there = terminal(20, 80)
-    screen = Screen(there.fd, draw=drawn)
-    screen.show({"n": 1})
+    panel = StatusTerminal(there.fd, draw=drawn)
+    panel.show({"n": 1})
     there.wait_for(b"second")
     os.write(there.fd, b"the script's\n")
     there.resize(30, 100)
-    screen.show({"n": 2})
+    panel.show({"n": 2})
     there.wait_for(b"first 2 100")
-    screen.close()
+    panel.close()
 
     text = there.read()
     assert text.startswith(
@@ -86,11 +86,11 @@ def test_a_terminal_that_is_too_small_or_has_nothing_to_show_is_left_alone(
     terminal: Callable[[int, int], Terminal],
 ) -> None:
     small, quiet = terminal(6, 80), terminal(24, 80)
-    screens = [Screen(small.fd, draw=drawn), Screen(quiet.fd, draw=drawn)]
-    screens[0].show({"n": 1})
+    panels = [StatusTerminal(small.fd, draw=drawn), StatusTerminal(quiet.fd, draw=drawn)]
+    panels[0].show({"n": 1})
     time.sleep(1.2)  # two drawings
-    for screen in screens:
-        screen.close()
+    for panel in panels:
+        panel.close()
     assert small.read() == quiet.read() == b""
 
 
@@ -103,11 +103,11 @@ def test_a_terminal_that_takes_nothing_holds_up_nobody(terminal: Callable[[int, 
             os.write(there.fd, b"x" * 1024)
     except BlockingIOError:
         os.set_blocking(there.fd, True)
-    screen = Screen(there.fd, draw=drawn)
-    screen.show({"n": 1})
+    panel = StatusTerminal(there.fd, draw=drawn)
+    panel.show({"n": 1})
     time.sleep(0.8)  # its thread is in the middle of a write
-    screen.show({"n": 2})
-    screen.close()
+    panel.show({"n": 2})
+    panel.close()
     assert b"first" not in there.read()
     there.wait_for(b"first")  # the thread goes on, and ends
 

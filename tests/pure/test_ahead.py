@@ -20,7 +20,7 @@ from elastic.data import ahead as ahead_module
 from elastic.data import loader as loader_module
 from elastic.data.ahead import Ahead
 from elastic.data.loader import Loader, Request
-from elastic.observe.observer import Observer
+from elastic.events.observer import Observer
 
 MOST = 4
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from elastic.__main__ import main
-from elastic.observe.clocks import LEAST_S, aligned, offsets
-from elastic.observe.events import Event
-from elastic.observe.report import report
+from elastic.events.event import Event
+from elastic.report.clocks import LEAST_S, aligned, offsets
+from elastic.report.report import report
 from tests.kit.story import Story
 
 
-def told(**ahead: float) -> list[Event]:
+def happened(**ahead: float) -> list[Event]:
     """Losses, joins and a restart on three hosts, a record each 50 ms, by clocks so many seconds ahead."""
     story = Story().launch(4).train(4).read().regroup([0, 1, 2]).train(6).regroup([1, 2], newcomers=1).train(8)
     story.regroup([2]).train(10).regroup([0], newcomers=2).train(12).launch(4).train(16).finish()
@@ -36,20 +36,21 @@ def named(worker: str) -> str:
 
 @pytest.mark.parametrize("seconds", [5.0, -7.0, 300.0, -4000.0])
 def test_a_clock_that_is_wrong_is_found_and_changes_nothing(seconds: float) -> None:
-    truth, wrong = report(told()), told(b=seconds)
+    truth, wrong = report(happened()), happened(b=seconds)
     found = offsets(wrong)
     assert list(found) == ["b"]
     assert found["b"] == pytest.approx(seconds, abs=0.3)
     seen = report(aligned(wrong, found))
     for fact in ("state", "steps", "redone", "world_sizes", "peers_lost", "counted"):
         assert getattr(seen, fact) == getattr(truth, fact), fact
-    assert [(turn.kind, turn.step) for turn in seen.turns] == [(turn.kind, turn.step) for turn in truth.turns]
+    kinds, true_kinds = ([(change.kind, change.step) for change in r.view_changes] for r in (seen, truth))
+    assert kinds == true_kinds
     assert seen.seconds == pytest.approx(truth.seconds, abs=1.0)
 
 
 def test_what_an_agent_saw_is_moved_by_its_own_clock() -> None:
     """Of a death on a host whose clock is wrong, told by a worker of another host."""
-    events = told(b=20.0)
+    events = happened(b=20.0)
     at = next(index for index, event in enumerate(events) if event["worker"].startswith("a-"))
     fault = {**events[at], "event": "fault_detected", "lost": "b-1-w1", "cause": "SIGKILL", "died_t": 1e6 + 20.5}
     moved = aligned([*events[: at + 1], fault, *events[at + 1 :]], offsets(events))
@@ -59,7 +60,7 @@ def test_what_an_agent_saw_is_moved_by_its_own_clock() -> None:
 
 
 def test_events_of_a_later_version_are_moved_whatever_they_say() -> None:
-    events = told(b=20.0)
+    events = happened(b=20.0)
     at = next(index for index, event in enumerate(events) if event["worker"].startswith("b-"))
     new = {**events[at], "event": "a_new_event", "since": "noon", "saved_t": None, "died_t": 1.0}
     moved = aligned([*events[: at + 1], new, *events[at + 1 :]], offsets(events))
@@ -68,24 +69,24 @@ def test_events_of_a_later_version_are_moved_whatever_they_say() -> None:
 
 
 def test_a_host_that_is_late_once_and_clocks_that_hardly_differ_are_left_alone() -> None:
-    assert offsets(told()) == {}
-    assert offsets(told(b=LEAST_S / 2, c=-LEAST_S / 4)) == {}
-    slow = told()
+    assert offsets(happened()) == {}
+    assert offsets(happened(b=LEAST_S / 2, c=-LEAST_S / 4)) == {}
+    slow = happened()
     for event in slow:
         event["t"] = 1e6 + 100 * (event["t"] - 1e6) + (20.0 if event["worker"].startswith("b") else 0.0)
     assert offsets(slow) == {}, "20 s of steps of a minute may be work"
-    late = told()
+    late = happened()
     for event in late:
         if event["worker"].startswith("b") and event["event"] == "view_formed":
             event["t"] += 30.0
     assert offsets(late) == {}
-    first = [event for event in told(b=9.0) if event["event"] == "run_started"]
+    first = [event for event in happened(b=9.0) if event["event"] == "run_started"]
     assert offsets(first) == {}, "nothing was done together"
 
 
 def test_the_command_says_whose_times_it_corrected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "events").mkdir()
-    for event in told(b=120.0):
+    for event in happened(b=120.0):
         with (tmp_path / "events" / f"{event['worker']}.jsonl").open("a") as file:
             file.write(json.dumps(event) + "\n")
     assert main(["report", str(tmp_path), "--json"]) == 0

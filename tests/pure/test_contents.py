@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic.drill.judge.contents import conflicts
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 
 def read(worker: str, share: int, **contents: str) -> Event:

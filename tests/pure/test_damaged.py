@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from elastic.__main__ import main
-from elastic.observe.damaged import is_sound
-from elastic.observe.events import Event, read_events
-from elastic.observe.folding import Folding
+from elastic.events.compaction import Compaction
+from elastic.events.event import Event
+from elastic.events.reading import read_events
+from elastic.report.damaged_records import is_sound
 from tests.kit.sampling import seeds
 from tests.kit.story import Story
 
@@ -23,11 +24,11 @@ FOLDED |= {"stall_s": 0.0, "saved_t": [1.0], "curve": [[0, 8, {"loss": "nan"}]],
 def told(folder: Path) -> list[Event]:
     """A run with a loss, a restart and folded records, in files."""
     story = Story().launch(3).train(2).read().regroup([0, 1]).train(4).launch(2).train(6).finish()
-    folding = Folding()
+    compaction = Compaction()
     for event in [event for event in story.events if event["worker"] == "w0"]:
-        folding.add({**event, "values": {"loss": 1.0}} if event["event"] == "step_applied" else event)
+        compaction.add({**event, "values": {"loss": 1.0}} if event["event"] == "step_applied" else event)
     rest = [event for event in story.events if event["worker"] != "w0"]
-    return written(folder, [*folding.items, *rest])
+    return written(folder, [*compaction.items, *rest])
 
 
 def written(folder: Path, events: list[Event]) -> list[Event]:

@@ -7,7 +7,7 @@ import signal
 from elastic.drill.faults import At, Fault, Kill, KillAgent, KillAll, LeaveNode, Slow, Stop, Terminate
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.watched import failed, goes_on
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 NOW = At(5, "applied", later=True)
 PLACED: list[Event] = [{"event": "placed", "worker": f"w{at}", "agent": 100 + at // 2} for at in range(4)]

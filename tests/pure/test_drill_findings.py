@@ -21,7 +21,8 @@ from elastic.drill.report.diagnosis import Diagnosis, diagnose
 from elastic.drill.report.findings import PROMISES, Findings
 from elastic.drill.report.follow import Follow
 from elastic.drill.report.show import show
-from elastic.observe.events import Event, EventLog
+from elastic.events.event import Event
+from elastic.events.log import EventLog
 from tests.kit.story import Story
 
 BUGGY = Path(__file__).parents[1] / "kit" / "programs"

@@ -12,7 +12,7 @@ import pytest
 
 from elastic.drill.machine.holdings import OF_A_GROUP, Holdings, grown, here
 from elastic.drill.machine.leftovers import Snapshot
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 
 def test_the_folder_of_a_killed_worker_s_loaders_is_the_next_worker_s_to_remove(tmp_path: Path) -> None:

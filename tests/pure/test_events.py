@@ -16,9 +16,12 @@ import pytest
 import torch
 
 from checkpoint.storage.fsspec import FsspecStorage
-from elastic.observe import segments, uploads
-from elastic.observe.events import Event, EventLog, digest_of_indices, digest_of_sums, read_events
-from elastic.observe.schema import problems
+from elastic.events import remote_sink, segments
+from elastic.events.digests import digest_of_indices, digest_of_sums
+from elastic.events.event import Event
+from elastic.events.log import EventLog
+from elastic.events.reading import read_events
+from elastic.events.schema import problems
 
 
 def clock(*times: float) -> Callable[[], float]:
@@ -287,7 +290,7 @@ def test_an_upload_that_fails_is_said_once_and_made_up_for(
 def test_what_storage_does_not_take_for_long_is_folded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is the training's; the totals of a bad day are right all the same."""
     url = "memory://events-of-a-bad-day"
-    monkeypatch.setattr(uploads, "PENDING_BYTES_MAX", 600_000)
+    monkeypatch.setattr(remote_sink, "PENDING_BYTES_MAX", 600_000)
     log = EventLog(url, worker_id="w0", clock=ticking())
     with monkeypatch.context() as patch:
         patch.setattr(FsspecStorage, "put_new", lambda *_: (_ for _ in ()).throw(PermissionError("403")))

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 from elastic.__main__ import main
-from elastic.observe.charts import Axis, Lanes, lanes_drawing, number_labels, time_labels
-from elastic.observe.curves import thinned
-from elastic.observe.events import Event, EventLog
-from elastic.observe.folding import Folding, forget
-from elastic.observe.ledger import Account
-from elastic.observe.page import page
-from elastic.observe.page_style import STYLE
-from elastic.observe.report import report
-from elastic.observe.words import percent, seconds, size
+from elastic.events.compaction import Compaction, forget
+from elastic.events.event import Event
+from elastic.events.log import EventLog
+from elastic.events.words import percent, seconds, size
+from elastic.report.charts import Axis, Lanes, lanes_drawing, number_labels, time_labels
+from elastic.report.curves import thinned
+from elastic.report.ledger import Account
+from elastic.report.page import page
+from elastic.report.page_style import STYLE
+from elastic.report.report import report
 from tests.kit.story import Story
 
 VOID = {"meta", "link", "br", "line", "path"}
@@ -130,13 +131,13 @@ def test_a_page_can_be_made_of_the_least_that_a_run_leaves() -> None:
 def long_run(workers: int, steps: int, view: int) -> list[Event]:
     """So many steps of so many workers, of which one is lost every `view` steps; old records are folded."""
     names = [f"host-{rank}-0" for rank in range(workers)]
-    streams: dict[str, Folding] = {}
+    streams: dict[str, Compaction] = {}
     events: list[Event] = []
     gone = ""
 
     def tell(name: str, event: str, t: float, **facts: Any) -> None:
         record = {"t": t, "worker": name, "event": event, "claim": 1, "generation": generation, **facts}
-        streams.setdefault(name, Folding()).add(record)
+        streams.setdefault(name, Compaction()).add(record)
 
     for generation in range(1, steps // view + 1):
         begin = float(generation * view)
@@ -155,8 +156,8 @@ def long_run(workers: int, steps: int, view: int) -> list[Event]:
             tell(name, "peer_lost", begin + view - 0.7, step=0, phase="x", error="e", missing=[], rank=rank)
         gone = names[generation % workers]
         names[generation % workers] = f"host-{generation % workers}-{generation}"
-    for folding in streams.values():
-        events += folding.items
+    for compaction in streams.values():
+        events += compaction.items
     return sorted(events, key=lambda event: float(event["t"]))
 
 

@@ -17,7 +17,8 @@ from elastic.drill.judge import invariants
 from elastic.drill.judge.invariants import judge
 from elastic.drill.judge.stored import Stored
 from elastic.drill.judge.verdict import Verdict
-from elastic.observe.events import Event, digest_of_indices
+from elastic.events.digests import digest_of_indices
+from elastic.events.event import Event
 from tests.kit.story import Story
 
 STEPS = 8  # two epochs of four: 6, 6, 6 and 2 of 20 examples

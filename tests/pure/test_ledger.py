@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.observe.events import Event
-from elastic.observe.folding import Folding
-from elastic.observe.ledger import PARTS, Account, ledger
-from elastic.observe.schema import EVENTS
+from elastic.events.compaction import Compaction
+from elastic.events.event import Event
+from elastic.events.schema import EVENTS
+from elastic.report.ledger import PARTS, Account, ledger
 
 NAMES = [event.name for event in EVENTS]
 
@@ -239,7 +239,7 @@ def test_leaving_in_order_loses_nothing() -> None:
 
 
 @given(st.integers(0, 30), st.integers(0, 30))
-def test_folding_old_records_changes_no_part(cut: int, back_to: int) -> None:
+def test_compacting_old_records_changes_no_part(cut: int, back_to: int) -> None:
     """Unless a restart went back to within what was folded, the ledger of a bounded log is that of the whole one."""
     worker = Worker("a", 3.0, claim=1, generation=1, rank=0).begins()
     worker.steps(0, 20, wait_s=0.25, data_s=0.125).then(
@@ -247,10 +247,10 @@ def test_folding_old_records_changes_no_part(cut: int, back_to: int) -> None:
     )
     worker.then("view_formed", 1.0, workers=[], shares=[0, 1]).steps(20, 30, wait_s=0.25, save_s=0.0625)
     restarted = Worker("b", 60.0, claim=2, rank=0).begins(step=back_to, from_claim=1)
-    folding = Folding()
+    compaction = Compaction()
     for event in worker.events[:cut]:
-        folding.add(event)
-    folded = [*folding.items, *worker.events[cut:], *restarted.events]
+        compaction.add(event)
+    folded = [*compaction.items, *worker.events[cut:], *restarted.events]
     whole, bounded = ledger(together(worker, restarted)), ledger(folded)
 
     assert bounded.whole == pytest.approx(whole.whole)

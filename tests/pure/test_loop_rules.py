@@ -22,8 +22,9 @@ from torch.utils.data import TensorDataset
 import checkpoint
 import elastic
 from elastic.errors import ConfigError, IdentityMismatch, StepError
-from elastic.observe.events import EventLog, read_events
-from elastic.observe.report import report
+from elastic.events.log import EventLog
+from elastic.events.reading import read_events
+from elastic.report.report import report
 
 STEPS = 4
 Share = tuple[torch.Tensor, torch.Tensor]

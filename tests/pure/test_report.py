@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from elastic.__main__ import main
-from elastic.observe import summary
-from elastic.observe.events import EventLog, read_events
-from elastic.observe.report import report
+from elastic.events.log import EventLog
+from elastic.events.reading import read_events
+from elastic.report import summary
+from elastic.report.report import report
 from tests.kit.story import Story
 
 
@@ -106,7 +107,7 @@ def test_a_clock_that_was_set_back_on_the_way_is_no_reason_to_fail() -> None:
 
 def test_a_loss_before_the_first_step_of_a_view_is_told_with_its_step() -> None:
     story = Story().launch(3).train(4).regroup([0, 1], newcomers=1).read().regroup([0, 1]).train(6)
-    assert [turn.step for turn in report(story.events).turns] == [0, 4, 4]
+    assert [change.step for change in report(story.events).view_changes] == [0, 4, 4]
 
 
 def test_days_between_launches_are_no_part_of_the_pace() -> None:
@@ -128,5 +129,7 @@ def test_a_worker_that_was_stopped_is_told_as_such_and_not_only_as_killed() -> N
     facts = {**events[at], "lost": "w1", "step": 2}
     seen = [{**facts, "event": "fault_detected", "cause": "SIGKILL", "died_t": facts["t"] - 1.0}]
     seen += [{**facts, "event": "hang", "stuck_s": 0.5}]
-    (loss,) = [turn for turn in report([*events[: at + 1], *seen, *events[at + 1 :]]).turns if turn.kind == "loss"]
+    (loss,) = [
+        change for change in report([*events[: at + 1], *seen, *events[at + 1 :]]).view_changes if change.kind == "loss"
+    ]
     assert loss.lost == {"w1": "no sign for 0.5 s, then SIGKILL"}

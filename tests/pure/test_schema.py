@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from elastic.observe.schema import DECLARED, DRILL_EVENTS, EVENTS, problems, table
+from elastic.events.schema import DECLARED, DRILL_EVENTS, EVENTS, problems, table
 
 PACKAGE = Path(__file__).parents[2] / "elastic"
-FOLDED = {"folded"}  # by folding.py, which emits nothing
+FOLDED = {"folded"}  # by compaction.py, which emits nothing
 
 
 def emitted() -> Iterator[tuple[str, str, list[str]]]:

@@ -7,36 +7,36 @@ from typing import Any
 
 import pytest
 
-from elastic.observe import panel
-from elastic.observe.events import EventLog
-from elastic.observe.pulse import Pulse, Status
+from elastic.events.log import EventLog
+from elastic.status import panel
+from elastic.status.tracker import Status, StatusTracker
 
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Told:
-    """An EventLog without a file, whose clock is set by hand, and what a pulse made of its events."""
+class Shown:
+    """An EventLog without a file, whose clock is set by hand, and what a tracker made of its events."""
 
     def __init__(self, *, total_steps: int = 100, shares: int = 12, every_s: float = 0.5) -> None:
         self.now = 100.0
         self.statuses: list[Status] = []
         self.lines: list[str] = []
         self.log = EventLog(None, worker_id="w0", clock=lambda: self.now)
-        told, said = self.statuses.append, self.lines.append
-        self.log.hear(Pulse(total_steps=total_steps, shares=shares, every_s=every_s, tell=told, say=said).hear)
+        show, said = self.statuses.append, self.lines.append
+        self.log.hear(StatusTracker(total_steps=total_steps, shares=shares, every_s=every_s, show=show, say=said).hear)
         self.log.emit("run_started")
         self.log.context(rank=0, world_size=4, generation=1)
 
-    def view(self, *workers: str, generation: int = 1, after_s: float = 0.0) -> Told:
+    def view(self, *workers: str, generation: int = 1, after_s: float = 0.0) -> Shown:
         self.log.context(generation=generation)
         return self.then("view_formed", after_s, workers=list(workers), shares=[0, 3])
 
-    def then(self, event: str, after_s: float = 0.0, **facts: Any) -> Told:
+    def then(self, event: str, after_s: float = 0.0, **facts: Any) -> Shown:
         self.now += after_s
         self.log.emit(event, **facts)
         return self
 
-    def steps(self, first: int, last: int, **facts: Any) -> Told:
+    def steps(self, first: int, last: int, **facts: Any) -> Shown:
         for step in range(first, last):
             self.then(
                 "step_applied", 0.25, step=step, epoch=0, count=64, values={"correct": 8.0, "loss": 32.0}, **facts
@@ -45,66 +45,66 @@ class Told:
 
 
 def test_the_status_has_what_people_ask_for_first() -> None:
-    told = Told().view("a", "b", "c", "d").steps(0, 4).then("saved", step=4).steps(4, 8)
+    shown = Shown().view("a", "b", "c", "d").steps(0, 4).then("saved", step=4).steps(4, 8)
 
     common = {"total_steps": 100, "step": 7, "epoch": 0, "world_size": 4, "generation": 1, "lost": 0}
-    shown = {"value": ["loss", 0.5], "step_s": 0.25, "count_per_s": 256.0, "balance": 1.0, "goodput": 1.0}
-    saved = {"saved": {"step": 4, "t": told.now - 1.0}}
-    assert told.statuses[-1] == {**common, **shown, **saved, "t": told.now - 0.25}
+    expected = {"value": ["loss", 0.5], "step_s": 0.25, "count_per_s": 256.0, "balance": 1.0, "goodput": 1.0}
+    saved = {"saved": {"step": 4, "t": shown.now - 1.0}}
+    assert shown.statuses[-1] == {**common, **expected, **saved, "t": shown.now - 0.25}
 
 
 def test_it_is_told_no_more_than_twice_a_second_and_only_by_rank_0() -> None:
     """The agent's loop must see deaths at once, however many steps a second there are."""
-    assert len(Told(every_s=0.5).view("a").steps(0, 40).statuses) == 20
-    other = Told().view("a", "b")
+    assert len(Shown(every_s=0.5).view("a").steps(0, 40).statuses) == 20
+    other = Shown().view("a", "b")
     other.log.context(rank=1)
     assert other.steps(0, 40).statuses == []
 
 
 def test_a_loss_is_told_with_its_cause_and_what_it_cost_once_the_run_is_under_way_again() -> None:
-    told = Told().view("a", "b", "c").steps(0, 8)
-    told.then("peer_lost", 1.0).view("a", "b", generation=2)
-    told.then("fault_detected", lost="c", cause="SIGKILL", died_t=told.now - 0.5)
-    assert told.lines == []
-    told.steps(8, 12)
+    shown = Shown().view("a", "b", "c").steps(0, 8)
+    shown.then("peer_lost", 1.0).view("a", "b", generation=2)
+    shown.then("fault_detected", lost="c", cause="SIGKILL", died_t=shown.now - 0.5)
+    assert shown.lines == []
+    shown.steps(8, 12)
 
-    assert told.lines == ["step 8: 2 workers, 750 ms after the loss of 1 (SIGKILL); goodput 69.2 %"]
-    assert told.statuses[-1]["fault"] == {"t": told.now - 0.75, "why": "SIGKILL", "cost_s": 0.75}
-    assert told.statuses[-1]["lost"] == 1
-    told.then("finished", step=12)
-    assert told.lines[-1].startswith("finished: 12 steps, 1 lost on the way, goodput ")
+    assert shown.lines == ["step 8: 2 workers, 750 ms after the loss of 1 (SIGKILL); goodput 69.2 %"]
+    assert shown.statuses[-1]["fault"] == {"t": shown.now - 0.75, "why": "SIGKILL", "cost_s": 0.75}
+    assert shown.statuses[-1]["lost"] == 1
+    shown.then("finished", step=12)
+    assert shown.lines[-1].startswith("finished: 12 steps, 1 lost on the way, goodput ")
 
 
 def test_an_exception_is_told_by_its_class_in_a_line_for_its_message_was_shown_before() -> None:
-    told = Told().view("a", "b").steps(0, 4).then("peer_lost", 1.0).view("a", generation=2)
-    told.then("fault_detected", lost="b", cause="my.own.Broken: a long story", died_t=told.now).steps(4, 8)
-    assert "after the loss of 1 (Broken); goodput" in told.lines[0]
-    assert told.statuses[-1]["fault"]["why"] == "Broken: a long story"
+    shown = Shown().view("a", "b").steps(0, 4).then("peer_lost", 1.0).view("a", generation=2)
+    shown.then("fault_detected", lost="b", cause="my.own.Broken: a long story", died_t=shown.now).steps(4, 8)
+    assert "after the loss of 1 (Broken); goodput" in shown.lines[0]
+    assert shown.statuses[-1]["fault"]["why"] == "Broken: a long story"
 
 
 def test_who_joins_and_who_leaves_is_told_and_an_undisturbed_run_says_nothing() -> None:
-    told = Told().view("a", "b").steps(0, 4)
-    assert told.lines == []
-    told.view("a", "b", "c", generation=2).steps(4, 5).view("a", "b", generation=3).steps(5, 6)
-    assert [line.partition(";")[0] for line in told.lines] == [
+    shown = Shown().view("a", "b").steps(0, 4)
+    assert shown.lines == []
+    shown.view("a", "b", "c", generation=2).steps(4, 5).view("a", "b", generation=3).steps(5, 6)
+    assert [line.partition(";")[0] for line in shown.lines] == [
         "step 4: 3 workers, 1 joined",
         "step 5: 2 workers, 1 left",
     ]
-    calm = Told().view("a").steps(0, 4).then("finished", step=4)
+    calm = Shown().view("a").steps(0, 4).then("finished", step=4)
     assert calm.lines == []
 
 
 def test_a_failed_save_is_shown_until_one_is_committed() -> None:
-    told = Told().view("a").steps(0, 4).then("save_failed", step=4).steps(4, 8)
-    assert "saving step 4 failed 1 s ago" in plain(told.statuses[-1], told.now)
-    told.then("saved", step=8).steps(8, 12)
-    assert "failed" not in plain(told.statuses[-1], told.now)
+    shown = Shown().view("a").steps(0, 4).then("save_failed", step=4).steps(4, 8)
+    assert "saving step 4 failed 1 s ago" in plain(shown.statuses[-1], shown.now)
+    shown.then("saved", step=8).steps(8, 12)
+    assert "failed" not in plain(shown.statuses[-1], shown.now)
 
 
 @pytest.mark.parametrize(("workers", "shares", "balance"), [(4, 12, 1.0), (5, 12, 0.8), (7, 8, 8 / 14)])
 def test_the_balance_of_shares(workers: int, shares: int, balance: float) -> None:
-    told = Told(shares=shares).view(*map(str, range(workers))).steps(0, 1)
-    assert told.statuses[-1]["balance"] == pytest.approx(balance)
+    shown = Shown(shares=shares).view(*map(str, range(workers))).steps(0, 1)
+    assert shown.statuses[-1]["balance"] == pytest.approx(balance)
 
 
 def plain(status: Status, now: float, width: int = 200) -> str:
@@ -112,10 +112,10 @@ def plain(status: Status, now: float, width: int = 200) -> str:
 
 
 def test_the_lines_are_short_and_say_what_matters_first() -> None:
-    told = Told().view("a", "b", "c").steps(0, 8).then("saved", step=8).then("peer_lost", 1.0)
-    told.view("a", "b", generation=2).then("fault_detected", lost="c", cause="hang", died_t=told.now)
-    told.then("hang", lost="c", stuck_s=1.5).steps(8, 12)
-    text = plain(told.statuses[-1], told.now + 100.0)
+    shown = Shown().view("a", "b", "c").steps(0, 8).then("saved", step=8).then("peer_lost", 1.0)
+    shown.view("a", "b", generation=2).then("fault_detected", lost="c", cause="hang", died_t=shown.now)
+    shown.then("hang", lost="c", stuck_s=1.5).steps(8, 12)
+    text = plain(shown.statuses[-1], shown.now + 100.0)
 
     assert text.splitlines() == [
         "step 11 of 100 █▊·············· 11.0 %  loss 0.5  256 examples/s  250 ms a step  22 s left",
@@ -123,10 +123,10 @@ def test_the_lines_are_short_and_say_what_matters_first() -> None:
         "  lost 1, the last 101 s ago, cost 1.8 s: hang",
     ]
     for width in (20, 40, 80):
-        assert all(len(line) < width for line in plain(told.statuses[-1], told.now, width).splitlines())
+        assert all(len(line) < width for line in plain(shown.statuses[-1], shown.now, width).splitlines())
 
 
 def test_a_loss_that_is_not_finite_is_said() -> None:
-    told = Told().view("a")
-    told.then("step_applied", 1.0, step=0, epoch=0, count=8, values={"loss": "nan"})
-    assert "loss not finite" in plain(told.statuses[-1], told.now)
+    shown = Shown().view("a")
+    shown.then("step_applied", 1.0, step=0, epoch=0, count=8, values={"loss": "nan"})
+    assert "loss not finite" in plain(shown.statuses[-1], shown.now)

@@ -1,6 +1,6 @@
 """Carries out a plan of faults inside the workers, at the exact moment, and notes what was really read.
 
-An observer (elastic/observe/observer.py) that the launcher names to each worker. Every fault happens once, however
+An observer (elastic/events/observer.py) that the launcher names to each worker. Every fault happens once, however
 often the run recovers: whoever sets it off first creates a file that only one can create. What a fault does is
 acts.py's; how reads are noted, reading.py's: they become `reads` events when the batch reaches the user's code.
 """
@@ -40,8 +40,8 @@ from elastic.drill.inject.acts import OnPurpose, act, alive_among, loader_proces
 from elastic.drill.inject.imposed import Imposed
 from elastic.drill.inject.reading import Collating, Reading, described
 from elastic.drill.machine.holdings import Holdings
-from elastic.observe.events import local_folder
-from elastic.observe.observer import MOMENTS, ObservedRun, Observer
+from elastic.events.observer import MOMENTS, ObservedRun, Observer
+from elastic.events.sinks import local_folder
 from elastic.state.train_state import weights_digest
 
 __all__ = ["CAME", "HAPPENED", "LET_GO", "PLAN_FILE", "STRUCK", "Injector", "OnPurpose", "observer"]

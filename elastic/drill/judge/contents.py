@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic.drill.judge.lineage import Place, place_of
 from elastic.drill.judge.verdict import Violation
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 
 @dataclass(frozen=True)

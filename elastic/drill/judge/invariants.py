@@ -37,8 +37,9 @@ from elastic.drill.judge.lineage import Application, Lineage, place_of, trace
 from elastic.drill.judge.stored import Stored, storage_holds
 from elastic.drill.judge.survival import survival
 from elastic.drill.judge.verdict import Verdict, Violation, differing
-from elastic.observe.events import Event, digest_of_indices
-from elastic.observe.views import ViewSeen, views
+from elastic.events.digests import digest_of_indices
+from elastic.events.event import Event
+from elastic.report.views import ViewSeen, views
 
 
 def judge(
@@ -108,7 +109,7 @@ def judge(
 
 
 def _views(seen: Iterable[ViewSeen], formed: Sequence[Event]) -> Iterator[Violation]:
-    for view in (one.told for one in seen):
+    for view in (one.record for one in seen):
         members = {e["worker"]: e for e in formed if e.get("generation") == view.get("generation")}
         reported = [members[worker] for worker in view["workers"] if worker in members]
         if view["worker"] not in view["workers"] or len(set(view["workers"])) < len(view["workers"]):

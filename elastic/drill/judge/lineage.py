@@ -17,7 +17,7 @@ from itertools import pairwise, takewhile
 from math import inf
 
 from elastic.drill.judge.verdict import Violation
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 Place = tuple[int, int]
 

@@ -15,7 +15,7 @@ from checkpoint.storage import Storage, open_storage
 from elastic.drill.judge.invariants import judge
 from elastic.drill.judge.stored import Stored
 from elastic.drill.judge.verdict import Verdict, Violation
-from elastic.observe.events import Event
+from elastic.events.event import Event
 from elastic.state.train_state import weights_digest
 
 _OUTPUT_SHOWN = 3000  # characters of what a launch printed that failed

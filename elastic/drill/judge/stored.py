@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic.drill.judge.verdict import Violation
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 
 @dataclass(frozen=True)

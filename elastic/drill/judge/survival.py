@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from elastic.drill.judge.verdict import Violation
-from elastic.observe.events import Event
-from elastic.observe.views import ViewSeen
+from elastic.events.event import Event
+from elastic.report.views import ViewSeen
 
 
 def survival(
@@ -33,7 +33,7 @@ def survival(
         yield from _thrown_away(seen, of_kind)
     lost = [worker for view in seen for worker in view.lost]
     if lost_max is not None and len(lost) > lost_max:
-        losing = tuple(view.told for view in seen if view.lost)
+        losing = tuple(view.record for view in seen if view.lost)
         yield Violation("lost", f"{len(lost)} workers were lost, and {lost_max} were taken: {', '.join(lost)}", losing)
 
 

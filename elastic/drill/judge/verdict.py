@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 EVIDENCE_SHOWN = 8  # events per violation in prose; the value holds all
 FACT_CHARS_SHOWN = 80

@@ -19,7 +19,7 @@ from typing import Any
 
 from elastic.drill.judge.verdict import Violation
 from elastic.drill.machine.processes import writer_processes
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 # Where a worker learns of a loss by the end of a connection, gloo may hold what was in flight, and its whole group with
 # it: two threads of its own and the device's, where it listens, and three descriptors more (seen once in some six kills

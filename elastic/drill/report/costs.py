@@ -13,7 +13,7 @@ from math import inf
 
 from elastic.drill.faults import Disk, Fault, Flip, Hold, Join, KillChild, Slow
 from elastic.drill.judge.lineage import place_of
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ import elastic.errors
 from elastic.drill.judge.contents import conflicts, notes
 from elastic.drill.report import source_hints
 from elastic.drill.report.source_hints import Line
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from elastic.drill.judge.verdict import Verdict, Violation
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.report.costs import Cost
 from elastic.drill.report.diagnosis import Diagnosis
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 PROMISES: dict[str, frozenset[str]] = {
     "weights, optimizer and sums are those of the undisturbed run": frozenset(

@@ -6,7 +6,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 
 class Follow:

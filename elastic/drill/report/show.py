@@ -15,7 +15,7 @@ from rich.table import Table
 from elastic.drill.judge.verdict import Violation
 from elastic.drill.report.findings import PROMISES, Findings
 from elastic.drill.report.story import of_costs
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 _EVIDENCE_SHOWN = 8
 _FACTS = (

@@ -33,7 +33,7 @@ from elastic.drill.faults import (
 from elastic.drill.judge.lineage import place_of
 from elastic.drill.report.costs import Cost
 from elastic.drill.report.follow import Follow
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 _ERROR_CHARS = 100
 _HELPERS = {

@@ -22,7 +22,7 @@ from torch import nn
 import checkpoint
 import elastic
 from elastic.config import Mode
-from elastic.observe.events import digest_of_sums
+from elastic.events.digests import digest_of_sums
 
 LENGTH, BATCH, SHARES, EPOCHS = 50, 20, 6, 2
 FEATURES, CLASSES = 8, 3

@@ -16,7 +16,7 @@ from elastic.drill.faults import At, Fault, Hold, Kill, Plan, Terminate
 from elastic.drill.judge.review import aftermath, final_states, review
 from elastic.drill.judge.verdict import Verdict, Violation
 from elastic.drill.machine.holdings import grown
-from elastic.observe.events import Event
+from elastic.events.event import Event
 from tests.kit.planted.bug import Bug
 from tests.kit.planted.planting import environment
 

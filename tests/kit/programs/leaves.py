@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import elastic
-from elastic.observe.observer import ObservedRun, Observer
+from elastic.events.observer import ObservedRun, Observer
 
 LEAVES_AT, KILLED_AT, TOLD_AT, STEPS = 20, 5, 30, 40
 

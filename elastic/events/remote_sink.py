@@ -10,15 +10,16 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from elastic.observe.folding import Folding
-from elastic.observe.segments import SEGMENT_BYTES, Past, encoded
-from elastic.observe.sinks import Event, log
+from elastic.events.compaction import Compaction
+from elastic.events.event import Event
+from elastic.events.segments import SEGMENT_BYTES, Past, encoded
+from elastic.events.sinks import log
 
 UPLOAD_S = 60.0
 PENDING_BYTES_MAX = 64 << 20
 
 
-class Objects:
+class RemoteSink:
     """A sink; see the module's docstring."""
 
     def __init__(self, url: str, storage_options: dict[str, Any] | None, worker_id: str) -> None:
@@ -29,7 +30,7 @@ class Objects:
         self._lock = threading.Lock()
         self._uploading = threading.Lock()
         self._past = Past()
-        self._overflow: Folding | None = None
+        self._overflow: Compaction | None = None
         self._bounded = True
         self._lines: list[bytes] = []  # of the newest segment
         self._size = 0
@@ -45,7 +46,7 @@ class Objects:
     def write(self, record: Event, line: bytes) -> None:
         with self._lock:
             if self._size + len(line) > PENDING_BYTES_MAX:
-                self._overflow = self._overflow or Folding(since=self._past.folding.until)
+                self._overflow = self._overflow or Compaction(since=self._past.compaction.until)
                 self._overflow.add(record)
                 return
             self._take_overflow()
@@ -76,7 +77,7 @@ class Objects:
         self._lines.append(line)
         self._size += len(line)
         if self._bounded:
-            self._past.folding.add(record)
+            self._past.compaction.add(record)
 
     def _upload(self) -> None:
         while not self._closing:
@@ -94,7 +95,8 @@ class Objects:
                     return True
                 if full:  # what comes meanwhile goes into the next one
                     self._lines, self._size = [], 0
-                    folding, self._past.folding = self._past.folding, Folding(since=self._past.folding.until)
+                    compaction = self._past.compaction
+                    self._past.compaction = Compaction(since=compaction.until)
             try:
                 self._put_segment(data)
             except Exception as error:  # whatever storage raises, training is worth more than its log
@@ -104,13 +106,13 @@ class Objects:
                 if full:
                     with self._lock:
                         self._lines, self._size = [data, *self._lines], len(data) + self._size
-                        newer, self._past.folding = self._past.folding, folding
-                        self._past.folding.items += newer.items
-                        self._past.folding.until = newer.until
+                        newer, self._past.compaction = self._past.compaction, compaction
+                        self._past.compaction.items += newer.items
+                        self._past.compaction.until = newer.until
                 return False
             self._uploaded = 0 if full else len(data)
             if full:
-                self._next(folding)
+                self._next(compaction)
                 with self._lock:
                     self._take_overflow()
             return True
@@ -128,16 +130,16 @@ class Objects:
                 self._number += 1
         self._storage.put(self._key(self._number), data)
 
-    def _next(self, folding: Folding) -> None:
-        """As in File."""
+    def _next(self, compaction: Compaction) -> None:
+        """As in FileSink."""
         number = self._number
         self._number, self._begun = number + 1, False
         if not self._bounded:
             return
         with self._lock:
-            newer, self._past.folding = self._past.folding, folding
+            newer, self._past.compaction = self._past.compaction, compaction
             oldest = self._past.full(number)
-            self._past.folding = newer
+            self._past.compaction = newer
         if oldest is None:
             return
         try:

@@ -1,8 +1,8 @@
 """Gives a terminal back when the process that had changed it is gone, however it ended: a shell that waits beside it.
 
-    tell: these bytes would give it back from now on  ->  the shell's input ends  ->  it writes what it was told last
+    restores_with: what would give it back from now on  ->  the shell's input ends  ->  it writes the last of these
 
-A shell holds a megabyte, and learns of a SIGKILL by the end of its input. Without one nobody keeps the terminal.
+A shell holds a megabyte, and learns of a SIGKILL by the end of its input. Without a shell nobody guards the terminal.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import contextlib
 import subprocess
 
 _SHELL = "/bin/sh"
-_PROGRAM = 'while IFS= read -r told; do back=$told; done; printf %b "$back"'
+_PROGRAM = 'while IFS= read -r line; do back=$line; done; printf %b "$back"'
 _CLOSE_S = 1.0
 
 
-class Keeper:
-    """fd: of the terminal. The shell is started by the first `tell`."""
+class TerminalGuard:
+    """fd: of the terminal. The shell is started by the first `restores_with`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._shell: subprocess.Popen[bytes] | None = None
 
-    def tell(self, back: str) -> None:
+    def restores_with(self, back: str) -> None:
         """What gives the terminal back from now on, in one line of codes and letters; empty: it is as it was."""
         with contextlib.suppress(OSError, ValueError):  # it is gone, or closed
             if self._shell is None:
@@ -38,7 +38,7 @@ class Keeper:
             self._shell.stdin.write(back.replace("\x1b", "\\0033").encode() + b"\n")
 
     def close(self) -> None:
-        """The shell writes what it was told last, and is gone, or is told to be; to reap it then is the caller's."""
+        """The shell writes what it got last, and is gone, or is killed."""
         if self._shell is None:
             return
         assert self._shell.stdin is not None

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import median
 
-from elastic.observe import words
-from elastic.observe.charts import (
+from elastic.events import words
+from elastic.events.event import Event
+from elastic.report import sentences
+from elastic.report.charts import (
     Axis,
     Label,
     Lanes,
@@ -27,15 +29,14 @@ from elastic.observe.charts import (
     ticks_drawing,
     time_labels,
 )
-from elastic.observe.curves import thinned, values_by_step
-from elastic.observe.events import Event
-from elastic.observe.ledger import IN_STEPS_THAT_COUNT, PARTS, Counting
-from elastic.observe.page_style import STYLE
-from elastic.observe.report import Report, report
-from elastic.observe.summary import facts, known_as_sums
-from elastic.observe.turns import Turn
+from elastic.report.curves import thinned, values_by_step
+from elastic.report.ledger import IN_STEPS_THAT_COUNT, PARTS, Counting
+from elastic.report.page_style import STYLE
+from elastic.report.report import Report, report
+from elastic.report.summary import facts, known_as_sums
+from elastic.report.view_changes import ViewChange
 
-_TURNS_MAX = 120
+_CHANGES_MAX = 120
 _POINTS = 400
 _CURVES_MAX = 4
 _META = (
@@ -59,12 +60,12 @@ def page(name: str, events: Sequence[Event], found: Report | None = None) -> str
         _failures(found),
         "<section><h2>Workers over time</h2>",
         _workers(found, axis, saves, failed),
-        _world_size(found.turns, axis),
-        _recovery_times(found.turns, axis),
+        _world_size(found.view_changes, axis),
+        _recovery_times(found.view_changes, axis),
         "</section>",
         _ledger(found),
         _curves(events),
-        _turns(found.turns, axis),
+        _view_changes(found.view_changes, axis),
         _all_facts(found),
     ]
     return (
@@ -89,8 +90,8 @@ def _date(t: float) -> str:
 
 
 def _tiles(found: Report) -> str:
-    losses = [turn for turn in found.turns if turn.kind == "loss" and turn.cost_s is not None]
-    costs = [turn.cost_s for turn in losses if turn.cost_s is not None]
+    losses = [change for change in found.view_changes if change.kind == "loss" and change.cost_s is not None]
+    costs = [change.cost_s for change in losses if change.cost_s is not None]
     recovered = f"median {words.seconds(median(costs))} to the next step" if costs else "no worker was lost"
     pace = f"{words.seconds(found.step_seconds)} each" if found.step_seconds is not None else "no pace known"
     stall = f"training stood still {words.seconds(found.save_stall_seconds)}"
@@ -144,28 +145,28 @@ def _workers(found: Report, axis: Axis, saves: list[float], failed: list[float])
 
 
 def _shown_as(part: str) -> str:
-    return "training" if part == "productive" else words.PART_WORDS[part][0]
+    return "training" if part == "productive" else sentences.PART_WORDS[part][0]
 
 
-def _world_size(turns: Sequence[Turn], axis: Axis) -> str:
-    points = [(turn.formed_t, float(turn.world_size)) for turn in turns]
-    points += [(turn.begun_t, 0.0) for turn in turns if turn.kind == "restart"]
+def _world_size(changes: Sequence[ViewChange], axis: Axis) -> str:
+    points = [(change.formed_t, float(change.world_size)) for change in changes]
+    points += [(change.begun_t, 0.0) for change in changes if change.kind == "restart"]
     points.sort()
     most = max((value for _, value in points), default=1.0)
     y = Axis(0.0, most * 1.08)
     labels = [
         Label(100 - y.at(value) / 10, text) for value, text in number_labels(0.0, most, most=3) if value == int(value)
     ]
-    said = f"World size over time: {int(most)} workers at most, {len(turns)} views."
+    said = f"World size over time: {int(most)} workers at most, {len(changes)} views."
     drawing = steps_drawing(points, axis, y)
     return figure("World size", drawing, height=90, units=100, said=said, x=time_labels(axis), y=labels)
 
 
-def _recovery_times(turns: Sequence[Turn], axis: Axis) -> str:
+def _recovery_times(changes: Sequence[ViewChange], axis: Axis) -> str:
     sticks = [
-        (turn.begun_t, turn.cost_s, f"{words.sentence(turn)}")
-        for turn in turns
-        if turn.kind in ("loss", "restart") and turn.cost_s is not None
+        (change.begun_t, change.cost_s, f"{sentences.sentence(change)}")
+        for change in changes
+        if change.kind in ("loss", "restart") and change.cost_s is not None
     ]
     if not sticks:
         return ""
@@ -187,7 +188,7 @@ def _ledger(found: Report) -> str:
         if parts[part] <= 0.0:
             continue
         share = parts[part] / whole
-        name, meaning = words.PART_WORDS[part]
+        name, meaning = sentences.PART_WORDS[part]
         bar += f'<i class="k-{part}" style="flex:{share:.5f}" title="{name} {words.percent(share)}"></i>'
         counts = " — goodput" if part in IN_STEPS_THAT_COUNT else ""
         rows += (
@@ -246,20 +247,20 @@ def _not_finite(steps: Sequence[int], curve: Mapping[int, float]) -> str:
     return f"not finite in {len(steps):,} of {len(curve):,} steps, the first of which is {steps[0]}"
 
 
-def _turns(turns: Sequence[Turn], axis: Axis) -> str:
-    half = _TURNS_MAX // 2
+def _view_changes(changes: Sequence[ViewChange], axis: Axis) -> str:
+    half = _CHANGES_MAX // 2
     rows = ""
-    for index, turn in enumerate(turns):
-        if len(turns) > _TURNS_MAX and half <= index < len(turns) - half:
-            rows += f'<tr><td colspan="3">… {len(turns) - 2 * half:,} more …</td></tr>' if index == half else ""
+    for index, change in enumerate(changes):
+        if len(changes) > _CHANGES_MAX and half <= index < len(changes) - half:
+            rows += f'<tr><td colspan="3">… {len(changes) - 2 * half:,} more …</td></tr>' if index == half else ""
             continue
-        step = "" if turn.step is None else f"{turn.step:,}"
+        step = "" if change.step is None else f"{change.step:,}"
         rows += (
-            f'<tr class="{turn.kind}"><td>+{words.seconds(turn.begun_t - axis.low)}</td><td>{step}</td>'
-            f"<td>{escape(words.sentence(turn))}</td></tr>"
+            f'<tr class="{change.kind}"><td>+{words.seconds(change.begun_t - axis.low)}</td><td>{step}</td>'
+            f"<td>{escape(sentences.sentence(change))}</td></tr>"
         )
     return (
-        '<section><h2>What happened</h2><div class="scroll"><table class="turns"><thead><tr><th scope="col">time</th>'
+        '<section><h2>What happened</h2><div class="scroll"><table class="changes"><thead><tr><th scope="col">time</th>'
         '<th scope="col">step</th><th scope="col" class="text">what</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
     )

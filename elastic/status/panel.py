@@ -1,6 +1,6 @@
 """The status of a run as two lines for a terminal. Pure: a status, the time and a width in; lines out.
 
-The status is pulse.py's. Lines are made with rich and cut to the width; what matters most comes first.
+The status is tracker.py's. Lines are made with rich and cut to the width; what matters most comes first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from elastic.observe import words
+from elastic.events import words
 
 LINES = 2
 _BAR = 16

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median, median_low
 from typing import Any
 
-from elastic.observe.curves import step_seconds
-from elastic.observe.events import Event
+from elastic.events.event import Event
+from elastic.report.curves import step_seconds
 
 LEAST_S = 0.5
 _MOMENTS = 3  # fewer in common say nothing

@@ -10,11 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from elastic.observe import words
-from elastic.observe.ledger import IN_STEPS_THAT_COUNT, PARTS
-from elastic.observe.report import Report
+from elastic.events import words
+from elastic.report import sentences
+from elastic.report.ledger import IN_STEPS_THAT_COUNT, PARTS
+from elastic.report.report import Report
 
-_TURNS_MAX = 24
+_CHANGES_MAX = 24
 _BAR = 28
 _STATES = {"finished": "bold green", "left": "bold yellow", "unfinished": "bold red"}
 
@@ -28,7 +29,7 @@ def summary(name: str, found: Report, *, now: float | None = None) -> Renderable
         Text(),
         _facts(found),
         Text(),
-        _turns(found),
+        _view_changes(found),
         Text(),
         _ledger(found),
     ]
@@ -59,7 +60,7 @@ def facts(found: Report) -> Iterator[tuple[str, str]]:
         yield "last step", ", ".join(f"{k} {words.number(v) if v is not None else 'not finite'}" for k, v in shown)
     yield "world size", _sizes(found.world_sizes)
     yield "starts", f"{found.claims}, {found.peers_lost} lost, {len(found.notices)} notices to leave"
-    if (recovered := words.recoveries(found.turns)) is not None:
+    if (recovered := sentences.recoveries(found.view_changes)) is not None:
         yield "recoveries", recovered
     yield "saves", saves + (f"; {found.save_failures} failed" if found.save_failures else "")
     if found.accepted:
@@ -75,7 +76,7 @@ def _between(found: Report) -> str:
 
 def _down_seconds(found: Report) -> float:
     """From the last sign of a launch to the first view of the next one."""
-    return math.fsum(turn.formed_t - turn.begun_t for turn in found.turns if turn.kind == "restart")
+    return math.fsum(change.formed_t - change.begun_t for change in found.view_changes if change.kind == "restart")
 
 
 def _pace(found: Report) -> str:
@@ -108,22 +109,25 @@ def _sizes(sizes: tuple[int, ...]) -> str:
     return shown if len(sizes) <= 16 else f"{shown} → … → {sizes[-1]} ({len(sizes)} views)"
 
 
-def _turns(found: Report) -> Table:
+def _view_changes(found: Report) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title="What happened", title_justify="left")
     table.add_column(justify="right")
     table.add_column(justify="right")
     table.add_column(overflow="fold")
-    begun_t = found.turns[0].begun_t if found.turns else 0.0
-    half = _TURNS_MAX // 2
-    for index, turn in enumerate(found.turns):
-        if len(found.turns) > _TURNS_MAX and half <= index < len(found.turns) - half:
+    begun_t = found.view_changes[0].begun_t if found.view_changes else 0.0
+    half = _CHANGES_MAX // 2
+    for index, change in enumerate(found.view_changes):
+        if len(found.view_changes) > _CHANGES_MAX and half <= index < len(found.view_changes) - half:
             if index == half:
-                table.add_row("", "", Text(f"… {len(found.turns) - 2 * half} more …", style="dim"))
+                table.add_row("", "", Text(f"… {len(found.view_changes) - 2 * half} more …", style="dim"))
             continue
-        style = "red" if turn.kind in ("loss", "restart") else ""
-        step = f"step {turn.step}" if turn.step is not None else ""
+        style = "red" if change.kind in ("loss", "restart") else ""
+        step = f"step {change.step}" if change.step is not None else ""
+        said = Text(words.printable(sentences.sentence(change)), style=style)
         table.add_row(
-            f"+{words.seconds(turn.begun_t - begun_t)}", step, Text(words.printable(words.sentence(turn)), style=style)
+            f"+{words.seconds(change.begun_t - begun_t)}",
+            step,
+            said,
         )
     return table
 
@@ -139,5 +143,5 @@ def _ledger(found: Report) -> Table:
         share = parts[part] / whole
         style = "green" if part in IN_STEPS_THAT_COUNT else "yellow"
         bar = Text("█" * round(share * _BAR) or "▏", style=style)
-        table.add_row(words.PART_WORDS[part][0], words.seconds(parts[part]), words.percent(share), bar)
+        table.add_row(sentences.PART_WORDS[part][0], words.seconds(parts[part]), words.percent(share), bar)
     return table

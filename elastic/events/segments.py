@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from elastic.observe.folding import Folding, forget, joined
-
-Event = dict[str, Any]
+from elastic.events.compaction import Compaction, forget, joined
+from elastic.events.event import Event
 
 SEGMENT_BYTES = 512 << 10
 SEGMENTS = 4
@@ -53,18 +52,18 @@ class Past:
     """Full segments and what is before them, for a sink that removes the oldest."""
 
     def __init__(self) -> None:
-        self.folding = Folding()
-        self._full: deque[tuple[int, Folding]] = deque()
+        self.compaction = Compaction()
+        self._full: deque[tuple[int, Compaction]] = deque()
         self._items: list[Event] = []
 
     def full(self, number: int) -> int | None:
         """Segment `number` is full. Returns the one that is to be removed: `data` stands for it then."""
-        self._full.append((number, self.folding))
-        self.folding = Folding(since=self.folding.until)
+        self._full.append((number, self.compaction))
+        self.compaction = Compaction(since=self.compaction.until)
         if len(self._full) <= SEGMENTS:
             return None
-        oldest, folding = self._full.popleft()
-        self._items = joined([*self._items, *folding.items])
+        oldest, compaction = self._full.popleft()
+        self._items = joined([*self._items, *compaction.items])
         self._items = _bounded(self._items)
         return oldest
 

@@ -1,9 +1,9 @@
 """What the status of a run shows, kept up to date from one worker's own events as they happen.
 
-    each event  ->  a few numbers here  ->  twice a second, at the end of a step, told to whoever shows them
+    each event  ->  a few numbers here  ->  twice a second, at the end of a step, given to whoever shows them
                                         ->  where nobody does: a line of words after each change
 
-It costs a step some microseconds. Only the coordinator's is told, since it alone knows of saves and sums.
+It costs a step some microseconds. Only the coordinator's is shown, since it alone knows of saves and sums.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from elastic.observe import words
-from elastic.observe.events import Event
-from elastic.observe.timing import SAVE
+from elastic.events import words
+from elastic.events.event import Event
+from elastic.events.timing import SAVE
 
 Status = dict[str, Any]
 
@@ -23,11 +23,11 @@ _CAUSE_MAX = 120
 _MILESTONES = frozenset({"run_started", "view_formed", "loaded", "transfer", "peer_lost", "step_applied"})
 
 
-class Pulse:
+class StatusTracker:
     """
     total_steps  where the run ends
     shares       V, for the balance of shares: V / (W · ⌈V / W⌉), the share of a step's time in which all have work
-    tell         is given the status, as JSON values
+    show         is given the status, as JSON values
     say          is given a line after each change of the view, once the next step is applied
     """
 
@@ -36,15 +36,15 @@ class Pulse:
         *,
         total_steps: int,
         shares: int,
-        tell: Callable[[Status], None] | None = None,
+        show: Callable[[Status], None] | None = None,
         say: Callable[[str], None] | None = None,
         every_s: float = 0.5,
     ) -> None:
         self._shares = shares
-        self._tell = tell
+        self._show = show
         self._say = say
         self._every_s = every_s
-        self._told_t = -math.inf
+        self._shown_t = -math.inf
         self._begun_t: float | None = None
         self._before_t = 0.0  # the last milestone's
         self._stepping = False  # it was a step of this view
@@ -91,16 +91,16 @@ class Pulse:
         self.status.update(step=event["step"] + 1, epoch=event["epoch"])
         if self._change is not None:
             self._changed(event, t)
-        if self._tell is None or event.get("rank") != 0 or t - self._told_t < self._every_s:
+        if self._show is None or event.get("rank") != 0 or t - self._shown_t < self._every_s:
             return
-        self._told_t = t
+        self._shown_t = t
         count = event["count"]
         if "values" in event and count:
             name = "loss" if "loss" in event["values"] else next(iter(event["values"]), None)
             self.status["value"] = None if name is None else [name, _finite(float(event["values"][name]) / count)]
         if self._step_s:
             self.status.update(step_s=self._step_s, count_per_s=count / self._step_s)
-        self._tell({**self.status, "t": t, "goodput": self._goodput(t)})
+        self._show({**self.status, "t": t, "goodput": self._goodput(t)})
 
     def _formed(self, event: Event) -> None:
         workers, before = list(event["workers"]), self._workers
@@ -123,7 +123,7 @@ class Pulse:
         if lost_t is not None:
             died_t = [fault["died_t"] for fault in faults if fault.get("died_t") is not None]
             began_t, self._stuck_s = min([lost_t, *died_t]) - self._stuck_s, 0.0
-            causes = sorted({words.short(fault["cause"]) for fault in faults})
+            causes = sorted({words.short_cause(fault["cause"]) for fault in faults})
             cost_s = max(0.0, t - began_t)
             self.status["lost"] += max(gone, 1)
             why = ", ".join(causes)[:_CAUSE_MAX]

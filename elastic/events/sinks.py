@@ -1,4 +1,4 @@
-"""Where a worker's records go: a file that grows (here), or objects (uploads.py). segments.py says what both keep.
+"""Where a worker's records go: a file that grows (here), or objects (remote_sink.py). segments.py says what both keep.
 
 Nothing here raises for what a disk or a storage does: it is said once, through `logging`, and training goes on.
 """
@@ -9,11 +9,10 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from elastic.observe.segments import SEGMENT_BYTES, Past
-
-Event = dict[str, Any]
+from elastic.events.event import Event
+from elastic.events.segments import SEGMENT_BYTES, Past
 
 log = logging.getLogger("elastic.events")
 
@@ -25,7 +24,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class File:
+class FileSink:
     """Appends to one file, a whole line per write: a SIGKILL loses nothing that was written. Lines of a file whose end
     was torn start on a line of their own."""
 
@@ -56,7 +55,7 @@ class File:
                 self._torn = written < len(whole)  # a full disk may take a part
                 self._size += written
                 if self._bounded:
-                    self._past.folding.add(record)
+                    self._past.compaction.add(record)
                     if self._size >= SEGMENT_BYTES:
                         self._next()
             except OSError as error:
@@ -105,3 +104,12 @@ class File:
         if not self._complained:
             self._complained = True
             log.warning("events are not being recorded in %s: %s; training goes on", self._folder, error)
+
+
+def local_folder(url: str | os.PathLike[str]) -> Path | None:
+    """The folder that `url` names, or None if it is not on a local file system."""
+    text = os.fspath(url)
+    for scheme in ("file://", "local://"):
+        if text.startswith(scheme):
+            return Path(text[len(scheme) :])
+    return None if "://" in text else Path(text)

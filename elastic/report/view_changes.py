@@ -1,6 +1,6 @@
-"""The turns of a run, and what each cost: starts, restarts, losses, leaves and joins. Pure: told from its events.
+"""How a run's view changed, and what each change cost: starts, restarts, losses, leaves and joins. Pure.
 
-A turn is a view that at least one of its workers formed (views.py). What it cost is the time from its cause to the
+There is one for each view that at least one of its workers formed (views.py). It cost the time from its cause to the
 first step applied in it: the fault of the first worker that was lost, the end of the launch before a restart, or, where
 some only left or joined, the last step applied before.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic.observe.events import Event
-from elastic.observe.ledger import Faults
-from elastic.observe.views import ViewSeen, views
+from elastic.events.event import Event
+from elastic.report.ledger import Faults
+from elastic.report.views import ViewSeen, views
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class ViewChange:
     """
     kind         "start", "restart" (a new launch), "loss", "broken" (a collective failed, and nobody was lost), "leave"
                  or "join"; a loss with a join is a loss
@@ -60,7 +60,7 @@ class _Gathered:
         self.view = view
         self.trained_t: float | None = None
         self.last_step: Event | None = None
-        self.last_t = float(view.told["t"])
+        self.last_t = float(view.record["t"])
         self.lost_t: list[float] = []
         self.faults: dict[str, str] = {}
         self.loaded_step: int | None = None
@@ -95,7 +95,7 @@ class _Gathered:
                 self.redone.add(event["step"])
 
 
-def turns(events: Sequence[Event]) -> list[Turn]:
+def view_changes(events: Sequence[Event]) -> list[ViewChange]:
     """In order."""
     seen = views(events)
     faults = Faults(events)
@@ -107,17 +107,17 @@ def turns(events: Sequence[Event]) -> list[Turn]:
     for event in events:
         generation = event.get("generation") or 0
         if event["event"] == "view_formed":
-            told = places[generation, tuple(event["workers"])]
-            before = [one for one in told if one.view.told["t"] <= event["t"]]
-            at[event["worker"], generation] = (before or told)[-1]  # none before: its clock was set back
+            same = places[generation, tuple(event["workers"])]
+            before = [one for one in same if one.view.record["t"] <= event["t"]]
+            at[event["worker"], generation] = (before or same)[-1]  # none before: its clock was set back
         if (view := at.get((event["worker"], generation))) is not None:
             view.take(event)
-    return [_turn(one, gathered[index - 1] if index else None, faults) for index, one in enumerate(gathered)]
+    return [_change(one, gathered[index - 1] if index else None, faults) for index, one in enumerate(gathered)]
 
 
-def _turn(one: _Gathered, before: _Gathered | None, faults: Faults) -> Turn:
+def _change(one: _Gathered, before: _Gathered | None, faults: Faults) -> ViewChange:
     view = one.view
-    formed_t = float(view.told["t"])
+    formed_t = float(view.record["t"])
     restarted = before is not None and before.view.launch != view.launch
     same = set(before.view.workers) if before is not None and not restarted else set()
     joined = len([worker for worker in view.workers if worker not in same])
@@ -138,7 +138,7 @@ def _turn(one: _Gathered, before: _Gathered | None, faults: Faults) -> Turn:
         kind = "leave" if gone else "join"
         begun_t = float(before.last_step["t"]) if before.last_step is not None else before.last_t
     step = one.loaded_step if one.loaded_step is not None else _step_after(before)
-    return Turn(
+    return ViewChange(
         launch=view.launch,
         generation=view.generation,
         kind=kind,

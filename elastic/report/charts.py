@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from elastic.observe import words
-from elastic.observe.ledger import PARTS, Account
+from elastic.events import words
+from elastic.report.ledger import PARTS, Account
 
 WIDE = 1000
 _LANES_MAX = 96

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.observe.ledger import PARTS
+from elastic.report.ledger import PARTS
 
 STYLE = """
 :root{--bg:#ffffff;--panel:#f5f7f9;--text:#1b1f24;--soft:#57606a;--rule:#d8dee4;--grid:#e6eaee;--line:#1f6feb;--band:#1f6feb26;
@@ -62,9 +62,9 @@ thead th{color:var(--soft);font-size:13px;font-weight:600}
 tbody th{font-weight:500;white-space:nowrap}
 td:nth-child(2),td:nth-child(3),thead th:nth-child(2),thead th:nth-child(3){text-align:right;white-space:nowrap}
 td.wide,th.wide{color:var(--soft);padding-left:12px}
-.turns td:nth-child(1){white-space:nowrap}
-.turns td:nth-child(3),.turns th.text{text-align:left;white-space:normal;overflow-wrap:anywhere;padding-left:6px}
-.turns td:nth-child(1),.turns th:nth-child(1){text-align:right}
+.changes td:nth-child(1){white-space:nowrap}
+.changes td:nth-child(3),.changes th.text{text-align:left;white-space:normal;overflow-wrap:anywhere;padding-left:6px}
+.changes td:nth-child(1),.changes th:nth-child(1){text-align:right}
 tr.loss td:nth-child(3),tr.broken td:nth-child(3),tr.restart td:nth-child(3){color:var(--bad)}
 tr.sum th,tr.sum td{font-weight:600}
 .curves{display:grid;grid-template-columns:repeat(2,1fr);gap:0 28px}

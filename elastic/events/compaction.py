@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from elastic.observe.timing import SPENT
-
-Event = dict[str, Any]
+from elastic.events.event import Event
+from elastic.events.timing import SPENT
 
 FOLDS = frozenset({"step_applied", "save_begun", "staged", "saved", "reads", "weights"})
 _COMMON = ("worker", "generation", "rank", "world_size", "claim")
@@ -21,7 +20,7 @@ _POINTS_MAX = 512
 _SAVES_MAX = 128
 
 
-class Folding:
+class Compaction:
     """The records of one stretch of a worker's history, folded as they come.
 
     since  unix seconds: where it begins, if that is not its first record
@@ -53,7 +52,7 @@ class Folding:
 
 
 def joined(items: Iterable[Event]) -> list[Event]:
-    """The items of consecutive foldings, where neighbouring folded ones become one."""
+    """The items of consecutive compactions, where neighbouring folded ones become one."""
     found: list[Event] = []
     for item in items:
         if found and found[-1]["event"] == item["event"] == "folded" and _same_place(found[-1], item):

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from elastic.observe.events import Event
-from elastic.observe.ledger import Counting
+from elastic.events.event import Event
+from elastic.report.ledger import Counting
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ agent saw it. Each record of its own that ends a stretch (`_ENDS`) accounts for 
     detecting      from a peer's fault (its death, its exception, its last sign of life) to this worker's knowing of
                    it, and of a stuck worker until it is killed. Where no agent saw the fault (torchrun): the wait in
                    the exchange that failed
-    unknown        records that were removed to bound the log (folding.py) and are not of steps alone
+    unknown        records that were removed to bound the log (compaction.py) and are not of steps alone
 
     goodput  = (productive + data_wait + exchange_wait) / whole: the share of the time that went into steps that count
     computed = productive / whole
@@ -34,11 +34,9 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from elastic.observe.timing import DATA, SAVE, WAIT
-
-Event = dict[str, Any]
+from elastic.events.event import Event
+from elastic.events.timing import DATA, SAVE, WAIT
 
 PARTS = (
     "productive",

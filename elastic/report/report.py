@@ -1,8 +1,8 @@
-"""What became of a run, told from its events. Pure: events in, facts out; `elastic report` prints them.
+"""What became of a run. Pure: events in, facts out; `elastic report` prints them.
 
 Facts are counted as the workers reported them. Whether the run kept its promises is the judge's to say
 (elastic/drill/judge/invariants.py), which wants to see what was really read. Totals include what was folded
-(folding.py).
+(compaction.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastic.observe.curves import step_seconds, values_by_step
-from elastic.observe.events import Event
-from elastic.observe.ledger import Counting, Ledger, ledger
-from elastic.observe.turns import Turn, turns
-from elastic.observe.views import views
+from elastic.events.event import Event
+from elastic.report.curves import step_seconds, values_by_step
+from elastic.report.ledger import Counting, Ledger, ledger
+from elastic.report.view_changes import ViewChange, view_changes
+from elastic.report.views import views
 
 SCHEMA = 1
 """Of Report.facts(): rises when a key changes its meaning or goes."""
@@ -71,7 +71,7 @@ class Report:
     last_values: dict[str, float | None]
     step_seconds: float | None
     step_seconds_p99: float | None
-    turns: tuple[Turn, ...]
+    view_changes: tuple[ViewChange, ...]
     failures: tuple[Failure, ...]
     ledger: Ledger
     folded_steps: int
@@ -79,7 +79,9 @@ class Report:
 
     def facts(self) -> dict[str, Any]:
         """As JSON values, under keys that stay."""
-        facts = {name: value for name, value in vars(self).items() if name not in ("ledger", "turns", "failures")}
+        facts = {
+            name: value for name, value in vars(self).items() if name not in ("ledger", "view_changes", "failures")
+        }
         accounts = self.ledger.workers.values()
         return {
             "schema": SCHEMA,
@@ -89,7 +91,7 @@ class Report:
             "worker_seconds": self.ledger.whole,
             "ledger": self.ledger.parts,
             "workers": {a.worker: {"begin": a.begin_s, "end": a.end_s, "died": a.died, **a.parts} for a in accounts},
-            "turns": [{**asdict(turn), "cost_s": turn.cost_s} for turn in self.turns],
+            "turns": [{**asdict(change), "cost_s": change.cost_s} for change in self.view_changes],
             "failures": [asdict(failure) for failure in self.failures],
         }
 
@@ -135,7 +137,7 @@ def report(events: Sequence[Event]) -> Report:
         last_values=_last_values(events, counting),
         step_seconds=took[0] if took else None,
         step_seconds_p99=took[1] if took else None,
-        turns=tuple(turns(events)),
+        view_changes=tuple(view_changes(events)),
         failures=tuple(_failures(of_kind)),
         ledger=ledger(events, counting),
         folded_steps=sum(event["steps"] for event in folded),
@@ -192,12 +194,12 @@ def _counted(of_kind: dict[str, list[Event]], counting: Counting) -> int:
     """Each step once: as any worker tells it, or else as its share of what rank 0's folded records counted."""
     counts: dict[int, int] = {e["step"]: e.get("count", 0) for e in of_kind["step_applied"] if counting.counts(e)}
     total = float(sum(counts.values()))
-    told = set(counts)
+    known = set(counts)
     for event in of_kind["folded"]:
         if event["steps"] and event.get("rank") == 0:
             kept = round((event["last"] + 1 - event["first"]) * counting.share_that_counts(event))
-            new = set(range(event["first"], event["first"] + kept)) - told
-            told |= new
+            new = set(range(event["first"], event["first"] + kept)) - known
+            known |= new
             total += event["count"] * len(new) / (event["last"] + 1 - event["first"])
     return round(total)
 

@@ -4,7 +4,7 @@
 
 Workers write to the same terminal from their own processes, so nothing here depends on where the cursor is. A thread
 draws: a terminal that takes nothing (Ctrl-S) holds up nobody. One write for each drawing, so that lines of others do
-not fall between its parts. After a SIGKILL of this process keeper.py gives the terminal back.
+not fall between its parts. After a SIGKILL of this process terminal_guard.py gives the terminal back.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elastic.observe import panel
-from elastic.observe.keeper import Keeper
+from elastic.status import panel
+from elastic.status.terminal_guard import TerminalGuard
 
 _EVERY_S = 0.5
 _ROWS_MIN = 8
@@ -28,7 +28,7 @@ def wanted(fd: int, environ: Mapping[str, str]) -> bool:
     return os.isatty(fd) and environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
-class Screen:
+class StatusTerminal:
     """fd: of the terminal   draw: status, unix seconds and columns to lines"""
 
     def __init__(
@@ -45,7 +45,7 @@ class Screen:
         self._clock = clock
         self._status: dict[str, Any] | None = None
         self._shape: tuple[int, int] | None = None  # rows and columns that the region is set for
-        self._keeper = Keeper(fd)
+        self._guard = TerminalGuard(fd)
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastic-status", daemon=True)
         self._thread.start()
@@ -58,7 +58,7 @@ class Screen:
         """The terminal is as it was, with the cursor below what was printed."""
         self._ends.set()
         self._thread.join(timeout=_CLOSE_S)
-        self._keeper.close()
+        self._guard.close()
 
     def _run(self) -> None:
         try:
@@ -67,7 +67,7 @@ class Screen:
                     self._write(self._status)
             if self._shape is not None:
                 os.write(self._fd, self._back(self._shape[0]).encode())
-                self._keeper.tell("")
+                self._guard.restores_with("")
         except OSError:
             return  # the terminal is gone
 
@@ -79,7 +79,7 @@ class Screen:
         top = size.lines - self._lines
         if self._shape != (size.lines, size.columns):
             self._shape = size.lines, size.columns
-            self._keeper.tell(self._back(size.lines))
+            self._guard.restores_with(self._back(size.lines))
             # Setting a region puts the cursor into a corner: it is kept, one line for each of ours farther up.
             out += "\n" * self._lines + f"\x1b[{self._lines}A" + f"\x1b7\x1b[1;{top}r\x1b8"
         lines = self._draw(status, self._clock(), size.columns)

@@ -1,4 +1,4 @@
-"""Which views did a run go through, and whom did it lose on the way? Pure: told from the events of its workers.
+"""Which views did a run go through, and whom did it lose on the way? Pure: its workers' events in, views out.
 
 A launch numbers its views from the first, and the number only rises while it lives. Who is in one view and not in the
 next one of the launch was lost, unless it had left in order or finished. Under torchrun every launch has one view.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from elastic.observe.events import Event
+from elastic.events.event import Event
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class ViewSeen:
 
     launch  counts the launches of the run
     lost    those of the view before, in this launch, that neither are in this one nor had parted in order
-    told    the first worker's record of it
+    record  the first worker's, of forming it
     """
 
     launch: int
     generation: int
     workers: tuple[str, ...]
     lost: tuple[str, ...]
-    told: Event
+    record: Event
 
 
 def views(events: Iterable[Event]) -> list[ViewSeen]:
@@ -38,13 +38,13 @@ def views(events: Iterable[Event]) -> list[ViewSeen]:
         elif event["event"] in ("left", "finished"):
             parted.add(event["worker"])
     seen: list[ViewSeen] = []
-    for told in formed:
-        generation, workers = told.get("generation") or 0, tuple(told["workers"])
+    for record in formed:
+        generation, workers = record.get("generation") or 0, tuple(record["workers"])
         if any((view.generation, view.workers) == (generation, workers) for view in seen[-_RECENT:]):
             continue
         before = seen[-1] if seen and generation > seen[-1].generation else None
         launch = seen[-1].launch + (before is None) if seen else 0
-        seen.append(ViewSeen(launch, generation, workers, _lost(before, workers, parted), told))
+        seen.append(ViewSeen(launch, generation, workers, _lost(before, workers, parted), record))
     return seen
 
 

@@ -218,7 +218,7 @@ EVENTS = (
     ),
     Declared(
         "folded",
-        "In place of old records that were removed to bound the log: what they added up to (folding.py).",
+        "In place of old records that were removed to bound the log: what they added up to (compaction.py).",
         (
             Fact("since", "float", "unix seconds, where these records begin"),
             Fact("records", "dict", "event -> how many records"),

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from elastic.observe.events import EventLog
+    from elastic.events.log import EventLog
 
 MOMENTS = (
     "start",

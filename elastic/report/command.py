@@ -17,12 +17,15 @@ from rich.console import Console
 
 from checkpoint import CheckpointError
 from checkpoint.storage import redact
-from elastic.observe import clocks, schema, words
-from elastic.observe.damaged import sound
-from elastic.observe.events import Event, local_folder, read_events
-from elastic.observe.page import page
-from elastic.observe.report import report
-from elastic.observe.summary import summary
+from elastic.events import schema, words
+from elastic.events.event import Event
+from elastic.events.reading import read_events
+from elastic.events.sinks import local_folder
+from elastic.report import clocks
+from elastic.report.damaged_records import sound
+from elastic.report.page import page
+from elastic.report.report import report
+from elastic.report.summary import summary
 
 _USAGE = 2
 

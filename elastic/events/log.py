@@ -1,0 +1,103 @@
+"""What happened, as records that people, tests and the judge read afterwards. Code emits; prose is drawn from records.
+
+One record per line of JSON, in segments per worker under <run>/events. In a folder every record is one O_APPEND write,
+so a SIGKILL loses nothing that was emitted (a power cut may). Object storage cannot append: records wait in memory and
+are uploaded by a thread once a minute and at saves, so a killed worker loses those since. A log that cannot be written
+says so once, through `logging`, and never stops training.
+
+A log is bounded (segments.py): of a long run's worker the newest steps are there one by one, and those before as sums
+(compaction.py). Which events there are, and what each says, is schema.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from elastic.events.event import Event
+from elastic.events.remote_sink import RemoteSink
+from elastic.events.segments import encoded
+from elastic.events.sinks import FileSink, Sink, local_folder, log
+
+
+class EventLog:
+    """This worker's records. Safe to use from several threads; nothing here raises for what storage does.
+
+    url              the run's folder or fsspec URL; None discards every record
+    worker_id        names the files; one per process
+    clock            unix seconds
+    storage_options  as for the run's checkpoints
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str] | None,
+        *,
+        worker_id: str,
+        clock: Callable[[], float] = time.time,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        self._worker_id = worker_id
+        self._clock = clock
+        self._common: Event = {}
+        self._sinks: list[Sink] = []
+        self._hearing: list[Callable[[Event], None]] = []
+        self._whole = False
+        if url is not None:
+            self.tee(url, storage_options=storage_options)
+
+    def context(self, **facts: Any) -> None:
+        """Sets facts that every later record carries; None removes one."""
+        merged = {**self._common, **facts}
+        self._common = {name: fact for name, fact in merged.items() if fact is not None}
+
+    def emit(self, event: str, **facts: Any) -> None:
+        """Records that `event` happened now. Facts are JSON values; of NumPy scalars the value, of others the str()."""
+        if not self._sinks and not self._hearing:
+            return
+        record = {"t": self._clock(), "worker": self._worker_id, "event": event, **self._common, **facts}
+        if self._sinks:
+            line = encoded(record)
+            for sink in self._sinks:
+                sink.write(record, line)
+        for hear in tuple(self._hearing):
+            try:
+                hear(record)
+            except Exception:  # whatever it is, what people are shown must not end what it is about
+                self._hearing.remove(hear)
+                log.exception("what is shown of this run is out of date from here on; training goes on")
+
+    def tee(self, url: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> None:
+        """From now on, records go to `url` as well: a drill keeps its evidence where a killed worker loses none."""
+        folder = local_folder(url)
+        sink: Sink = (
+            RemoteSink(str(url), storage_options, self._worker_id)
+            if folder is None
+            else FileSink(folder / "events", self._worker_id)
+        )
+        if self._whole:
+            sink.keep_all()
+        self._sinks.append(sink)
+
+    def hear(self, hear: Callable[[Event], None]) -> None:
+        """From now on, hear(record) is called with each, in the thread that emits it; it must be quick."""
+        self._hearing.append(hear)
+
+    def keep_all(self) -> None:
+        """Nothing is folded, however long the log: for evidence."""
+        self._whole = True
+        for sink in self._sinks:
+            sink.keep_all()
+
+    def flush(self, *, wait: bool = False) -> None:
+        """Has what waits uploaded; wait: it has been tried on return."""
+        for sink in self._sinks:
+            sink.flush(wait=wait)
+
+    def close(self) -> None:
+        """Flushes and lets go; what is emitted afterwards is discarded."""
+        sinks, self._sinks, self._hearing = self._sinks, [], []
+        for sink in sinks:
+            sink.close()

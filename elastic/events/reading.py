@@ -1,0 +1,74 @@
+"""The records of a run as they are read afterwards: of all workers, merged by time."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from elastic.events.event import Event
+from elastic.events.segments import current
+from elastic.events.sinks import local_folder
+
+_READERS = 8
+_LOOKS = 5  # a run that is under way may remove a segment between a look at the folder and the reading of it
+
+
+def read_events(url: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> list[Event]:
+    """The records of all workers, merged by time; one worker's stay in the order in which it wrote them.
+
+    A line that is no whole record (torn by a kill, a full disk) is passed over. No events: an empty list.
+    """
+    by_worker: dict[str, list[Event]] = {}
+    for line in _lines(url, storage_options):
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict) and _is_record(record):
+                by_worker.setdefault(record["worker"], []).append(record)
+    return list(heapq.merge(*by_worker.values(), key=lambda record: float(record["t"])))
+
+
+def _is_record(found: Event) -> bool:
+    t = found.get("t")
+    told = isinstance(found.get("worker"), str) and isinstance(found.get("event"), str)
+    return told and isinstance(t, (int, float)) and math.isfinite(t)
+
+
+def _lines(url: str | os.PathLike[str], storage_options: dict[str, Any] | None) -> Iterator[bytes]:
+    folder = local_folder(url)
+    if folder is not None:
+        events = folder / "events"
+        yield from _each(
+            lambda: {path.name: 0 for path in events.glob("[!.]*.jsonl")}, lambda name: (events / name).read_bytes()
+        )
+        return
+    from checkpoint.storage import open_storage
+
+    storage = open_storage(str(url), storage_options)
+    yield from _each(
+        lambda: {key.removeprefix("events/"): size for key, size in storage.list("events").items()},
+        lambda name: bytes(storage.get(f"events/{name}")),
+    )
+
+
+def _each(look: Callable[[], Mapping[str, int]], read: Callable[[str], bytes]) -> Iterator[bytes]:
+    """Worker by worker, in order. Where a segment is gone when it is to be read, its worker is looked at again."""
+    from checkpoint.storage import Missing
+
+    def read_worker(worker: str, names: list[str]) -> list[bytes]:
+        for _ in range(_LOOKS):
+            try:
+                return [read(name) for name in names]
+            except (FileNotFoundError, Missing):
+                names = current(look()).get(worker, [])
+        return []
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        for segments in readers.map(lambda item: read_worker(*item), current(look()).items()):
+            for data in segments:
+                yield from data.splitlines()

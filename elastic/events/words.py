@@ -1,0 +1,62 @@
+"""How numbers and causes are said to people, in a worker's lines, on a terminal and in a report: with their units."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_UNPRINTABLE = ("Cc", "Cs")  # control characters, and halves of a surrogate pair
+
+
+def seconds(value: float) -> str:
+    """Two or three digits that matter: 85 ms, 1.2 s, 34 s, 5 min 20 s, 3 h 12 min."""
+    if value == 0:
+        return "0 s"
+    if value < 0.9995:
+        return f"{1e3 * value:.0f} ms" if value >= 0.0005 else f"{1e3 * value:.1f} ms"
+    if value < 9.95:
+        return f"{value:.1f} s"
+    if value < 119.5:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def size(value: float) -> str:
+    """Decimal: 1.5 kB, 20 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.2g} {unit}"
+        value /= 1000
+    return f"{value:,.2f} TB" if value < 10 else f"{value:,.0f} TB"
+
+
+def percent(share: float) -> str:
+    """Never 100.0 % or 0.0 % for what is not all or nothing."""
+    if share <= 0 or share >= 1:
+        return f"{100 * share:.0f} %"
+    return f"{min(max(100 * share, 0.1), 99.9):.1f} %"
+
+
+def number(value: float) -> str:
+    return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3e}"
+
+
+def workers(count: int) -> str:
+    return f"{count} worker{'s' if count != 1 else ''}"
+
+
+def printable(text: str) -> str:
+    """Without what moves a terminal's cursor or changes its colours, and without what no encoding has."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _UNPRINTABLE else "�" for c in text)
+
+
+def short_cause(cause: str) -> str:
+    """An exception by its class and first line."""
+    line = re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", cause.strip().split("\n")[0])
+    return line if len(line) <= 90 else f"{line[:89]}…"

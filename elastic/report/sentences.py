@@ -1,0 +1,77 @@
+"""How a report says what happened: changes of the view as sentences, the parts of the workers' time in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from elastic.events import words
+from elastic.report.view_changes import ViewChange
+
+PART_WORDS = {
+    "productive": ("computing", "computing steps that count, and the script's own code between steps"),
+    "data_wait": ("waiting for data", "of steps that count: waiting for the loader"),
+    "exchange_wait": ("exchange", "of steps that count: in collectives, the wait for slower workers included"),
+    "save_stall": ("save stall", "training stood still for a save, or waited for the coordinator's"),
+    "redone": ("redone or lost", "spent on steps that do not count: lost in flight, or taken back by a restart"),
+    "detecting": ("detecting", "from a fault to a worker's knowing of it"),
+    "forming": ("forming views", "waiting for a view and forming its group"),
+    "transferring": ("transferring", "state on its way to those without it"),
+    "loading": ("loading", "claiming the storage, reading or committing the first state"),
+    "idle": ("idle", "below the minimum of nodes"),
+    "starting": ("starting", "from the wish for a worker to its entry into the run: imports, set-up"),
+    "unknown": ("unknown", "records that were removed to bound the log"),
+}
+"""part -> (a name, what it is)"""
+
+
+def sentence(change: ViewChange) -> str:
+    """What changed, what it cost, and why."""
+    on = f"{words.workers(change.world_size)}"
+    cost = change.cost_s
+    match change.kind:
+        case "start":
+            return f"{on} begin" + (f" at step {change.step}" if change.step else "")
+        case "restart":
+            after = f", {words.seconds(cost)} after the last sign of the launch before" if cost is not None else ""
+            return f"started again: {on} go on from step {change.step}{after}"
+        case "loss":
+            lost = f"lost {_who(change) if len(change.lost) <= 3 else words.workers(len(change.lost))}: "
+            went = (
+                f"{on} trained again {words.seconds(cost)} later"
+                if cost is not None
+                else f"{on} formed a view, no step followed"
+            )
+            joined = f", {change.joined} of them new" if change.joined else ""
+            redone = f", {change.redone} step{'s' if change.redone != 1 else ''} redone" if change.redone else ""
+            return lost + went + joined + redone
+        case "broken":
+            return f"a collective failed, and nobody was lost: {on} go on" + _paused(change)
+        case "leave":
+            return f"{words.workers(change.left)} left: {on} go on" + _paused(change)
+        case _:
+            left = f", {change.left} left" if change.left else ""
+            return f"{change.joined} joined{left}: {on} go on" + _paused(change)
+
+
+def _who(change: ViewChange) -> str:
+    lost = change.lost.items()
+    return ", ".join(f"{worker} ({words.short_cause(cause)})" if cause else worker for worker, cause in lost)
+
+
+def _paused(change: ViewChange) -> str:
+    state = f", {words.size(change.transfer_bytes)} of state passed on" if change.transfer_bytes else ""
+    return f", {words.seconds(change.cost_s)} from step to step{state}" if change.cost_s is not None else state
+
+
+def recoveries(changes: Sequence[ViewChange]) -> str | None:
+    """All losses in one line; None: there were none."""
+    costs = [change.cost_s for change in changes if change.kind == "loss" and change.cost_s is not None]
+    if not costs:
+        return None
+    spread = (
+        f"median {words.seconds(median(costs))}, longest {words.seconds(max(costs))}"
+        if len(costs) > 1
+        else words.seconds(costs[0])
+    )
+    return f"{len(costs)}, from the fault to the next step: {spread}"
