@@ -1,7 +1,39 @@
-"""An event as it is read: a record, as JSON gives it."""
+"""An event in its two forms: typed where it is written (`TypedEvent`), a record where it is read (`Event`).
+
+schema.py has a class for each event. A type checker holds whoever writes one to its facts, as of a dataclass whose
+arguments are keywords. At run time it is those facts in the order in which they were given, and nothing is generated
+for it: dataclasses in place of these classes took 15 ms of every worker's start (2026-11-22).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, ClassVar
+
+from typing_extensions import dataclass_transform
 
 Event = dict[str, Any]
+"""A record, as JSON gives it."""
+
+ABSENT: Any = object()
+"""A fact that is not in the record."""
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class TypedEvent:
+    """Of a subclass, each field is a fact: Annotated[its type, "its meaning"]; one with a default may be absent.
+
+    event_name  the class's name in lower case: step_applied for StepApplied
+    """
+
+    event_name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.event_name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    def __init__(self, **facts: Any) -> None:
+        self.__dict__ = facts
+
+    def facts(self) -> Event:
+        """Those that are there."""
+        return {name: fact for name, fact in self.__dict__.items() if fact is not ABSENT}

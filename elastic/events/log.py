@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from elastic.events.event import Event
+from elastic.events.event import Event, TypedEvent
 from elastic.events.remote_sink import RemoteSink
 from elastic.events.segments import encoded
 from elastic.events.sinks import FileSink, Sink, local_folder, log
@@ -53,8 +53,16 @@ class EventLog:
         merged = {**self._common, **facts}
         self._common = {name: fact for name, fact in merged.items() if fact is not None}
 
-    def emit(self, event: str, **facts: Any) -> None:
-        """Records that `event` happened now. Facts are JSON values; of NumPy scalars the value, of others the str()."""
+    def emit(self, event: TypedEvent) -> None:
+        """Records that it happened now."""
+        self._write(event.event_name, event.facts())
+
+    def emit_named(self, event: str, **facts: Any) -> None:
+        """As `emit`, of an event that schema.py does not have: an observer's own. Facts are JSON values; of NumPy
+        scalars the value, of others the str()."""
+        self._write(event, facts)
+
+    def _write(self, event: str, facts: Event) -> None:
         if not self._sinks and not self._hearing:
             return
         record = {"t": self._clock(), "worker": self._worker_id, "event": event, **self._common, **facts}

@@ -11,9 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypedDict, cast
 
 WAIT, DATA, SAVE, EVALUATE = "wait_s", "data_s", "save_s", "evaluate_s"
 SPENT = (WAIT, DATA, SAVE, EVALUATE)
+
+
+class Spent(TypedDict, total=False):
+    """Seconds by what they were spent on; the facts of an EndOfStretch (schema.py)."""
+
+    wait_s: float
+    data_s: float
+    save_s: float
+    evaluate_s: float
 
 
 class Stopwatch:
@@ -42,13 +52,13 @@ class Stopwatch:
         finally:
             self.at(before)
 
-    def lap(self) -> dict[str, float]:
+    def lap(self) -> Spent:
         """Seconds by what they were spent on since the last lap; without those that are less than a microsecond."""
         on = self._on
         self.at(None)
         self.at(on)
         spent, self._spent = self._spent, {}
-        return {name: round(seconds, 6) for name, seconds in spent.items() if seconds >= 1e-6}
+        return cast(Spent, {name: round(seconds, 6) for name, seconds in spent.items() if seconds >= 1e-6})
 
 
 def age_s(ordered: float | None = None) -> float:

@@ -19,6 +19,7 @@ from typing import NoReturn, Protocol
 
 import checkpoint
 from elastic.errors import PeerLost
+from elastic.events import schema
 from elastic.group.fingerprint import Kind
 from elastic.loop.session import Session
 from elastic.membership.live import Answer
@@ -73,7 +74,7 @@ class Departure:
         """Records it, once."""
         if self.notice is not None and not self._noticed:
             self._noticed = True
-            self._context.events.emit("notice", signal=self.notice)
+            self._context.events.emit(schema.Notice(signal=self.notice))
 
     def saved_by_all(self) -> None:
         """The coordinator has saved, and all know it. Raises PeerLost, and SystemExit on one that could not save."""
@@ -197,7 +198,7 @@ class Departure:
         context, step = self._context, self._state.step
         self.tell_notice()
         if not self._noticed:
-            context.events.emit("notice", signal=None)
-        context.events.emit("left", step=step, **context.stopwatch.lap())
+            context.events.emit(schema.Notice(signal=None))
+        context.events.emit(schema.Left(step=step, **context.stopwatch.lap()))
         context.console.say(f"left at step {step} on {self.notice or 'a notice to another worker'}; {how}")
         raise SystemExit(0)

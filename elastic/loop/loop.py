@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from elastic.errors import PeerLost, StepError
+from elastic.events import schema
 from elastic.group.fingerprint import Kind
 from elastic.loop.boundary import Boundary
 from elastic.loop.context import Context
@@ -94,8 +95,8 @@ class Loop:
             orderly = isinstance(error, SystemExit) and not error.code
             session.exchange.buffers.restore()  # a share that raised has moved BatchNorm's averages
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):
-                told = f"{type(error).__name__}: {error}"
-                self._context.events.emit("error", step=self._state.step, error=told)
+                failure = f"{type(error).__name__}: {error}"
+                self._context.events.emit(schema.Error(step=self._state.step, error=failure))
             if (known := explained(error)) is not None:
                 raise known from error
         finally:

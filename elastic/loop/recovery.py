@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from elastic.errors import PeerLost, Stranded
+from elastic.events import schema
 from elastic.group.fingerprint import Kind, announce
 from elastic.loop.departure import Departure
 from elastic.loop.session import Session
@@ -215,10 +216,11 @@ class Recovery:
 
     def _tell_lost(self, lost: PeerLost, missing: Sequence[int] = ()) -> None:
         self._context.events.emit(
-            "peer_lost",
-            step=self._state.step,
-            phase=lost.phase,
-            error=str(lost),
-            missing=list(missing),
-            **self._context.stopwatch.lap(),
+            schema.PeerLost(
+                step=self._state.step,
+                phase=lost.phase,
+                error=str(lost),
+                missing=list(missing),
+                **self._context.stopwatch.lap(),
+            )
         )

@@ -19,6 +19,7 @@ from dataclasses import asdict
 import checkpoint
 from checkpoint.storage import redact
 from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
+from elastic.events import schema
 from elastic.group.form import gather_bytes
 from elastic.loop.context import Context
 from elastic.loop.phases import Phases
@@ -82,12 +83,13 @@ class StateRestorer:
             keeps_trained = "trained" in self._accepted
             self._apply(broadcast(group, tree), keeps_trained=keeps_trained)
         self._events.emit(
-            "loaded",
-            step=self.position.step,
-            epoch=self.position.epoch,
-            from_claim=from_claim,
-            accepted=self._accepted,
-            digest=self._train_state.weights_digest(),
+            schema.Loaded(
+                step=self.position.step,
+                epoch=self.position.epoch,
+                from_claim=from_claim,
+                accepted=self._accepted,
+                digest=self._train_state.weights_digest(),
+            )
         )
 
     def from_peers_or_storage(self, standing: Standing, word: Tree) -> Tree | None:
@@ -129,7 +131,7 @@ class StateRestorer:
             self._train_state.applied.note()
             step, epoch = self.position.step, self.position.epoch
             self._tell_transfer("takes", step, moved, begun_s)
-            self._events.emit("loaded", step=step, epoch=epoch, from_claim=self.claim, accepted=[])
+            self._events.emit(schema.Loaded(step=step, epoch=epoch, from_claim=self.claim, accepted=[]))
         elif moved and standing.step is not None:
             self._tell_transfer("gives", standing.step, moved, begun_s)
         if group.rank == 0:
@@ -166,7 +168,7 @@ class StateRestorer:
 
     def _tell_transfer(self, role: str, step: int, moved: int, begun_s: float) -> None:
         seconds = time.monotonic() - begun_s
-        self._events.emit("transfer", step=step, bytes=moved, seconds=seconds, role=role)
+        self._events.emit(schema.Transfer(step=step, bytes=moved, seconds=seconds, role=role))
 
     def close(self, *, abruptly: bool = False) -> None:
         """See Saver.close."""

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import checkpoint
 from elastic.config import Config
 from elastic.errors import Evicted, SavesFailed
+from elastic.events import schema
 from elastic.events.log import EventLog
 from elastic.membership.environment import Launch
 from elastic.state import identity as identities
@@ -100,7 +101,7 @@ class Saver:
         claim = self._checkpoints.claim(world={"world_size": self.world_size})
         resumed = claim.resumed_from
         self._events.context(claim=claim.number)
-        self._events.emit("claimed", resumed_from=resumed._asdict() if resumed is not None else None)
+        self._events.emit(schema.Claimed(resumed_from=resumed._asdict() if resumed is not None else None))
         return claim
 
     def adopt(self, claim: checkpoint.Claim) -> None:
@@ -203,7 +204,7 @@ class Saver:
         Raises Evicted; CheckpointError where it must.
         """
         self.look()
-        self._events.emit("save_begun", step=position.step)
+        self._events.emit(schema.SaveBegun(step=position.step))
         begun_s = self._clock()
         meta = {"position": asdict(position), "identity": self._identity, "world_size": self.world_size}
         objects = self._train_state.objects()
@@ -212,7 +213,7 @@ class Saver:
                 saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False)
                 self.last_s = self._clock()
                 self._underway.append((saving, position, begun_s, self.last_s - begun_s))
-                self._events.emit("staged", step=position.step, seconds=self.last_s - begun_s)
+                self._events.emit(schema.Staged(step=position.step, seconds=self.last_s - begun_s))
                 commit = None
             else:
                 commit = self._checkpoints.save(position.step, objects, meta=meta)
@@ -256,7 +257,7 @@ class Saver:
         self._saved_s = self._clock()
         self._failures = 0
         self._events.emit(
-            "saved", step=position.step, bytes=commit.bytes, seconds=self.took_s, stall=stall_s, name=commit.name
+            schema.Saved(step=position.step, bytes=commit.bytes, seconds=self.took_s, stall=stall_s, name=commit.name)
         )
         self._events.flush()
 
@@ -264,11 +265,12 @@ class Saver:
         self._failures += 1
         self._last_failure = failure
         self._events.emit(
-            "save_failed",
-            step=position.step,
-            error=str(failure),
-            in_a_row=self._failures,
-            saved_step=self._saved[0] if self._saved is not None else None,
+            schema.SaveFailed(
+                step=position.step,
+                error=str(failure),
+                in_a_row=self._failures,
+                saved_step=self._saved[0] if self._saved is not None else None,
+            )
         )
 
     def _saves_failed(self, step: int) -> SavesFailed:

@@ -20,6 +20,7 @@ import torch
 from elastic.data.loader import Loader
 from elastic.data.plan import Examples
 from elastic.errors import PeerLost
+from elastic.events import schema
 from elastic.events.timing import age_s
 from elastic.group.form import Group
 from elastic.launch.parent import leave_with_parent
@@ -121,13 +122,14 @@ class Session:
         context.progress.at(Phase.STARTING, generation=0, step=0)
         context.moment("start")
         context.events.emit(
-            "run_started",
-            config=config.numerics(),
-            identity=identity,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            restart=context.launch.restart,
-            age_s=age_s(context.launch.ordered),
+            schema.RunStarted(
+                config=config.numerics(),
+                identity=identity,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                restart=context.launch.restart,
+                age_s=age_s(context.launch.ordered),
+            )
         )
         self.restorer.identity = identity
         self.keep(lambda: self.view_group.close(abruptly=self._abruptly))
@@ -142,11 +144,13 @@ class Session:
 
     def tell_end(self, ended: RunEnded) -> None:
         """Records why no view comes any more."""
-        self.context.events.emit("repeated_failure" if ended.repeated else "ended", why=str(ended))
+        why = str(ended)
+        self.context.events.emit(schema.RepeatedFailure(why=why) if ended.repeated else schema.Ended(why=why))
 
     def tell_finished(self) -> None:
         digest = self.train_state.weights_digest()
-        self.context.events.emit("finished", step=self.state.step, digest=digest, **self.context.stopwatch.lap())
+        spent = self.context.stopwatch.lap()
+        self.context.events.emit(schema.Finished(step=self.state.step, digest=digest, **spent))
 
     def keep(self, closing: Callable[[], None]) -> None:
         """Have something closed with the session."""

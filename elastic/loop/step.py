@@ -18,6 +18,7 @@ import torch
 
 from elastic.data.plan import StepPlan
 from elastic.errors import UNTOUCHED, PeerLost, StepError
+from elastic.events import schema
 from elastic.events.timing import DATA
 from elastic.group.sums import Agreed, ShareSums
 from elastic.loop.assignment import pieces
@@ -102,7 +103,7 @@ class Step:
                     self._left_to_the_script()
                     return
                 self.attempt = self._state.attempt = self.attempt + 1
-                self._context.events.emit("redo", step=self.index, attempt=self.attempt)
+                self._context.events.emit(schema.Redo(step=self.index, attempt=self.attempt))
         self._apply(self, agreed)
         self.applied = True
         self._left_to_the_script()

@@ -15,7 +15,9 @@ from collections.abc import Callable
 import torch
 
 from elastic.config import Config
+from elastic.events import schema
 from elastic.events.digests import digest_of_indices, digest_of_sums, plain_values
+from elastic.events.event import ABSENT
 from elastic.group.sums import Agreed
 from elastic.loop.session import Session
 from elastic.loop.step import Step
@@ -57,17 +59,18 @@ class Update:
         shares = self._session.exchange.assignment.shares
         coordinates = self._session.view_group.rank == 0
         self._context.events.emit(
-            "step_applied",
-            step=step.index,
-            epoch=step.epoch,
-            attempt=step.attempt,
-            shares=[shares.start, shares.stop],
-            count=step.count,
-            indices=digest_of_indices(step.indices_read),
-            sums=digest_of_sums(step.sums, step.count),
-            redone=step.attempt > 0,
-            **({"values": plain_values(step.sums)} if coordinates else {}),
-            **self._context.stopwatch.lap(),
+            schema.StepApplied(
+                step=step.index,
+                epoch=step.epoch,
+                attempt=step.attempt,
+                shares=[shares.start, shares.stop],
+                count=step.count,
+                indices=digest_of_indices(step.indices_read),
+                sums=digest_of_sums(step.sums, step.count),
+                redone=step.attempt > 0,
+                values=plain_values(step.sums) if coordinates else ABSENT,
+                **self._context.stopwatch.lap(),
+            )
         )
         self._context.moment("applied")
 

@@ -16,6 +16,8 @@ from typing import Any
 from torch.distributed import DistError, Store
 
 from elastic.errors import PeerLost
+from elastic.events import schema
+from elastic.events.event import ABSENT
 from elastic.group.form import Group, form, gather_bytes
 from elastic.loop.assignment import assign_shares
 from elastic.loop.context import Context
@@ -142,17 +144,21 @@ class ViewGroup:
         )
         self._grouped = True
         shares = assign_shares(config, config.plan.virtual_workers, view.world_size)[rank].shares
-        idle = {"idle_s": self._short_s} if self._short_s else {}
-        self._context.events.emit("view_formed", workers=list(view.workers), shares=[shares.start, shares.stop], **idle)
+        self._context.events.emit(
+            schema.ViewFormed(
+                workers=list(view.workers), shares=[shares.start, shares.stop], idle_s=self._short_s or ABSENT
+            )
+        )
         self._context.moment("formed")
 
     def _tell_faults(self, gone: Sequence[Mapping[str, Any]]) -> None:
         """What the agents know of those who are gone since the last view."""
         events = self._context.events
         for one in gone:
-            events.emit("fault_detected", lost=one["worker"], cause=one["cause"], died_t=one["t"], step=one["step"])
+            lost, step = one["worker"], one["step"]
+            events.emit(schema.FaultDetected(lost=lost, cause=one["cause"], died_t=one["t"], step=step))
             if one["stuck_s"] is not None:
-                events.emit("hang", lost=one["worker"], step=one["step"], stuck_s=one["stuck_s"])
+                events.emit(schema.Hang(lost=lost, step=step, stuck_s=one["stuck_s"]))
 
     def _retire(self, *, abruptly: bool = True) -> None:
         if self._grouped:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from checkpoint import CheckpointError
 from checkpoint.storage import redact
-from elastic.events import schema, words
+from elastic.events import declarations, words
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.events.sinks import local_folder
@@ -57,7 +57,7 @@ def _main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(argv)
     if options.schema:
-        print(schema.table(), end="")
+        print(declarations.table(), end="")
         return 0
     if options.run is None:
         parser.error("give the run's folder or URL")

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from elastic.events.declarations import COMMON, DECLARED, matches
 from elastic.events.event import Event
-from elastic.events.schema import COMMON, DECLARED, matches
 
 _LATEST_S = 253_402_300_799.0  # the year 9999
 _GREATEST = 2**53

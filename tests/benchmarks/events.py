@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from elastic.events import schema
 from elastic.events.digests import digest_of_indices, digest_of_sums, plain_values
 from elastic.events.log import EventLog
 from elastic.events.timing import DATA, EVALUATE, WAIT, Stopwatch
@@ -70,22 +71,23 @@ def step(log: EventLog, stopwatch: Stopwatch, index: int, read: list[int]) -> No
         stopwatch.at(on)
     sums = {"loss": SUMS[0], "correct": SUMS[1], "tokens": 4096}
     log.emit(
-        "step_applied",
-        step=index,
-        epoch=index // 1000,
-        attempt=0,
-        shares=[0, SHARES],
-        count=256,
-        indices=digest_of_indices(read),
-        sums=digest_of_sums(sums, 256),
-        redone=False,
-        values=plain_values(sums),
-        **stopwatch.lap(),
+        schema.StepApplied(
+            step=index,
+            epoch=index // 1000,
+            attempt=0,
+            shares=[0, SHARES],
+            count=256,
+            indices=digest_of_indices(read),
+            sums=digest_of_sums(sums, 256),
+            redone=False,
+            values=plain_values(sums),
+            **stopwatch.lap(),
+        )
     )
     if index % 100 == 99:
-        log.emit("save_begun", step=index + 1)
-        log.emit("staged", step=index + 1, seconds=0.01)
-        log.emit("saved", step=index + 1, bytes=10, seconds=0.5, stall=0.01, name="c")
+        log.emit(schema.SaveBegun(step=index + 1))
+        log.emit(schema.Staged(step=index + 1, seconds=0.01))
+        log.emit(schema.Saved(step=index + 1, bytes=10, seconds=0.5, stall=0.01, name="c"))
 
 
 SUMS = torch.tensor(123.456, dtype=torch.float64), torch.tensor(231, dtype=torch.int64)

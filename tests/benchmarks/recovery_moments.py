@@ -22,5 +22,5 @@ class Moments(Observer):
         if moment == "applied":
             if run.generation != self._generation:
                 self._generation = run.generation
-                run.events.emit("moments", passed=self._passed)
+                run.events.emit_named("moments", passed=self._passed)
             self._passed = []

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from elastic.events.declarations import problems
 from elastic.events.event import Event
-from elastic.events.schema import problems
 from elastic.report.ledger import ledger
 from elastic.report.page import page
 from elastic.report.report import report

@@ -17,7 +17,7 @@ def test_a_sigkill_loses_nothing_that_was_emitted(tmp_path: Path) -> None:
         "import os, signal, sys\n"
         "from elastic.events.log import EventLog\n"
         "log = EventLog(sys.argv[1], worker_id='w0')\n"
-        "for step in range(100): log.emit('step_applied', step=step)\n"
+        "for step in range(100): log.emit_named('step_applied', step=step)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=60, check=False)

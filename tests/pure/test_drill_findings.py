@@ -236,13 +236,13 @@ def test_events_are_followed_as_they_are_written(tmp_path: Path) -> None:
     follow = Follow(tmp_path)
     assert follow.new() == []
     log = EventLog(tmp_path, worker_id="w1")
-    log.emit("one")
-    log.emit("two")
+    log.emit_named("one")
+    log.emit_named("two")
     assert [event["event"] for event in follow.new()] == ["one", "two"]
     with (tmp_path / "events" / "w1.jsonl").open("a") as file:
         file.write('{"t": 1, "worker": "w1", "ev')
     assert follow.new() == []
-    log.emit("three")
+    log.emit_named("three")
     log.close()
     assert follow.new() == []  # its line began in the torn one's
     assert follow.new() == []
@@ -282,7 +282,7 @@ def test_where_a_dataset_s_code_stands_is_known() -> None:
             return index
 
     mine: Any = Mine()
-    found = described(Subset(mine, [0, 2]))
+    found = described(Subset(mine, [0, 2])).facts()
     assert found["dataset"].endswith("Mine")
     assert found["file"] == str(Path(__file__).absolute())
     assert Reading(mine)[2].example == 2

@@ -17,11 +17,11 @@ import torch
 
 from checkpoint.storage.fsspec import FsspecStorage
 from elastic.events import remote_sink, segments
+from elastic.events.declarations import problems
 from elastic.events.digests import digest_of_indices, digest_of_sums
 from elastic.events.event import Event
 from elastic.events.log import EventLog
 from elastic.events.reading import read_events
-from elastic.events.schema import problems
 
 
 def clock(*times: float) -> Callable[[], float]:
@@ -30,11 +30,11 @@ def clock(*times: float) -> Callable[[], float]:
 
 def test_a_record_carries_its_time_its_worker_and_the_common_facts(tmp_path: Path) -> None:
     log = EventLog(tmp_path, worker_id="w0", clock=clock(1.0, 2.0, 3.0))
-    log.emit("run_started", pid=17)
+    log.emit_named("run_started", pid=17)
     log.context(generation=2, rank=0, world_size=4, claim=None)
-    log.emit("notice", signal="SIGTERM")
+    log.emit_named("notice", signal="SIGTERM")
     log.context(claim=3, rank=None)
-    log.emit("saved", step=4)
+    log.emit_named("saved", step=4)
 
     assert read_events(tmp_path) == [
         {"t": 1.0, "worker": "w0", "event": "run_started", "pid": 17},
@@ -48,19 +48,19 @@ def test_workers_are_merged_by_time_and_each_one_s_order_is_kept(tmp_path: Path)
     first = EventLog(tmp_path, worker_id="w0", clock=clock(1.0, 5.0, 4.0))
     second = EventLog(tmp_path, worker_id="w1", clock=clock(2.0))
     for name in ("a", "b", "c"):
-        first.emit(name)
-    second.emit("d")
+        first.emit_named(name)
+    second.emit_named("d")
 
     assert [event["event"] for event in read_events(tmp_path)] == ["a", "d", "b", "c"]
 
 
 def test_no_folder_means_no_events(tmp_path: Path) -> None:
-    EventLog(None, worker_id="w0").emit("started")
+    EventLog(None, worker_id="w0").emit_named("started")
     assert read_events(tmp_path / "nowhere") == []
 
 
 def test_a_file_url_is_a_folder(tmp_path: Path) -> None:
-    EventLog(f"file://{tmp_path}", worker_id="w0").emit("a")
+    EventLog(f"file://{tmp_path}", worker_id="w0").emit_named("a")
     assert [event["event"] for event in read_events(f"file://{tmp_path}")] == ["a"]
     assert (tmp_path / "events" / "w0.jsonl").exists()
 
@@ -68,10 +68,10 @@ def test_a_file_url_is_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", ['{"t": 3.0, "worker": "w0", "ev', "[1, 2]", '{"t": 3.0}', "\x00\x00", ""])
 def test_a_torn_last_line_costs_itself_and_nothing_after_it(tmp_path: Path, torn: str) -> None:
     """A kill or a full disk may tear a line; what the next process appends must not be glued to it."""
-    EventLog(tmp_path, worker_id="w0", clock=clock(1.0)).emit("before")
+    EventLog(tmp_path, worker_id="w0", clock=clock(1.0)).emit_named("before")
     with (tmp_path / "events" / "w0.jsonl").open("a") as file:
         file.write(torn)
-    EventLog(tmp_path, worker_id="w0", clock=clock(2.0)).emit("after")
+    EventLog(tmp_path, worker_id="w0", clock=clock(2.0)).emit_named("after")
 
     assert [event["event"] for event in read_events(tmp_path)] == ["before", "after"]
 
@@ -79,7 +79,7 @@ def test_a_torn_last_line_costs_itself_and_nothing_after_it(tmp_path: Path, torn
 def test_facts_that_json_cannot_say_are_written_as_text(tmp_path: Path) -> None:
     """An unexpected fact must never end a run."""
     log = EventLog(tmp_path, worker_id="w0")
-    log.emit(
+    log.emit_named(
         "odd", count=np.int64(3), share=np.float64(0.5), where=tmp_path, error=ValueError("no"), text="a\nb ü \udcff"
     )
 
@@ -94,7 +94,7 @@ def test_threads_do_not_tear_each_other_s_lines(tmp_path: Path) -> None:
 
     def write(name: str) -> None:
         for at in range(200):
-            log.emit(name, at=at, text="x" * 5000)
+            log.emit_named(name, at=at, text="x" * 5000)
 
     threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
     for thread in threads:
@@ -113,7 +113,7 @@ def test_a_log_that_cannot_be_written_says_so_once(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.WARNING):
         log = EventLog(tmp_path, worker_id="w0")
         for _ in range(3):
-            log.emit("step_applied")
+            log.emit_named("step_applied")
         log.flush()
         log.close()
 
@@ -124,11 +124,11 @@ def test_a_log_that_cannot_be_written_says_so_once(tmp_path: Path, caplog: pytes
 def test_a_tee_receives_what_comes_after_it(tmp_path: Path) -> None:
     """A drill keeps its evidence in a folder, wherever the run lives."""
     log = EventLog(tmp_path / "run", worker_id="w0")
-    log.emit("before")
+    log.emit_named("before")
     log.tee(tmp_path / "drill")
-    log.emit("after")
+    log.emit_named("after")
     log.close()
-    log.emit("too late")
+    log.emit_named("too late")
 
     assert [event["event"] for event in read_events(tmp_path / "run")] == ["before", "after"]
     assert [event["event"] for event in read_events(tmp_path / "drill")] == ["after"]
@@ -138,14 +138,14 @@ def test_in_object_storage_a_segment_grows_and_two_of_one_name_do_not_hide_each_
     """Objects cannot be appended to, and one per flush would be thousands to read."""
     url = "memory://events-in-segments"
     first = EventLog(url, worker_id="w0", clock=clock(1.0, 2.0, 4.0))
-    first.emit("a")
+    first.emit_named("a")
     first.flush(wait=True)
     first.flush(wait=True)
-    first.emit("b")
+    first.emit_named("b")
     first.flush(wait=True)
-    first.emit("d")
+    first.emit_named("d")
     second = EventLog(url, worker_id="w0", clock=clock(3.0))
-    second.emit("c")
+    second.emit_named("c")
     second.close()
     first.close()
 
@@ -160,11 +160,11 @@ def steps(log: EventLog, count: int, *, first: int = 0, rank: int = 0) -> None:
     for step in range(first, first + count):
         facts = {"attempt": 0, "redone": False, "shares": [0, 2], "count": 24, "indices": "i" * 64, "sums": "s" * 64}
         values = {"values": {"loss": 0.5 * step}} if rank == 0 else {}
-        log.emit("step_applied", step=step, epoch=0, **facts, **values, wait_s=0.25)
+        log.emit_named("step_applied", step=step, epoch=0, **facts, **values, wait_s=0.25)
         if step % 100 == 99:
-            log.emit("saved", step=step + 1, bytes=10, seconds=0.5, stall=0.125, name=f"c{step}")
+            log.emit_named("saved", step=step + 1, bytes=10, seconds=0.5, stall=0.125, name=f"c{step}")
         if step % 1000 == 999:
-            log.emit("peer_lost", step=step + 1, phase="exchange", error="gone", missing=[])
+            log.emit_named("peer_lost", step=step + 1, phase="exchange", error="gone", missing=[])
 
 
 def ticking() -> Callable[[], float]:
@@ -204,7 +204,7 @@ def test_a_long_log_is_bounded_and_its_totals_stay_right(tmp_path: Path, kind: s
 def test_where_even_losses_are_too_many_the_oldest_are_forgotten_and_it_is_said(tmp_path: Path) -> None:
     log = EventLog(tmp_path, worker_id="w0", clock=ticking())
     for number in range(30_000):
-        log.emit("peer_lost", step=number, phase="exchange", error="x" * 200, missing=[], wait_s=0.5)
+        log.emit_named("peer_lost", step=number, phase="exchange", error="x" * 200, missing=[], wait_s=0.5)
     log.close()
 
     events = read_events(tmp_path)
@@ -259,7 +259,7 @@ def test_a_torn_object_costs_its_last_line_only() -> None:
     url = "memory://torn-events"
     log = EventLog(url, worker_id="w0")
     for name in ("a", "b"):
-        log.emit(name)
+        log.emit_named(name)
     log.close()
     filesystem = fsspec.filesystem("memory")
     key = "/torn-events/events/w0.000000.jsonl"
@@ -274,13 +274,13 @@ def test_an_upload_that_fails_is_said_once_and_made_up_for(
     """Storage that is away for an hour must cost neither the run nor its history."""
     url = "memory://events-of-a-bad-hour"
     log = EventLog(url, worker_id="w0")
-    log.emit("before")
+    log.emit_named("before")
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(FsspecStorage, "put_new", lambda *_: (_ for _ in ()).throw(PermissionError("403")))
         log.flush(wait=True)
-        log.emit("during")
+        log.emit_named("during")
         log.flush(wait=True)
-    log.emit("after")
+    log.emit_named("after")
     log.flush(wait=True)
 
     assert [event["event"] for event in read_events(url)] == ["before", "during", "after"]
@@ -320,7 +320,7 @@ def test_a_listener_that_fails_is_let_go_and_the_run_goes_on(tmp_path: Path, cap
     log.hear(hear)
     with caplog.at_level(logging.ERROR):
         for name in ("a", "b"):
-            log.emit(name)
+            log.emit_named(name)
 
     assert heard == ["a"]
     assert len(caplog.records) == 1
@@ -347,6 +347,6 @@ def test_a_digest_of_sums_knows_every_bit_and_no_order() -> None:
 
 def test_every_record_is_strict_json(tmp_path: Path) -> None:
     """Other tools read these files too."""
-    EventLog(tmp_path, worker_id="w0").emit("odd", text='quote " and \u2028', none=None)
+    EventLog(tmp_path, worker_id="w0").emit_named("odd", text='quote " and \u2028', none=None)
     (line,) = (tmp_path / "events" / "w0.jsonl").read_text().splitlines()
     assert json.loads(line)["none"] is None

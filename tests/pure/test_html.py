@@ -265,7 +265,7 @@ def test_the_command_writes_the_page_and_prints_stable_facts(
 ) -> None:
     for event in eventful():
         log = EventLog(tmp_path / "run", worker_id=event["worker"], clock=itertools.repeat(event["t"]).__next__)
-        log.emit(event["event"], **{name: fact for name, fact in event.items() if name not in ("t", "worker", "event")})
+        log.emit_named(**{name: fact for name, fact in event.items() if name not in ("t", "worker")})
         log.close()
     out = tmp_path / "page.html"
 

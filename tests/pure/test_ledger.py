@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.events.compaction import Compaction
+from elastic.events.declarations import EVENTS
 from elastic.events.event import Event
-from elastic.events.schema import EVENTS
 from elastic.report.ledger import PARTS, Account, ledger
 
 NAMES = [event.name for event in EVENTS]

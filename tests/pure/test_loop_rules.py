@@ -524,22 +524,22 @@ def test_a_report_follows_the_run_that_took_over(tmp_path: Path) -> None:
     for claim, begun in ((1, 0), (2, 4)):
         log = EventLog(tmp_path, worker_id=f"w{claim}", clock=lambda: next(clock))
         log.context(rank=0)
-        log.emit("view_formed", workers=[f"w{claim}"], shares=[0, 2])
+        log.emit_named("view_formed", workers=[f"w{claim}"], shares=[0, 2])
         log.context(claim=claim)
-        log.emit("claimed", resumed_from=None)
-        log.emit("loaded", step=begun, epoch=begun // 4, from_claim=claim - 1 or None, digest="d", accepted=[])
+        log.emit_named("claimed", resumed_from=None)
+        log.emit_named("loaded", step=begun, epoch=begun // 4, from_claim=claim - 1 or None, digest="d", accepted=[])
         logs.append(log)
         for step in range(begun, begun + 6 // claim):
-            log.emit("step_applied", step=step, epoch=step // 4)
+            log.emit_named("step_applied", step=step, epoch=step // 4)
     old, new = logs
     for step in range(6, 12):
-        old.emit("step_applied", step=step, epoch=step // 4)
-    old.emit("error", error="Evicted: claim 2 is newer")
+        old.emit_named("step_applied", step=step, epoch=step // 4)
+    old.emit_named("error", error="Evicted: claim 2 is newer")
 
     found = report(read_events(tmp_path))
     assert (found.steps, found.epoch, found.state, found.claims) == (7, 1, "unfinished", 2)
-    new.emit("finished", step=7, digest="new")
-    old.emit("finished", step=12, digest="old")
+    new.emit_named("finished", step=7, digest="new")
+    old.emit_named("finished", step=12, digest="old")
     found = report(read_events(tmp_path))
     assert (found.steps, found.state, found.weights_sha256) == (7, "finished", "new")
     for log in logs:

@@ -20,16 +20,18 @@ def a_run_that_lost_a_worker(folder: Path, *, finishes: bool) -> None:
     for claim, first, last in ((1, 0, 3), (2, 2, 4)):
         log = EventLog(folder, worker_id=f"w{claim}", clock=lambda: next(clock))
         log.context(rank=0, claim=claim)
-        log.emit("view_formed", workers=[f"w{claim}", f"x{claim}"], shares=[0, 2])
-        log.emit("claimed", resumed_from=None)
-        log.emit("loaded", step=first, epoch=0, from_claim=None, digest="d", accepted=["torch"] if claim == 2 else [])
+        log.emit_named("view_formed", workers=[f"w{claim}", f"x{claim}"], shares=[0, 2])
+        log.emit_named("claimed", resumed_from=None)
+        log.emit_named(
+            "loaded", step=first, epoch=0, from_claim=None, digest="d", accepted=["torch"] if claim == 2 else []
+        )
         for step in range(first, last):
-            log.emit("step_applied", step=step, epoch=0)
-        log.emit("saved", step=last, bytes=10, seconds=0.5, name="c")
+            log.emit_named("step_applied", step=step, epoch=0)
+        log.emit_named("saved", step=last, bytes=10, seconds=0.5, name="c")
         if claim == 1:
-            log.emit("peer_lost", step=3, phase="exchange", error="gone", missing=[1])
+            log.emit_named("peer_lost", step=3, phase="exchange", error="gone", missing=[1])
         elif finishes:
-            log.emit("finished", step=4, digest="f00d")
+            log.emit_named("finished", step=4, digest="f00d")
         log.close()
 
 

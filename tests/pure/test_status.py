@@ -24,7 +24,7 @@ class Shown:
         self.log = EventLog(None, worker_id="w0", clock=lambda: self.now)
         show, said = self.statuses.append, self.lines.append
         self.log.hear(StatusTracker(total_steps=total_steps, shares=shares, every_s=every_s, show=show, say=said).hear)
-        self.log.emit("run_started")
+        self.log.emit_named("run_started")
         self.log.context(rank=0, world_size=4, generation=1)
 
     def view(self, *workers: str, generation: int = 1, after_s: float = 0.0) -> Shown:
@@ -33,7 +33,7 @@ class Shown:
 
     def then(self, event: str, after_s: float = 0.0, **facts: Any) -> Shown:
         self.now += after_s
-        self.log.emit(event, **facts)
+        self.log.emit_named(event, **facts)
         return self
 
     def steps(self, first: int, last: int, **facts: Any) -> Shown:

@@ -40,6 +40,8 @@ from elastic.drill.inject.acts import OnPurpose, act, alive_among, loader_proces
 from elastic.drill.inject.imposed import Imposed
 from elastic.drill.inject.reading import Collating, Reading, described
 from elastic.drill.machine.holdings import Holdings
+from elastic.events import drill_schema
+from elastic.events.drill_schema import Awaited, Held, Placed, Reads, Weights
 from elastic.events.observer import MOMENTS, ObservedRun, Observer
 from elastic.events.sinks import local_folder
 from elastic.state.train_state import weights_digest
@@ -103,7 +105,7 @@ class Injector(Observer):
 
     def dataset(self, dataset: Any) -> Any:
         if self._run is not None:
-            self._run.events.emit("dataset", **described(dataset))
+            self._run.events.emit(described(dataset))
         self._reading = Reading(dataset)
         return self._reading
 
@@ -112,8 +114,8 @@ class Injector(Observer):
 
     def batch(self, batch: Any, *, step: int, share: int, attempt: int) -> Any:
         assert self._run is not None
-        read = {"indices": batch.indices, "contents": batch.contents}
-        self._run.events.emit("reads", step=step, share=share, attempt=attempt, **read)
+        read = Reads(step=step, share=share, attempt=attempt, indices=batch.indices, contents=batch.contents)
+        self._run.events.emit(read)
         return batch.batch
 
     def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
@@ -125,19 +127,19 @@ class Injector(Observer):
         if moment == "start" and (self._folder / "events").is_dir():
             run.events.tee(self._folder)
         if moment == "start":
-            run.events.emit("placed", agent=os.getppid())
+            run.events.emit(Placed(agent=os.getppid()))
             (self._folder / CAME / str(os.getppid())).touch()
         self._step = run.step_index if moment in _BEFORE_THE_UPDATE else run.step_index - 1
         if moment == "start":
             run.events.hear(self._holdings.hear)
         view = {"generation": run.generation, "world_size": run.world_size, "rank": run.rank}
         if moment == "applied" and (holds := self._holdings.after_step(**view)) is not None:
-            run.events.emit("held", last=False, **holds)
+            run.events.emit(Held(last=False, **holds))
         if moment == "finish":
-            run.events.emit("held", last=True, **self._holdings.at_the_end(**view))
+            run.events.emit(Held(last=True, **self._holdings.at_the_end(**view)))
         if moment == "applied":
             models = run.model if isinstance(run.model, Mapping) else {"model": run.model}
-            run.events.emit("weights", step=self._step, digest=weights_digest(models))
+            run.events.emit(Weights(step=self._step, digest=weights_digest(models)))
         for phase, begins in _BEGINS.items():
             if moment == begins:
                 for fault in self._due(phase, share):
@@ -181,7 +183,8 @@ class Injector(Observer):
         if (kind := as_failure(fault)) is not None:
             (self._folder / HAPPENED / f"{_FAILED}{kind}-{run.step_index}").touch()
         fatal = isinstance(fault, Kill | KillAll)
-        run.events.emit("fault", index=index, fault=str(fault), step=self._step, phase=fault.when.phase, fatal=fatal)
+        event = drill_schema.Fault(index=index, fault=str(fault), step=self._step, phase=fault.when.phase, fatal=fatal)
+        run.events.emit(event)
         if not isinstance(fault, Disk | Flip | Terminate):  # this process may not live to do so afterwards
             run.events.flush(wait=True)
         if isinstance(fault, Slow):
@@ -206,7 +209,7 @@ class Injector(Observer):
         with run.long_section(2 * at_most_s) if computes else contextlib.nullcontext():
             while not let_go.exists() and time.monotonic() - begun_s < at_most_s:
                 time.sleep(_LOOK_S)
-        run.events.emit("awaited", index=index, seconds=time.monotonic() - begun_s, there=let_go.exists())
+        run.events.emit(Awaited(index=index, seconds=time.monotonic() - begun_s, there=let_go.exists()))
 
     def _would_repeat(self, fault: Fault) -> bool:
         """Whether the run would take it for a bug: the same failure at one step, twice. One that may come later does,

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 import xxhash
 
+from elastic.events.drill_schema import Dataset
+
 _HANG_S = 3600.0  # nobody waits that long; it ends by a signal
 _UNWRAPPED_MAX = 8  # datasets that wrap datasets
 
@@ -72,8 +74,8 @@ def digest_of(example: Any) -> str | None:
     return sha.hexdigest() if _fed(sha, example) else None
 
 
-def described(dataset: Any) -> dict[str, Any]:
-    """Where the code that reads an example stands: {dataset: its class, file, line of its __getitem__}.
+def described(dataset: Any) -> Dataset:
+    """Where the code that reads an example stands.
 
     Of datasets that only wrap another one (torch's Subset, say) the innermost that is not torch's own.
     """
@@ -83,12 +85,12 @@ def described(dataset: Any) -> dict[str, Any]:
             break
         dataset = inner
     kind = type(dataset)
-    found: dict[str, Any] = {"dataset": kind.__qualname__}
     try:
         code = inspect.unwrap(kind.__getitem__).__code__
     except (AttributeError, ValueError):
-        return found
-    return {**found, "file": str(Path(code.co_filename).absolute()), "line": code.co_firstlineno}
+        return Dataset(dataset=kind.__qualname__)
+    file = str(Path(code.co_filename).absolute())
+    return Dataset(dataset=kind.__qualname__, file=file, line=code.co_firstlineno)
 
 
 def _fed(sha: Any, value: Any) -> bool:
