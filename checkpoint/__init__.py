@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from checkpoint.format.manifest import Commit
     from checkpoint.format.marks import PerRank
     from checkpoint.format.tree import encode
-    from checkpoint.loaded import Loaded
-    from checkpoint.reader import Checkpoint, Verified
+    from checkpoint.load.loaded import Loaded
+    from checkpoint.load.reader import Checkpoint, Verified
     from checkpoint.runs.claims import Claim
-    from checkpoint.saving import Saving
+    from checkpoint.save.handle import Saving
 
 __all__ = [
     "Checkpoint",
@@ -83,14 +83,14 @@ __all__ = [
 # Where a name lives, if not in errors. Imported when it is asked for: the writer process is part of this package too,
 # and torch would take 2 s and 200 MB of it.
 _HOMES = {
-    "Checkpoint": "reader",
+    "Checkpoint": "load.reader",
     "Checkpointer": "checkpointer",
     "Claim": "runs.claims",
     "Commit": "format.manifest",
-    "Loaded": "loaded",
+    "Loaded": "load.loaded",
     "PerRank": "format.marks",
-    "Saving": "saving",
-    "Verified": "reader",
+    "Saving": "save.handle",
+    "Verified": "load.reader",
     "decode": "format.decoding",
     "digest": "format.hashing",
     "encode": "format.tree",

@@ -17,32 +17,32 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from checkpoint.apply import apply
-from checkpoint.background.in_flight import Rules, WhenBusy
-from checkpoint.background.messages import Message
-from checkpoint.background.saves import Background
-from checkpoint.cast import Cast
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, TornManifest
-from checkpoint.foreground import save_now
 from checkpoint.format.draft import Draft
 from checkpoint.format.manifest import Commit
 from checkpoint.format.marks import Patterns, Resolver
 from checkpoint.format.names import CommitId
-from checkpoint.format.plan import Planner, Save
 from checkpoint.format.shards import SHARD_BYTES
 from checkpoint.format.tree import Tree
-from checkpoint.loaded import Loaded, Skipped
-from checkpoint.reader import Checkpoint, Verified, read_commit, verify
+from checkpoint.load.apply import apply
+from checkpoint.load.cast import Cast
+from checkpoint.load.loaded import Loaded, Skipped
+from checkpoint.load.reader import Checkpoint, Verified, read_commit, verify
 from checkpoint.runs.claims import Claim
 from checkpoint.runs.history import History, read_history, read_manifest
 from checkpoint.runs.retention import Sweeper
 from checkpoint.runs.tenure import Tenure
-from checkpoint.saving import Saving
+from checkpoint.save.background import Background
+from checkpoint.save.foreground import save_now
+from checkpoint.save.handle import Saving
+from checkpoint.save.in_flight import Rules, WhenBusy
+from checkpoint.save.planner import Planner, Save
+from checkpoint.save.writer.link import Message
 from checkpoint.storage import Storage, open_storage
 
 if TYPE_CHECKING:
-    from checkpoint.group.background import Context
-    from checkpoint.group.together import Group, Together
+    from checkpoint.save.group.background import Context
+    from checkpoint.together import Group, Together
 
 BUDGET_BYTES = 512 * 2**20
 _LOOK_S = 10.0  # how long a look at another URL is tried
@@ -151,7 +151,7 @@ class Checkpointer:
         )
         self._together: Together | None = None
         if group is not None:
-            from checkpoint.group.together import Together  # torch's planner takes a while to import
+            from checkpoint.together import Together  # torch's planner takes a while to import
 
             self._together = Together(
                 group,
@@ -494,7 +494,7 @@ class Checkpointer:
 
     def _context(self, step: int | None) -> Context:
         """step  to be saved; None: nothing is"""
-        from checkpoint.group.background import Context
+        from checkpoint.save.group.background import Context
 
         claim = self._tenure.claim if step is None else functools.partial(self._tenure.for_step, step)
         return Context(claim, self._save_time_s, self._sweep_soon)

@@ -1,4 +1,4 @@
-"""What each command of `checkpoint` does: asks place.py for a run, and screen.py to show what it found.
+"""What each command of `checkpoint` does: asks opened_run.py for a run, and screen.py to show what it found.
 
 Each takes what was asked and the screen, and returns its answer as an exit status: YES, NO, or an error that main()
 turns into UNKNOWN.
@@ -16,12 +16,12 @@ from typing import Any
 
 from checkpoint.cli.digests import digests
 from checkpoint.cli.housekeeping import KEEP_ALL, Removal, plan, sweep_as_claimant
-from checkpoint.cli.place import Place, opened
+from checkpoint.cli.opened_run import OpenedRun, opened
 from checkpoint.cli.screen import Screen, human_age, human_bytes, utc
-from checkpoint.diff import Comparison, Difference, Side, compare
 from checkpoint.errors import CheckpointError
 from checkpoint.format.manifest import Commit
 from checkpoint.format.names import CLAIMS
+from checkpoint.load.diff import Comparison, Difference, Side, compare
 
 YES, NO = 0, 1
 
@@ -29,22 +29,22 @@ _SHOWN = 40  # lines of differences
 
 
 def ls(asked: argparse.Namespace, screen: Screen) -> int:
-    with _place(asked.url, asked, screen) as place:
-        commits, now_s = place.runs.list(), time.time()
+    with _opened(asked.url, asked, screen) as run:
+        commits, now_s = run.checkpoints.list(), time.time()
         if asked.json:
             screen.document([_commit_document(commit, now_s) for commit in commits])
         elif commits:
             _show_commits(screen, commits, now_s, long=asked.long)
-        place.need(None)
+        run.need(None)
     return YES if any(commit.in_lineage for commit in commits) else NO
 
 
 def verify(asked: argparse.Namespace, screen: Screen) -> int:
-    with _place(asked.url, asked, screen) as place:
-        place.need(asked.step)
-        total = sum(commit.bytes for commit in place.runs.list() if asked.step in (None, commit.step))
-        with screen.progress("verifying", total) as advance, place.counting(advance):
-            found = place.runs.verify(step=asked.step)
+    with _opened(asked.url, asked, screen) as run:
+        run.need(asked.step)
+        total = sum(commit.bytes for commit in run.checkpoints.list() if asked.step in (None, commit.step))
+        with screen.progress("verifying", total) as advance, run.counting(advance):
+            found = run.checkpoints.verify(step=asked.step)
     whole = sum(one.ok for one in found)
     if asked.json:
         keys = ("name", "step", "in_lineage", "ok", "problems")
@@ -60,9 +60,9 @@ def verify(asked: argparse.Namespace, screen: Screen) -> int:
 
 
 def show_digest(asked: argparse.Namespace, screen: Screen) -> int:
-    with _place(asked.url, asked, screen) as place:
-        stream = place.stream(asked.step)
-        with screen.progress("hashing", stream.commit.bytes) as advance, place.counting(advance):
+    with _opened(asked.url, asked, screen) as run:
+        stream = run.stream(asked.step)
+        with screen.progress("hashing", stream.commit.bytes) as advance, run.counting(advance):
             whole, parts = digests(stream)
     commit = stream.commit
     if asked.json:
@@ -76,15 +76,15 @@ def show_digest(asked: argparse.Namespace, screen: Screen) -> int:
 
 def diff(asked: argparse.Namespace, screen: Screen) -> int:
     (url_a, step_a), (url_b, step_b) = _two(asked)
-    with _place(url_a, asked, screen) as place_a, _place(url_b, asked, screen) as place_b:
-        a, b = Side(place_a.storage, place_a.find(step_a)), Side(place_b.storage, place_b.find(step_b))
+    with _opened(url_a, asked, screen) as run_a, _opened(url_b, asked, screen) as run_b:
+        a, b = Side(run_a.storage, run_a.find(step_a)), Side(run_b.storage, run_b.find(step_b))
         with (
             screen.progress("comparing", a.commit.bytes + b.commit.bytes) as advance,
-            place_a.counting(advance),
-            place_b.counting(advance),
+            run_a.counting(advance),
+            run_b.counting(advance),
         ):
             found = compare(a, b)
-        urls = place_a.url, place_b.url
+        urls = run_a.url, run_b.url
     if asked.json:
         screen.document(_difference_document(urls, (a.commit, b.commit), found))
     else:
@@ -102,13 +102,13 @@ def export(asked: argparse.Namespace, screen: Screen) -> int:
         write_safetensors,
     )
 
-    with _place(asked.url, asked, screen) as place:
-        place.need(asked.step)
+    with _opened(asked.url, asked, screen) as run:
+        run.need(asked.step)
         with new_folder(Path(asked.out)) as folder:
-            stream = place.stream(asked.step)
+            stream = run.stream(asked.step)
             commit = stream.commit
-            parts = select(stream, asked.part or ["model"], f"checkpoint step {commit.step} in {place.url}")
-            with screen.progress("writing", commit.bytes) as advance, place.counting(advance):
+            parts = select(stream, asked.part or ["model"], f"checkpoint step {commit.step} in {run.url}")
+            with screen.progress("writing", commit.bytes) as advance, run.counting(advance):
                 if asked.to == "dcp":
                     written = write_dcp(stream, parts, folder)
                 else:
@@ -133,9 +133,9 @@ def import_(asked: argparse.Namespace, screen: Screen) -> int:
 
     source = open_source(asked.source, asked.form)
     origin = Path(asked.source).name
-    with _place(asked.url, asked, screen, job=JOB) as place:
+    with _opened(asked.url, asked, screen, job=JOB) as run:
         done = import_state(
-            place,
+            run,
             source,
             step=asked.step,
             part=asked.part,
@@ -143,7 +143,7 @@ def import_(asked: argparse.Namespace, screen: Screen) -> int:
             screen=screen,
             origin=origin,
         )
-        url = place.url
+        url = run.url
     commit = done.commit
     if asked.json:
         facts = {"step": commit.step, "name": commit.name, "format": source.form, "url": url, "bytes": commit.bytes}
@@ -162,16 +162,16 @@ def import_(asked: argparse.Namespace, screen: Screen) -> int:
 def sweep(asked: argparse.Namespace, screen: Screen) -> int:
     keep = KEEP_ALL if asked.keep is None else asked.keep
     removed: list[str] = []
-    with _place(asked.url, asked, screen) as place:
-        if not place.commits and not place.storage.list(CLAIMS):
-            raise place.nothing_here()
+    with _opened(asked.url, asked, screen) as run:
+        if not run.commits and not run.storage.list(CLAIMS):
+            raise run.nothing_here()
         if asked.dry_run:
             planned = plan(
-                place.storage, screen.warn, keep=keep, keep_every=asked.keep_every, orphan_grace_s=asked.grace_s
+                run.storage, screen.warn, keep=keep, keep_every=asked.keep_every, orphan_grace_s=asked.grace_s
             )
         else:
             planned, removed = sweep_as_claimant(
-                place.storage,
+                run.storage,
                 screen.warn,
                 keep=keep,
                 keep_every=asked.keep_every,
@@ -200,9 +200,9 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Screen], int]] = {
 
 
 @contextlib.contextmanager
-def _place(url: str, asked: argparse.Namespace, screen: Screen, *, job: str | None = None) -> Iterator[Place]:
-    with opened(url, dict(asked.storage_option), retry_s=asked.retry_s, screen=screen, job=job) as place:
-        yield place
+def _opened(url: str, asked: argparse.Namespace, screen: Screen, *, job: str | None = None) -> Iterator[OpenedRun]:
+    with opened(url, dict(asked.storage_option), retry_s=asked.retry_s, screen=screen, job=job) as run:
+        yield run
 
 
 def _two(asked: argparse.Namespace) -> tuple[tuple[str, int | None], tuple[str, int | None]]:

@@ -10,7 +10,7 @@ import torch
 from checkpoint.format.dtypes import NAMES
 from checkpoint.format.hashing import digest_entry
 from checkpoint.format.leaves import Array, children, is_mapping
-from checkpoint.stream import Stream
+from checkpoint.load.stream import Stream
 
 Named = list[tuple[str, Array]]  # in order of the paths
 

@@ -40,7 +40,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.format.decoding import decode
 from checkpoint.format.leaves import Array, children, is_mapping
 from checkpoint.format.tree import TAG, Document
-from checkpoint.stream import Bytes, Stream
+from checkpoint.load.stream import Bytes, Stream
 
 MAX_SHARD_BYTES = 5 * 10**9
 

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from checkpoint.format.leaves import Array
-from checkpoint.stream import Stream
+from checkpoint.load.stream import Stream
 
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 2**17
 

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 import torch
 
-from checkpoint.cli.place import Place
+from checkpoint.cli.opened_run import OpenedRun
 from checkpoint.cli.screen import Screen
 from checkpoint.errors import CheckpointError
-from checkpoint.foreground import write_all
 from checkpoint.format.manifest import Commit
-from checkpoint.format.plan import Planner, documents
 from checkpoint.format.shards import SHARD_BYTES
 from checkpoint.format.tree import Tree
 from checkpoint.runs.history import Log, read_history
+from checkpoint.save.commit import commit
+from checkpoint.save.foreground import write_all
+from checkpoint.save.planner import Planner, documents
 from checkpoint.sources.source import Source
-from checkpoint.writer import commit
 
 JOB = "checkpoint import"
 WHOLE = "."  # as the name of a part: the source's own parts are the state's
@@ -50,7 +50,7 @@ class Imported:
 
 
 def import_state(
-    place: Place, source: Source, *, step: int, part: str | None, supersede: bool, screen: Screen, origin: str
+    run: OpenedRun, source: Source, *, step: int, part: str | None, supersede: bool, screen: Screen, origin: str
 ) -> Imported:
     """Commits the source's state. Raises NotImported, UnsupportedValue, ClaimHeld, ClaimLost, StorageError, BadSource.
 
@@ -60,15 +60,15 @@ def import_state(
     """
     state = as_state(source.tree, part)
     documents(step, state, {})  # whatever cannot be saved is refused before anything is claimed
-    _refuse_if_there_is_something(place, supersede, screen.warn)
-    claim = place.runs.claim()
+    _refuse_if_there_is_something(run, supersede, screen.warn)
+    claim = run.checkpoints.claim()
     if claim.resumed_from is not None and not supersede:
-        _refuse_if_there_is_something(place, supersede, screen.warn)
+        _refuse_if_there_is_something(run, supersede, screen.warn)
     meta = {"imported": {"format": source.form, "from": origin}}
     save = Planner(SHARD_BYTES).save(claim=claim, step=step, state=state, meta=meta, now_s=time.time())
     fetched = _Fetched(save.tensors, source.fetch)
-    with screen.progress("importing", save.commit.bytes) as advance, place.counting(advance):
-        commit(place.storage, save.draft, write_all(place.storage, save.draft.id, save.plan, fetched))
+    with screen.progress("importing", save.commit.bytes) as advance, run.counting(advance):
+        commit(run.storage, save.draft, write_all(run.storage, save.draft.id, save.plan, fetched))
     return Imported(save.commit, tuple(state) if isinstance(state, dict) else (), len(save.tensors))
 
 
@@ -105,13 +105,13 @@ class _Fetched(Mapping[str, torch.Tensor]):
         return len(self._standing)
 
 
-def _refuse_if_there_is_something(place: Place, supersede: bool, warn: Log) -> None:
+def _refuse_if_there_is_something(run: OpenedRun, supersede: bool, warn: Log) -> None:
     if supersede:
         return
-    lineage = read_history(place.storage, warn).lineage
+    lineage = read_history(run.storage, warn).lineage
     if lineage:
         raise NotImported(
-            f"{place.url} has checkpoints: the newest is of step {lineage[0].step}\n"
+            f"{run.url} has checkpoints: the newest is of step {lineage[0].step}\n"
             "  state  nothing was imported, and the run is as it was\n"
             "  next   give another URL. With --supersede the imported one becomes what the run goes on from, whatever "
             "its step; the others stay until the run sweeps them"

@@ -25,7 +25,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoint.runs.machine import boot_id, network_namespace, only_near, own_addresses, pid_namespace, started_at
+from checkpoint.net.machine import boot_id, network_namespace, only_near, own_addresses, pid_namespace, started_at
 
 _LINE_MAX = 4096
 _NEAR_S = 2.0  # an answer over the loopback, from a process that may be swapped out

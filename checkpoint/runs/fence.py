@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from checkpoint.again import read_again
 from checkpoint.errors import CheckpointError, ClaimLost, CorruptCheckpoint
 from checkpoint.format.envelope import seal, unseal
 from checkpoint.format.names import (
@@ -29,6 +28,7 @@ from checkpoint.format.names import (
 )
 from checkpoint.runs.beacon import gone_for_certain
 from checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded
+from checkpoint.storage.again import read_again
 
 _CLAIM_BYTES_MAX = 2**24  # what a holder says of its workers is in it
 _DECIDES_WITHIN_S = 3.0  # who has just taken a claim lists the commits once more, and then goes on or withdraws

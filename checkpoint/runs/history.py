@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from checkpoint.again import read_again
 from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.draft import MANIFEST_BYTES_MAX
 from checkpoint.format.manifest import Manifest, parse
@@ -15,6 +14,7 @@ from checkpoint.format.names import COMMITS, DATA, CommitId, claim_key, commit_i
 from checkpoint.runs.fence import claims_listed, read_claim_body
 from checkpoint.runs.lineage import lineage
 from checkpoint.storage import Missing, Storage, TooLarge, get_bounded
+from checkpoint.storage.again import read_again
 
 Log = Callable[[str], None]
 Resumed = dict[int, CommitId | None]  # claim -> the commit that it resumed from

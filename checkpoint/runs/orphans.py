@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from checkpoint.runs.machine import pid_namespace, started_at
+from checkpoint.net.machine import pid_namespace, started_at
 
 ORPHANS_S = 120.0  # a claim waits no longer
 _POLL_S = 0.05

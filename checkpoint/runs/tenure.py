@@ -21,13 +21,13 @@ from typing import Any
 
 from checkpoint.errors import CheckpointError
 from checkpoint.format.names import CLAIMS, COMMITS, CommitId, claim_key, commit_id, lease_key
+from checkpoint.net.machine import boot_id
 from checkpoint.runs.beacon import Beacon
 from checkpoint.runs.claims import Claim, Origin, new_claim_nonce, take
 from checkpoint.runs.fence import look_again, lost
 from checkpoint.runs.history import Log
 from checkpoint.runs.holder import wait_until_free
 from checkpoint.runs.lease import Lease, sign_of_life
-from checkpoint.runs.machine import boot_id
 from checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
 from checkpoint.storage import Missing, Storage
 

@@ -13,13 +13,13 @@
         faults.heal()
         assert my_index.read(filesystem, path) == my_index.expected(), faults.report()
 
-`checkpoint.Checkpointer(url, storage_options=options)` takes the two as they are. plan.py holds what can go wrong,
-faults.py carries it out and keeps the record, filesystem.py puts it between you and the storage.
+`checkpoint.Checkpointer(url, storage_options=options)` takes the two as they are. fault_plan.py holds what can go
+wrong, faulty_storage.py carries it out and keeps the record, filesystem.py puts it between you and the storage.
 """
 
-from checkpoint.testing.faults import Faults, Happened, PowerCut
+from checkpoint.testing.fault_plan import ERRORS, Cut, Delay, Error, Hang, Plan, ShortRead, StaleList, TornWrite
+from checkpoint.testing.faulty_storage import Faults, Happened, PowerCut
 from checkpoint.testing.filesystem import FaultyFileSystem
-from checkpoint.testing.plan import ERRORS, Cut, Delay, Error, Hang, Plan, ShortRead, StaleList, TornWrite
 
 __all__ = [
     "ERRORS",

@@ -18,8 +18,8 @@ from typing import Any
 import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from checkpoint.testing.faults import Faults, Listings
-from checkpoint.testing.plan import Plan, ShortRead, StaleList, TornWrite
+from checkpoint.testing.fault_plan import Plan, ShortRead, StaleList, TornWrite
+from checkpoint.testing.faulty_storage import Faults, Listings
 
 
 class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types

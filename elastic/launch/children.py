@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint.background import WRITER_MODULE
+from checkpoint.save.writer import WRITER_MODULE
 
 _POLL_S = 0.01
 _WRITER = WRITER_MODULE.encode()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import checkpoint
-from checkpoint.apply import apply
+from checkpoint.load.apply import apply
 from elastic.state.applied import Applied
 from elastic.state.attributes import Attributes
 from elastic.state.leftout import LeftOutBuffers, make_room

@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from checkpoint import Checkpointer
-from checkpoint.group import replicas
+from checkpoint.save.group import replicas
 from tests.benchmarks.checkpoints import build
 
 PATIENCE_S = 600.0

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint import Checkpointer
-from checkpoint.background import WRITER_MODULE
+from checkpoint.save.writer import WRITER_MODULE
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.judge.review import review

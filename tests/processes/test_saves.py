@@ -17,7 +17,7 @@ import pytest
 import checkpoint
 from checkpoint.testing import Delay, Error, Faults
 from checkpoint.testing import Plan as Rules
-from checkpoint.testing.plan import Rule
+from checkpoint.testing.fault_plan import Rule
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillTogether, Plan

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from checkpoint.background import WRITER_MODULE
+from checkpoint.save.writer import WRITER_MODULE
 
 _STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 _WRITER = WRITER_MODULE  # which a run starts once it has trained for two seconds, on a slow machine

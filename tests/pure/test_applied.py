@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import checkpoint
-from checkpoint.apply import apply
+from checkpoint.load.apply import apply
 from elastic.state.applied import Applied
 from elastic.state.attributes import Attributes
 from elastic.state.modes import Modes

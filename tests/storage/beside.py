@@ -21,7 +21,7 @@ from checkpoint import (
     StorageError,
     digest,
 )
-from checkpoint.background import WRITER_MODULE
+from checkpoint.save.writer import WRITER_MODULE
 
 Make = Callable[..., Checkpointer]
 WITHIN_S = 240.0
@@ -79,7 +79,7 @@ def command_of(process: psutil.Process) -> list[str]:
 # A trainer in a process of its own. Its commands come in one line each: save N, and what the tests add.
 TRAINER = """
 import sys, threading
-import checkpoint, checkpoint.background.staging
+import checkpoint, checkpoint.save.staging
 from tests.storage.beside import state
 url, size = sys.argv[1], int(sys.argv[2])
 runs = checkpoint.Checkpointer(url, shard_bytes=2**20, keep=100)
@@ -87,12 +87,12 @@ print("claimed", runs.claim().number, flush=True)
 for line in sys.stdin:
     command, step = line.split()
     if command == "hold":  # the next copy stops in the middle, for good
-        move = checkpoint.background.staging._move
+        move = checkpoint.save.staging._move
         def half(moves):
             move(moves[: len(moves) // 2])
             print("held", flush=True)
             threading.Event().wait()
-        checkpoint.background.staging._move = half
+        checkpoint.save.staging._move = half
     if command == "fork":
         import os, time
         child = os.fork()

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint import Checkpointer, reader
+from checkpoint import Checkpointer
+from checkpoint.load import reader
 from checkpoint.storage import Missing
 from checkpoint.storage.local import LocalStorage
 

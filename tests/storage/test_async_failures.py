@@ -19,8 +19,8 @@ from checkpoint import (
     Saving,
     StorageError,
 )
-from checkpoint.background.in_flight import InFlightSaves, Rules
-from checkpoint.background.writer_resources import WriterResources
+from checkpoint.save.in_flight import InFlightSaves, Rules
+from checkpoint.save.resources import WriterResources
 from checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, newest, settled, state, writers

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from checkpoint import Checkpointer
 from checkpoint.cli import main
-from checkpoint.diff import count
 from checkpoint.format.dtypes import DTYPES
 from checkpoint.format.envelope import seal, unseal
+from checkpoint.load.diff import count
 
 Capture = pytest.CaptureFixture[str]
 Make = Callable[..., Checkpointer]

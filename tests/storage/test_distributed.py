@@ -27,8 +27,10 @@ from checkpoint import (
     UnsupportedValue,
     digest,
 )
-from checkpoint.group import agreement, failures, ranges, rank_channel
-from checkpoint.group import load as load_module
+from checkpoint.load.group import load as load_module
+from checkpoint.load.group import ranges
+from checkpoint.net import failures, rank_channel
+from checkpoint.save.group import agreement
 from checkpoint.storage import Scrubber
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import ODD_CHUNK_BYTES, build, fingerprint, ranks_of, train

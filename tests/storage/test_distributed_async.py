@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from checkpoint import Checkpointer, CheckpointError, SaveDropped, Saving, StorageError
-from checkpoint.background import WRITER_MODULE, staging
+from checkpoint.save import staging
+from checkpoint.save.writer import WRITER_MODULE
 from checkpoint.testing import Delay, Plan
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import beside, build, fingerprint, own_writer, train, writers_left

@@ -22,9 +22,10 @@ import torch
 from safetensors import safe_open
 from torch.distributed import checkpoint as dcp
 
-from checkpoint import Checkpointer, CorruptCheckpoint, digest, stream
+from checkpoint import Checkpointer, CorruptCheckpoint, digest
 from checkpoint.cli import main
 from checkpoint.cli.export import split
+from checkpoint.load import stream
 from checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
 

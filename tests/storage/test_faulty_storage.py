@@ -20,7 +20,7 @@ from checkpoint.storage import Scrubber
 from checkpoint.storage.fsspec import FsspecStorage
 from checkpoint.storage.retry import RetryingStorage
 from checkpoint.testing import Cut, Error, Faults, Hang, Plan, PowerCut, ShortRead, StaleList, TornWrite
-from checkpoint.testing.plan import Rule
+from checkpoint.testing.fault_plan import Rule
 
 Make = Callable[..., Checkpointer]
 

@@ -19,10 +19,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode, writer
+from checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode
 from checkpoint.format.envelope import seal, unseal
 from checkpoint.format.manifest import parse
 from checkpoint.format.names import CommitId
+from checkpoint.save import commit as writer
 from checkpoint.storage import open_storage
 from tests.storage.cut import CutAfter
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from checkpoint import Checkpointer, digest
 from checkpoint.cli import main
 from checkpoint.cli.importing import import_state
-from checkpoint.cli.place import Place, WatchedStorage
+from checkpoint.cli.opened_run import OpenedRun, WatchedStorage
 from checkpoint.cli.screen import Screen
 from checkpoint.sources import dcp as dcp_source
 from checkpoint.sources.find import open_source
@@ -388,7 +388,7 @@ def test_cut_anywhere_an_import_leaves_the_run_as_it_was_or_is_there_whole(tmp_p
             contextlib.suppress(PowerCut),
             Checkpointer(cast(Storage, watched), log=screen.warn, grace_s=0) as runs,
         ):
-            place = Place(str(run), watched, runs, (), screen)
+            place = OpenedRun(str(run), watched, runs, (), screen)
             import_state(place, source, step=3, part=None, supersede=True, screen=screen, origin="w.pt")
             finished = True
         with Checkpointer(run, grace_s=0) as runs:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from checkpoint.background.messages import PACKET_BYTES, Link, error_document, error_from, pair
 from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, StorageError
+from checkpoint.save.writer.link import PACKET_BYTES, Link, error_document, error_from, pair
 
 
 @pytest.mark.parametrize("size", [0, PACKET_BYTES - 50, 3 * PACKET_BYTES, 40 * PACKET_BYTES])

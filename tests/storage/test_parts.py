@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from checkpoint import CheckpointError
-from checkpoint.background.parts import Leader
-from checkpoint.background.star import Client
 from checkpoint.format.draft import Draft
 from checkpoint.format.names import CommitId
+from checkpoint.net.star import Client
+from checkpoint.save.writer.group import Leader
 from checkpoint.storage import open_storage
 
 PATIENCE_S = 60.0

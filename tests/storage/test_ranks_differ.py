@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from checkpoint import Checkpointer, PerRank, RanksDiffer, StateMismatch, UnsupportedValue, digest
 from checkpoint.format.marks import Patterns
-from checkpoint.group import replicas
+from checkpoint.save.group import replicas
 from tests.kit.ranks import returned, run_ranks
 from tests.storage.together import ranks_of
 

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint import Checkpointer, digest, stream
+from checkpoint import Checkpointer, digest
 from checkpoint.cli import main
 from checkpoint.format.envelope import seal
 from checkpoint.format.names import CommitId, claim_key, new_nonce
+from checkpoint.load import stream
+from checkpoint.load.stream import Stream
 from checkpoint.runs.claims import Claim
 from checkpoint.runs.history import read_history
 from checkpoint.storage import open_storage
 from checkpoint.storage.local import LocalStorage
-from checkpoint.stream import Stream
 from tests.kit.s3 import S3Server
 from tests.kit.traffic import watched
 

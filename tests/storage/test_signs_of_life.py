@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from checkpoint import Checkpointer, ClaimHeld
+from checkpoint.net.machine import only_near
 from checkpoint.runs.beacon import Alive, Beacon, Refused, Unknown, ask, gone_for_certain
-from checkpoint.runs.machine import only_near
 from checkpoint.storage import open_storage
 
 Make = Callable[..., Checkpointer]

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from checkpoint.background.star import Client, Server
+from checkpoint.net.star import Client, Server
 
 WITHIN_S = 30.0
 
 # A client in a process of its own: says what it reads, line by line; "fork" leaves a child that sleeps.
 PROGRAM = """
 import json, os, sys, time
-from checkpoint.background.star import Client
+from checkpoint.net.star import Client
 say = lambda message: print(json.dumps(message), flush=True)
 client = Client(json.loads(sys.argv[1]), int(sys.argv[2]), say, print)
 for line in sys.stdin:

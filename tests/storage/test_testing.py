@@ -32,7 +32,7 @@ from checkpoint.testing import (
     StaleList,
     TornWrite,
 )
-from checkpoint.testing.plan import OPERATIONS, Rule
+from checkpoint.testing.fault_plan import OPERATIONS, Rule
 
 
 @pytest.fixture(params=["memory", "file"])

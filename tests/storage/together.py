@@ -15,9 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from checkpoint import Checkpointer, digest, writer
-from checkpoint.background import WRITER_MODULE
+from checkpoint import Checkpointer, digest
 from checkpoint.format.hashing import chunk_hashes
+from checkpoint.save import commit as writer
+from checkpoint.save.writer import WRITER_MODULE
 from checkpoint.storage import Storage, open_storage
 from checkpoint.testing import Plan
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from checkpoint.format.names import commit_id
 from checkpoint.testing import Delay, Error, Plan, StaleList, TornWrite
-from checkpoint.testing.plan import Rule
+from checkpoint.testing.fault_plan import Rule
 from elastic.drill.plan.drill_plan import StorageFaults
 from elastic.drill.report.story import counted
 

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from checkpoint.diff import Side, compare
 from checkpoint.format.names import CommitId
-from checkpoint.reader import read_commit, verify
+from checkpoint.load.diff import Side, compare
+from checkpoint.load.reader import read_commit, verify
 from checkpoint.runs.history import read_history
 from checkpoint.storage import Storage, open_storage
 from elastic.drill.judge.invariants import judge

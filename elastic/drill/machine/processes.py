@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from checkpoint.background import WRITER_MODULE
+from checkpoint.save.writer import WRITER_MODULE
 
 WRITER = WRITER_MODULE.encode()  # of a worker's checkpoints, once it is warm
 MARK = "ELASTIC_DRILL"  # set to the drill's folder for everything that the drill starts

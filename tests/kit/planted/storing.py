@@ -35,7 +35,7 @@ def resume_from_an_older_checkpoint(right: Any, act: Act) -> Any:
     return read
 
 
-@planted("checkpoint.foreground:save_now", plan="cut", caught_by={"durable"})
+@planted("checkpoint.save.foreground:save_now", plan="cut", caught_by={"durable"})
 def commit_before_the_data(right: Any, act: Act) -> Any:
     """A checkpoint is listed before its data are there, and a kill comes in between."""
 
@@ -54,7 +54,7 @@ def commit_before_the_data(right: Any, act: Act) -> Any:
     return save_now
 
 
-@planted("checkpoint.foreground:save_now", plan="cut", caught_by={"durable"})
+@planted("checkpoint.save.foreground:save_now", plan="cut", caught_by={"durable"})
 def report_a_save_before_it_is_durable(right: Any, act: Act) -> Any:
     """A save is reported as committed while it is still to be written, and a kill comes in between."""
 
@@ -87,7 +87,7 @@ def _write_what_waits() -> None:
         _WAITING.pop(0)()
 
 
-@planted("checkpoint.writer:write_object", plan="alone", caught_by={"checkpoint"})
+@planted("checkpoint.save.commit:write_object", plan="alone", caught_by={"checkpoint"})
 def list_a_checkpoint_without_a_shard(right: Any, act: Act) -> Any:
     """An object is never written, nobody counts, and the checkpoint is listed."""
 
@@ -101,12 +101,12 @@ def list_a_checkpoint_without_a_shard(right: Any, act: Act) -> Any:
     return write_object
 
 
-@list_a_checkpoint_without_a_shard.also("checkpoint.writer:commit")
+@list_a_checkpoint_without_a_shard.also("checkpoint.save.commit:commit")
 def _(right: Any, act: Act) -> Any:
     return lambda storage, draft, objects: storage.put_new(draft.id.manifest_key, draft.manifest(objects))
 
 
-@planted("checkpoint.writer:write_object", plan="alone", caught_by={"checkpoint"})
+@planted("checkpoint.save.commit:write_object", plan="alone", caught_by={"checkpoint"})
 def tear_what_the_writer_process_writes(right: Any, act: Act) -> Any:
     """The process that writes checkpoints beside training loses the end of an object, after it was hashed."""
 

@@ -1,0 +1,251 @@
+"""A URL that a person gave, opened for reading: either there is a run, or one error says what there is instead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import fsspec
+
+from checkpoint.checkpointer import Checkpointer
+from checkpoint.cli.screen import Advance, Screen
+from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
+from checkpoint.format.names import COMMITS, DATA, CommitId, commit_id
+from checkpoint.load.stream import Stream
+from checkpoint.runs.history import History, read_history, read_manifest
+from checkpoint.storage import Buffer, Storage, open_storage
+from checkpoint.storage.redact import Scrubber, redact
+
+_SHOWN = 5  # names in an error
+
+
+class BadUrl(CheckpointError):
+    """Nothing can be found out about this URL until the person changes it, or their rights or options."""
+
+
+@contextlib.contextmanager
+def opened(
+    url: str, options: dict[str, Any], *, retry_s: float, screen: Screen, job: str | None = None
+) -> Iterator[OpenedRun]:
+    """What lies at `url`, for as long as the block lasts. Raises `BadUrl`, `StorageError`.
+
+    job  what a claim that is taken calls itself
+    """
+    _check(url)
+    inner = open_storage(url, options, retry_s=retry_s)
+    try:
+        try:
+            keys = inner.list(COMMITS)
+        except CheckpointError:
+            raise
+        except Exception as error:  # a filesystem refuses its options or its URL as it likes
+            why = Scrubber(url, options)(f"{type(error).__name__}: {error}")
+            raise _bad(url, f"its filesystem refuses it: {why}", "correct the URL and each --storage-option") from None
+        watched = WatchedStorage(inner)
+        checkpoints = Checkpointer(cast(Storage, watched), retry_s=retry_s, log=screen.warn, job=job)
+        commits = tuple(id for key in keys if (id := commit_id(key)) is not None)
+        with checkpoints:
+            yield OpenedRun(url, watched, checkpoints, commits, screen)
+    finally:
+        inner.close()
+
+
+class OpenedRun:
+    """A run's URL, its storage and its commits."""
+
+    def __init__(
+        self,
+        url: str,
+        watched: WatchedStorage,
+        checkpoints: Checkpointer,
+        commits: tuple[CommitId, ...],
+        screen: Screen,
+    ) -> None:
+        self.checkpoints = checkpoints
+        self.commits = commits
+        self.storage = cast(Storage, watched)
+        self.counting = watched.counting
+        self._url = url
+        self._screen = screen
+
+    @property
+    def url(self) -> str:
+        """Without credentials."""
+        return self.checkpoints.url
+
+    def need(self, step: int | None) -> None:
+        """Raises `NoCheckpoint`, with what there is, where there is no commit, or none of `step`."""
+        if not self.commits:
+            raise self.nothing_here()
+        if step is not None and all(id.step != step for id in self.commits):
+            steps = sorted({id.step for id in self.commits}, reverse=True)
+            raise NoCheckpoint(
+                f"no checkpoint of step {step} in {self.url}\n"
+                f"  found  {'step' if len(steps) == 1 else 'steps'} {_some(steps)}\n"
+                "  state  nothing was read\n  next   choose one of these; checkpoint ls shows all"
+            )
+
+    def find(self, step: int | None) -> CommitId:
+        """The newest commit, or that of `step`; one outside the lineage only where no other has this step."""
+        self.need(step)
+        history = self._history()
+        inside = [id for id in history.lineage if step is None or id.step == step]
+        outside = [id for id in history.outside if id.step == step]
+        if not inside and not outside:
+            raise self._all_outside()
+        return (inside or outside)[0]
+
+    def stream(self, step: int | None) -> Stream:
+        """The newest whole checkpoint, or that of `step`, verified while a bar shows how far; its tensors are then read
+        one at a time. A damaged one is passed over, as `Checkpointer.read` does; raises as that does."""
+        self.need(step)
+        rejected: dict[str, str] = {}
+        error: CorruptCheckpoint | None = None
+        while True:
+            ids = [id for id in self._history().lineage if step is None or id.step == step]
+            new = [id for id in ids if str(id) not in rejected]
+            if not ids and not rejected:
+                raise self._all_outside()
+            if not new:
+                break  # a sweep may have removed what was being read, so the list is read until it brings nothing new
+            for id in new:
+                try:
+                    with self._screen.progress("verifying", self._bytes(id)) as advance, self.counting(advance):
+                        return Stream(self.storage, id)
+                except CorruptCheckpoint as damage:
+                    self._screen.warn(f"{id} passed over: {damage}")
+                    rejected[str(id)] = str(damage)
+                    error = damage
+        if step is not None and error is not None:
+            raise error
+        reasons = "\n".join(f"  {name}: {why.splitlines()[0]}" for name, why in rejected.items())
+        raise NoCheckpoint(f"no checkpoint in {self.url} is whole\n{reasons}", rejected)
+
+    def nothing_here(self) -> NoCheckpoint:
+        """The error for a URL without commits: what lies there instead, and what was probably meant."""
+        found, advice = _instead(self._url)
+        return NoCheckpoint(
+            f"no checkpoint in {self.url}\n"
+            f"  found     {found}\n  expected  a run's folder, with commits/ and data/ in it\n"
+            f"  state     nothing was changed\n  next      {advice}"
+        )
+
+    def _history(self) -> History:
+        return read_history(self.storage, self._screen.warn)
+
+    def _bytes(self, id: CommitId) -> int:
+        try:
+            return read_manifest(self.storage, id).commit().bytes
+        except CorruptCheckpoint:
+            return 0  # whoever reads it says so
+
+    def _all_outside(self) -> NoCheckpoint:
+        return NoCheckpoint(
+            f"what was asked for in {self.url} lies outside the run's lineage, and is never loaded\n"
+            "  state  nothing was read\n  next   checkpoint ls shows what belongs to the run"
+        )
+
+
+class WatchedStorage:
+    """Another storage, whose reads and writes of data objects are counted."""
+
+    def __init__(self, inner: Storage) -> None:
+        self._inner = inner
+        self._advance: Advance = lambda count: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        data = self._inner.get(key, start, length)
+        if key.startswith(f"{DATA}/"):
+            self._advance(len(data))
+        return data
+
+    def put(self, key: str, data: Buffer) -> None:
+        self._inner.put(key, data)
+        if key.startswith(f"{DATA}/"):
+            self._advance(len(data))
+
+    @contextlib.contextmanager
+    def counting(self, advance: Advance) -> Iterator[None]:
+        """Calls `advance` with the bytes of each of them while the block lasts."""
+        before, self._advance = self._advance, advance
+        try:
+            yield
+        finally:
+            self._advance = before
+
+
+def _check(url: str) -> None:
+    """Raises `BadUrl` for what can be judged without contacting anything."""
+    if not url.strip():
+        raise _bad(url, "it is empty", "give a folder or a URL; is a variable of your shell unset?")
+    path = _local(url)
+    if path is None:
+        protocol = url.partition("://")[0].split("::")[-1]
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except ValueError:
+            raise _bad(
+                url, f"nothing here opens {protocol}://", "correct the URL, or install its fsspec package"
+            ) from None
+        except ImportError as error:
+            raise _bad(url, f"a package is missing: {error}", "install it, then try again") from None
+        return
+    for folder in (path, *(path / name for name in (COMMITS, DATA))):
+        try:
+            os.stat(folder)
+        except PermissionError:
+            raise _bad(url, f"{folder} may not be looked at", "give this user the right to read it") from None
+        except OSError:
+            continue  # absent
+        if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+            raise _bad(url, f"{folder} may not be read", "give this user the right to read it")
+
+
+def _instead(url: str) -> tuple[str, str]:
+    """What lies at a URL without commits, and what to do."""
+    path = _local(url)
+    if path is None:
+        if url.startswith("memory:"):
+            return (
+                "memory:// of a process that has just begun, which is empty",
+                "look from inside the process that saves",
+            )
+        return "no object below commits/", "check the URL"
+    if not os.path.exists(path):
+        if typo := re.match(r"(\w+):/+", url):
+            return f"no such folder: {path}", f"for a URL, write {typo[1]}:// with two slashes"
+        return f"no such folder: {path}", "check the path"
+    if not os.path.isdir(path):
+        return f"a file, {path}", "give the run's folder"
+    runs = sorted(child.name for child in path.iterdir() if os.path.isdir(child / COMMITS))
+    if runs:
+        return f"a folder of runs: {_some(runs)}", f"give one of them, such as {path / runs[0]}"
+    if os.path.isdir(path.parent / COMMITS):
+        return f"a part of a run's folder, {path}", f"give the run's folder, {path.parent}"
+    return f"a folder with {_some(sorted(child.name for child in path.iterdir())) or 'nothing in it'}", "check the path"
+
+
+def _local(url: str) -> Path | None:
+    protocol, separator, path = url.partition("://")
+    if separator and protocol not in ("file", "local"):
+        return None
+    return Path(os.path.abspath(os.path.expanduser(path if separator else url)))
+
+
+def _some(names: list[Any]) -> str:
+    return ", ".join(map(str, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _bad(url: str, found: str, advice: str) -> BadUrl:
+    return BadUrl(
+        f"{redact(url) or 'the URL'} cannot be opened\n"
+        f"  found     {found}\n  expected  a folder, or a URL that fsspec opens, such as s3://bucket/runs/lm7\n"
+        f"  state     nothing was read or changed\n  next      {advice}"
+    )

@@ -1,1 +1,0 @@
-"""Saving and loading by all ranks of a process group at once."""

@@ -1,0 +1,252 @@
+"""What differs between two checkpoints, entry by entry: names, kinds, shapes, dtypes, and values to the bit.
+
+An entry is a tensor, an array or a plain value under the path that leads to it, the names that `digest` uses. What
+holds it does not count: a list and a tuple, a dict and an OrderedDict are alike, and so is how a state was sharded.
+
+One tensor of each side is in memory at a time, and at most CACHED_CHUNKS chunks (64 MiB each) of either side's objects.
+Every byte that is compared was verified first. Tensors are read in the order in which A's objects hold them; where B's
+lie in quite another order, some of its chunks are read again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from checkpoint.errors import CorruptCheckpoint
+from checkpoint.format.hashing import xxh3
+from checkpoint.format.leaves import Array, Dtype, Value, entry, leaves
+from checkpoint.format.manifest import Commit
+from checkpoint.format.names import CommitId
+from checkpoint.load.reader import check_sizes, read_object
+from checkpoint.runs.history import read_manifest
+from checkpoint.storage import Missing, Storage
+
+CACHED_CHUNKS = 4
+
+_BLOCK = 2**22  # elements that are compared at a time
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One entry that is not the same on both sides.
+
+    kind       missing (A has it, B lacks it), extra (B has it, A lacks it), other (another kind, shape or dtype), value
+    a, b       what each side has, in short; None where it has nothing
+    elements   of the tensor; None unless kind is "value" and the entry a tensor or array
+    differing  how many of them differ in any bit
+    largest    the largest absolute difference of two finite elements; None where there is none, or no number
+    nonfinite  how many of the differing ones are NaN or infinite on either side
+    """
+
+    path: str
+    kind: str
+    a: str | None
+    b: str | None
+    elements: int | None = None
+    differing: int | None = None
+    largest: float | None = None
+    nonfinite: int = 0
+
+
+@dataclass
+class Comparison:
+    """differences     in the order of A's tree, then what only B has
+    equal_tensors   how many tensors and arrays are equal, tied ones under each of their names
+    equal_values    how many plain values are equal
+    """
+
+    differences: list[Difference] = field(default_factory=list)
+    equal_tensors: int = 0
+    equal_values: int = 0
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """All that differs between two checkpoints. Raises `CorruptCheckpoint`, `StorageError`."""
+    found = Comparison()
+    differences: dict[str, Difference] = {}
+    to_read: list[tuple[str, Array, Array]] = []
+    for path, mine in a.entries.items():
+        theirs = b.entries.get(path)
+        if theirs is None:
+            differences[path] = Difference(path, "missing", str(mine), None)
+        elif isinstance(mine, Array) and isinstance(theirs, Array) and mine.form == theirs.form:
+            to_read.append((path, mine, theirs))
+        elif isinstance(mine, Array) or isinstance(theirs, Array):
+            differences[path] = Difference(path, "other", str(mine), str(theirs))
+        elif mine == theirs:
+            found.equal_values += 1
+        else:
+            differences[path] = Difference(path, "value", str(mine), str(theirs))
+
+    known: dict[tuple[str, str], Counted] = {}
+    for path, mine, theirs in sorted(to_read, key=lambda item: a.place(item[1].name)):
+        names = mine.name, theirs.name
+        if names not in known:
+            known[names] = count(a.read(mine.name), b.read(theirs.name), mine.dtype)
+        counted = known[names]
+        if counted.differing:
+            differences[path] = Difference(
+                path, "value", str(mine), str(theirs), math.prod(mine.shape), *counted.as_tuple()
+            )
+        else:
+            found.equal_tensors += 1
+    for path, theirs in b.entries.items():
+        if path not in a.entries:
+            differences[path] = Difference(path, "extra", None, str(theirs))
+    order = {path: number for number, path in enumerate({**a.entries, **b.entries})}
+    found.differences = sorted(differences.values(), key=lambda one: order[one.path])
+    return found
+
+
+class Side:
+    """One commit, read tensor by tensor."""
+
+    def __init__(self, storage: Storage, id: CommitId) -> None:
+        """Reads the manifest and asks for the objects' sizes. Raises `CorruptCheckpoint`, `StorageError`."""
+        self._storage = storage
+        self._manifest = read_manifest(storage, id)
+        check_sizes(storage, self._manifest)
+        self._chunks: OrderedDict[tuple[int, int], memoryview] = OrderedDict()
+        self.entries = self._entries()
+
+    @property
+    def commit(self) -> Commit:
+        return self._manifest.commit()
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Where the tensor begins: the number of an object, and a position in it."""
+        return min(((index, piece.start) for index, piece in self._manifest.tensors[name].pieces), default=(0, 0))
+
+    def read(self, name: str) -> Bytes:
+        """The tensor's bytes in row-major order, flat."""
+        stored = self._manifest.tensors[name]
+        itemsize = stored.dtype.itemsize
+        whole: Bytes = np.empty((*stored.shape, itemsize), np.uint8)
+        for index, piece in stored.pieces:
+            box = tuple(slice(first, first + size) for first, size in zip(piece.offsets, piece.sizes, strict=True))
+            whole[box] = self._span(index, piece.start, piece.bytes).reshape(*piece.sizes, itemsize)
+        return whole.reshape(-1)
+
+    def _span(self, index: int, start: int, length: int) -> Bytes:
+        span: Bytes = np.empty(length, np.uint8)
+        size = self._manifest.objects[index].chunk_bytes
+        for number in range(start // size, -(-(start + length) // size)):
+            first, last = max(start, number * size), min(start + length, (number + 1) * size)
+            part = self._chunk(index, number)[first - number * size : last - number * size]
+            span[first - start : last - start] = np.frombuffer(part, np.uint8)
+        return span
+
+    def _chunk(self, index: int, number: int) -> memoryview:
+        """A chunk of an object, verified."""
+        key = index, number
+        if key not in self._chunks:
+            stored = self._manifest.objects[index]
+            start = number * stored.chunk_bytes
+            try:
+                data = self._storage.get(self._manifest.id.shard_key(index), start, stored.chunk_bytes)
+            except Missing:
+                data = b""
+            if xxh3(data) != stored.chunks[number]:  # the whole object's reader says best what is wrong with it
+                data = read_object(self._storage, self._manifest, index)[start : start + stored.chunk_bytes]
+            self._chunks[key] = memoryview(data)
+            if len(self._chunks) > CACHED_CHUNKS:
+                self._chunks.popitem(last=False)
+        self._chunks.move_to_end(key)
+        return self._chunks[key]
+
+    def _entries(self) -> dict[str, Array | Value]:
+        entries: dict[str, Array | Value] = {}
+        try:
+            for path, document in leaves(self._manifest.tree):
+                name, number = path, 1
+                while name in entries:  # {"a.b": 1} beside {"a": {"b": 2}}
+                    number += 1
+                    name = f"{path}#{number}"
+                entries[name] = entry(document, self._manifest.tensors)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptCheckpoint(
+                f"manifest {self._manifest.id.manifest_key}: its tree cannot be read: {type(error).__name__}: {error}",
+                commit=str(self._manifest.id),
+            ) from error
+        return entries
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How two tensors of one form differ; see `Difference`."""
+
+    differing: int = 0
+    largest: float | None = None
+    nonfinite: int = 0
+
+    def as_tuple(self) -> tuple[int, float | None, int]:
+        return self.differing, self.largest, self.nonfinite
+
+    def __add__(self, other: Counted) -> Counted:
+        both = [largest for largest in (self.largest, other.largest) if largest is not None]
+        return Counted(self.differing + other.differing, max(both, default=None), self.nonfinite + other.nonfinite)
+
+
+def count(a: Bytes, b: Bytes, dtype: Dtype) -> Counted:
+    """Counts the elements that differ in any bit, so that a NaN equals itself and -0.0 does not equal 0.0. Pure."""
+    total, step = Counted(), _BLOCK * dtype.itemsize
+    for start in range(0, len(a), step):
+        mine, theirs = a[start : start + step], b[start : start + step]
+        if not np.array_equal(mine, theirs):
+            x, y = _words(mine, dtype.itemsize), _words(theirs, dtype.itemsize)
+            differs = (x != y).any(axis=1) if x.shape[1] > 1 else (x != y)[:, 0]
+            total += _measure(x[differs], y[differs], dtype)
+    return total
+
+
+def _words(data: Bytes, itemsize: int) -> NDArray[Any]:
+    """One row of machine words for each element: they are compared several times faster than its bytes."""
+    size = next(size for size in (8, 4, 2, 1) if itemsize % size == 0)
+    words: NDArray[Any] = data.view(f"u{size}").reshape(-1, itemsize // size)
+    return words
+
+
+def _measure(a: NDArray[Any], b: NDArray[Any], dtype: Dtype) -> Counted:
+    x, y = _numbers(a, dtype), _numbers(b, dtype)
+    if x is None or y is None:
+        return Counted(len(a))
+    if x.dtype.kind in "iu":
+        gaps = np.maximum(x, y).view(np.uint64) - np.minimum(x, y).view(np.uint64)  # exact: it wraps around twice
+        return Counted(len(a), int(gaps.max()))
+    finite = np.isfinite(x) & np.isfinite(y)
+    with np.errstate(over="ignore"):
+        distances = np.abs(x[finite] - y[finite])
+    largest = float(distances.max()) if len(distances) else None
+    return Counted(len(a), largest, int(np.count_nonzero(~finite)))
+
+
+def _numbers(words: NDArray[Any], dtype: Dtype) -> NDArray[Any] | None:
+    """The elements as int64, uint64, float64 or complex128, or None where they are no numbers."""
+    flat = words.reshape(-1).view(np.uint8)
+    values: NDArray[Any] | None
+    values = flat.view(dtype) if isinstance(dtype, np.dtype) else _as_numpy(torch.from_numpy(flat).view(dtype))
+    if values is None:
+        return None
+    wide = {"b": np.int64, "i": np.int64, "u": np.uint64, "f": np.float64, "c": np.complex128}.get(values.dtype.kind)
+    return None if wide is None else values.astype(wide)
+
+
+def _as_numpy(tensor: torch.Tensor) -> NDArray[Any] | None:
+    """The elements in a dtype that NumPy has, without loss, or None where there is none."""
+    try:
+        if tensor.dtype is torch.complex32:
+            return tensor.to(torch.complex64).numpy()
+        if tensor.dtype is torch.bfloat16 or (tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1):
+            return tensor.to(torch.float32).numpy()
+        return tensor.numpy()
+    except (RuntimeError, TypeError):  # packed dtypes of 4 bits convert to nothing
+        return None

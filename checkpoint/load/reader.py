@@ -1,0 +1,203 @@
+"""Reads a commit and believes nothing that was not verified: manifest, then every object whole, then the tree."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
+from checkpoint.format.decoding import decode
+from checkpoint.format.dtypes import writable_bytes
+from checkpoint.format.hashing import chunk_hashes, xxh3
+from checkpoint.format.manifest import Commit, Manifest
+from checkpoint.format.names import CommitId
+from checkpoint.format.pieces import StoredTensor
+from checkpoint.format.shards import Piece, run_start
+from checkpoint.format.tree import Tree
+from checkpoint.load.damage import damaged
+from checkpoint.memory import free_bytes
+from checkpoint.runs.history import read_manifest
+from checkpoint.storage import Buffer, Missing, Storage, get_into, map_object
+from checkpoint.storage.again import read_again
+
+_AT_ONCE = 4  # objects that are read and verified at the same time
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint in memory.
+
+    Attributes:
+        tree: What was saved: nested dicts, lists and tuples of CPU tensors and plain values; a stateful object's place
+            holds its state_dict(). Tensors that shared memory when they were saved are one tensor here.
+    """
+
+    step: int
+    meta: dict[str, Any]
+    tree: Tree
+    commit: Commit
+
+
+def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Checkpoint:
+    """The checkpoint `id`, every byte verified. Raises `CorruptCheckpoint` naming object and tensors.
+
+    shared  True is faster, but tensors that lie in one object are parts of one piece of memory, which stays as long as
+            any of them: for those who copy them elsewhere
+    memory  the state, and a few objects beside it; from a folder of this machine with `shared`, next to nothing, as its
+            files are mapped, if half of the free memory holds them: then they stay there between the look at their
+            hashes and their copying. Nothing large is allocated before the storage has confirmed every object's size.
+    """
+    manifest = read_manifest(storage, id)
+    check_sizes(storage, manifest)
+    tensors: dict[str, torch.Tensor] = {}
+    pieces: dict[int, list[Piece]] = {index: [] for index in range(len(manifest.objects))}
+    for name, stored in manifest.tensors.items():
+        if not (shared and _is_viewable(stored)):
+            tensors[name] = torch.empty(stored.shape, dtype=stored.dtype)
+        for index, piece in stored.pieces:
+            pieces[index].append(piece)
+
+    may_map = 2 * sum(stored.size for stored in manifest.objects) <= free_bytes()
+
+    def read(index: int) -> None:
+        data = torch.from_numpy(_read_verified(storage, manifest, index, may_map=may_map))
+        for piece in pieces[index]:
+            stored = manifest.tensors[piece.tensor]
+            source = data[piece.start : piece.start + piece.bytes]
+            if shared and _is_viewable(stored):
+                tensors[piece.tensor] = source.view(stored.dtype).view(stored.shape)
+            else:
+                _place(piece, source, tensors[piece.tensor], stored)
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="checkpoint-read") as pool:
+        jobs = [pool.submit(read, index) for index in range(len(manifest.objects))]
+        try:
+            for job in jobs:
+                job.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+    try:
+        tree = decode(manifest.tree, tensors)
+    except CorruptCheckpoint as error:
+        raise CorruptCheckpoint(f"manifest {id.manifest_key}: {error}", commit=str(id)) from error
+    return Checkpoint(id.step, manifest.meta, tree, manifest.commit())
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What verifying one commit found. `problems` is empty where every byte is as it was written."""
+
+    name: str
+    step: int
+    in_lineage: bool
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(storage: Storage, id: CommitId, in_lineage: bool) -> Verified:
+    """Reads every byte of the commit, going on after a damaged object, so that all of them are named."""
+    problems = []
+    try:
+        manifest = read_manifest(storage, id)
+    except StorageError:
+        raise
+    except CheckpointError as error:
+        return Verified(str(id), id.step, in_lineage, (str(error),))
+    for index in range(len(manifest.objects)):
+        try:
+            read_object(storage, manifest, index)
+        except CorruptCheckpoint as error:
+            problems.append(str(error))
+    return Verified(str(id), id.step, in_lineage, tuple(problems))
+
+
+def check_sizes(storage: Storage, manifest: Manifest) -> None:
+    """That the storage holds every object at its size. Raises `CorruptCheckpoint`.
+
+    One listing says it of all; what it says otherwise is asked for by name, since listings may be stale.
+    """
+    found = storage.list(manifest.id.data_folder) if manifest.objects else {}
+    for index, stored in enumerate(manifest.objects):
+        key = manifest.id.shard_key(index)
+        if found.get(key) == stored.size:
+            continue
+        try:
+            size = storage.size(key)
+        except Missing:
+            raise damaged(manifest, index, f"is absent, the manifest says {stored.size:,} bytes") from None
+        if size != stored.size:
+            raise damaged(manifest, index, f"has {size:,} bytes, the manifest says {stored.size:,} bytes")
+
+
+@read_again
+def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
+    """Object `index`, verified. Raises `CorruptCheckpoint` naming it, the damaged chunks and its tensors."""
+    try:
+        data = storage.get(manifest.id.shard_key(index), 0, manifest.objects[index].size + 1)
+    except Missing:
+        raise damaged(manifest, index, "is absent") from None
+    _check(manifest, index, data, len(data))
+    return data
+
+
+@read_again
+def _read_verified(storage: Storage, manifest: Manifest, index: int, *, may_map: bool) -> NDArray[np.uint8]:
+    """As `read_object`, into memory of its own that may be written to. NumPy asks for huge pages, which torch does not:
+    most of the time of reading into fresh memory is the kernel's, for giving out pages. A file is mapped instead."""
+    key = manifest.id.shard_key(index)
+    try:
+        mapped = map_object(storage, key) if may_map else None
+        if mapped is not None:
+            _check(manifest, index, mapped, len(mapped))
+            return np.frombuffer(mapped, np.uint8)
+        data = np.empty(manifest.objects[index].size, np.uint8)
+        size = get_into(storage, key, data.data)
+    except Missing:
+        raise damaged(manifest, index, "is absent") from None
+    _check(manifest, index, data.data, size)
+    return data
+
+
+def _check(manifest: Manifest, index: int, data: Buffer, size: int) -> None:
+    """That these are the object's bytes. Raises `CorruptCheckpoint`."""
+    stored = manifest.objects[index]
+    if size != stored.size:
+        raise damaged(manifest, index, f"has {size:,} bytes, the manifest says {stored.size:,}")
+    found = xxh3(data)
+    if found != stored.xxh3:
+        chunks = chunk_hashes(data, stored.chunk_bytes)
+        bad = [number for number, pair in enumerate(zip(chunks, stored.chunks, strict=True)) if pair[0] != pair[1]]
+        where = f" (chunks {bad} of {len(chunks)}, counting from 0)" if bad else ""
+        raise damaged(manifest, index, f"has xxh3_128 {found}, the manifest says {stored.xxh3}{where}")
+
+
+def _is_viewable(stored: StoredTensor) -> bool:
+    """Whether all of it lies in one object, aligned."""
+    return len(stored.pieces) == 1 and stored.pieces[0][1].start % stored.dtype.itemsize == 0
+
+
+def _place(piece: Piece, source: torch.Tensor, tensor: torch.Tensor, stored: StoredTensor) -> None:
+    """Copies a piece's bytes into its box of the tensor."""
+    if _contiguous(piece, stored.shape):
+        start = run_start(piece, stored.shape, stored.dtype)
+        writable_bytes(tensor)[start : start + piece.bytes] = source.numpy()
+        return
+    box = torch.empty(piece.sizes, dtype=stored.dtype)
+    writable_bytes(box)[:] = source.numpy()
+    for axis, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
+        tensor = tensor.narrow(axis, offset, size)
+    tensor.copy_(box)
+
+
+def _contiguous(piece: Piece, shape: tuple[int, ...]) -> bool:
+    """Whether the box is one run of the tensor's row-major elements: after the first cut axis, all are whole."""
+    axes = [axis for axis, (size, whole) in enumerate(zip(piece.sizes, shape, strict=True)) if size != whole]
+    return not axes or all(size == 1 for size in piece.sizes[: axes[-1]])

@@ -1,0 +1,253 @@
+"""What the ranks agree on before a save: the same step and state everywhere, its name, and who stores what.
+
+    what each rank has  ->  rank 0: a name, under its claim; does the plan still hold?  ->  (if not: a new plan)
+
+One round of messages as long as names, shapes, dtypes and placements stay as they were on all ranks, three where a plan
+is made. Rank 0 holds the claim, and fixes the name before anything is written. That the ranks hold the same is part of
+what they say (differences.py); rank 0's document of plain values is what is saved, with each rank's own ones in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from checkpoint.errors import CheckpointError
+from checkpoint.format import manifest
+from checkpoint.format.decoding import decode
+from checkpoint.format.draft import Draft
+from checkpoint.format.manifest import Commit
+from checkpoint.format.marks import Marks, Patterns
+from checkpoint.format.names import CommitId, id_document, id_from, new_nonce
+from checkpoint.format.tree import Document, Tree
+from checkpoint.net.rank_channel import Message, RankChannel
+from checkpoint.runs.claims import Claim
+from checkpoint.save.group.differences import BUFFERS, Log, Replica, buffers_differ, compare, differ
+from checkpoint.save.group.layout import Holding, Layout, Signer, Whole, dealt, kinds_of, layout, local_parts, whole
+from checkpoint.save.planner import documents
+
+More = Callable[[list[Message], Draft | None], Message]
+
+
+@dataclass(frozen=True)
+class Sameness:
+    """What a checkpointer was told of the ranks' differences. trusted  that there are none in tensors, unseen"""
+
+    per_rank: Patterns
+    rank0: Patterns
+    trusted: bool
+
+    def marks(self, rank: int) -> Marks:
+        return Marks(self.per_rank, self.rank0, rank)
+
+
+@dataclass(frozen=True, eq=False)
+class Agreed:
+    """A save that all ranks are about to make.
+
+    commit   what it is once it is committed
+    layout   this rank's share
+    tensors  of the state, all of them
+    draft    on rank 0; elsewhere without text and sizes
+    more     rank 0's answer to what the caller said
+    new      whether the plan is a new one
+    """
+
+    commit: Commit
+    layout: Layout
+    tensors: dict[str, torch.Tensor]
+    draft: Draft
+    more: Message
+    new: bool
+
+    def parts(self) -> dict[str, torch.Tensor]:
+        """What this rank's share is made of; it shares memory with the state."""
+        return local_parts(self.layout, self.tensors)
+
+
+class Agreement:
+    """Keeps the last plan.
+
+    layout  this rank's share by it; None where there is none
+    """
+
+    def __init__(self, channel: RankChannel, shard_bytes: int, sameness: Sameness, log: Log) -> None:
+        self.layout: Layout | None = None
+        self._channel = channel
+        self._shard_bytes = shard_bytes
+        self._sameness = sameness
+        self._log = log
+        self._told = False  # that buffers differ; on rank 0
+        self._signer = Signer()
+        self._signatures: list[str] | None = None  # of all ranks, and
+        self._whole: Whole | None = None  # the plan that they led to; both on rank 0
+        self._proposed: list[str] | None = None
+
+    def reach(
+        self,
+        step: int,
+        state: Tree,
+        meta: dict[str, Any],
+        *,
+        claim: Callable[[], Claim],
+        now_s: Callable[[], float],
+        how: str,
+        say: Callable[[], Message] = dict,
+        more: More = lambda said, draft: {},
+    ) -> Agreed | Message:
+        """The save to be made; or the answer of `more`, where that has "stop" in it. Collective.
+
+        claim, now_s  are called on rank 0
+        how           what was called; for people, and it must be the same on all ranks
+        say           makes what this rank says beside its state
+        more          called on rank 0 with what all said, and the draft if the plan still holds; its answer is for all
+        raises        the same on all ranks: UnsupportedValue, RanksDiffer, ClaimHeld, StorageError, what `more` raises,
+                      or CheckpointError naming the ranks that are silent or gone
+        """
+        doing = f"the save of step {step}"
+        drafting = _Drafting(step, claim, now_s)
+        tensors: dict[str, torch.Tensor] = {}
+        marks = self._sameness.marks(self._channel.rank)
+        replica: Replica | None = None
+        mine: Message | BaseException
+        try:
+            drafting.tree, tensors, drafting.meta = documents(step, state, meta, sharded=True, marks=marks)
+            replica = Replica(drafting.tree, tensors, marks, ranks=self._channel.size, trusted=self._sameness.trusted)
+            mine = {
+                "call": f"step {step}, {how}",
+                "signature": self._signer.sign(tensors, marks),
+                "planned": self.layout is not None,
+                "own": marks.own,
+                "replica": replica.said() if self._channel.size > 1 else None,
+            }
+            mine["more"] = say()
+        except BaseException as error:  # whatever it is, the others must not wait for this rank
+            mine = error
+        drafting.marks = marks
+        begun = self._channel.agree(f"{doing}: its state", mine, lambda said: self._begin(said, drafting, more))
+        if "differ" in begun:
+            assert replica is not None
+            self._compare(f"{doing}: where the ranks differ", replica)
+            drafting.compared = True
+            begun = self._channel.agree(f"{doing}: its state", mine, lambda said: self._begin(said, drafting, more))
+        if "stop" in begun["more"]:
+            stopped: Message = begun["more"]
+            return stopped
+        if begun["new"]:
+            self._plan(f"{doing}: its plan", tensors, marks, drafting)
+        assert self.layout is not None
+        id = id_from(begun["id"])
+        assert id is not None
+        commit = Commit(*id, begun["at"], decode(begun["meta"], {}), self.layout.objects, self.layout.bytes)
+        draft = drafting.draft or Draft(id, "", (), b"", b"")
+        return Agreed(commit, self.layout, tensors, draft, begun["more"], begun["new"])
+
+    def _begin(self, said: list[Message], drafting: _Drafting, more: More) -> list[Message]:
+        """On rank 0."""
+        calls = [message["call"] for message in said]
+        if len(set(calls)) > 1:
+            found = ", ".join(f"rank {rank} {call}" for rank, call in enumerate(calls))
+            raise CheckpointError(
+                f"the ranks do not call the same: {found}\n"
+                "  state  nothing was saved\n  next   call save with one step and one `blocking` on all ranks"
+            )
+        replicas = [message["replica"] for message in said]
+        if len(said) > 1 and not drafting.compared:
+            if differ(replicas):
+                return [{"differ": True}] * self._channel.size
+            if buffers_differ(replicas) and not self._told:
+                self._told = True
+                self._log(BUFFERS)
+        drafting.join([message["own"] for message in said])
+        proposed = [message["signature"] for message in said]
+        new = self._signatures != proposed or not all(message["planned"] for message in said)
+        if new:  # until the plan is made, none holds
+            self._signatures, self._proposed = None, proposed
+        drafting.begin()
+        if not new and self._whole is not None:
+            drafting.finish(self._whole)
+        answer = {"id": id_document(drafting.id), "at": drafting.saved_at, "meta": drafting.meta, "new": new}
+        answer["more"] = more([message["more"] for message in said], drafting.draft)
+        return [answer] * self._channel.size
+
+    def _compare(self, what: str, replica: Replica) -> None:
+        mine: Message | BaseException
+        try:
+            mine = replica.entries()
+        except BaseException as error:
+            mine = error
+
+        def judge(said: list[Message]) -> list[Message]:
+            compare(said)
+            return [{}] * self._channel.size
+
+        self._channel.agree(what, mine, judge)
+
+    def _plan(self, what: str, tensors: dict[str, torch.Tensor], marks: Marks, drafting: _Drafting) -> None:
+        """Makes this rank's layout, or leaves it None where the plan cannot be made."""
+        self.layout = None
+        mine: Message | BaseException
+        try:
+            holding = Holding(tensors, marks)
+            mine = holding.described(self._channel.size, self._shard_bytes)
+        except BaseException as error:
+            mine = error
+
+        def deal(said: list[Message]) -> list[Message]:
+            parts = dealt(said)
+            self._whole = whole(parts, kinds_of(said, tensors), self._shard_bytes)
+            drafting.finish(self._whole)
+            firsts = [sum(self._whole.counts[:rank]) for rank in range(self._channel.size)]
+            self._signatures = self._proposed
+            total = {"objects": len(self._whole.sizes), "bytes": sum(self._whole.sizes)}
+            return [{"boxes": boxes, "first": first, **total} for boxes, first in zip(parts, firsts, strict=True)]
+
+        part = self._channel.agree(what, mine, deal)
+        try:
+            made, mine = layout(part, holding, tensors, self._shard_bytes), {}
+        except BaseException as error:
+            mine = error
+        self._channel.agree(what, mine, lambda said: said)
+        self.layout = made
+
+
+class _Drafting:
+    """What rank 0 knows of a save beyond the others.
+
+    tree, meta  this rank's documents of the state and of `meta`
+    marks       what was noted of the tree
+    compared    whether the ranks are known to differ in nothing but an order
+    draft       once the plan is known
+    """
+
+    def __init__(self, step: int, claim: Callable[[], Claim], now_s: Callable[[], float]) -> None:
+        self._step, self._claim, self._now_s = step, claim, now_s
+        self.tree: Document = None
+        self.meta: Document = None
+        self.marks: Marks | None = None
+        self.compared = False
+        self.draft: Draft | None = None
+
+    def join(self, owns: list[dict[str, Document]]) -> None:
+        if self.marks is not None:
+            self.marks.join(owns)
+
+    def begin(self) -> None:
+        self._under, self.saved_at = self._claim(), self._now_s()
+        self.id = CommitId(self._under.number, self._step, new_nonce(self.saved_at))
+
+    def finish(self, plan: Whole) -> None:
+        self.draft = manifest.draft(
+            self.id,
+            claim_nonce=self._under.nonce,
+            saved_at=self.saved_at,
+            resumed_from=self._under.resumed_from,
+            meta=self.meta,
+            tree=self.tree,
+            table=plan.table,
+            sizes=plan.sizes,
+            per_rank=self.marks is not None and bool(self.marks.own),
+        )

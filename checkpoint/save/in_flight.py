@@ -1,0 +1,261 @@
+"""The saves under way, one in each half of the arena: who has which half, and what came of each.
+
+A half is free again when the writer process has said what came of its save, or has ended. Every save ends: the process
+that writes it is killed where one takes too long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, WriterDied
+from checkpoint.format.manifest import Commit
+from checkpoint.save.arena import HALVES
+from checkpoint.save.commit import is_committed
+from checkpoint.save.handle import Saving
+from checkpoint.save.writer.link import Message, error_from
+from checkpoint.save.writer.process import WriterProcess
+from checkpoint.storage import Storage
+
+WhenBusy = Literal["wait", "skip", "replace"]
+
+_ANSWER_S = 5.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The arguments of `Checkpointer` that concern saves in the background."""
+
+    when_busy: WhenBusy
+    failures_max: int
+    finish_s: float
+    budget_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.when_busy not in ("wait", "skip", "replace"):
+            raise CheckpointError(f"when_busy is {self.when_busy!r}; it can be 'wait', 'skip' or 'replace'")
+        if self.failures_max < 1 or self.finish_s <= 0 or self.budget_bytes < 1:
+            raise CheckpointError("failures_max, finish_s and budget_bytes must be positive")
+
+
+@dataclass(eq=False)
+class Taken:
+    """A half that is taken, and the process that is to write it.
+
+    committed  is called after the commit, before the save counts as done; must not block
+    since_s    when its turn came, on the clock time.monotonic(): waiting behind another save does not count
+    """
+
+    number: int
+    saving: Saving
+    commit: Commit
+    committed: Callable[[], None]
+    process: WriterProcess
+    since_s: float = field(default_factory=time.monotonic)
+
+
+class InFlightSaves:
+    """The halves of one arena after another; numbers its saves."""
+
+    def __init__(self, storage: Storage, rules: Rules, log: Callable[[str], None], *, patience_s: float) -> None:
+        """patience_s  how long the writer process may take for one save before it is killed"""
+        self._storage = storage
+        self._rules = rules
+        self._log = log
+        self._patience_s = patience_s
+        self._changed = threading.Condition()  # guards everything below
+        self._halves: list[Taken | None] = [None] * HALVES
+        self._number = 0
+        self._newest: Saving | None = None
+        self._failures: list[CheckpointError] = []
+        self._lost: ClaimLost | None = None
+        self._refused: set[int] = set()
+
+    def raise_what_ended_saving(self) -> None:
+        """Raises ClaimLost once the claim is lost, CheckpointError after `failures_max` failures in a row."""
+        with self._changed:
+            if self._lost is not None:
+                raise self._lost
+            failures = self._failures
+            if len(failures) < self._rules.failures_max:
+                return
+            self._failures = []
+        raise CheckpointError(
+            f"{len(failures)} saves in a row failed; the last one: {failures[-1]}\n"
+            "  state  what was committed before is whole; everything since then exists in memory only\n"
+            "  next   repair the storage; catch this error to train on without, until as many saves failed again"
+        ) from failures[-1]
+
+    # Halves
+
+    def free(self) -> list[int]:
+        """The halves that may be filled now."""
+        with self._changed:
+            return [half for half, one in enumerate(self._halves) if one is None]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        return len(self.free()) < HALVES
+
+    def claim_half(self) -> int | None:
+        """A half that may be filled, by the policy for when both are taken; None where this save is to be skipped."""
+        if not self.free() and self._rules.when_busy == "skip":
+            return None
+        if not self.free() and self._rules.when_busy == "replace":
+            self._replace()
+        with self._changed:
+            self._changed.wait_for(lambda: None in self._halves)  # ends: see the file's promise
+            return self._halves.index(None)
+
+    def wait_for_half(self, half: int) -> None:
+        """Returns when this one may be filled."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._halves[half] is None)
+
+    def _replace(self) -> None:
+        """Takes back the younger of the two saves, unless it has been begun by now."""
+        with self._changed:
+            taken = [one for one in self._halves if one is not None]
+        if len(taken) < HALVES:
+            return
+        younger = max(taken, key=lambda one: one.number)
+        with contextlib.suppress(OSError):  # it died, and what it had is failing just now
+            younger.process.send({"kind": "take_back", "number": younger.number})
+        with self._changed:
+            self._changed.wait_for(lambda: younger.saving.done or younger.number in self._refused, _ANSWER_S)
+
+    def take(
+        self, half: int, saving: Saving, commit: Commit, committed: Callable[[], None], process: WriterProcess
+    ) -> int:
+        """From here on the half counts. Returns the save's number."""
+        with self._changed:
+            self._number += 1
+            self._halves[half] = Taken(self._number, saving, commit, committed, process)
+            self._newest = saving
+            return self._number
+
+    def untake(self, half: int, number: int) -> bool:
+        """Whether the half is free again: False where its save has ended, and was reported, meanwhile."""
+        with self._changed:
+            one = self._halves[half]
+            if one is None or one.number != number:
+                return False
+            self._halves[half] = None
+            return True
+
+    def settle(self) -> None:
+        """Returns when no save is under way, whatever came of them."""
+        with self._changed:
+            self._changed.wait_for(lambda: not any(self._halves))
+
+    def wait(self) -> None:
+        """Returns when no save is under way. Raises what the newest one failed of."""
+        self.settle()
+        newest = self._newest
+        if newest is not None and newest.error is not None:
+            raise newest.error
+
+    # What came of them
+
+    def in_foreground(self, saving: Saving) -> None:
+        """A save that takes no half is the newest from here on."""
+        with self._changed:
+            self._newest = saving
+
+    def report(self, saving: Saving, commit: Commit, error: CheckpointError | None) -> None:
+        """What came of a save."""
+        with self._changed:
+            self._note(saving, commit, error)
+        self._tell(saving, error)
+
+    def _note(self, saving: Saving, commit: Commit, error: CheckpointError | None) -> None:
+        """With `_changed` held."""
+        if error is None:
+            self._failures = []
+            saving.succeed(commit)
+            return
+        self._failures = [*self._failures, error][-self._rules.failures_max :]
+        self._lost = error if isinstance(error, ClaimLost) else self._lost
+        saving.fail(error)
+
+    def _tell(self, saving: Saving, error: CheckpointError | None) -> None:
+        """Without any lock: a log may wait for who waits for this save."""
+        if error is not None:
+            with contextlib.suppress(Exception):  # a log that takes nothing must not end the thread that frees halves
+                self._log(f"step {saving.step} could not be saved; training goes on. {error}")
+
+    def hear(self, message: Message) -> None:
+        """What the writer process says of saves."""
+        match message:
+            case {"kind": "done", "number": number}:
+                self._finish(number, None)
+            case {"kind": "failed", "number": number, "error": error}:
+                self._finish(number, error_from(error))
+            case {"kind": "taken_back", "number": number, "taken": True}:
+                self._drop(number)
+            case {"kind": "taken_back", "number": number}:
+                with self._changed:
+                    self._refused.add(number)
+                    self._changed.notify_all()
+
+    def process_ended(self, process: WriterProcess, why: str) -> None:
+        """What it was writing is committed if its manifest is there, and lost if not."""
+        with self._changed:
+            left = [one for one in self._halves if one is not None and one.process is process]
+        for one in sorted(left, key=lambda one: one.number):
+            committed = is_committed(self._storage, one.commit.id)
+            self._finish(one.number, None if committed else _died(one.saving.step, why))
+
+    def watch(self, process: WriterProcess) -> None:
+        """Ends a writer process that takes too long, and so all waiting for it."""
+        with self._changed:
+            mine = [one for one in self._halves if one is not None and one.process is process]
+        if mine and time.monotonic() - min(mine, key=lambda one: one.number).since_s > self._patience_s:
+            process.kill(f"a save was not finished within {self._rules.finish_s:g} s")
+
+    def _finish(self, number: int, error: CheckpointError | None) -> None:
+        with self._changed:
+            half = self._half_of(number)
+            one = None if half is None else self._halves[half]
+            if half is None or one is None:
+                return
+            if error is None:
+                one.committed()
+            self._note(one.saving, one.commit, error)
+            self._free(half, number)
+        self._tell(one.saving, error)
+
+    def _drop(self, number: int) -> None:
+        with self._changed:
+            half = self._half_of(number)
+            if half is not None and (one := self._halves[half]) is not None:
+                one.saving.fail(dropped(one.saving.step, "a newer save took its place before it was begun"))
+                self._free(half, number)
+
+    def _half_of(self, number: int) -> int | None:
+        return next((h for h, one in enumerate(self._halves) if one is not None and one.number == number), None)
+
+    def _free(self, half: int, number: int) -> None:
+        self._halves[half] = None
+        for one in self._halves:
+            if one is not None and one.number > number:
+                one.since_s = time.monotonic()
+        self._changed.notify_all()
+
+
+def dropped(step: int, why: str) -> SaveDropped:
+    return SaveDropped(f"step {step} was not saved: {why}", step=step)
+
+
+def _died(step: int, why: str) -> WriterDied:
+    return WriterDied(
+        f"step {step} was not saved: {why}\n"
+        "  state  it is not committed, unless rank 0 of its group does so yet; earlier checkpoints are as they were\n"
+        "  next   the next save starts a new writer process; if that one dies too, look for the kernel's OOM killer"
+    )

@@ -1,0 +1,255 @@
+"""What saves in the background need: an arena that is large enough, and a writer process that is ready.
+
+Both are made by `warm` in a thread, or else by the first save; and made anew when the state has outgrown the arena, or
+the process has died. Where one is not to be had, `Unavailable` says why, and saves are made in the foreground.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from checkpoint.save.arena import Arena, NoRoom, places
+from checkpoint.save.in_flight import InFlightSaves, Rules
+from checkpoint.save.planner import Plan
+from checkpoint.save.staging import CannotPin, Stage
+from checkpoint.save.writer.link import Message
+from checkpoint.save.writer.process import WriterProcess
+from checkpoint.storage import Scrubber
+
+_START_S = 120.0  # a busy machine starts an interpreter slowly
+_MEET_S = 120.0
+_ANSWER_S = 5.0
+_TEXT_SPARE_BYTES = 2**20  # what is no tensor may grow this much before a larger arena is needed
+
+
+class Unavailable(Exception):
+    """There is no saving in the background here; the text says why."""
+
+
+class WriterResources:
+    """An arena and a writer process.
+
+    lock  is held by whoever fills a half, or replaces one of the two
+    """
+
+    def __init__(
+        self,
+        opening: Message | None,
+        rules: Rules,
+        underway: InFlightSaves,
+        *,
+        unusable: str | None,
+        log: Callable[[str], None],
+    ) -> None:
+        """
+        opening   what the writer process opens: url, options, retry_s; None where `unusable` says why there is none
+        underway  hears what the process says of saves
+        """
+        self.lock = threading.Lock()
+        self._rules = rules
+        self._underway = underway
+        self._log = log
+        self._told: set[str] = set()
+        self._opening: Message = {"kind": "open", "budget_bytes": rules.budget_bytes, "finish_s": rules.finish_s}
+        self._opening |= opening or {}
+        self._scrub = Scrubber(self._opening.get("url", ""), self._opening.get("options", {}))
+        self._process: WriterProcess | None = None
+        self._arena: Arena | None = None
+        self._stage: Stage | None = None
+        self._warming: threading.Thread | None = None
+        self._changed = threading.Condition()  # guards everything below
+        self._ready: WriterProcess | None = None
+        self._answered: Message | None = None  # by the process, to what was asked last
+        self._met: Message | None = None
+        self._unusable = unusable
+        self._last_words = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a save need not wait for a process or for memory to be had."""
+        warming = self._warming
+        begun = warming is not None and warming.is_alive()
+        return not begun and self._arena is not None and self.process is not None
+
+    def warm(self, prepare: Callable[[], object]) -> None:
+        """Calls `prepare` in a thread, with the lock held. What is unavailable the first save meets again, and says."""
+        self.join_warming()
+
+        def work() -> None:
+            with self.lock, contextlib.suppress(Unavailable):
+                prepare()
+
+        self._warming = threading.Thread(target=work, name="checkpoint-warming", daemon=True)
+        self._warming.start()
+
+    def join_warming(self) -> None:
+        if self._warming is not None:
+            self._warming.join()
+            self._warming = None
+
+    def close(self, within_s: float) -> None:
+        """Waits until what is staged is finished, and leaves no process, thread, descriptor or memory. Idempotent."""
+        self.join_warming()
+        with self.lock:
+            if self._process is not None and not self._process.end(within_s):
+                self._log(f"the writer process did not finish within {within_s:g} s and was killed")
+            self._process = None
+            self._drop_arena()
+
+    def let_go(self) -> None:
+        """For when nobody calls `close`: the process finishes what is staged, and ends."""
+        if self._process is not None:
+            self._process.let_go()
+
+    def say_why_not(self, why: str) -> None:
+        """One line in the log for each reason."""
+        if why not in self._told:
+            self._log(f"there is no saving in the background, so training waits for each commit: {why}")
+        self._told.add(why)
+
+    # The writer process
+
+    def started(self) -> WriterProcess:
+        """The writer process, ready. Raises `Unavailable`."""
+        if self._unusable is not None:
+            raise Unavailable(self._unusable)
+        if self._process is not None and self._process.alive:
+            return self._process
+        self._process = None
+        try:
+            process = WriterProcess(self._hear, self._process_ended, self._underway.watch)
+        except OSError as error:
+            raise Unavailable(f"no writer process can be started: {error}") from error
+        try:
+            process.send(self._opening)
+            if self._arena is not None:
+                process.send({"kind": "arena", "half_bytes": self._arena.half_bytes}, [self._arena.fd])
+        except (TypeError, ValueError) as error:
+            self._unusable = f"the storage options cannot be told to a writer process: {self._scrub(str(error))}"
+        except OSError as error:
+            self._last_words = f"the writer process cannot be told anything: {error}"
+            process.kill("it does not listen")
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready is process or self._unusable or not process.alive, _START_S)
+        if self._ready is process and process.alive:
+            self._process = process
+            return process
+        process.end(0)
+        raise Unavailable(self._unusable or self._last_words)
+
+    @property
+    def process(self) -> WriterProcess | None:
+        """The one that is there, if it lives."""
+        return self._process if self._process is not None and self._process.alive else None
+
+    @property
+    def met(self) -> Message | None:
+        """Where the writers of the group meet that the process is among; None where it is in none."""
+        return self._met if self.process is not None else None
+
+    def meet(self, question: Message) -> Message:
+        """Has the process join the writers of a group: `serve` or `meet` of writer/link.py. Returns where they meet.
+
+        Raises `Unavailable`.
+        """
+        answer = self._ask(question, ("met", "not_met"), _MEET_S)
+        if answer is None:
+            raise Unavailable(self._last_words or "the writer process does not answer")
+        if answer["kind"] == "not_met":
+            raise Unavailable(f"the writer processes of this rank and of rank 0 cannot be connected: {answer['why']}")
+        endpoint: Message = answer["endpoint"]
+        return endpoint
+
+    def _ask(self, question: Message, kinds: Sequence[str], within_s: float) -> Message | None:
+        """The process's answer, of one of these kinds; None where it died, or does not give one. An answer that an
+        earlier question had given up waiting for may come in between."""
+        process = self._process
+        if process is None:
+            return None
+        with self._changed:
+            self._answered = None
+        with contextlib.suppress(OSError):
+            process.send(question)
+            with self._changed:
+                self._changed.wait_for(lambda: self._answer_of(kinds) is not None or not process.alive, within_s)
+        return self._answer_of(kinds)
+
+    def _answer_of(self, kinds: Sequence[str]) -> Message | None:
+        answered = self._answered
+        return answered if answered is not None and answered["kind"] in kinds else None
+
+    def _hear(self, process: WriterProcess, message: Message) -> None:
+        with self._changed:
+            match message:
+                case {"kind": "ready"}:
+                    self._ready = process
+                case {"kind": "unusable", "why": why}:
+                    self._unusable = f"the writer process cannot open the storage: {why}"
+                case {"kind": "met", "endpoint": endpoint}:
+                    self._answered, self._met = message, endpoint
+                case {"kind": "not_met" | "dropped_arena"}:
+                    self._answered = message
+                case {"kind": "parted"}:
+                    self._met = None
+            self._changed.notify_all()
+        self._underway.hear(message)
+
+    def _process_ended(self, process: WriterProcess, why: str) -> None:
+        self._last_words = self._scrub(why)
+        self._underway.process_ended(process, self._last_words)
+        with self._changed:
+            self._met = None
+            self._changed.notify_all()
+
+    # The arena
+
+    def fits(self, plan: Plan, text_bytes: int) -> bool:
+        """Whether `fitting` has nothing to make."""
+        arena, stage = self._arena, self._stage
+        return (
+            arena is not None
+            and stage is not None
+            and stage.plan is plan
+            and arena.half_bytes >= _needed(plan, text_bytes)
+        )
+
+    def fitting(self, plan: Plan, text_bytes: int, *, pinned: bool) -> Stage:
+        """Where this plan is staged; with a new arena if the present one is too small. Raises `Unavailable`."""
+        needed = _needed(plan, text_bytes)
+        if self._arena is None or self._arena.half_bytes < needed:
+            self._underway.settle()
+            self._drop_arena()
+            try:
+                self._arena = Arena(needed + _TEXT_SPARE_BYTES)
+            except NoRoom as error:
+                raise Unavailable(str(error)) from error
+            self._arena.touch()
+            if self._process is not None:
+                with contextlib.suppress(OSError):  # it died; the one after it is told
+                    self._process.send({"kind": "arena", "half_bytes": self._arena.half_bytes}, [self._arena.fd])
+        if self._stage is None or self._stage.plan is not plan:
+            self._stage = None  # memory cannot be pinned twice
+            try:
+                self._stage = Stage(plan, self._arena, pinned=pinned)
+            except CannotPin as error:
+                raise Unavailable(str(error)) from error
+        return self._stage
+
+    def _drop_arena(self) -> None:
+        """Here, and in the writer process: two arenas at a time may be more than there is room for."""
+        self._stage = None
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+            self._ask({"kind": "drop_arena"}, ("dropped_arena",), _ANSWER_S)
+
+
+def _needed(plan: Plan, text_bytes: int) -> int:
+    return places(plan.sizes)[-1] + text_bytes + 2**14  # both texts begin at a page
+
+
+def on_gpu(tensors: dict[str, Any]) -> bool:
+    return any(tensor.device.type == "cuda" for tensor in tensors.values())

@@ -1,0 +1,280 @@
+"""The writer process: hashes and stores what a training process staged, and outlives it for as long as that takes.
+
+    python -m checkpoint.save.writer.server <descriptor of the socket> <process id of the parent>
+
+Started ahead of the first save; waits without using the processor. One save after another, several objects of each at
+once; of a save by several ranks the objects of its own rank, in company with the others' writers (group.py). It never
+loads torch. Signals that end a job do not end it: only its parent's end does, seen as the socket's
+end, or in the kernel's own record where a fork still holds the socket. Then what is staged is finished within a
+deadline; with nothing staged it goes at once. It answers no beacon: if a newer claim is taken meanwhile, that one's
+holder resumed from an older commit, and what is staged is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+
+from checkpoint.errors import CheckpointError, SaveDropped
+from checkpoint.format.draft import Draft, StoredObject
+from checkpoint.format.names import CommitId
+from checkpoint.runs.orphans import announce
+from checkpoint.save.arena import Attached
+from checkpoint.save.commit import write_object
+from checkpoint.save.writer.group import Follower, Leader, Local, Party, dropped
+from checkpoint.save.writer.link import Link, Message, error_document
+from checkpoint.storage import Scrubber, Storage, open_storage
+
+THREADS_MAX = 8
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A save, or this rank's part of one, that lies whole in one half of the arena.
+
+    first  the number of its first file in the save
+    """
+
+    number: int
+    draft: Draft
+    files: Sequence[memoryview]
+    first: int
+    party: Party
+
+    @property
+    def name(self) -> str:
+        return str(self.draft.id)
+
+
+class WriterServer:
+    """Hears what is staged in one thread, and writes it in another."""
+
+    def __init__(self, link: Link, parent: int) -> None:
+        self._link = link
+        self._parent = parent
+        self._storage: Storage | None = None
+        self._scrub = Scrubber("", {})
+        self._budget_bytes = 0
+        self._finish_s = 0.0
+        self._arena: Attached | None = None
+        self._party: Party = Local()
+        self._name: socket.socket | None = None
+        self._staged: deque[Staged] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+
+    def run(self) -> int:
+        """Until the parent has ended and all that it staged is finished. Returns the exit status."""
+        writing = threading.Thread(target=self._write_all, name="checkpoint-writing", daemon=True)
+        writing.start()
+        self._listen()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        writing.join(self._finish_s)
+        if writing.is_alive():
+            return 1  # a storage that does not answer; nothing half-written counts
+        self._party.close()
+        if self._storage is not None:
+            self._storage.close()
+        return 0
+
+    def _listen(self) -> None:
+        """Returns when the parent has ended and everything that it said was heard."""
+        waiting = select.poll()
+        waiting.register(self._link.socket, select.POLLIN)
+        alive = _watch(self._parent)
+        if alive is None:
+            self._link.socket.setblocking(False)
+        else:
+            waiting.register(alive, select.POLLIN)
+        while True:
+            if alive is not None and any(ready == alive for ready, _ in waiting.poll()):
+                waiting.unregister(alive)
+                os.close(alive)
+                alive = None
+                self._link.socket.setblocking(False)  # what it said before it died is there already
+            try:
+                heard = self._link.receive()
+            except BlockingIOError:
+                return
+            if heard is None:
+                return
+            self._hear(*heard)
+
+    def _hear(self, message: Message, fds: list[int]) -> None:
+        match message["kind"]:
+            case "open":
+                self._open(message)
+            case "arena":
+                self._arena = Attached(fds[0], message["half_bytes"])
+                os.close(fds[0])
+            case "drop_arena":
+                self._arena = None
+                gc.collect()  # errors hold on to the frames that they went through, and those to views
+                self._say({"kind": "dropped_arena"})
+            case "serve" | "meet":
+                self._meet(message)
+            case "staged":
+                staged = self._found(message)
+                staged.party.staged(staged.name)
+                with self._changed:
+                    self._staged.append(staged)
+                    self._changed.notify_all()
+                self._over(staged.name)  # it may have failed elsewhere by now
+            case "take_back":
+                self._take_back(message["number"])
+            case "give_up":
+                self._party.give_up(message["id"], message["error"])
+
+    def _open(self, message: Message) -> None:
+        url, options = message["url"], message["options"]
+        self._scrub = Scrubber(url, options)
+        self._budget_bytes, self._finish_s = message["budget_bytes"], message["finish_s"]
+        try:
+            fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
+            self._storage = open_storage(url, options, retry_s=message["retry_s"])
+            self._name = announce(self._storage.url, self._parent)
+        except (ImportError, ValueError) as error:
+            self._say({"kind": "unusable", "why": self._scrub(str(error))})
+        else:
+            self._say({"kind": "ready"})
+
+    def _meet(self, message: Message) -> None:
+        """Joins the writers of a group."""
+        self._party.close()
+        self._party = Local()
+        try:
+            if message["kind"] == "serve":
+                self._party = first = Leader(message["size"], self._finish_s)
+                endpoint = first.endpoint
+            else:
+                endpoint = message["endpoint"]
+                self._party = Follower(
+                    endpoint,
+                    message["rank"],
+                    message["size"],
+                    self._finish_s,
+                    over=self._over,
+                    parted=lambda: self._say({"kind": "parted"}),
+                )
+        except OSError as error:
+            self._say({"kind": "not_met", "why": str(error)})
+        else:
+            self._say({"kind": "met", "endpoint": endpoint})
+
+    def _found(self, message: Message) -> Staged:
+        assert self._arena is not None, "the arena is sent before anything is staged in it"
+        sizes: list[int] = message["sizes"]
+        *files, head, tail = self._arena.read(message["half"], sizes)
+        draft = Draft(
+            CommitId(**message["id"]), message["claim_nonce"], tuple(message["all_sizes"]), bytes(head), bytes(tail)
+        )
+        return Staged(message["number"], draft, files, message["first"], self._party)
+
+    def _take_back(self, number: int) -> None:
+        staged = self._unbegun(lambda staged: staged.number == number)
+        if staged is not None:
+            why = "a newer save took its place before it was begun"
+            staged.party.give_up(staged.name, dropped(staged.draft.id.step, why))
+        self._say({"kind": "taken_back", "number": number, "taken": staged is not None})
+
+    def _over(self, name: str) -> None:
+        """A save that has ended elsewhere, before it was begun here, need not wait for its turn."""
+        staged = self._unbegun(lambda staged: staged.name == name and staged.party.ended(name) is not None)
+        if staged is not None:
+            self._say(self._write(staged))
+
+    def _unbegun(self, wanted: Callable[[Staged], bool]) -> Staged | None:
+        with self._changed:
+            found = next(filter(wanted, self._staged), None)
+            if found is not None:
+                self._staged.remove(found)
+        return found
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._staged or self._ended)
+                if not self._staged:
+                    return
+                staged = self._staged.popleft()
+            said = self._write(staged)
+            del staged  # and with it the views into the arena, which may be dropped next
+            self._say(said)
+
+    def _write(self, staged: Staged) -> Message:
+        """What is to be said of it."""
+        try:
+            self._commit(staged)
+        except SaveDropped:
+            return {"kind": "taken_back", "number": staged.number, "taken": True}
+        except Exception as error:  # whatever it is, training has to hear of it
+            document = error_document(error, self._scrub(str(error)))
+            staged.party.give_up(staged.name, document)
+            return {"kind": "failed", "number": staged.number, "error": document}
+        return {"kind": "done", "number": staged.number}
+
+    def _commit(self, staged: Staged) -> None:
+        storage, draft = self._storage, staged.draft
+        if storage is None:
+            raise CheckpointError("the writer process has no storage; nothing was saved")
+        largest = max(map(len, staged.files), default=1)
+        at_once = max(1, min(THREADS_MAX, self._budget_bytes // max(1, largest), len(staged.files)))
+        with ThreadPoolExecutor(at_once, thread_name_prefix="checkpoint-object") as pool:
+            jobs = [pool.submit(_write_one, storage, staged, index) for index in range(len(staged.files))]
+            wait(jobs, return_when=FIRST_EXCEPTION)
+            pool.shutdown(wait=True, cancel_futures=True)
+        failed = next((job.exception() for job in jobs if not job.cancelled() and job.exception()), None)
+        if failed is not None:
+            raise failed
+        staged.party.finish(storage, draft, [job.result() for job in jobs])
+
+    def _say(self, message: Message) -> None:
+        with contextlib.suppress(OSError):  # nobody is left to hear it
+            self._link.send(message)
+
+
+def _write_one(storage: Storage, staged: Staged, index: int) -> StoredObject:
+    if (ended := staged.party.ended(staged.name)) is not None:
+        raise ended
+    return write_object(storage, staged.draft.id, staged.first + index, staged.files[index])
+
+
+def _watch(process: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where it has ended already."""
+    try:
+        watched = os.pidfd_open(process)
+    except ProcessLookupError:
+        return None
+    if os.getppid() == process:
+        return watched
+    os.close(watched)  # the number is another process's by now
+    return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    end: Any = socket.socket(fileno=int(arguments[0]))
+    end.set_inheritable(False)
+    status = WriterServer(Link(end), int(arguments[1])).run()
+    sys.stderr.flush()
+    os._exit(status)  # a thread that still waits for the storage must not hold the process
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
