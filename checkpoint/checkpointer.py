@@ -28,6 +28,7 @@ from checkpoint.load.apply import apply
 from checkpoint.load.cast import Cast
 from checkpoint.load.loaded import Loaded, Skipped
 from checkpoint.load.reader import Checkpoint, Verified, read_commit, verify
+from checkpoint.net.framing import Message
 from checkpoint.runs.claims import Claim
 from checkpoint.runs.history import History, read_history, read_manifest
 from checkpoint.runs.retention import Sweeper
@@ -37,7 +38,6 @@ from checkpoint.save.foreground import save_now
 from checkpoint.save.handle import Saving
 from checkpoint.save.in_flight import Rules, WhenBusy
 from checkpoint.save.planner import Planner, Save
-from checkpoint.save.writer.link import Message
 from checkpoint.storage import Storage, open_storage
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from checkpoint.format.tree import Tree
 from checkpoint.load.cast import Cast
 from checkpoint.load.group.load import LoadRules, NoneLeft, load_together
 from checkpoint.load.loaded import Loaded
+from checkpoint.net.framing import Message
 from checkpoint.net.rank_channel import RankChannel
 from checkpoint.runs.history import History, Log
 from checkpoint.save.group.agreement import Agreed, Agreement, Sameness
@@ -28,7 +29,6 @@ from checkpoint.save.group.background import BackgroundTogether, Context
 from checkpoint.save.group.foreground import write_together
 from checkpoint.save.handle import Saving
 from checkpoint.save.in_flight import Rules
-from checkpoint.save.writer.link import Message
 from checkpoint.storage import Scrubber, Storage
 
 Group = dist.ProcessGroup | Literal["auto"]

@@ -1,35 +1,13 @@
-"""How what failed on one rank becomes an error on all others: one that names the rank and its reason.
-
-Errors of this package keep their kind and their fields. Of others the text may hold what nobody scrubbed: it is told
-where the storage's secrets are known, and so taken out of it; else only its kind is.
-"""
+"""How what failed on one rank is told on all others: by the rank and its reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
-import checkpoint.errors as errors
 from checkpoint.errors import CheckpointError
-from checkpoint.net.star import Message
+from checkpoint.net.framing import Message
 
 UNTOUCHED = "nothing was committed and nothing was loaded; the previous checkpoint stays the newest"
-
-Scrub = Callable[[str], str]
-
-_TEXT_MAX = 4000
-
-
-def error_document(error: BaseException, scrub: Scrub | None = None) -> Message:
-    """An error as JSON. scrub  takes secrets out of a text; None where they are not known."""
-    if isinstance(error, CheckpointError):
-        return {"type": type(error).__name__, "text": str(error), "fields": vars(error)}
-    return {"type": "CheckpointError", "text": reason(error, scrub), "foreign": True}
-
-
-def reason(error: BaseException, scrub: Scrub | None) -> str:
-    """In one line, for the other ranks."""
-    text = " ".join(scrub(str(error)).split())[:_TEXT_MAX] if scrub is not None else "that rank's own output says more"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def of_rank(document: Message, rank: int, size: int, what: str, state: str) -> Message:
@@ -37,14 +15,6 @@ def of_rank(document: Message, rank: int, size: int, what: str, state: str) -> M
     if document.get("foreign"):
         return {**document, "text": f"rank {rank} of {size} failed: {what}: {document['text']}{next_lines(state)}"}
     return {**document, "text": f"{document['text']}\n  rank   {rank} of {size}: {what}"}
-
-
-def error_from(document: Message) -> CheckpointError:
-    """The inverse of `error_document`; what is no error of ours comes back as a plain CheckpointError."""
-    kind = getattr(errors, document["type"], CheckpointError)
-    fields = {name: tuple(v) if name == "tensors" else v for name, v in document.get("fields", {}).items()}
-    made: CheckpointError = kind(document["text"], **fields)
-    return made
 
 
 def names(ranks: Collection[int]) -> str:

@@ -2,7 +2,7 @@
 
     every rank says its message  ->  rank 0 decides, from all of them  ->  every rank hears its answer
 
-`agree` is the only way to decide anything. Its messages go through connections to rank 0 (star.py), so nothing hangs
+`agree` is the only way to decide anything. Its messages go through connections to rank 0 (server.py), so nothing hangs
 on a rank that died: rank 0 learns of it at once, and answers everybody with an error that names it. A rank that is
 alive and silent is named at a deadline, which is long, for it may be slow. All ranks call it in the same order, and an
 answer stands: a rank that comes late hears what was decided without it.
@@ -28,9 +28,12 @@ import torch
 import torch.distributed as dist
 
 from checkpoint.errors import CheckpointError
-from checkpoint.net.failures import UNTOUCHED, Scrub, error_document, error_from, next_lines, of_rank, reason
+from checkpoint.net.client import Client
+from checkpoint.net.errors import Scrub, error_document, error_from, reason
+from checkpoint.net.failures import UNTOUCHED, next_lines, of_rank
 from checkpoint.net.failures import missing as missing_ranks
-from checkpoint.net.star import Client, Message, Server
+from checkpoint.net.framing import Message
+from checkpoint.net.server import Server
 
 Decide = Callable[[list[Message]], list[Message]]
 

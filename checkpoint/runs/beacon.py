@@ -18,19 +18,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
-import threading
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from checkpoint.net.framing import encode
+from checkpoint.net.listener import Listener
 from checkpoint.net.machine import boot_id, network_namespace, only_near, own_addresses, pid_namespace, started_at
 
 _LINE_MAX = 4096
 _NEAR_S = 2.0  # an answer over the loopback, from a process that may be swapped out
-
-_live: weakref.WeakSet[Beacon] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -66,16 +63,9 @@ class Beacon:
 
     def __init__(self, *, nonce: str, job: str | None) -> None:
         """Raises OSError where no socket can be opened."""
-        self._line = json.dumps({"nonce": nonce, "job": job}).encode() + b"\n"
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        self._listener = socket.create_server(("", 0), family=family, backlog=16, dualstack_ipv6=both)
-        self._listener.setblocking(False)
-        self._wake_read, self._wake_write = socket.socketpair()
-        self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve, name="checkpoint-beacon", daemon=True)
-        _live.add(self)
-        self._thread.start()
+        self._line = encode({"nonce": nonce, "job": job})
+        self._listener = Listener("checkpoint-beacon", self._answer, backlog=16)
+        self.port = self._listener.port
 
     def endpoint(self) -> dict[str, Any]:
         """What goes into the claim."""
@@ -92,33 +82,12 @@ class Beacon:
 
     def close(self) -> None:
         """Stops listening: from here on newcomers are refused, and know that the holder is gone. Idempotent."""
-        if self not in _live:
-            return
-        _live.discard(self)
-        self._wake_write.close()  # the thread sees end-of-file on the other end
-        self._thread.join(timeout=10)
+        self._listener.close()
 
-    def close_in_child(self) -> None:
-        """After a fork: the thread is not here, and the sockets must not outlive the parent."""
-        for one in (self._listener, self._wake_read, self._wake_write):
-            one.close()
-
-    def _serve(self) -> None:
-        waiting = select.poll()  # select() fails for descriptors above 1023, which training processes reach
-        waiting.register(self._listener, select.POLLIN)
-        waiting.register(self._wake_read, select.POLLIN)
-        closing = select.poll()
-        closing.register(self._wake_read, select.POLLIN)
-        with self._listener, self._wake_read:
-            while not any(ready == self._wake_read.fileno() for ready, _ in waiting.poll()):
-                try:
-                    caller, _ = self._listener.accept()
-                except OSError:  # the caller went away, or there is no descriptor left: no busy loop while it lasts
-                    closing.poll(100)
-                    continue
-                with caller, contextlib.suppress(OSError):
-                    caller.setblocking(False)
-                    caller.send(self._line)
+    def _answer(self, caller: socket.socket) -> None:
+        with caller, contextlib.suppress(OSError):
+            caller.setblocking(False)
+            caller.send(self._line)
 
 
 Answer = Alive | Gone | Refused | Unknown
@@ -194,12 +163,3 @@ def _ask_at(address: str, port: int, nonce: str, timeout_s: float) -> Alive | Re
     if answered != nonce:
         return Refused(f"{where} is another claim's now")
     return Alive(job if type(job) is str else None)
-
-
-def _close_all_in_child() -> None:
-    for beacon in list(_live):
-        beacon.close_in_child()
-    _live.clear()
-
-
-os.register_at_fork(after_in_child=_close_all_in_child)

@@ -20,12 +20,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from checkpoint.forks import close_in_children
 from checkpoint.memory import free_bytes, mapped
 
 PAGE = mmap.PAGESIZE
 HALVES = 2
-
-_live: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
 class NoRoom(Exception):
@@ -46,7 +45,7 @@ class Arena:
             raise NoRoom(f"{total:,} bytes of memory are needed, and {free:,} are available")
         self.fd = os.memfd_create("checkpoint-arena", os.MFD_CLOEXEC)
         self._close = weakref.finalize(self, os.close, self.fd)
-        _live.add(self)
+        close_in_children(self)
         try:
             os.posix_fallocate(self.fd, 0, total)
             self.memory = mapped(self.fd, total, mmap.MAP_SHARED, mmap.MADV_DONTFORK)
@@ -61,6 +60,8 @@ class Arena:
     def close(self) -> None:
         """Closes the descriptor. The memory goes with the last view into it. Idempotent."""
         self._close()
+
+    close_in_child = close
 
 
 class Attached:
@@ -89,12 +90,3 @@ def places(sizes: Sequence[int]) -> list[int]:
 
 def _up(size: int) -> int:
     return -(-size // PAGE) * PAGE
-
-
-def _close_all_in_child() -> None:
-    for arena in list(_live):
-        arena.close()
-    _live.clear()
-
-
-os.register_at_fork(after_in_child=_close_all_in_child)

@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 from checkpoint.errors import CheckpointError
 from checkpoint.format.draft import Draft
+from checkpoint.net.framing import Message
 from checkpoint.save.foreground import save_now
 from checkpoint.save.handle import Saving
 from checkpoint.save.in_flight import InFlightSaves, Rules, dropped
 from checkpoint.save.planner import Save
 from checkpoint.save.resources import Unavailable, WriterResources, on_gpu
-from checkpoint.save.writer.link import Message
 from checkpoint.storage import Storage
 
 Committed = Callable[[Draft], None]

@@ -15,10 +15,11 @@ from typing import Literal
 
 from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, WriterDied
 from checkpoint.format.manifest import Commit
+from checkpoint.net.errors import error_from
+from checkpoint.net.framing import Message
 from checkpoint.save.arena import HALVES
 from checkpoint.save.commit import is_committed
 from checkpoint.save.handle import Saving
-from checkpoint.save.writer.link import Message, error_from
 from checkpoint.save.writer.process import WriterProcess
 from checkpoint.storage import Storage
 

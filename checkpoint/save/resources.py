@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from checkpoint.net.framing import Message
 from checkpoint.save.arena import Arena, NoRoom, places
 from checkpoint.save.in_flight import InFlightSaves, Rules
 from checkpoint.save.planner import Plan
 from checkpoint.save.staging import CannotPin, Stage
-from checkpoint.save.writer.link import Message
 from checkpoint.save.writer.process import WriterProcess
 from checkpoint.storage import Scrubber
 

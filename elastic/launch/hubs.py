@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from checkpoint.net.keepalive import keep_alive
 from elastic.launch.connection import Connection
 from elastic.membership.hub import Hub, Order
 from elastic.membership.leaving import SAVED_NOTHING, Holder, see_off
@@ -43,7 +44,6 @@ Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or 
 _HELLO_S = 10.0
 _UNKNOWN_MAX = 64  # connections that have not said hello; more is no run of ours
 _REFUSALS_TOLD = 10  # of one node: what comes after them is dropped without a word
-_SILENCE_S = 30  # after which a host that does not even acknowledge counts as lost
 
 
 class AnyHub(Protocol):
@@ -280,17 +280,3 @@ class HubElsewhere:
 def _bytes(text: str) -> bytes:
     """Of any text that JSON may carry, lone surrogates too."""
     return text.encode("utf-8", "surrogatepass")
-
-
-def keep_alive(sock: socket.socket) -> None:
-    """A host that is silent for _SILENCE_S ends its connection, as one that closes it does."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", _SILENCE_S // 3),
-        ("TCP_KEEPINTVL", _SILENCE_S // 6),
-        ("TCP_KEEPCNT", 4),
-        ("TCP_USER_TIMEOUT", _SILENCE_S * 1000),
-    ):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,19 +1,18 @@
-"""One JSON object per line: how workers, agents and the hub talk. Framing only; who says what is in hub.py.
+"""How workers, agents and the hub talk: one JSON object per line, with a word in it. Who says what is in hub.py.
 
-Nothing that arrives is more than data: a line that is no object, or longer than LINE_MAX, ends the connection.
+Framing is checkpoint/net/framing.py's, as for all connections of this repository.
 """
 
 from __future__ import annotations
 
-import json
 import socket
-from typing import Any
 
+from checkpoint.net import framing
+from checkpoint.net.framing import LINE_MAX as LINE_MAX
+from checkpoint.net.framing import Message
+from checkpoint.net.framing import encode as encode
 from elastic.errors import ElasticError
 
-Message = dict[str, Any]
-
-LINE_MAX = 1 << 20
 _READ = 1 << 16
 
 
@@ -21,22 +20,19 @@ class WireError(ElasticError, ValueError):
     """The other end said something that is no message; the connection is of no use any more."""
 
 
-class Lines:
-    """Cuts what arrives into messages."""
-
-    def __init__(self) -> None:
-        self._rest = b""
+class Lines(framing.Lines):
+    """Cuts what arrives into messages that say a word."""
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that `data` completes. Raises WireError."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LINE_MAX:
-            raise WireError(f"a line of more than {LINE_MAX} bytes")
-        return [_message(line) for line in lines]
-
-
-def encode(message: Message) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        try:
+            messages = super().feed(data)
+        except framing.NotAMessage as broken:
+            raise WireError(str(broken)) from broken
+        for message in messages:
+            if not isinstance(message.get("say"), str):
+                raise WireError(f"not a message: {str(message)[:80]}")
+        return messages
 
 
 def read(connection: socket.socket, lines: Lines) -> list[Message] | None:
@@ -51,13 +47,3 @@ def read(connection: socket.socket, lines: Lines) -> list[Message] | None:
     except OSError:
         return None
     return lines.feed(data) if data else None
-
-
-def _message(line: bytes) -> Message:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as broken:
-        raise WireError(f"not a message: {line[:80]!r}") from broken
-    if not isinstance(message, dict) or not isinstance(message.get("say"), str):
-        raise WireError(f"not a message: {line[:80]!r}")
-    return message

@@ -29,7 +29,7 @@ from checkpoint import (
 )
 from checkpoint.load.group import load as load_module
 from checkpoint.load.group import ranges
-from checkpoint.net import failures, rank_channel
+from checkpoint.net import errors, rank_channel
 from checkpoint.save.group import agreement
 from checkpoint.storage import Scrubber
 from tests.kit.ranks import Died, Raised, returned, run_ranks
@@ -490,9 +490,9 @@ def test_whatever_a_rank_raises_the_others_hear_at_once_with_its_name_and_its_re
 
 def test_the_reason_that_others_hear_holds_no_secret() -> None:
     error = ValueError("400 for\nkey hunter22")
-    told = failures.error_document(error, Scrubber("s3://bucket", {"secret": "hunter22"}))
+    told = errors.error_document(error, Scrubber("s3://bucket", {"secret": "hunter22"}))
     assert told["text"] == "ValueError: 400 for key ***"
-    assert "hunter22" not in failures.error_document(error)["text"], "the secrets of this storage are not known"
+    assert "hunter22" not in errors.error_document(error)["text"], "the secrets of this storage are not known"
 
 
 def damaged_manifest(rank: int, size: int, folder: str) -> tuple[int, float]:

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, StorageError
-from checkpoint.save.writer.link import PACKET_BYTES, Link, error_document, error_from, pair
+from checkpoint.errors import CheckpointError, ClaimLost, CorruptCheckpoint, RanksDiffer, SaveDropped, StorageError
+from checkpoint.net.errors import error_document, error_from
+from checkpoint.save.writer.link import PACKET_BYTES, Link, pair
 
 
 @pytest.mark.parametrize("size", [0, PACKET_BYTES - 50, 3 * PACKET_BYTES, 40 * PACKET_BYTES])
@@ -49,10 +50,14 @@ def test_an_error_comes_back_as_what_it_was() -> None:
         StorageError("full", operation="put", key="data/x", attempts=3),
         ClaimLost("lost", ours=1, newest=2),
         SaveDropped("dropped", step=7),
+        CorruptCheckpoint("damaged", commit="c", key="data/x", tensors=("a", "b")),
+        RanksDiffer("differ", entries={"model.x": [1]}),
         CheckpointError("plain"),
     ]
     for error in errors:
-        again = error_from(error_document(error, str(error)))
+        again = error_from(error_document(error))
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
-    foreign = error_from(error_document(KeyError("x"), "of another kind"))
-    assert (type(foreign), str(foreign)) == (CheckpointError, "KeyError: of another kind")
+    foreign = error_from(error_document(OSError("of another kind"), str))
+    assert (type(foreign), str(foreign)) == (CheckpointError, "OSError: of another kind")
+    odd = error_from({"type": "annotations", "text": "no error", "fields": {}})
+    assert (type(odd), str(odd)) == (CheckpointError, "no error")

@@ -12,7 +12,7 @@ import pytest
 from checkpoint import CheckpointError
 from checkpoint.format.draft import Draft
 from checkpoint.format.names import CommitId
-from checkpoint.net.star import Client
+from checkpoint.net.client import Client
 from checkpoint.save.writer.group import Leader
 from checkpoint.storage import open_storage
 

@@ -35,7 +35,8 @@ from checkpoint.load.group.exchange import Share, exchange
 from checkpoint.load.group.ranges import Chunk, Run, Wanted, chunks_of, run_range
 from checkpoint.load.loaded import Loaded, Skipped
 from checkpoint.load.reader import check_sizes
-from checkpoint.net.rank_channel import Message, RankChannel
+from checkpoint.net.framing import Message
+from checkpoint.net.rank_channel import RankChannel
 from checkpoint.runs.history import History, Log, read_manifest
 from checkpoint.storage import Storage
 

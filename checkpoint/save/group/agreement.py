@@ -23,7 +23,8 @@ from checkpoint.format.manifest import Commit
 from checkpoint.format.marks import Marks, Patterns
 from checkpoint.format.names import CommitId, id_document, id_from, new_nonce
 from checkpoint.format.tree import Document, Tree
-from checkpoint.net.rank_channel import Message, RankChannel
+from checkpoint.net.framing import Message
+from checkpoint.net.rank_channel import RankChannel
 from checkpoint.runs.claims import Claim
 from checkpoint.save.group.differences import BUFFERS, Log, Replica, buffers_differ, compare, differ
 from checkpoint.save.group.layout import Holding, Layout, Signer, Whole, dealt, kinds_of, layout, local_parts, whole

@@ -21,7 +21,8 @@ from typing import Any
 from checkpoint.errors import CheckpointError
 from checkpoint.format.draft import Draft
 from checkpoint.format.tree import Tree
-from checkpoint.net.failures import reason
+from checkpoint.net.errors import error_document
+from checkpoint.net.framing import Message
 from checkpoint.net.rank_channel import RankChannel
 from checkpoint.runs.claims import Claim
 from checkpoint.save.background import staged
@@ -30,7 +31,6 @@ from checkpoint.save.group.foreground import write_together
 from checkpoint.save.handle import Saving
 from checkpoint.save.in_flight import InFlightSaves, Rules, dropped
 from checkpoint.save.resources import Unavailable, WriterResources, on_gpu
-from checkpoint.save.writer.link import Message, error_document
 from checkpoint.storage import Storage
 
 _SLACK_S = 20.0  # how much longer than finish_s a writer process may take: it says itself who is missing
@@ -215,8 +215,8 @@ class BackgroundTogether:
             stage = self._resources.fitting(plan, _text_bytes(draft), pinned=on_gpu(agreed.tensors))
             stage.copy(half, agreed.parts(), [draft.head, draft.tail])
         except BaseException as error:
-            text = str(error) if isinstance(error, CheckpointError) else reason(error, self._channel.scrub)
-            give_up = {"kind": "give_up", "id": str(draft.id), "error": error_document(error, text)}
+            said = error_document(error, self._channel.scrub)
+            give_up = {"kind": "give_up", "id": str(draft.id), "error": said}
             with contextlib.suppress(OSError):
                 if process is not None:
                     process.send(give_up)

@@ -24,7 +24,7 @@ from checkpoint.format.hashing import xxh3
 from checkpoint.format.leaves import leaves
 from checkpoint.format.marks import Marks
 from checkpoint.format.tree import TAG, Document, is_sharded
-from checkpoint.net.star import Message
+from checkpoint.net.framing import Message
 from checkpoint.save.group import replicas
 from checkpoint.save.group.layout import check_same_kinds
 

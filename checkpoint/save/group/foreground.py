@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from checkpoint.format.draft import StoredObject
 from checkpoint.format.manifest import Commit
-from checkpoint.net.rank_channel import Message, RankChannel
+from checkpoint.net.framing import Message
+from checkpoint.net.rank_channel import RankChannel
 from checkpoint.save.commit import commit
 from checkpoint.save.foreground import write_all
 from checkpoint.save.group.agreement import Agreed

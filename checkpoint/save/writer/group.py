@@ -2,10 +2,10 @@
 
     every writer: its objects are stored  ->  rank 0's, once all are: count, look again, manifest  ->  all others hear
 
-They are connected to each other (star.py) and need no rank for this: what is staged on all ranks is committed even if
-every rank is killed right after. A writer that ends before it has said its part ends that save, and all others learn
-of it at once; one that is alive and silent is named at the deadline. A save that has failed anywhere is given up by
-all, between two objects.
+They are connected to each other (net/server.py) and need no rank for this: what is staged on all ranks is committed
+even if every rank is killed right after. A writer that ends before it has said its part ends that save, and all others
+learn of it at once; one that is alive and silent is named at the deadline. A save that has failed anywhere is given up
+by all, between two objects.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Any, Protocol
 
 from checkpoint.errors import CheckpointError, SaveDropped
 from checkpoint.format.draft import Draft, StoredObject
-from checkpoint.net.star import Client, Message, Server
+from checkpoint.net.client import Client
+from checkpoint.net.errors import error_document, error_from
+from checkpoint.net.framing import Message
+from checkpoint.net.server import Server
 from checkpoint.save.commit import commit, is_committed
-from checkpoint.save.writer.link import error_document, error_from
 from checkpoint.storage import Storage
 
 _SLACK_S = 10.0  # how much longer than rank 0's writer the others wait: it finds out first, and says who is missing
@@ -77,11 +79,11 @@ class Leader:
         self._parts: dict[str, dict[int, list[StoredObject]]] = {}
         self._failed: dict[str, CheckpointError] = {}
         self._over: deque[str] = deque(maxlen=_KEPT)
-        self._centre = Server(self._hear, self._lose)
+        self._server = Server(self._hear, self._lose)
 
     @property
     def endpoint(self) -> Message:
-        return self._centre.endpoint
+        return self._server.endpoint
 
     def staged(self, id: str) -> None:
         with self._changed:
@@ -99,7 +101,7 @@ class Leader:
         self._tell(id, {"error": error})
 
     def close(self) -> None:
-        self._centre.close()
+        self._server.close()
 
     def _gathered(self, id: str) -> list[StoredObject]:
         """What the other ranks stored, in their order."""
@@ -132,7 +134,7 @@ class Leader:
             self._failed.pop(id, None)
             self._expected.pop(id, None)
         for rank in range(1, self._size):
-            self._centre.send(rank, {"save": id, **outcome})
+            self._server.send(rank, {"save": id, **outcome})
 
     def _hear(self, rank: int, message: Message) -> None:
         with self._changed:
@@ -174,7 +176,7 @@ class Follower:
         self._changed = threading.Condition()
         self._outcomes: dict[str, Message] = {}
         self._gone = ""
-        self._spoke = Client(endpoint, rank, self._hear, self._lose)
+        self._client = Client(endpoint, rank, self._hear, self._lose)
 
     def staged(self, id: str) -> None:
         pass
@@ -187,7 +189,7 @@ class Follower:
 
     def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
         id = str(draft.id)
-        self._spoke.send({"save": id, "objects": [vars(stored) for stored in own]})
+        self._client.send({"save": id, "objects": [vars(stored) for stored in own]})
         with self._changed:
             self._changed.wait_for(lambda: id in self._outcomes or self._gone, self._finish_s + _SLACK_S)
         if id not in self._outcomes and is_committed(storage, draft.id):
@@ -199,13 +201,13 @@ class Follower:
 
     def give_up(self, id: str, error: Message) -> None:
         text = f"on rank {self._rank} of {self._size}: {error['text']}"
-        self._spoke.send({"save": id, "error": {**error, "text": text}})
+        self._client.send({"save": id, "error": {**error, "text": text}})
 
     def close(self) -> None:
         with self._changed:
             self._gone = self._gone or "this writer process meets others now"
             self._changed.notify_all()
-        self._spoke.close()
+        self._client.close()
 
     def _hear(self, message: Message) -> None:
         with self._changed:
@@ -225,8 +227,7 @@ class Follower:
 
 def dropped(step: int, why: str) -> Message:
     """What is said of a save that was not made, because of when_busy."""
-    error = SaveDropped(f"step {step} was not saved: {why}", step=step)
-    return error_document(error, str(error))
+    return error_document(SaveDropped(f"step {step} was not saved: {why}", step=step))
 
 
 def _lacking(id: str, ranks: set[int], gone: dict[int, str], within_s: float) -> CheckpointError:

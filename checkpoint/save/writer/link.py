@@ -17,16 +17,12 @@ import json
 import os
 import socket
 import threading
-from typing import Any
 
-from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, StorageError, TornManifest
+from checkpoint.net.framing import Message
 
 PACKET_BYTES = 128 * 1024  # the kernel refuses more than about 200 KB
 _MORE, _LAST = b"+", b"."
 _SEND_S = 60.0  # the other process reads in a thread of its own
-_TEXT_MAX = 20_000
-
-Message = dict[str, Any]
 
 
 class Link:
@@ -78,32 +74,3 @@ def pair() -> tuple[Link, socket.socket]:
     """Two connected ends; the second is for another process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return Link(ours), theirs
-
-
-def error_document(error: BaseException, text: str) -> Message:
-    """An error as JSON. text  its message, free of credentials"""
-    fields: Message = {}
-    if isinstance(error, StorageError):
-        fields = {"operation": error.operation, "key": error.key, "attempts": error.attempts}
-    elif isinstance(error, ClaimLost):
-        fields = {"ours": error.ours, "newest": error.newest}
-    elif isinstance(error, SaveDropped):
-        fields = {"step": error.step}
-    elif not isinstance(error, CheckpointError):
-        text = f"{type(error).__name__}: {text}"
-    return {"type": type(error).__name__, "text": text[:_TEXT_MAX], "fields": fields}
-
-
-def error_from(document: Message) -> CheckpointError:
-    """The inverse; what is no error of ours comes back as a plain CheckpointError."""
-    text, fields = document["text"], document["fields"]
-    match document["type"]:
-        case "StorageError":
-            return StorageError(text, **fields)
-        case "TornManifest":
-            return TornManifest(text, **fields)
-        case "ClaimLost":
-            return ClaimLost(text, **fields)
-        case "SaveDropped":
-            return SaveDropped(text, **fields)
-    return CheckpointError(text)

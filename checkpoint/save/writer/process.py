@@ -15,12 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+from checkpoint.forks import close_in_children, forget
+from checkpoint.net.framing import Message
 from checkpoint.save.writer import WRITER_MODULE
-from checkpoint.save.writer.link import Message, pair
+from checkpoint.save.writer.link import pair
 
 _QUOTED_BYTES = 2000
 _WATCH_S = 2.0
@@ -28,8 +29,6 @@ _KILLED_S = 10.0
 
 Heard = Callable[["WriterProcess", Message], None]
 Ended = Callable[["WriterProcess", str], None]
-
-_live: weakref.WeakSet[WriterProcess] = weakref.WeakSet()
 
 
 class WriterProcess:
@@ -72,7 +71,7 @@ class WriterProcess:
         self._thread = threading.Thread(
             target=self._listen, args=(heard, ended, watch), name="checkpoint-writer-link", daemon=True
         )
-        _live.add(self)
+        close_in_children(self)
         self._thread.start()
 
     @property
@@ -117,7 +116,7 @@ class WriterProcess:
             if not self._closing:
                 self._process.kill()  # it closed its end, or died: in either case it serves nobody any more
             parts = [f"the writer process {self._ended()}", self._why_killed, self._said()]
-            _live.discard(self)
+            forget(self)
             self._close_files()
             ended(self, "; ".join(filter(None, parts)))
 
@@ -149,12 +148,3 @@ class WriterProcess:
     def _close_files(self) -> None:
         self._link.close()
         os.close(self._errors)
-
-
-def _close_all_in_child() -> None:
-    for process in list(_live):
-        process.close_in_child()
-    _live.clear()
-
-
-os.register_at_fork(after_in_child=_close_all_in_child)

@@ -31,11 +31,13 @@ import fsspec
 from checkpoint.errors import CheckpointError, SaveDropped
 from checkpoint.format.draft import Draft, StoredObject
 from checkpoint.format.names import CommitId
+from checkpoint.net.errors import error_document
+from checkpoint.net.framing import Message
 from checkpoint.runs.orphans import announce
 from checkpoint.save.arena import Attached
 from checkpoint.save.commit import write_object
 from checkpoint.save.writer.group import Follower, Leader, Local, Party, dropped
-from checkpoint.save.writer.link import Link, Message, error_document
+from checkpoint.save.writer.link import Link
 from checkpoint.storage import Scrubber, Storage, open_storage
 
 THREADS_MAX = 8
@@ -223,7 +225,7 @@ class WriterServer:
         except SaveDropped:
             return {"kind": "taken_back", "number": staged.number, "taken": True}
         except Exception as error:  # whatever it is, training has to hear of it
-            document = error_document(error, self._scrub(str(error)))
+            document = error_document(error, self._scrub)
             staged.party.give_up(staged.name, document)
             return {"kind": "failed", "number": staged.number, "error": document}
         return {"kind": "done", "number": staged.number}

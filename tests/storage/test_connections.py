@@ -17,14 +17,15 @@ from typing import Any
 
 import pytest
 
-from checkpoint.net.star import Client, Server
+from checkpoint.net.client import Client
+from checkpoint.net.server import Server
 
 WITHIN_S = 30.0
 
 # A client in a process of its own: says what it reads, line by line; "fork" leaves a child that sleeps.
 PROGRAM = """
 import json, os, sys, time
-from checkpoint.net.star import Client
+from checkpoint.net.client import Client
 say = lambda message: print(json.dumps(message), flush=True)
 client = Client(json.loads(sys.argv[1]), int(sys.argv[2]), say, print)
 for line in sys.stdin:

@@ -1,0 +1,83 @@
+"""The other end of a `Server`: connected to it under a number. See there for what holds."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+from checkpoint.forks import close_in_children, forget
+from checkpoint.net.connection import Connection
+from checkpoint.net.framing import Message
+from checkpoint.net.machine import boot_id, network_namespace
+
+_CONNECT_S = 5.0
+_GREET_S = 30.0
+
+
+class Client:
+    """Connected from the start until `close`, or until the server is gone."""
+
+    def __init__(
+        self, endpoint: Message, number: int, heard: Callable[[Message], None], gone: Callable[[str], None]
+    ) -> None:
+        """heard, gone  as of a `Server`. Raises OSError where the server cannot be reached."""
+        self._heard, self._gone = heard, gone
+        self._connection, first = _connected(endpoint, number)
+        self._closed = False
+        close_in_children(self)
+        threading.Thread(target=self._listen, args=(first,), name="checkpoint-client", daemon=True).start()
+
+    def send(self, message: Message) -> bool:
+        """Whether the message was sent; if not, the server is gone, or will be in a moment."""
+        return self._connection.send(message)
+
+    def close(self) -> None:
+        """Hangs up. Idempotent."""
+        self._closed = True
+        self._connection.shut()
+
+    def close_in_child(self) -> None:
+        self._connection.socket.close()
+
+    def _listen(self, messages: list[Message]) -> None:
+        connection = self._connection
+        waiting = select.poll()
+        waiting.register(connection.socket, select.POLLIN)
+        try:
+            while not connection.ended:
+                for message in messages:
+                    self._heard(message)
+                waiting.poll()
+                messages = connection.received()
+        except (OSError, ValueError) as error:
+            connection.ended = str(error)
+        forget(self)
+        connection.socket.close()
+        if not self._closed:
+            self._gone(connection.ended)
+
+
+def _connected(endpoint: Message, number: int) -> tuple[Connection, list[Message]]:
+    """A connection that the server has taken, and what it said beyond that already."""
+    same = endpoint["machine"] == [boot_id(), network_namespace()]
+    failed = []
+    for address in [*(["127.0.0.1"] if same else []), *endpoint["addresses"]]:
+        try:
+            connection = Connection(socket.create_connection((address, endpoint["port"]), timeout=_CONNECT_S))
+        except OSError as error:
+            failed.append(f"{address}: {error}")
+            continue
+        try:
+            connection.socket.settimeout(_GREET_S)
+            connection.send({"number": number, "token": endpoint["token"]})
+            while not connection.ended:
+                if messages := connection.received():
+                    connection.greeted()
+                    return connection, messages[1:]
+            failed.append(f"{address}: somebody else listens there")
+        except (OSError, ValueError) as error:
+            failed.append(f"{address}: {error}")
+        connection.socket.close()
+    raise OSError(f"nobody is reached at port {endpoint['port']}: {'; '.join(failed) or 'it has no address'}")

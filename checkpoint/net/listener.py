@@ -1,0 +1,98 @@
+"""A port of this machine, and one thread that serves it and the connections that come of it.
+
+The port dies with its process: a forked child closes its copy at once.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from checkpoint.forks import close_in_children, forget
+
+_PAUSE_S = 0.1
+_CLOSE_S = 60.0  # what is being sent may take so long
+
+
+class Listener:
+    """Listens until `close`, or until this process ends.
+
+    port  on all addresses of this machine
+    """
+
+    def __init__(self, name: str, accepted: Callable[[socket.socket], None], *, backlog: int) -> None:
+        """
+        name      of the thread
+        accepted  is called in it with each connection, which is the callee's to close, or to have watched
+        Raises OSError where no socket can be opened.
+        """
+        self._accepted = accepted
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._socket = socket.create_server(("", 0), family=family, backlog=backlog, dualstack_ipv6=both)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._waiting = select.poll()  # select() fails for descriptors above 1023, which training processes reach
+        self._waiting.register(self._socket, select.POLLIN)
+        self._waiting.register(self._wake_read, select.POLLIN)
+        self._watched: dict[int, tuple[socket.socket, Callable[[], bool]]] = {}
+        self._closed = False
+        close_in_children(self)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def watch(self, connection: socket.socket, ready: Callable[[], bool]) -> None:
+        """From `accepted`: `ready` is called when there is something to read. False: the connection is closed."""
+        self._watched[connection.fileno()] = connection, ready
+        self._waiting.register(connection, select.POLLIN)
+
+    def close(self) -> None:
+        """Hangs up on all; from here on newcomers are refused. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        forget(self)
+        self._wake_write.close()  # the thread sees end-of-file on the other end
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_S)
+
+    def close_in_child(self) -> None:
+        self._closed = True
+        self._wake_write.close()
+        self._close_sockets()
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                for descriptor, _ in self._waiting.poll():
+                    if descriptor == self._wake_read.fileno():
+                        return
+                    if descriptor == self._socket.fileno():
+                        self._accept()
+                    elif descriptor in self._watched:
+                        self._read(descriptor)
+        finally:
+            self._close_sockets()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:  # the caller went away, or there is no descriptor left: no busy loop while it lasts
+            time.sleep(_PAUSE_S)
+            return
+        self._accepted(connection)
+
+    def _read(self, descriptor: int) -> None:
+        connection, ready = self._watched[descriptor]
+        if not ready():
+            self._waiting.unregister(descriptor)
+            del self._watched[descriptor]
+            connection.close()
+
+    def _close_sockets(self) -> None:
+        for one in (self._socket, self._wake_read, *(connection for connection, _ in self._watched.values())):
+            one.close()
