@@ -27,6 +27,7 @@ from checkpoint.format.tree import Tree
 from checkpoint.load.apply import apply
 from checkpoint.load.cast import Cast
 from checkpoint.load.loaded import Loaded, Skipped
+from checkpoint.load.newest import Search, none_whole
 from checkpoint.load.reader import Checkpoint, Verified, read_commit, verify
 from checkpoint.net.framing import Message
 from checkpoint.runs.claims import Claim
@@ -314,7 +315,7 @@ class Checkpointer:
             NoCheckpoint: There is none that is whole.
             CorruptCheckpoint: With `step`: that step's checkpoint is damaged.
         """
-        return self._read(step, shared=False)[0]
+        return self._search(step).first_whole(functools.partial(read_commit, self._storage))
 
     def load(
         self,
@@ -375,18 +376,19 @@ class Checkpointer:
                 strict=strict,
                 cast=cast,
                 prepare=self._ready_to_load,
-                history=self._history,
                 loaded=loaded,
-                none=self._none,
+                search=self._search,
             )
         self._ready_to_load()
-        checkpoint, newest = self._read(step, shared=True)
+        search = self._search(step)
+        checkpoint = search.first_whole(functools.partial(read_commit, self._storage, shared=True))
         resolver = Resolver(0, 1, self._resized)
         tree = resolver.resolve(checkpoint.tree)
         skipped = apply(state, tree, strict=strict, cast=cast, kept=resolver.kept)
         if any(skipped):
             self._log(skipped.line(checkpoint.step))
-        loaded(checkpoint.commit.id, newest)
+        assert search.newest is not None
+        loaded(checkpoint.commit.id, search.newest)
         return Loaded(checkpoint.step, skipped)
 
     def latest(self) -> Commit | None:
@@ -394,10 +396,10 @@ class Checkpointer:
 
         What is to be gone on from, `load` knows better: it waits for what is still being finished.
         """
-        for id in self._history().lineage:
-            if (commit := self._commit(id, True)) is not None:
-                return commit
-        return None
+        try:
+            return self._search(None).first_whole(lambda id: read_manifest(self._storage, id).commit())
+        except NoCheckpoint:
+            return None
 
     def list(self) -> list[Commit]:
         """Every commit with a whole manifest, newest first; those outside the lineage are marked and come last."""
@@ -472,25 +474,8 @@ class Checkpointer:
         if self._together is not None:
             self._together.settle()
 
-    def _read(self, step: int | None, *, shared: bool) -> tuple[Checkpoint, CommitId]:
-        """The checkpoint, and what the newest commit was when it was chosen. shared: see `read_commit`"""
-        rejected: dict[str, str] = {}
-        error: CorruptCheckpoint | None = None
-        while True:
-            lineage = self._history().lineage
-            new = [id for id in lineage if step in (None, id.step) and str(id) not in rejected]
-            if not new:
-                break  # a sweep may have removed what we were reading, so the list is read until it brings nothing new
-            for id in new:
-                try:
-                    return read_commit(self._storage, id, shared=shared), lineage[0]
-                except CorruptCheckpoint as damage:
-                    self._log(f"{id} passed over: {damage}")
-                    rejected[str(id)] = str(damage)
-                    error = damage
-        if step is not None and error is not None:
-            raise error
-        raise self._none(step, rejected)
+    def _search(self, step: int | None) -> Search:
+        return Search(self._history, step=step, none=functools.partial(none_whole, self.url), log=self._log)
 
     def _context(self, step: int | None) -> Context:
         """step  to be saved; None: nothing is"""
@@ -554,13 +539,6 @@ class Checkpointer:
         except CorruptCheckpoint as damage:
             self._log(f"{id} is not listed: {damage}")
             return None
-
-    def _none(self, step: int | None, rejected: dict[str, str]) -> NoCheckpoint:
-        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        if not rejected:
-            return NoCheckpoint(f"{what} in {self._storage.url}\n  next  check the URL, or start from the beginning")
-        reasons = "\n".join(f"  {name}: {why.splitlines()[0]}" for name, why in rejected.items())
-        return NoCheckpoint(f"{what} in {self._storage.url} is whole\n{reasons}", rejected)
 
 
 def _ignored(*what: object, **how: object) -> None:

@@ -19,11 +19,12 @@ from checkpoint.format.marks import Patterns
 from checkpoint.format.names import CommitId
 from checkpoint.format.tree import Tree
 from checkpoint.load.cast import Cast
-from checkpoint.load.group.load import LoadRules, NoneLeft, load_together
+from checkpoint.load.group.load import LoadRules, load_together
 from checkpoint.load.loaded import Loaded
+from checkpoint.load.newest import Search
 from checkpoint.net.framing import Message
 from checkpoint.net.rank_channel import RankChannel
-from checkpoint.runs.history import History, Log
+from checkpoint.runs.history import Log
 from checkpoint.save.group.agreement import Agreed, Agreement, Sameness
 from checkpoint.save.group.background import BackgroundTogether, Context
 from checkpoint.save.group.foreground import write_together
@@ -130,13 +131,12 @@ class Together:
         strict: bool,
         cast: Cast,
         prepare: Callable[[], None],
-        history: Callable[[], History],
+        search: Callable[[int | None], Search],
         loaded: Callable[[CommitId, CommitId], None],
-        none: NoneLeft,
     ) -> Loaded:
         """See `load_together`."""
         channel, _ = self._joined()
-        rules = LoadRules(step, strict, cast, self._resized, self._log, prepare, history, loaded, none)
+        rules = LoadRules(step, strict, cast, self._resized, self._log, prepare, search, loaded)
         with channel.telling():
             return load_together(channel, self._storage, state, rules)
 

@@ -40,7 +40,8 @@ from checkpoint.errors import CheckpointError
 from checkpoint.format.decoding import decode
 from checkpoint.format.leaves import Array, children, is_mapping
 from checkpoint.format.tree import TAG, Document
-from checkpoint.load.stream import Bytes, Stream
+from checkpoint.load.pieces import Bytes
+from checkpoint.load.stream import Stream
 
 MAX_SHARD_BYTES = 5 * 10**9
 

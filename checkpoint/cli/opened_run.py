@@ -15,6 +15,7 @@ from checkpoint.checkpointer import Checkpointer
 from checkpoint.cli.screen import Advance, Screen
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.format.names import COMMITS, DATA, CommitId, commit_id
+from checkpoint.load.newest import Search, none_whole
 from checkpoint.load.stream import Stream
 from checkpoint.runs.history import History, read_history, read_manifest
 from checkpoint.storage import Buffer, Storage, open_storage
@@ -103,27 +104,7 @@ class OpenedRun:
         """The newest whole checkpoint, or that of `step`, verified while a bar shows how far; its tensors are then read
         one at a time. A damaged one is passed over, as `Checkpointer.read` does; raises as that does."""
         self.need(step)
-        rejected: dict[str, str] = {}
-        error: CorruptCheckpoint | None = None
-        while True:
-            ids = [id for id in self._history().lineage if step is None or id.step == step]
-            new = [id for id in ids if str(id) not in rejected]
-            if not ids and not rejected:
-                raise self._all_outside()
-            if not new:
-                break  # a sweep may have removed what was being read, so the list is read until it brings nothing new
-            for id in new:
-                try:
-                    with self._screen.progress("verifying", self._bytes(id)) as advance, self.counting(advance):
-                        return Stream(self.storage, id)
-                except CorruptCheckpoint as damage:
-                    self._screen.warn(f"{id} passed over: {damage}")
-                    rejected[str(id)] = str(damage)
-                    error = damage
-        if step is not None and error is not None:
-            raise error
-        reasons = "\n".join(f"  {name}: {why.splitlines()[0]}" for name, why in rejected.items())
-        raise NoCheckpoint(f"no checkpoint in {self.url} is whole\n{reasons}", rejected)
+        return Search(self._history, step=step, none=self._none, log=self._screen.warn).first_whole(self._verified)
 
     def nothing_here(self) -> NoCheckpoint:
         """The error for a URL without commits: what lies there instead, and what was probably meant."""
@@ -136,6 +117,13 @@ class OpenedRun:
 
     def _history(self) -> History:
         return read_history(self.storage, self._screen.warn)
+
+    def _verified(self, id: CommitId) -> Stream:
+        with self._screen.progress("verifying", self._bytes(id)) as advance, self.counting(advance):
+            return Stream(self.storage, id)
+
+    def _none(self, step: int | None, rejected: dict[str, str]) -> NoCheckpoint:
+        return none_whole(self.url, step, rejected) if rejected else self._all_outside()
 
     def _bytes(self, id: CommitId) -> int:
         try:

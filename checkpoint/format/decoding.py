@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.dtypes import writable_bytes
 from checkpoint.format.marks import PerRank
 from checkpoint.format.tree import DEPTH_MAX, PER_RANK, TAG, Document, Tree, has_fixed_meaning, is_dense, is_sharded
+
+_NUMPY_DTYPE = re.compile(r"[<>|=]?[A-Za-z]\d*(\[\w+\])?")  # as dtype.str gives it
 
 
 def decode(document: Document, tensors: dict[str, torch.Tensor], *, arrays: dict[int, str] | None = None) -> Tree:
@@ -142,7 +145,7 @@ class _Decoder:
         return laid_out
 
     def _array(self, document: dict[str, Any]) -> np.ndarray[Any, Any]:
-        dtype, shape = _numpy_dtype(document["dtype"]), _sizes(document["shape"])
+        dtype, shape = numpy_dtype(document["dtype"]), _sizes(document["shape"])
         stored = self._stored(document["name"])
         if not dtype.itemsize:
             raise ValueError("an array of elements without bytes")
@@ -167,12 +170,13 @@ def _dtype(name: object) -> torch.dtype:
     raise ValueError(f"torch has no dtype {str(name)[:40]!r}")
 
 
-def _numpy_dtype(text: object) -> np.dtype[Any]:
-    if type(text) is not str or len(text) > 40:
+def numpy_dtype(text: object) -> np.dtype[Any]:
+    """Raises ValueError for what is no dtype that is saved; NumPy would take much else, and evaluates some of it."""
+    if type(text) is not str or len(text) > 40 or not _NUMPY_DTYPE.fullmatch(text):
         raise ValueError("no dtype")
     try:
         dtype = np.dtype(text)
-    except (TypeError, SyntaxError) as error:  # numpy parses texts with brackets as Python
+    except TypeError as error:
         raise ValueError(f"{text!r} is no dtype") from error
     if not has_fixed_meaning(dtype):
         raise ValueError(f"dtype {text!r} is not one that is saved")
@@ -180,7 +184,7 @@ def _numpy_dtype(text: object) -> np.dtype[Any]:
 
 
 def _scalar(document: dict[str, Any]) -> np.generic:
-    dtype, data = _numpy_dtype(document["dtype"]), bytes.fromhex(document["hex"])
+    dtype, data = numpy_dtype(document["dtype"]), bytes.fromhex(document["hex"])
     if len(data) != dtype.itemsize:
         raise ValueError(f"{len(data)} bytes are no {dtype}")
     scalar = np.frombuffer(data, dtype)[0] if dtype.itemsize else dtype.type()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from checkpoint.format.envelope import seal_text, to_json
 from checkpoint.format.names import CommitId
@@ -23,6 +24,15 @@ class StoredObject:
     xxh3: str
     chunk_bytes: int
     chunks: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """As it lies in a manifest, and as it travels between processes."""
+        return {"size": self.size, "xxh3_128": self.xxh3, "chunk_bytes": self.chunk_bytes, "chunks": self.chunks}
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> StoredObject:
+        """The inverse, for what came from a process of ours."""
+        return cls(document["size"], document["xxh3_128"], document["chunk_bytes"], tuple(document["chunks"]))
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,4 @@ class Draft:
 
     def manifest(self, objects: Sequence[StoredObject]) -> bytes:
         """The manifest's bytes, once all objects are written."""
-        entries = [
-            {"size": o.size, "xxh3_128": o.xxh3, "chunk_bytes": o.chunk_bytes, "chunks": o.chunks} for o in objects
-        ]
-        return seal_text(self.head + to_json(entries) + self.tail)
+        return seal_text(self.head + to_json([one.document() for one in objects]) + self.tail)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +15,11 @@ import numpy as np
 import torch
 
 from checkpoint.errors import CorruptCheckpoint
-from checkpoint.format.decoding import decode
+from checkpoint.format.decoding import decode, numpy_dtype
 from checkpoint.format.pieces import StoredTensor
-from checkpoint.format.tree import DEPTH_MAX, PER_RANK, TAG, Document, child, has_fixed_meaning
+from checkpoint.format.tree import DEPTH_MAX, PER_RANK, TAG, Document, child
 
 _SHOWN = 60  # characters of a plain value
-_DTYPE = re.compile(r"[<>|=]?[A-Za-z]\d*(\[\w+\])?")  # as dtype.str gives it
 _PAIRS, _ITEMS = ("dict", "OrderedDict", "Counter"), ("tuple", "torch.Size", PER_RANK)
 
 Dtype = torch.dtype | np.dtype[Any]
@@ -66,20 +64,13 @@ def entry(document: Document, tensors: dict[str, StoredTensor]) -> Array | Value
         return Array(document["name"], stored.dtype, stored.shape)
     if kind == "ndarray":
         stored = tensors[document["name"]]
-        dtype, shape = _numpy_dtype(document["dtype"]), tuple(int(size) for size in document["shape"])
-        if not has_fixed_meaning(dtype) or not dtype.itemsize or stored.dtype is not torch.uint8:
+        dtype, shape = numpy_dtype(document["dtype"]), tuple(int(size) for size in document["shape"])
+        if not dtype.itemsize or stored.dtype is not torch.uint8:
             raise ValueError(f"no array has dtype {dtype}")
         if math.prod(stored.shape) != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{math.prod(stored.shape)} stored bytes are no array {dtype} {shape}")
         return Array(document["name"], dtype, shape)
     return Value(_text(document))
-
-
-def _numpy_dtype(text: object) -> np.dtype[Any]:
-    """NumPy would take much else for a dtype, and evaluates some of it."""
-    if type(text) is not str or len(text) > 40 or not _DTYPE.fullmatch(text):
-        raise ValueError("no dtype")
-    return np.dtype(text)
 
 
 def is_mapping(document: Document) -> bool:

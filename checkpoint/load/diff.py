@@ -3,15 +3,14 @@
 An entry is a tensor, an array or a plain value under the path that leads to it, the names that `digest` uses. What
 holds it does not count: a list and a tuple, a dict and an OrderedDict are alike, and so is how a state was sharded.
 
-One tensor of each side is in memory at a time, and at most CACHED_CHUNKS chunks (64 MiB each) of either side's objects.
-Every byte that is compared was verified first. Tensors are read in the order in which A's objects hold them; where B's
-lie in quite another order, some of its chunks are read again.
+One tensor of each side is in memory at a time, and a few chunks of either side's objects (pieces.py). Every byte that
+is compared was verified first. Tensors are read in the order in which A's objects hold them; where B's lie in quite
+another order, some of its chunks are read again.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,20 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from checkpoint.errors import CorruptCheckpoint
-from checkpoint.format.hashing import xxh3
-from checkpoint.format.leaves import Array, Dtype, Value, entry, leaves
+from checkpoint.format.leaves import Array, Dtype, Value
 from checkpoint.format.manifest import Commit
 from checkpoint.format.names import CommitId
-from checkpoint.load.reader import check_sizes, read_object
-from checkpoint.runs.history import read_manifest
-from checkpoint.storage import Missing, Storage
-
-CACHED_CHUNKS = 4
+from checkpoint.load.pieces import Bytes
+from checkpoint.load.stream import Stream
+from checkpoint.storage import Storage
 
 _BLOCK = 2**22  # elements that are compared at a time
-
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -88,10 +81,10 @@ def compare(a: Side, b: Side) -> Comparison:
             differences[path] = Difference(path, "value", str(mine), str(theirs))
 
     known: dict[tuple[str, str], Counted] = {}
-    for path, mine, theirs in sorted(to_read, key=lambda item: a.place(item[1].name)):
+    for path, mine, theirs in sorted(to_read, key=lambda item: a.stream.where(item[1].name)):
         names = mine.name, theirs.name
         if names not in known:
-            known[names] = count(a.read(mine.name), b.read(theirs.name), mine.dtype)
+            known[names] = count(a.stream.read(mine.name), b.stream.read(theirs.name), mine.dtype)
         counted = known[names]
         if counted.differing:
             differences[path] = Difference(
@@ -112,72 +105,18 @@ class Side:
 
     def __init__(self, storage: Storage, id: CommitId) -> None:
         """Reads the manifest and asks for the objects' sizes. Raises `CorruptCheckpoint`, `StorageError`."""
-        self._storage = storage
-        self._manifest = read_manifest(storage, id)
-        check_sizes(storage, self._manifest)
-        self._chunks: OrderedDict[tuple[int, int], memoryview] = OrderedDict()
-        self.entries = self._entries()
+        self.stream = Stream(storage, id, verify=False)
+        self.entries: dict[str, Array | Value] = {}
+        for path, leaf in self.stream.entries(self.stream.tree):
+            name, number = path, 1
+            while name in self.entries:  # {"a.b": 1} beside {"a": {"b": 2}}
+                number += 1
+                name = f"{path}#{number}"
+            self.entries[name] = leaf
 
     @property
     def commit(self) -> Commit:
-        return self._manifest.commit()
-
-    def place(self, name: str) -> tuple[int, int]:
-        """Where the tensor begins: the number of an object, and a position in it."""
-        return min(((index, piece.start) for index, piece in self._manifest.tensors[name].pieces), default=(0, 0))
-
-    def read(self, name: str) -> Bytes:
-        """The tensor's bytes in row-major order, flat."""
-        stored = self._manifest.tensors[name]
-        itemsize = stored.dtype.itemsize
-        whole: Bytes = np.empty((*stored.shape, itemsize), np.uint8)
-        for index, piece in stored.pieces:
-            box = tuple(slice(first, first + size) for first, size in zip(piece.offsets, piece.sizes, strict=True))
-            whole[box] = self._span(index, piece.start, piece.bytes).reshape(*piece.sizes, itemsize)
-        return whole.reshape(-1)
-
-    def _span(self, index: int, start: int, length: int) -> Bytes:
-        span: Bytes = np.empty(length, np.uint8)
-        size = self._manifest.objects[index].chunk_bytes
-        for number in range(start // size, -(-(start + length) // size)):
-            first, last = max(start, number * size), min(start + length, (number + 1) * size)
-            part = self._chunk(index, number)[first - number * size : last - number * size]
-            span[first - start : last - start] = np.frombuffer(part, np.uint8)
-        return span
-
-    def _chunk(self, index: int, number: int) -> memoryview:
-        """A chunk of an object, verified."""
-        key = index, number
-        if key not in self._chunks:
-            stored = self._manifest.objects[index]
-            start = number * stored.chunk_bytes
-            try:
-                data = self._storage.get(self._manifest.id.shard_key(index), start, stored.chunk_bytes)
-            except Missing:
-                data = b""
-            if xxh3(data) != stored.chunks[number]:  # the whole object's reader says best what is wrong with it
-                data = read_object(self._storage, self._manifest, index)[start : start + stored.chunk_bytes]
-            self._chunks[key] = memoryview(data)
-            if len(self._chunks) > CACHED_CHUNKS:
-                self._chunks.popitem(last=False)
-        self._chunks.move_to_end(key)
-        return self._chunks[key]
-
-    def _entries(self) -> dict[str, Array | Value]:
-        entries: dict[str, Array | Value] = {}
-        try:
-            for path, document in leaves(self._manifest.tree):
-                name, number = path, 1
-                while name in entries:  # {"a.b": 1} beside {"a": {"b": 2}}
-                    number += 1
-                    name = f"{path}#{number}"
-                entries[name] = entry(document, self._manifest.tensors)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptCheckpoint(
-                f"manifest {self._manifest.id.manifest_key}: its tree cannot be read: {type(error).__name__}: {error}",
-                commit=str(self._manifest.id),
-            ) from error
-        return entries
+        return self.stream.commit
 
 
 @dataclass(frozen=True)

@@ -6,24 +6,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
 from checkpoint.format.decoding import decode
 from checkpoint.format.dtypes import writable_bytes
-from checkpoint.format.hashing import chunk_hashes, xxh3
-from checkpoint.format.manifest import Commit, Manifest
+from checkpoint.format.manifest import Commit
 from checkpoint.format.names import CommitId
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Piece, run_start
 from checkpoint.format.tree import Tree
-from checkpoint.load.damage import damaged
+from checkpoint.load.verified import check_sizes, read_object, read_or_map
 from checkpoint.memory import free_bytes
 from checkpoint.runs.history import read_manifest
-from checkpoint.storage import Buffer, Missing, Storage, get_into, map_object
-from checkpoint.storage.again import read_again
+from checkpoint.storage import Storage
 
 _AT_ONCE = 4  # objects that are read and verified at the same time
 
@@ -65,7 +61,7 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Chec
     may_map = 2 * sum(stored.size for stored in manifest.objects) <= free_bytes()
 
     def read(index: int) -> None:
-        data = torch.from_numpy(_read_verified(storage, manifest, index, may_map=may_map))
+        data = torch.from_numpy(read_or_map(storage, manifest, index, may_map=may_map))
         for piece in pieces[index]:
             stored = manifest.tensors[piece.tensor]
             source = data[piece.start : piece.start + piece.bytes]
@@ -117,66 +113,6 @@ def verify(storage: Storage, id: CommitId, in_lineage: bool) -> Verified:
         except CorruptCheckpoint as error:
             problems.append(str(error))
     return Verified(str(id), id.step, in_lineage, tuple(problems))
-
-
-def check_sizes(storage: Storage, manifest: Manifest) -> None:
-    """That the storage holds every object at its size. Raises `CorruptCheckpoint`.
-
-    One listing says it of all; what it says otherwise is asked for by name, since listings may be stale.
-    """
-    found = storage.list(manifest.id.data_folder) if manifest.objects else {}
-    for index, stored in enumerate(manifest.objects):
-        key = manifest.id.shard_key(index)
-        if found.get(key) == stored.size:
-            continue
-        try:
-            size = storage.size(key)
-        except Missing:
-            raise damaged(manifest, index, f"is absent, the manifest says {stored.size:,} bytes") from None
-        if size != stored.size:
-            raise damaged(manifest, index, f"has {size:,} bytes, the manifest says {stored.size:,} bytes")
-
-
-@read_again
-def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
-    """Object `index`, verified. Raises `CorruptCheckpoint` naming it, the damaged chunks and its tensors."""
-    try:
-        data = storage.get(manifest.id.shard_key(index), 0, manifest.objects[index].size + 1)
-    except Missing:
-        raise damaged(manifest, index, "is absent") from None
-    _check(manifest, index, data, len(data))
-    return data
-
-
-@read_again
-def _read_verified(storage: Storage, manifest: Manifest, index: int, *, may_map: bool) -> NDArray[np.uint8]:
-    """As `read_object`, into memory of its own that may be written to. NumPy asks for huge pages, which torch does not:
-    most of the time of reading into fresh memory is the kernel's, for giving out pages. A file is mapped instead."""
-    key = manifest.id.shard_key(index)
-    try:
-        mapped = map_object(storage, key) if may_map else None
-        if mapped is not None:
-            _check(manifest, index, mapped, len(mapped))
-            return np.frombuffer(mapped, np.uint8)
-        data = np.empty(manifest.objects[index].size, np.uint8)
-        size = get_into(storage, key, data.data)
-    except Missing:
-        raise damaged(manifest, index, "is absent") from None
-    _check(manifest, index, data.data, size)
-    return data
-
-
-def _check(manifest: Manifest, index: int, data: Buffer, size: int) -> None:
-    """That these are the object's bytes. Raises `CorruptCheckpoint`."""
-    stored = manifest.objects[index]
-    if size != stored.size:
-        raise damaged(manifest, index, f"has {size:,} bytes, the manifest says {stored.size:,}")
-    found = xxh3(data)
-    if found != stored.xxh3:
-        chunks = chunk_hashes(data, stored.chunk_bytes)
-        bad = [number for number, pair in enumerate(zip(chunks, stored.chunks, strict=True)) if pair[0] != pair[1]]
-        where = f" (chunks {bad} of {len(chunks)}, counting from 0)" if bad else ""
-        raise damaged(manifest, index, f"has xxh3_128 {found}, the manifest says {stored.xxh3}{where}")
 
 
 def _is_viewable(stored: StoredTensor) -> bool:

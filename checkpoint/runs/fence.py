@@ -124,7 +124,7 @@ def _newer(storage: Storage, claim: int) -> int | None:
         following = claim + 1
         while following in listed.withdrawn:
             following += 1
-        if _is_there(storage, claim_key(following)) and not _is_there(storage, withdrawn_key(following)):
+        if is_there(storage, claim_key(following)) and not is_there(storage, withdrawn_key(following)):
             newer = {following}
     return next((number for number in sorted(newer, reverse=True) if _stands(storage, number)), None)
 
@@ -164,7 +164,8 @@ def _knows(storage: Storage, newer: int, id: CommitId) -> bool:
     return False
 
 
-def _is_there(storage: Storage, key: str) -> bool:
+def is_there(storage: Storage, key: str) -> bool:
+    """Whatever listings show. Raises StorageError."""
     try:
         storage.size(key)
     except Missing:

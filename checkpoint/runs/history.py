@@ -11,7 +11,7 @@ from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.draft import MANIFEST_BYTES_MAX
 from checkpoint.format.manifest import Manifest, parse
 from checkpoint.format.names import COMMITS, DATA, CommitId, claim_key, commit_id, data_owner, id_from
-from checkpoint.runs.fence import claims_listed, read_claim_body
+from checkpoint.runs.fence import claims_listed, is_there, read_claim_body
 from checkpoint.runs.lineage import lineage
 from checkpoint.storage import Missing, Storage, TooLarge, get_bounded
 from checkpoint.storage.again import read_again
@@ -109,16 +109,7 @@ def unlisted(storage: Storage, history: History) -> list[CommitId]:
     network filesystems may be for a minute, or they are brand new. One listing of the data, and a look for each save
     that has no commit."""
     owners = {owner for key in storage.list(DATA) if (owner := data_owner(key)) is not None}
-    return [id for id in sorted(owners - {*history.lineage, *history.outside}) if is_committed(storage, id)]
-
-
-def is_committed(storage: Storage, id: CommitId) -> bool:
-    """Whether the manifest is there, whatever listings show."""
-    try:
-        storage.size(id.manifest_key)
-    except Missing:
-        return False
-    return True
+    return [id for id in sorted(owners - {*history.lineage, *history.outside}) if is_there(storage, id.manifest_key)]
 
 
 def read_resumed_from(storage: Storage, claim: int) -> CommitId | None:

@@ -31,8 +31,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
 from checkpoint.format.names import DATA, CommitId, data_owner
-from checkpoint.runs.fence import look_again
-from checkpoint.runs.history import History, Log, Resumed, is_committed, read_history, read_manifest
+from checkpoint.runs.fence import is_there, look_again
+from checkpoint.runs.history import History, Log, Resumed, read_history, read_manifest
 from checkpoint.storage import Storage, batches, delete_many, deletes_at_once
 
 KEEP_MIN = 2
@@ -180,7 +180,7 @@ class Sweeper:
             if (newer := look_again(self._storage, claim, nonce)) is not None:
                 self._log(f"sweeping stopped: claim {newer} replaced ours, {claim}")
                 return removed
-            hidden = next((id for id in some if id not in listed and is_committed(self._storage, id)), None)
+            hidden = next((id for id in some if id not in listed and is_there(self._storage, id.manifest_key)), None)
             if hidden is not None:
                 self._log(f"sweeping stopped: the listing of commits is stale, it lacks {hidden}, which is there")
                 return removed

@@ -22,7 +22,7 @@ from checkpoint.errors import CheckpointError, StorageError, TornManifest
 from checkpoint.format.draft import MANIFEST_BYTES_MAX, Draft, StoredObject
 from checkpoint.format.hashing import CHUNK_BYTES, chunk_hashes, xxh3
 from checkpoint.format.names import CommitId
-from checkpoint.runs.fence import left_out_by, look_again, lost
+from checkpoint.runs.fence import is_there, left_out_by, look_again, lost
 from checkpoint.storage import AlreadyThere, Buffer, Missing, Storage
 
 
@@ -85,9 +85,8 @@ def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> N
 def is_committed(storage: Storage, id: CommitId) -> bool:
     """Whether what a writer that died was about to report is committed. An answer that cannot be had is: no."""
     try:
-        storage.size(id.manifest_key)
-        return left_out_by(storage, id) is None
-    except (Missing, CheckpointError):
+        return is_there(storage, id.manifest_key) and left_out_by(storage, id) is None
+    except CheckpointError:
         return False
 
 

@@ -26,6 +26,7 @@ MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
 LOSES_ITS_WRITER = """
+from checkpoint.save.writer import WRITER_MODULE
 import os, pathlib, signal, sys, threading, time, psutil, torch, elastic
 def writer():
     return next((one for one in psutil.Process().children() if WRITER_MODULE in one.cmdline()), None)

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from checkpoint import Checkpointer, PerRank, RanksDiffer, StateMismatch, UnsupportedValue, digest
 from checkpoint.format.marks import Patterns
+from checkpoint.load.reader import read_commit
 from checkpoint.save.group import replicas
 from tests.kit.ranks import returned, run_ranks
 from tests.storage.together import ranks_of
@@ -207,7 +208,7 @@ def test_an_entry_of_each_rank_is_never_taken_for_another_one(tmp_path: Path) ->
             runs.save(2, {"a.b": 1, "a": {"b": 2}})
 
 
-def test_one_process_alone_is_one_rank(tmp_path: Path) -> None:
+def test_one_process_alone_is_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a script behaves alike however it is started."""
     with Checkpointer(tmp_path, per_rank=PER_RANK) as runs:
         runs.save(1, own_state(0))
@@ -224,21 +225,19 @@ def test_one_process_alone_is_one_rank(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, per_rank_resized="keep") as runs:
         other = torch.nn.BatchNorm1d(3)
         other.running_mean = torch.full((3,), 7.0)
-        resolved = _as_if_saved_by_two(runs, {"model": other, "w": torch.zeros(2)})
+        resolved = _as_if_saved_by_two(runs, {"model": other, "w": torch.zeros(2)}, monkeypatch)
         assert resolved.missing == ("model.running_mean", "model.running_var")
         assert other.running_mean.tolist() == [7.0] * 3
 
 
-def _as_if_saved_by_two(runs: Checkpointer, state: State) -> Any:
-    read = runs._read
-
-    def doubled(step: int | None, *, shared: bool) -> Any:
-        found, newest = read(step, shared=shared)
+def _as_if_saved_by_two(runs: Checkpointer, state: State, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def doubled(*what: Any, **how: Any) -> Any:
+        found = read_commit(*what, **how)
         model = found.tree["model"]
         model.update({name: PerRank([*value, *value]) for name, value in model.items() if isinstance(value, PerRank)})
-        return found, newest
+        return found
 
-    runs._read = doubled  # type: ignore[method-assign]
+    monkeypatch.setattr("checkpoint.checkpointer.read_commit", doubled)
     return runs.load(state, step=3)
 
 

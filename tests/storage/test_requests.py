@@ -16,7 +16,7 @@ from checkpoint import Checkpointer, digest
 from checkpoint.cli import main
 from checkpoint.format.envelope import seal
 from checkpoint.format.names import CommitId, claim_key, new_nonce
-from checkpoint.load import stream
+from checkpoint.load import pieces
 from checkpoint.load.stream import Stream
 from checkpoint.runs.claims import Claim
 from checkpoint.runs.history import read_history
@@ -65,8 +65,8 @@ def test_a_digest_reads_what_lies_elsewhere_once_if_a_quarter_of_the_free_memory
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(stream, "KEPT_BYTES", 2**20)
-    monkeypatch.setattr(stream, "free_bytes", lambda: free_mib * MIB)
+    monkeypatch.setattr(pieces, "KEPT_BYTES", 2**20)
+    monkeypatch.setattr(pieces, "free_bytes", lambda: free_mib * MIB)
     url, options = run
     state = {"a": torch.randn(6 * MIB), "b": torch.randn(5 * MIB)}
     size = checkpointer(url, storage_options=options, shard_bytes=32 * MIB).save(1, state).bytes

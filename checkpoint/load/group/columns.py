@@ -30,7 +30,7 @@ def packed(manifest: Manifest) -> bytes:
             "names": table.names,
             "dtypes": [NAMES[dtype] for dtype in table.dtypes],
             "shapes": table.shapes,
-            "objects": [[one.size, one.xxh3, one.chunk_bytes, one.chunks] for one in manifest.objects],
+            "objects": [one.document() for one in manifest.objects],
             "lengths": [len(column) for column in columns],
         }
     )
@@ -48,5 +48,5 @@ def unpacked(data: Buffer, id: CommitId) -> Manifest:
         at += 8 * length
     shapes = [tuple(shape) for shape in head["shapes"]]
     table = Table(head["names"], [DTYPES[name] for name in head["dtypes"]], shapes, *columns)
-    objects = tuple(StoredObject(size, hash, chunk, tuple(chunks)) for size, hash, chunk, chunks in head["objects"])
+    objects = tuple(map(StoredObject.of, head["objects"]))
     return Manifest(id, 0.0, None, {}, objects, table.tensors(), head["tree"], table)

@@ -21,7 +21,8 @@ import torch
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.manifest import Manifest
-from checkpoint.load.group.ranges import Run, Wanted, check_run, read_run, run_range
+from checkpoint.load.group.ranges import Wanted
+from checkpoint.load.verified import Run, check_run, read_run, run_range
 from checkpoint.net.framing import Message
 from checkpoint.net.rank_channel import RankChannel, Sent
 from checkpoint.storage import Storage

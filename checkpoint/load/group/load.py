@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
+from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.decoding import decode
 from checkpoint.format.dtensor import like
 from checkpoint.format.manifest import Manifest
@@ -32,27 +32,25 @@ from checkpoint.load.apply import apply, match
 from checkpoint.load.cast import Cast
 from checkpoint.load.group.columns import packed, unpacked
 from checkpoint.load.group.exchange import Share, exchange
-from checkpoint.load.group.ranges import Chunk, Run, Wanted, chunks_of, run_range
+from checkpoint.load.group.ranges import Wanted
 from checkpoint.load.loaded import Loaded, Skipped
-from checkpoint.load.reader import check_sizes
+from checkpoint.load.newest import Search
+from checkpoint.load.verified import Chunk, Run, check_sizes, chunks_of, run_range
 from checkpoint.net.framing import Message
 from checkpoint.net.rank_channel import RankChannel
-from checkpoint.runs.history import History, Log, read_manifest
+from checkpoint.runs.history import Log, read_manifest
 from checkpoint.storage import Storage
 
 _RUN_BYTES = 2**25  # that are read, and sent, in one go, where chunks are smaller
-
-NoneLeft = Callable[[int | None, dict[str, str]], NoCheckpoint]
 
 
 @dataclass(frozen=True)
 class LoadRules:
     """
     prepare  is called on every rank before anything is read
-    history  is asked on rank 0 for the commits
+    search   makes the search for a checkpoint that is whole, of this step or of any; it is made on rank 0
     loaded   is called on rank 0 with what was loaded, and what the newest commit was then
     resized  what becomes of values of each rank where other ranks are here; see `Resolver`
-    none     the error for when no checkpoint of `step` is whole; given why those that exist are not
     """
 
     step: int | None
@@ -61,16 +59,15 @@ class LoadRules:
     resized: str
     log: Log
     prepare: Callable[[], None]
-    history: Callable[[], History]
+    search: Callable[[int | None], Search]
     loaded: Callable[[CommitId, CommitId], None]
-    none: NoneLeft
 
 
 def load_together(channel: RankChannel, storage: Storage, state: Tree, rules: LoadRules) -> Loaded:
     """The step that was loaded. Collective.
 
-    raises  the same on all ranks: what `none` makes, CorruptCheckpoint where `step` is given, StateMismatch,
-            StorageError, CheckpointError for lost ranks; nothing was touched then, unless an object refuses
+    raises  the same on all ranks: what the search raises, StateMismatch, StorageError, CheckpointError for lost ranks;
+            nothing was touched then, unless an object refuses
     memory  beside the state a copy of what this rank wants, and a few runs
     """
     step: int | None = None
@@ -88,7 +85,7 @@ def load_together(channel: RankChannel, storage: Storage, state: Tree, rules: Lo
         )
         id = id_from(chosen["id"])
         assert id is not None
-        manifest = _told(channel, id, candidates, chosen["bytes"])
+        manifest = _from_rank_0(channel, id, candidates, chosen["bytes"])
         found = _try(channel, storage, state, manifest, rules)
         if isinstance(found, Skipped):
             if any(found) and channel.rank == 0:
@@ -100,49 +97,40 @@ def load_together(channel: RankChannel, storage: Storage, state: Tree, rules: Lo
 
 
 class _Candidates:
-    """What rank 0 would load, newest first, as `Checkpointer.read` would.
+    """What rank 0 would load.
 
     newest            the newest commit of all, when one was chosen; and
     manifest, packed  of the one that was chosen; on rank 0
     """
 
     def __init__(self, storage: Storage, rules: LoadRules, step: int | None) -> None:
-        self.newest: CommitId | None = None
         self.manifest: Manifest | None = None
         self.packed = b""
-        self._storage, self._rules, self._step = storage, rules, step
-        self._rejected: dict[str, str] = {}
-        self._last: CommitId | None = None
+        self._storage, self._step = storage, step
+        self._search = rules.search(step)
+
+    @property
+    def newest(self) -> CommitId | None:
+        return self._search.newest
 
     def next(self, steps: list[int | None]) -> list[Message]:
-        """The answer for all ranks. The list is read anew each time: a sweep may have removed what was there."""
+        """The answer for all ranks."""
         if any(step != self._step for step in steps):
             raise CheckpointError(f"the ranks load different steps: {steps}\n  state  nothing was changed")
-        while (id := self._newest()) is not None:
-            try:
-                manifest = read_manifest(self._storage, id)
-                check_sizes(self._storage, manifest)  # before anything is allocated for it
-            except CorruptCheckpoint as error:
-                self.reject(id, str(error))
-                continue
-            self.manifest, self.packed = manifest, packed(manifest) if len(steps) > 1 else b""
-            return [{"id": id_document(id), "bytes": len(self.packed)}] * len(steps)
-        if self._step is not None and self._last is not None:
-            raise CorruptCheckpoint(self._rejected[str(self._last)], commit=str(self._last))
-        raise self._rules.none(self._step, self._rejected)
-
-    def _newest(self) -> CommitId | None:
-        ids = self._rules.history().lineage
-        self.newest = ids[0] if ids else None
-        return next((id for id in ids if str(id) not in self._rejected and self._step in (None, id.step)), None)
+        self.manifest = self._search.first_whole(self._checked)
+        self.packed = packed(self.manifest) if len(steps) > 1 else b""
+        return [{"id": id_document(self.manifest.id), "bytes": len(self.packed)}] * len(steps)
 
     def reject(self, id: CommitId, why: str) -> None:
-        self._rules.log(f"{id} passed over: {why}")
-        self._rejected[str(id)] = why
-        self._last = id
+        self._search.reject(id, CorruptCheckpoint(why, commit=str(id)))
+
+    def _checked(self, id: CommitId) -> Manifest:
+        manifest = read_manifest(self._storage, id)
+        check_sizes(self._storage, manifest)  # before anything is allocated for it
+        return manifest
 
 
-def _told(channel: RankChannel, id: CommitId, candidates: _Candidates, size: int) -> Manifest:
+def _from_rank_0(channel: RankChannel, id: CommitId, candidates: _Candidates, size: int) -> Manifest:
     """The manifest that rank 0 has read, on all ranks. size  of it on its way"""
     data = torch.empty(size, dtype=torch.uint8)
     if candidates.manifest is not None:

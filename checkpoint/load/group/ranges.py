@@ -16,16 +16,11 @@ from numpy.typing import NDArray
 
 from checkpoint.format.dtensor import local_box
 from checkpoint.format.dtypes import writable_bytes
-from checkpoint.format.hashing import xxh3
 from checkpoint.format.manifest import Manifest
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Box
-from checkpoint.load.damage import damaged
-from checkpoint.storage import Buffer, Missing, Storage
-from checkpoint.storage.again import read_again
-
-Chunk = tuple[int, int]  # number of the object, number of its chunk
-Run = tuple[int, int, int]  # number of the object, of its first chunk, how many
+from checkpoint.load.verified import Chunk, Run, chunks_of, run_range
+from checkpoint.storage import Buffer
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -73,44 +68,6 @@ def _runs(chunks: list[Chunk]) -> Iterator[Run]:
         if at + 1 == len(chunks) or chunks[at + 1] != (object, number + 1):
             yield object, chunks[first][1], at + 1 - first
             first = at + 1
-
-
-def chunks_of(run: Run) -> list[Chunk]:
-    object, first, count = run
-    return [(object, number) for number in range(first, first + count)]
-
-
-def run_range(manifest: Manifest, run: Run) -> tuple[int, int]:
-    """Where a run begins in its object, and its size in bytes."""
-    stored = manifest.objects[run[0]]
-    start = run[1] * stored.chunk_bytes
-    return start, min(run[2] * stored.chunk_bytes, stored.size - start)
-
-
-@read_again
-def read_run(storage: Storage, manifest: Manifest, run: Run) -> bytes:
-    """A run's bytes, verified. Raises `CorruptCheckpoint`, StorageError."""
-    start, size = run_range(manifest, run)
-    try:
-        data = storage.get(manifest.id.shard_key(run[0]), start, size)
-    except Missing:
-        raise damaged(manifest, run[0], "is absent", chunk=run[1]) from None
-    check_run(manifest, run, data)
-    return data
-
-
-def check_run(manifest: Manifest, run: Run, data: Buffer) -> None:
-    """Raises `CorruptCheckpoint` where these are not the run's bytes."""
-    start, size = run_range(manifest, run)
-    if len(data) != size:
-        raise damaged(manifest, run[0], f"has {len(data):,} bytes, the manifest says {size:,}", chunk=run[1])
-    view = memoryview(data)
-    for object, number in chunks_of(run):
-        begins, length = run_range(manifest, (object, number, 1))
-        found = xxh3(view[begins - start : begins - start + length])
-        expected = manifest.objects[object].chunks[number]
-        if found != expected:
-            raise damaged(manifest, object, f"has xxh3_128 {found}, the manifest says {expected}", chunk=number)
 
 
 class _Transfer:

@@ -27,12 +27,12 @@ def write_together(channel: RankChannel, storage: Storage, agreed: Agreed) -> Co
     mine: Message | BaseException
     try:
         objects = write_all(storage, agreed.commit.id, agreed.layout.plan, agreed.parts(), first=agreed.layout.first)
-        mine = {"objects": [vars(stored) for stored in objects]}
+        mine = {"objects": [stored.document() for stored in objects]}
     except BaseException as error:  # whatever it is, the others must not wait for this rank
         mine = error
 
     def finish(said: list[Message]) -> list[Message]:
-        commit(storage, agreed.draft, [_stored(entry) for message in said for entry in message["objects"]])
+        commit(storage, agreed.draft, [StoredObject.of(entry) for message in said for entry in message["objects"]])
         return [{}] * channel.size
 
     what = f"the save of step {agreed.commit.step}: its objects"
@@ -44,7 +44,3 @@ def _committed_or_not(channel: RankChannel, commit: Commit) -> str:
     if channel.rank == 0:
         return "nothing was committed; the previous checkpoint stays the newest"
     return f"rank 0 may have committed {commit.id} or not: if it is there, `checkpoint ls` shows it, and it is whole"
-
-
-def _stored(entry: Message) -> StoredObject:
-    return StoredObject(entry["size"], entry["xxh3"], entry["chunk_bytes"], tuple(entry["chunks"]))

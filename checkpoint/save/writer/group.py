@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from checkpoint.errors import CheckpointError, SaveDropped
 from checkpoint.format.draft import Draft, StoredObject
@@ -144,7 +144,7 @@ class Leader:
             elif id not in self._over and "error" in message:
                 self._failed.setdefault(id, error_from(message["error"]))
             elif id not in self._over:
-                self._parts.setdefault(id, {})[rank] = [_stored(entry) for entry in message["objects"]]
+                self._parts.setdefault(id, {})[rank] = [StoredObject.of(entry) for entry in message["objects"]]
             self._changed.notify_all()
 
     def _lose(self, rank: int, why: str) -> None:
@@ -189,7 +189,7 @@ class Follower:
 
     def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
         id = str(draft.id)
-        self._client.send({"save": id, "objects": [vars(stored) for stored in own]})
+        self._client.send({"save": id, "objects": [stored.document() for stored in own]})
         with self._changed:
             self._changed.wait_for(lambda: id in self._outcomes or self._gone, self._finish_s + _SLACK_S)
         if id not in self._outcomes and is_committed(storage, draft.id):
@@ -240,7 +240,3 @@ def _lacking(id: str, ranks: set[int], gone: dict[int, str], within_s: float) ->
         f"  state  {state}; the previous checkpoint stays the newest\n"
         "  next   look at that rank's output; the next save works as soon as all ranks are there"
     )
-
-
-def _stored(entry: dict[str, Any]) -> StoredObject:
-    return StoredObject(entry["size"], entry["xxh3"], entry["chunk_bytes"], tuple(entry["chunks"]))
