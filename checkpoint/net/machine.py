@@ -10,6 +10,8 @@ import socket
 import uuid
 from pathlib import Path
 
+from checkpoint.linux import process_stat
+
 _SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address, in bytes 20 to 24 of the answer
 
 
@@ -36,10 +38,8 @@ def pid_namespace() -> int:
 
 def started_at(pid: int) -> int | None:
     """When this process began, in the kernel's ticks since the boot; None where it has ended, or never was."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[19]) if fields[0] not in "ZX" else None
-    return None
+    stat = process_stat(pid)
+    return stat.started if stat is not None and not stat.is_dead else None
 
 
 def own_addresses() -> list[str]:

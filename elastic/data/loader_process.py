@@ -14,14 +14,12 @@ Leaves    what is read, and in which order results are wanted, to loader.py and 
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import multiprocessing
 import multiprocessing.util
 import os
 import signal
 import socket
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -32,6 +30,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
+from checkpoint import linux
 from elastic.data.scratch import Scratch
 
 GRACE_S = 1.0  # a child that is still inside dataset[i] after this is killed: nobody wants its answer any more
@@ -42,8 +41,6 @@ _JOIN_S = 5.0  # the kernel needs far less to bury a killed process
 # A ticket that is abandoned is noted in its slot; if a later one takes the slot, the earlier is read to its end.
 _SLOTS = 4096
 _TOLD_TO_LEAVE = (signal.SIGINT, signal.SIGTERM)
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 Reader = Callable[[Any, Callable[[], bool]], Any]
@@ -186,8 +183,7 @@ class Birth:
 
 def die_with_parent(parent: int) -> None:
     """Ask the kernel for SIGKILL when the parent dies; exit at once if it is dead already."""
-    if _LIBC is not None and _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    linux.signal_at_parents_end(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -10,8 +10,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypedDict, cast
+
+from checkpoint.linux import process_stat
 
 WAIT, DATA, SAVE, EVALUATE = "wait_s", "data_s", "save_s", "evaluate_s"
 SPENT = (WAIT, DATA, SAVE, EVALUATE)
@@ -66,9 +67,7 @@ def age_s(ordered: float | None = None) -> float:
     hundredth (Linux; elsewhere the CPU time that it has used)."""
     if ordered is not None:
         return round(max(0.0, time.time() - ordered), 3)
-    try:
-        ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
-        uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        return round(max(0.0, uptime_s - ticks / os.sysconf("SC_CLK_TCK")), 3)
-    except (OSError, ValueError, AttributeError):
+    stat = process_stat("self")
+    if stat is None:
         return round(time.process_time(), 3)
+    return round(max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started / os.sysconf("SC_CLK_TCK")), 3)

@@ -13,6 +13,8 @@ import socket
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
+from checkpoint.linux import descriptors
+
 
 def listening_ports() -> set[int]:
     """The TCP ports that this process listens on. Empty where there is no /proc."""
@@ -57,10 +59,7 @@ def _copies() -> Iterator[socket.socket]:
 def _sockets() -> dict[str, int]:
     """Socket -> one of its descriptors. Complete before the first copy is made: a copy may get the listing's number."""
     found: dict[str, int] = {}
-    with suppress(FileNotFoundError):
-        for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError):
-                link = os.readlink(f"/proc/self/fd/{name}")
-                if link.startswith("socket:["):
-                    found.setdefault(link, int(name))
+    for number, link in descriptors().items():
+        if link.startswith("socket:["):
+            found.setdefault(link, number)
     return found

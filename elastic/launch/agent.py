@@ -27,15 +27,16 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from checkpoint import linux
 from elastic.launch import children
 from elastic.launch.connection import Connection
 from elastic.launch.hubs import AnyHub
 from elastic.launch.logs import Logs, Streams
 from elastic.launch.memory import OomKills, oom_kills, sentence, struck
-from elastic.launch.progress import Doubts, Patience, sighting, state_of
+from elastic.launch.progress import Doubts, Patience, sighting
 from elastic.launch.starter import Request, Starter
 from elastic.launch.worker import SHARED_STDERR
 from elastic.membership.endings import KILLED
@@ -61,6 +62,7 @@ from elastic.membership.messages import (
 from elastic.membership.progress import BYTES, Record
 from elastic.membership.stalls import Sighting
 from elastic.membership.wire import Message, WireError
+from elastic.signal_pipe import SignalPipe
 from elastic.status.terminal import StatusTerminal
 
 FAILED, INTERRUPTED = 1, 130
@@ -377,7 +379,8 @@ class Agent:
         seen: list[Sighting] = []
         for worker in living:
             record = Record.read(worker.progress)
-            if worker.patience.stopped(state_of(worker.pid)):
+            stat = linux.process_stat(worker.pid)
+            if worker.patience.stopped(stat.state if stat is not None else ""):
                 self._stuck(worker, now_s, record, "its process is stopped")
                 self._kill(worker)  # somebody stopped it: no doing of its own
                 continue
@@ -492,36 +495,23 @@ class Agent:
     # signals
 
     @contextlib.contextmanager
-    def _signals(self):  # type: ignore[no-untyped-def]
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        watched = {*self._rules.leave_on, signal.SIGINT, signal.SIGCHLD}
-        before = {number: signal.signal(number, _nothing) for number in watched}
-        wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        self._loop.register(read, selectors.EVENT_READ, lambda: self._signalled(read))
+    def _signals(self) -> Iterator[None]:
+        pipe = SignalPipe({*self._rules.leave_on, signal.SIGINT, signal.SIGCHLD})
+        self._loop.register(pipe.fd, selectors.EVENT_READ, lambda: self._signalled(pipe.read()))
         try:
             yield
         finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-            os.close(read)
-            os.close(write)
+            pipe.restore()
+            pipe.close()
 
-    def _signalled(self, read: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            for number in os.read(read, 4096):
-                if number == signal.SIGCHLD:
-                    continue
-                now_s = time.monotonic()
-                if number == signal.SIGINT:
-                    if self._interrupted_s is not None and now_s - self._interrupted_s > _TWICE_S:
-                        self._say("interrupted twice; ending at once, what was committed stays")
-                        self._killed = True
-                    self._interrupted_s = self._interrupted_s or now_s
-                if number in self._rules.leave_on or number == signal.SIGINT:
-                    self.leave(signal.Signals(number).name)
+    def _signalled(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            now_s = time.monotonic()
+            if number == signal.SIGINT:
+                if self._interrupted_s is not None and now_s - self._interrupted_s > _TWICE_S:
+                    self._say("interrupted twice; ending at once, what was committed stays")
+                    self._killed = True
+                self._interrupted_s = self._interrupted_s or now_s
+            if number in self._rules.leave_on or number == signal.SIGINT:
+                self.leave(signal.Signals(number).name)
         self._reap()
-
-
-def _nothing(_number: int, _frame: object) -> None:
-    """The loop reads the wakeup pipe. A handler in Python must exist for that pipe to be written."""

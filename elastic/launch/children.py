@@ -1,4 +1,4 @@
-"""The children of this process: how they ended, and an end to all of them. Linux: reads /proc."""
+"""The children of this process: how they ended, and an end to all of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import signal
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
+from checkpoint import linux
 from checkpoint.save.writer import WRITER_MODULE
 
 _POLL_S = 0.01
@@ -69,41 +69,25 @@ def kill_group(leader: int) -> None:
 
 def finishing() -> list[int]:
     """Writer processes of checkpoints, left to us by workers that died: each ends once what was staged is committed."""
-    found = []
-    for pid, state in _ours():
-        with contextlib.suppress(OSError):
-            if state != "Z" and _WRITER in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
+    ours = linux.children(os.getpid())
+    return [pid for pid, stat in ours.items() if not stat.is_dead and _WRITER in linux.command_line(pid).split(b"\0")]
 
 
 def end_all(*, within_s: float) -> None:
     """SIGTERM to every child, SIGKILL to those that are left; then again for what those leave to us."""
-    told: set[int] = set()
+    asked: set[int] = set()
     kill_from_s = time.monotonic() + within_s
     deadline_s = kill_from_s + _BURIAL_S
-    while (left := list(_ours())) and time.monotonic() < deadline_s:
-        for pid, state in left:
-            if state == "Z":
+    while (left := linux.children(os.getpid())) and time.monotonic() < deadline_s:
+        for pid, stat in left.items():
+            if stat.is_dead:
                 reap(pid)
             elif time.monotonic() >= kill_from_s:
                 _signal(pid, signal.SIGKILL)
-            elif pid not in told:
-                told.add(pid)
+            elif pid not in asked:
+                asked.add(pid)
                 _signal(pid, signal.SIGTERM)
         time.sleep(_POLL_S)
-
-
-def _ours() -> list[tuple[int, str]]:
-    """pid and state of each child."""
-    me, found = os.getpid(), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(parent) == me:
-                    found.append((int(entry.name), state))
-    return found
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from checkpoint import linux
+
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
 """A rank is a place in a view: no worker of `elastic run` has these."""
 WORKER_VARIABLES = (
@@ -167,12 +169,11 @@ def _lost_in_forks() -> bool:
 def _descriptors() -> dict[int, str]:
     """What is open for reading, but for what has no place of its own."""
     found = {}
-    for name in os.listdir("/proc/self/fd"):
+    for number, target in linux.descriptors().items():
         try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-            flags = fcntl.fcntl(int(name), fcntl.F_GETFL)
+            flags = fcntl.fcntl(number, fcntl.F_GETFL)
         except OSError:
-            continue  # the listing's own
+            continue  # another thread has closed it
         if flags & os.O_ACCMODE != os.O_WRONLY and not target.startswith(_HARMLESS) and not Path(target).is_dir():
-            found[int(name)] = target
+            found[number] = target
     return found

@@ -87,12 +87,3 @@ class Doubts:
 
 def _past(record: Record, step: int | None) -> bool:
     return record.at_step is not None and record.at_step > (-1 if step is None else step)
-
-
-def state_of(pid: int) -> str:
-    """One letter; empty if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
-    except OSError:
-        return ""

@@ -10,7 +10,6 @@ Promises  every worker is a child of this process, whoever forked it, in a sessi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -22,13 +21,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from checkpoint import linux
 from elastic.launch import children
 from elastic.launch.importing import RANK_VARIABLES, WORKER_VARIABLES
 from elastic.launch.script import Script
 from elastic.launch.warm import MESSAGE_MAX
 from elastic.launch.worker import AGENT, STREAMS
 
-_PR_SET_CHILD_SUBREAPER = 36
 _DEATHS_MAX = 3  # of warm processes that never got ready, in a row
 _READY_S = 300.0  # for its imports; what takes longer is not waited for by workers
 _FORK_S = 10.0  # takes it some 50 ms
@@ -83,7 +82,7 @@ class Starter:
         self._spare: _Spare | None = None
         self._asked_s = 0.0  # the warm process: for its imports, then for a spare
         self._refill_s = 0.0
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        linux.adopt_orphans()
         if not fresh:
             self._warm_up()
 

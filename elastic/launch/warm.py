@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import gc
 import importlib
 import io
@@ -34,6 +33,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from checkpoint import linux
 from elastic.launch import worker
 from elastic.launch.beginning import beginning
 from elastic.launch.generators import Generators
@@ -47,7 +47,6 @@ _LAZY = ("elastic.run", "checkpoint.checkpointer")
 """What workers would import on first use, while others wait for them: elastic.Run, the coordinator."""
 _COMPILER = "torch._dynamo"  # which any optimizer imports on first use
 _OF_COMPILER = re.compile(r"[\"'](TORCH|TRITON)")  # a variable that it reads when it is loaded, set by the script
-_PR_SET_PDEATHSIG = 1
 
 
 def main(fd: int, statements: int, command: Sequence[str]) -> None:
@@ -55,7 +54,7 @@ def main(fd: int, statements: int, command: Sequence[str]) -> None:
 
     statements  how many of the script's first ones may be run at most; -1: nothing is known against any
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    linux.signal_at_parents_end(signal.SIGKILL)
     environ, folder = dict(os.environ), os.getcwd()
     script = Script.of_command(command)
     main_module, generators = MainModule(script), Generators()
@@ -116,7 +115,7 @@ def _unfit() -> str | None:
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    threads = len(os.listdir("/proc/self/task"))
+    threads = linux.thread_count()
     return f"an import starts {threads - 1} threads outside Python" if threads > 1 else None
 
 

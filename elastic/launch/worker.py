@@ -13,7 +13,6 @@ Promises  the script sees itself as `__main__` (main_module.py), and ends like a
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import io
 import os
@@ -25,6 +24,7 @@ import types
 from collections.abc import Sequence
 from typing import NoReturn
 
+from checkpoint import linux
 from elastic.launch.ending import end
 from elastic.launch.main_module import MainModule
 from elastic.launch.script import Script
@@ -36,7 +36,6 @@ SHARED_STDERR = "ELASTIC_SHARED_STDERR"  # set where this worker's stderr is the
 STREAMS = {"stdout": 1, "stderr": 2}
 _CHANNEL, _PROGRESS = "ELASTIC_CHANNEL", "ELASTIC_PROGRESS"
 
-_PR_SET_PDEATHSIG = 1
 _TOLD_MAX, _HEAD = 1 << 15, 1 << 12  # characters
 
 
@@ -80,7 +79,7 @@ def _status_of(main_module: MainModule) -> int:
 
 def _leave_with_agent() -> None:
     """Its death is a SIGTERM from here on; one that is dead already ends this process now."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    linux.signal_at_parents_end(signal.SIGTERM)
     if os.getppid() != int(os.environ[AGENT]):
         os._exit(0)
 

@@ -9,6 +9,7 @@ view (`regroup`) with the same model, optimizer and loader processes.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -17,13 +18,13 @@ from functools import lru_cache, partial
 
 import torch
 
+from checkpoint import linux
 from elastic.data.loader import Loader
 from elastic.data.plan import Examples
 from elastic.errors import PeerLost
 from elastic.events import schema
 from elastic.events.timing import age_s
 from elastic.group.form import Group
-from elastic.launch.parent import leave_with_parent
 from elastic.loop.assignment import assign_shares, micro_batches
 from elastic.loop.context import Context
 from elastic.loop.exchange import Exchange
@@ -104,7 +105,8 @@ class Session:
         threads_before = torch.get_num_threads()
         torch.set_num_threads(config.threads)
         if context.launch.master_addr is not None:
-            self.keep(leave_with_parent())
+            linux.signal_at_parents_end(signal.SIGTERM)  # nobody would restart it, and its URL would stay claimed
+            self.keep(partial(linux.signal_at_parents_end, 0))
         self.keep(lambda: torch.set_num_threads(threads_before))
         if config.device.type == "cuda":
             self.keep(partial(torch.cuda.set_device, torch.cuda.current_device()))

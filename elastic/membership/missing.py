@@ -11,6 +11,7 @@ import socket
 import time
 from pathlib import Path
 
+from checkpoint.linux import process_stat
 from elastic.membership.view import View
 
 _STATES = {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped by a debugger"}
@@ -30,7 +31,7 @@ def missing(view: View, *, host: str | None = None, proc: Path = Path("/proc")) 
     found: dict[int, str] = {}
     for rank, worker_id in enumerate(view.workers):
         where, pid, _ = worker_id.rsplit("-", 2)
-        if where == here and (state := _state(proc / pid / "stat")) is not None:
+        if where == here and (state := _state(pid, proc)) is not None:
             found[rank] = state
     return found
 
@@ -43,12 +44,9 @@ def sentence(view: View, found: dict[int, str], own_rank: int) -> str:
     return f"nobody on this machine is known to be dead; look at the logs of {', '.join(hosts)}"
 
 
-def _state(stat: Path) -> str | None:
-    """What is wrong with a process, from its /proc/<pid>/stat; None if nothing is, or if there is no /proc to ask."""
-    if not stat.parent.parent.joinpath("self").exists():
+def _state(pid: str, proc: Path) -> str | None:
+    """What is wrong with a process; None if nothing is, or if there is no /proc to ask."""
+    if not (proc / "self").exists():
         return None
-    try:
-        after_name = stat.read_text().rpartition(")")[2]
-    except OSError:
-        return "dead"
-    return _STATES.get(after_name.split()[0])
+    stat = process_stat(pid, proc)
+    return _STATES.get(stat.state) if stat is not None else "dead"

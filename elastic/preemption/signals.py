@@ -14,11 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
+
+from elastic.signal_pipe import WOKEN, SignalPipe
 
 _TWICE_S = 0.5
-_STOP = 0
 
 
 class SignalNotices:
@@ -26,11 +25,9 @@ class SignalNotices:
 
     def __init__(self) -> None:
         self.notice: str | None = None
-        self._previous: dict[int, Any] = {}
-        self._previous_wakeup = -1
         self._interrupted_at: float | None = None
         self._thread: threading.Thread | None = None
-        self._read = self._write = -1
+        self._pipe: SignalPipe | None = None
         self._tell: Callable[[str], None] | None = None
 
     def install(self, tell: Callable[[str], None] | None = None) -> None:
@@ -41,30 +38,23 @@ class SignalNotices:
         self._tell = tell
         if threading.current_thread() is not threading.main_thread():
             return
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-        self._previous_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, _nothing)
-        self._thread = threading.Thread(target=self._watch, name="elastic-notices", daemon=True)
+        self._pipe = SignalPipe((signal.SIGTERM, signal.SIGINT))
+        self._thread = threading.Thread(target=self._watch, args=[self._pipe], name="elastic-notices", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        if self._thread is None:
+        if self._thread is None or self._pipe is None:
             return
-        for number, handler in self._previous.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        signal.set_wakeup_fd(self._previous_wakeup)
-        os.write(self._write, bytes([_STOP]))
+        self._pipe.restore()
+        self._pipe.wake()
         self._thread.join(timeout=5)
-        self._thread = None
-        os.close(self._read)
-        os.close(self._write)
+        self._pipe.close()
+        self._thread = self._pipe = None
 
-    def _watch(self) -> None:
+    def _watch(self, pipe: SignalPipe) -> None:
         while True:
-            for number in os.read(self._read, 64):
-                if number == _STOP:
+            for number in pipe.read():
+                if number == WOKEN:
                     return
                 if number in (signal.SIGTERM, signal.SIGINT):
                     self._arrived(signal.Signals(number))
@@ -81,7 +71,3 @@ class SignalNotices:
         self.notice = number.name
         if self._tell is not None:
             self._tell(self.notice)
-
-
-def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """The thread has read it. A handler in Python must exist for the wakeup pipe to be written."""

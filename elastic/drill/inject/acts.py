@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from checkpoint.format.names import COMMITS, CommitId, commit_id
+from checkpoint.linux import command_line, process_stat
 from elastic.drill.faults import (
     Disk,
     Fault,
@@ -33,7 +34,7 @@ from elastic.drill.faults import (
     Terminate,
 )
 from elastic.drill.machine import disk
-from elastic.drill.machine.processes import WRITER, children, command, kill_marked, marked
+from elastic.drill.machine.processes import WRITER, children, kill_marked, marked
 
 _FLIPPED = "flipped"
 _LOOK_S = 0.02
@@ -117,13 +118,13 @@ def helpers(fault: KillChild, folder: Path) -> list[int]:
     if fault.of == "loader":
         return loader_processes()
     parent = os.getppid() if fault.of == "warm" else os.getpid()
-    return [pid for pid in children(parent) if _COMMANDS[fault.of] in command(pid) and not _only_forked(pid)]
+    return [pid for pid in children(parent) if _COMMANDS[fault.of] in command_line(pid) and not _only_forked(pid)]
 
 
 def loader_processes() -> list[int]:
     """This process's own forks."""
-    own = command(os.getpid())
-    return [pid for pid in children(os.getpid()) if command(pid) == own]
+    own = command_line(os.getpid())
+    return [pid for pid in children(os.getpid()) if command_line(pid) == own]
 
 
 def _run_out_of_memory() -> None:
@@ -161,11 +162,8 @@ def _flip(storage: Path | None, folder: Path) -> None:
 
 def _only_forked(pid: int) -> bool:
     """Whether its command is that of the process which it was forked from, as a worker's is the warm process's."""
-    try:
-        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
-    except OSError:
-        return False
-    return bool(flags & _FORKED_ONLY)
+    stat = process_stat(pid)
+    return stat is not None and bool(stat.flags & _FORKED_ONLY)
 
 
 def alive_among(pids: Iterable[int], folder: Path) -> list[int]:

@@ -11,12 +11,12 @@ storage its connections; and what the script itself comes to hold shows in the u
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from checkpoint import linux
 from elastic.drill.judge.verdict import Violation
 from elastic.drill.machine.processes import writer_processes
 from elastic.events.event import Event
@@ -75,15 +75,9 @@ class Holdings:
 
 def here() -> dict[str, int]:
     """Of this process."""
-    links = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            links.append(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:
-            continue  # the listing's own
-    links = [link for link in links if not link.startswith(_SHARED)]
-    sockets, threads = sum(link.startswith("socket:") for link in links), len(os.listdir("/proc/self/task"))
-    return {"descriptors": len(links), "sockets": sockets, "threads": threads, "writers": len(writer_processes())}
+    links = [link for link in linux.descriptors().values() if not link.startswith(_SHARED)]
+    sockets, writers = sum(link.startswith("socket:") for link in links), len(writer_processes())
+    return {"descriptors": len(links), "sockets": sockets, "threads": linux.thread_count(), "writers": writers}
 
 
 def given_up(events: Sequence[Event]) -> int:

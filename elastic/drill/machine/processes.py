@@ -12,6 +12,7 @@ import signal
 import time
 from pathlib import Path
 
+from checkpoint import linux
 from checkpoint.save.writer import WRITER_MODULE
 
 WRITER = WRITER_MODULE.encode()  # of a worker's checkpoints, once it is warm
@@ -52,22 +53,16 @@ def gone(folder: Path, *, within_s: float) -> list[int]:
 
 def described(pid: int) -> str:
     """One line on a process: its pid, state, command and the ports on which it listens."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+    if (stat := linux.process_stat(pid)) is None:
         return f"{pid} (ended)"
+    command = linux.command_line(pid).replace(b"\0", b" ").decode(errors="replace").strip()
     ports = listening(pid)
-    return f"{pid} state {state}: {command[:160]}" + (f" listens on {', '.join(map(str, ports))}" if ports else "")
+    return f"{pid} state {stat.state}: {command[:160]}" + (f" listens on {', '.join(map(str, ports))}" if ports else "")
 
 
 def listening(pid: int) -> list[int]:
     """The TCP ports on which a process listens."""
-    sockets = set()
-    with contextlib.suppress(OSError):
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                sockets.add(os.readlink(fd))
+    sockets = set(linux.descriptors(pid).values())
     ports = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -84,25 +79,9 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def children(parent: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # it ended meanwhile
-            if int(fields[1]) == parent and fields[0] != "Z":
-                found.append(int(entry.name))
-    return sorted(found)
-
-
-def command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    return sorted(pid for pid, stat in linux.children(parent).items() if not stat.is_dead)
 
 
 def writer_processes() -> list[int]:
     """Of this process's checkpoints."""
-    return [pid for pid in children(os.getpid()) if WRITER in command(pid)]
+    return [pid for pid in children(os.getpid()) if WRITER in linux.command_line(pid)]

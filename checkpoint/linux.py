@@ -1,0 +1,90 @@
+"""What Linux alone knows and does: processes as /proc shows them, and signals that a process gets at another's end.
+
+Where there is no /proc, nothing is known of any process. Imports nothing that takes time: a worker starts with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PROC = Path("/proc")
+_DEAD = "ZX"
+
+
+class ProcessStat(NamedTuple):
+    """state: one letter, "Z" a zombie   flags: the kernel's PF_*   started: in the kernel's ticks since the boot"""
+
+    state: str
+    parent: int
+    flags: int
+    started: int
+
+    @property
+    def is_dead(self) -> bool:
+        return self.state in _DEAD
+
+
+def process_stat(pid: int | str, proc: Path = _PROC) -> ProcessStat | None:
+    """None: there is no such process."""
+    try:
+        with open(proc / str(pid) / "stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # the name, in brackets, may hold anything
+        return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[6]), int(fields[19]))
+    except (OSError, IndexError):  # it may end while it is read
+        return None
+
+
+def children(parent: int) -> dict[int, ProcessStat]:
+    """By process id; those that ended and wait to be reaped, too."""
+    found = {}
+    for name in os.listdir(_PROC):
+        if name.isdigit() and (stat := process_stat(name)) is not None and stat.parent == parent:
+            found[int(name)] = stat
+    return found
+
+
+def command_line(pid: int) -> bytes:
+    """Its arguments, with a NUL after each; empty: there is no such process, or it has ended."""
+    with suppress(OSError):
+        return (_PROC / str(pid) / "cmdline").read_bytes()
+    return b""
+
+
+def descriptors(pid: int | str = "self") -> dict[int, str]:
+    """Number -> what it leads to: a path, "socket:[123]", "pipe:[456]". Complete before anything is done with one."""
+    folder, found = f"{_PROC}/{pid}/fd", {}
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(OSError):  # the listing's own
+                found[int(name)] = os.readlink(f"{folder}/{name}")
+    return found
+
+
+def thread_count(pid: int | str = "self") -> int:
+    return len(os.listdir(_PROC / str(pid) / "task"))
+
+
+def signal_at_parents_end(number: int) -> None:
+    """The kernel sends this process that signal when the *thread* that started it ends; 0: none any more.
+
+    Whose parent has ended already gets none: look at os.getppid() afterwards. Elsewhere than on Linux nothing happens.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """What descendants of this process leave behind become its children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
