@@ -5,7 +5,7 @@ make bench lists them; make bench NAME=recovery OPTIONS="--quick" runs one. Ctrl
 
 from __future__ import annotations
 
-import runpy
+import os
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ BENCHMARKS = {
 }
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:  # noqa: RET503
     if not arguments:
         print('make bench NAME=… [OPTIONS="…"]; OPTIONS="--help" says what one measures\n')
         for name, what in BENCHMARKS.items():
@@ -30,9 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     if name not in BENCHMARKS:
         print(f"{name}: no benchmark; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    sys.argv = [f"python -m tests.benchmarks {name}", *arguments[1:]]
-    runpy.run_module(f"tests.benchmarks.{name}", run_name="__main__", alter_sys=False)
-    return 0
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", f"tests.benchmarks.{name}", *arguments[1:]])
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from checkpoint import Checkpointer, digest
 from checkpoint.format.shards import SHARD_BYTES
+from tests.benchmarks import underway
 from tests.benchmarks.underway import interruptible, progress
 
 SMALL_FLOATS = 1024  # every other tensor is a bias
@@ -349,4 +350,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    underway.run(main)

@@ -4,17 +4,20 @@
 
 All ranks hold one replicated state. Saves with blocking=False by two checkpointers take turns, one that compares and
 one that trusts; the figure is the time in the call on rank 0, which is what training stands still for. Beside it: a
-hash of the whole state by one rank while all do so, and a copy of one rank's share between warm arrays.
+hash of the whole state by one rank while all do so, and a copy of one rank's share between warm arrays. Ctrl-C ends it
+after the round, with the figures so far.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import numpy as np
@@ -25,11 +28,12 @@ import torch.multiprocessing as mp
 from checkpoint import Checkpointer
 from checkpoint.save.group import replicas
 from tests.benchmarks.checkpoints import build
+from tests.benchmarks.underway import interruptible
 
 PATIENCE_S = 600.0
 
 
-def main(rank: int, asked: Any, folder: str) -> None:
+def main(rank: int, asked: Any, folder: str, interrupted: Event) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=asked.ranks)
     torch.manual_seed(0)
@@ -40,6 +44,8 @@ def main(rank: int, asked: Any, folder: str) -> None:
     ways = {way: Checkpointer(f"{folder}/{way}", group="auto", keep=2, replicas=way) for way in ("compared", "trusted")}
     seconds: dict[str, list[float]] = {name: [] for name in (*ways, "hash of all", "copy of a share")}
     for step in range(asked.rounds + 1):
+        if _any(interrupted.is_set()):
+            break
         if rank == 0:
             print(f"round {step} of {asked.rounds}", file=sys.stderr, flush=True)
         for way, runs in ways.items():
@@ -59,11 +65,22 @@ def main(rank: int, asked: Any, folder: str) -> None:
     for runs in ways.values():
         runs.close()
     if rank == 0:
-        print(f"{asked.ranks} ranks, {asked.mb} MiB in {asked.tensors} tensors, medians of {asked.rounds}")
-        for name, values in seconds.items():
-            print(f"{name:16} {statistics.median(values[1:]) * 1000:8.1f} ms")
-        print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
+        _print(asked, seconds)
     dist.destroy_process_group()
+
+
+def _any(interrupted: bool) -> bool:
+    heard = torch.tensor(int(interrupted))
+    dist.all_reduce(heard)
+    return bool(heard)
+
+
+def _print(asked: Any, seconds: dict[str, list[float]]) -> None:
+    rounds = len(seconds["hash of all"][1:])
+    print(f"{asked.ranks} ranks, {asked.mb} MiB in {asked.tensors} tensors, medians of {rounds}")
+    for name, values in seconds.items():
+        print(f"{name:16} " + (f"{statistics.median(values[1:]) * 1000:8.1f} ms" if rounds else "       – ms"))
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
 
 
 if __name__ == "__main__":
@@ -72,6 +89,17 @@ if __name__ == "__main__":
     parser.add_argument("--mb", type=int, default=512)
     parser.add_argument("--tensors", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        options = parser.parse_args()
-        mp.spawn(main, (options, folder), nprocs=options.ranks)  # type: ignore[no-untyped-call]
+        interrupted = mp.get_context("spawn").Event()
+        before = signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # by ranks: all stop after the same round
+        ranks = mp.spawn(main, (options, folder, interrupted), nprocs=options.ranks, join=False)  # type: ignore[no-untyped-call]
+        signal.signal(signal.SIGINT, before)
+        with interruptible():
+            while not ranks.join(PATIENCE_S):
+                pass
+        interrupted.set()
+        while not ranks.join(PATIENCE_S):
+            pass

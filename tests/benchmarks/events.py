@@ -1,4 +1,4 @@
-"""What recording costs a step, beside a step of 50 ms: python tests/benchmarks/events.py [--seconds 5]
+"""What recording costs a step, beside a step of 50 ms: python -m tests.benchmarks.events [--seconds 5]
 
 Everything that a step does for its events is done over and over, as run.py and step.py do it: the stopwatch's changes,
 digests of what was read and summed, the record, its line, its place in the log, and what the live status hears of it.
@@ -9,7 +9,6 @@ segments fill and are folded, which is part of the price. Prints µs per step an
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +20,8 @@ from elastic.events.digests import digest_of_indices, digest_of_sums, plain_valu
 from elastic.events.log import EventLog
 from elastic.events.timing import DATA, EVALUATE, WAIT, Stopwatch
 from elastic.status.tracker import StatusTracker
+from tests.benchmarks import underway
+from tests.benchmarks.underway import interruptible
 
 STEP_S = 0.050
 GOAL = 0.005
@@ -32,7 +33,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each kind of log is measured")
     options = parser.parse_args()
     worst = 0.0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, interruptible():
         for kind, url in (("none", None), ("folder", folder), ("objects", "memory://benchmark-of-events")):
             log = EventLog(url, worker_id="host-17-abcdef")
             log.hear(StatusTracker(total_steps=10**6, shares=16, show=lambda _: None).hear)
@@ -45,6 +46,8 @@ def main() -> int:
             )
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
         print(f"the folder holds {size / 1e6:.1f} MB")
+    if not worst:
+        return 1  # interrupted before there was a figure
     print(f"at most {worst:.3%} of a step; the goal is {GOAL:.1%}")
     return 0 if worst < GOAL else 1
 
@@ -93,4 +96,4 @@ def step(log: EventLog, stopwatch: Stopwatch, index: int, read: list[int]) -> No
 SUMS = torch.tensor(123.456, dtype=torch.float64), torch.tensor(231, dtype=torch.int64)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    underway.run(main)

@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.benchmarks import recovery_loopback as loopback
+from tests.benchmarks import underway
 from tests.benchmarks.recovery_events import Cost
 from tests.benchmarks.recovery_runs import ELASTIC, TORCHRUN, Stuck, Watched, kill, running, strike
 from tests.benchmarks.underway import interruptible, progress
@@ -416,4 +417,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    underway.run(main)

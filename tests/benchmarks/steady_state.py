@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elastic.drill.machine.processes import MARK, kill_marked
+from tests.benchmarks import underway
 from tests.benchmarks.underway import interruptible, progress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,4 +139,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    underway.run(main)

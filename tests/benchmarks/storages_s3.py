@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from checkpoint.storage import AlreadyThere, Storage, delete_many, get_into, open_storage
+from tests.benchmarks import underway
 from tests.benchmarks.underway import interruptible, progress
 from tests.kit.rgw import HOW_TO_INSTALL, missing, rgw_server
 
@@ -122,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    underway.run(main)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 Item = TypeVar("Item", covariant=True)
 
@@ -29,6 +29,14 @@ def interruptible() -> Iterator[None]:
         print("\ninterrupted; the figures so far:", file=sys.stderr, flush=True)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Ends this process with main's status; interrupted where there is no figure yet, without a traceback."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted before there was a figure")
 
 
 def progress(what: str, of: _SizedIterable[Item]) -> Iterator[Item]:
