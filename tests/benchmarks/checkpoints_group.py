@@ -92,9 +92,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         interrupted = mp.get_context("spawn").Event()
-        before = signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # by ranks: all stop after the same round
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # by ranks: all stop after the same round
         ranks = mp.spawn(main, (options, folder, interrupted), nprocs=options.ranks, join=False)  # type: ignore[no-untyped-call]
         signal.signal(signal.SIGINT, before)
         with interruptible():
