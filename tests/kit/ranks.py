@@ -10,12 +10,15 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _SLOW_IMPORTS = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.tensor.parallel"]
@@ -44,7 +47,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, within_
     try:
         for rank in range(world_size):
             ours, theirs = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(target=_call, args=(theirs, function, rank, world_size, *args), daemon=True)
+            process = _CONTEXT.Process(target=_call, args=(theirs, function, rank, world_size, *args))
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -94,6 +97,14 @@ def _call(pipe: Connection, function: Callable[..., Any], *args: Any) -> None:
     except Exception as error:
         answer = Raised(type(error).__name__, str(error), traceback.format_exc())
     pipe.send(answer)
+
+
+@contextmanager
+def agent_store() -> Iterator[int]:
+    """A store as torchrun's agent hosts one. Yields its port."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    yield store.port
+    del store
 
 
 def as_worker_of_torchrun(rank: int, world_size: int, port: int) -> None:

@@ -10,7 +10,6 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed import TCPStore
 from torch.utils.data import TensorDataset
 
 import checkpoint
@@ -29,7 +27,7 @@ from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.loop.recovery import EXIT_RESTART
 from tests.kit.launch import ROOT, Launch
-from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
+from tests.kit.ranks import Died, Raised, agent_store, as_worker_of_torchrun, returned, run_ranks
 
 LONG, PATIENT = "tests.kit.programs.long", "tests.kit.programs.patient"
 AT_ONCE_S = 30.0  # against a timeout_s of 600: whoever waits for a peer that is gone misses it by far
@@ -39,9 +37,8 @@ Share = tuple[torch.Tensor, torch.Tensor]
 @pytest.fixture
 def port() -> Iterator[int]:
     """Of a store as torchrun's agent hosts one."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-    yield store.port
-    del store
+    with agent_store() as port:
+        yield port
 
 
 class Small:

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.kit.cases import ALSO_FAST, CASES
+import elastic
+from elastic.config import Mode
+from tests.kit.cases import ALSO_FAST, CASES, Training
 from tests.kit.cases.training import SHARES
-from tests.kit.launch import Launch
+from tests.kit.ranks import agent_store, as_worker_of_torchrun, returned, run_ranks
 
-PROGRAM = "tests.kit.programs.exact_cases"
 Outcomes = dict[str, dict[str, Any]]
 
 
-def train(folder: Path, world_size: int, mode: str = "exact") -> list[Outcomes]:
+def train(folder: Path, world_size: int, mode: Mode = "exact") -> list[Outcomes]:
     """What every rank found, case by case."""
-    with Launch(PROGRAM, [folder, "--mode", mode], workers=world_size if world_size > 1 else None) as launch:
-        launch.succeed(within_s=240)
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world_size)]
+    with agent_store() as port:
+        found: list[Outcomes] = returned(run_ranks(cases_of_rank, world_size, port, folder, mode))
+        return found
+
+
+def cases_of_rank(rank: int, world_size: int, port: int, folder: Path, mode: Mode) -> Outcomes:
+    if world_size > 1:
+        as_worker_of_torchrun(rank, world_size, port)
+    outcomes: Outcomes = {}
+    for name in CASES if mode == "exact" else ALSO_FAST:
+        elastic.seed(11)
+        training = Training(folder / name, mode)
+        CASES[name](training)
+        outcomes[name] = training.outcome
+    return outcomes
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """One process, without torchrun."""
+    """One process, without the environment of torchrun."""
     return train(tmp_path_factory.mktemp("alone"), 1)[0]
 
 

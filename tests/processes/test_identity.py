@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed import TCPStore
 from torch.utils.data import TensorDataset
 
 import checkpoint
@@ -20,7 +18,7 @@ from elastic.errors import ConfigError, IdentityMismatch
 from elastic.events.reading import read_events
 from elastic.state.identity import NEVER_ACCEPTED, Identity, check, identity
 from tests.kit.launch import Launch
-from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
+from tests.kit.ranks import agent_store, as_worker_of_torchrun, returned, run_ranks
 
 
 class Trained:
@@ -172,9 +170,8 @@ def differ(rank: int, world_size: int, port: int, url: str) -> tuple[str, list[s
 @pytest.fixture
 def port() -> Iterator[int]:
     """Of a store as torchrun's agent hosts one."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-    yield store.port
-    del store
+    with agent_store() as port:
+        yield port
 
 
 def test_workers_that_differ_from_one_another_all_refuse_to_start(tmp_path: Path, port: int) -> None:

@@ -6,7 +6,6 @@ import re
 import signal
 import textwrap
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed import TCPStore
 from torch.utils.data import Subset, TensorDataset
 
 import elastic
 from elastic.events.reading import read_events
 from elastic.loop.recovery import EXIT_RESTART
 from tests.kit.launch import Launch
-from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
+from tests.kit.ranks import Died, Raised, agent_store, as_worker_of_torchrun, returned, run_ranks
 
 AT_ONCE_S = 30.0  # against a timeout_s of 600
 Way = Callable[[elastic.Run, int, int], None]
@@ -31,9 +29,8 @@ Way = Callable[[elastic.Run, int, int], None]
 @pytest.fixture
 def port() -> Iterator[int]:
     """Of a store as torchrun's agent hosts one."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-    yield store.port
-    del store
+    with agent_store() as port:
+        yield port
 
 
 def count(*batch: Any) -> dict[str, int]:
