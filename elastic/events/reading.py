@@ -35,8 +35,8 @@ def read_events(url: str | os.PathLike[str], *, storage_options: dict[str, Any] 
 
 def _is_record(found: Event) -> bool:
     t = found.get("t")
-    told = isinstance(found.get("worker"), str) and isinstance(found.get("event"), str)
-    return told and isinstance(t, (int, float)) and math.isfinite(t)
+    named = isinstance(found.get("worker"), str) and isinstance(found.get("event"), str)
+    return named and isinstance(t, (int, float)) and math.isfinite(t)
 
 
 def _lines(url: str | os.PathLike[str], storage_options: dict[str, Any] | None) -> Iterator[bytes]:

@@ -151,8 +151,8 @@ class Buffers:
     def settle(self) -> None:
         """The ranks' digests differ: all ranks call it. Raises StepError, on all of them, where no rule says what is to
         become of what differs."""
-        told = gather_bytes(self._group, json.dumps(self._digests() if self._shares else None).encode())
-        known: list[dict[str, str]] = [answer for answer in map(json.loads, told) if answer is not None]
+        gathered = gather_bytes(self._group, json.dumps(self._digests() if self._shares else None).encode())
+        known: list[dict[str, str]] = [answer for answer in map(json.loads, gathered) if answer is not None]
         names = sorted({name for digests in known for name in digests})
         differ = [name for name in names if len({digests.get(name) for digests in known}) > 1]
         attributes = [name for name in differ if name.startswith(_ATTRIBUTE)]
@@ -294,8 +294,8 @@ class Buffers:
 
     def _known_by_all(self, relaid: Iterable[str]) -> dict[Buffer, tuple[Layout, bool]]:
         found: dict[Buffer, tuple[Layout, bool]] = {}
-        for told in relaid:
-            root, path, attribute, persistent, dtype, shape = json.loads(told)
+        for layout in relaid:
+            root, path, attribute, persistent, dtype, shape = json.loads(layout)
             buffer = self._now.at(root, path, attribute)
             if buffer is None:
                 raise StepError(
@@ -332,7 +332,9 @@ class Buffers:
         for value in (left.get(buffer, buffer.start), buffer.start):
             if value is not None and (flat := as_floats(value)).numel() == numel:
                 return flat.to(self._device)
-        return torch.zeros(numel, device=self._device)  # of this sum nothing is taken: a layout is still to be told
+        return torch.zeros(
+            numel, device=self._device
+        )  # of this sum nothing is taken: a layout is still to be exchanged
 
     def _touched(self, buffer: Buffer) -> bool:
         """Whether a share of this rank left the buffer other than it found it."""

@@ -66,9 +66,9 @@ class Fingerprint:
     @classmethod
     def unpacked(cls, data: bytes) -> Fingerprint:
         kind, step, length, size, trained, site = _LAYOUT.unpack(data)
-        told = site.rstrip(b"\0").decode("utf-8", "replace")
+        where = site.rstrip(b"\0").decode("utf-8", "replace")
         known = Kind(kind & 0xFF)
-        return cls(kind=known, step=step, ordinal=kind >> 8, batches=(length, size), trained=trained, site=told)
+        return cls(kind=known, step=step, ordinal=kind >> 8, batches=(length, size), trained=trained, site=where)
 
     def __str__(self) -> str:
         """In words that fit one rank and many."""

@@ -343,8 +343,8 @@ class _Forming:
         # group, and from then on the watch sees every loss.
         store.set(f"{prefix}/formed/{rank}", " ".join(map(str, own_ports)))
         store.wait([f"{prefix}/formed/{other}" for other in range(world_size)], self._timeout)
-        told = [store.get(f"{prefix}/formed/{other}").split() for other in range(world_size) if other != rank]
-        peer_ports = {int(port) for ports in told for port in ports}
+        known_ports = [store.get(f"{prefix}/formed/{other}").split() for other in range(world_size) if other != rank]
+        peer_ports = {int(port) for ports in known_ports for port in ports}
         found = _connections(own_ports, peer_ports, world_size - 1)
         timeout_s = self._timeout.total_seconds()
         return DistributedGroup(gloo, own_gpus, rank, world_size, found, device=self._device, timeout_s=timeout_s)

@@ -94,21 +94,21 @@ class PlainAttributes:
             for name, value in (self._left or {}).items()
         }
 
-    def settle(self, told: Mapping[str, Collection[str | None]]) -> None:
+    def settle(self, digests_by_name: Mapping[str, Collection[str | None]]) -> None:
         """Ranks have different digests under these names. The same on every rank. Raises StepError where it matters."""
-        refused = [name for name, digests in told.items() if any(d and d.startswith(_SET) for d in digests)]
+        refused = [name for name, digests in digests_by_name.items() if any(d and d.startswith(_SET) for d in digests)]
         if refused:
             raise _refusal(refused, "the shares of different ranks")
         if self._left is not None:
-            self._left |= dict.fromkeys(told, _DIFFER)
+            self._left |= dict.fromkeys(digests_by_name, _DIFFER)
 
     def tell_idle(self, group: Group) -> None:
         """All ranks call it in a step in which some have no share: these get what the shares of the others left."""
-        told = b""
+        left = b""
         if self._left is not None:
             document, tensors = checkpoint.encode({n: v for n, v in self._left.items() if v is not _DIFFER})
-            told = json.dumps([document, {name: _packed(tensor) for name, tensor in tensors.items()}]).encode()
-        answers = [answer for answer in gather_bytes(group, told) if answer]
+            left = json.dumps([document, {name: _packed(tensor) for name, tensor in tensors.items()}]).encode()
+        answers = [answer for answer in gather_bytes(group, left) if answer]
         if self._left is None:
             document, packed = json.loads(answers[0])
             self._left = dict(checkpoint.decode(document, {name: _unpacked(*one) for name, one in packed.items()}))

@@ -234,8 +234,8 @@ class StepSums:
         entries: dict[str, Entry] = {}
         moving: set[str] = set()
         all_relaid: set[str] = set()
-        for told in gather_bytes(self._group, json.dumps(news).encode()):
-            answer: Mapping[str, Any] = json.loads(told)
+        for packed in gather_bytes(self._group, json.dumps(news).encode()):
+            answer: Mapping[str, Any] = json.loads(packed)
             moving.update(answer["moving"])
             all_relaid.update(answer["relaid"])
             for name, shape in answer["entries"]:

@@ -6,8 +6,8 @@
     a timer           │
     the warm process  ┘
 
-Promises  a worker's death is told at once, after everything that it had said before.
-          A worker that is stuck, as the hub finds, shows the stacks of its threads, is killed and told as hung; one
+Promises  a worker's death is reported at once, after everything that it had said before.
+          A worker that is stuck, as the hub finds, shows the stacks of its threads, is killed and reported as hung; one
           that somebody has stopped is killed.
           SIGTERM or Ctrl-C makes this node's workers leave in order, and then the agent exits with 0. A second
           Ctrl-C ends everything at once, with 130.
@@ -389,7 +389,7 @@ class Agent:
         quiet = any(one.quiet_s > min(self._rules.hang_s, one.limit_s) / 4 for one in seen)
         if any(one.stuck for one in seen) or (quiet and now_s - self._sighted_s >= _SIGHTED_S):
             self._sighted_s = now_s
-            self._hub.tell(as_message(Sighted(workers=[one.told() for one in seen])))
+            self._hub.tell(as_message(Sighted(workers=[one.document() for one in seen])))
 
     def _hung(self, verdict: Kill) -> None:
         worker, now_s = self._ids.get(verdict.worker), time.monotonic()

@@ -50,7 +50,7 @@ class AnyHub(Protocol):
     """What an agent needs of either."""
 
     def open(self, loop: selectors.BaseSelector, deliver: Deliver, gone: Callable[[str], None]) -> None:
-        """Begins. gone(why): nothing can be told any more."""
+        """Begins. gone(why): nothing can be said any more."""
 
     def tell(self, message: Message) -> None: ...
 
@@ -173,7 +173,7 @@ class HubHere:
 
     def _told(self, node: str, message: Message) -> None:
         try:
-            orders = self._hub.told(time.monotonic(), node, message)
+            orders = self._hub.receive(time.monotonic(), node, message)
         except WireError as wrong:
             self._refusals[node] += 1
             if self._refusals[node] <= _REFUSALS_TOLD:

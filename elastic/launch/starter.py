@@ -4,7 +4,7 @@
 
 Promises  every worker is a child of this process, whoever forked it, in a session of its own, with the descriptors
           that it was given and no others.
-          A warm process that dies is replaced; one that cannot be forked from is not used, and the reason is told once.
+          A warm process that dies is replaced; one that cannot be forked from is not used, and the reason is said once.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def _status_of(main_module: MainModule) -> int:
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:
         shared = SHARED_STDERR in os.environ and sys.excepthook is sys.__excepthook__
-        told = _tell_failure(error, shown=not shared)
-        if not (shared and told):
+        heard = _tell_failure(error, shown=not shared)
+        if not (shared and heard):
             _print(error)
         return 1
     return 0

@@ -126,10 +126,10 @@ class Exchange:
         if len(set(digests)) <= 1:
             return
         self._group.part()  # whoever knows first raises, and hangs up
-        told = gather_bytes(self._group, json.dumps(self._trained.state_dict()).encode())
+        gathered = gather_bytes(self._group, json.dumps(self._trained.state_dict()).encode())
         rank = self._group.rank
         other = next(other for other, digest in enumerate(digests) if digest != digests[rank])
-        found = self._trained.difference(json.loads(told[other]))
+        found = self._trained.difference(json.loads(gathered[other]))
         raise CollectiveMismatch(
             f"the workers train different parameters; rank {rank} is here, and rank {other} there\n"
             f"  found  {listed(found)}\n{UNTOUCHED}"

@@ -65,16 +65,16 @@ class Loop:
             session.tell_end(ended)
             session.close(abruptly=True)
             raise SystemExit(EXIT_RESTART) from ended
-        except ToldToLeave as told:
+        except ToldToLeave as leaves:
             session.close(abruptly=True)
-            raise SystemExit(0) from told
+            raise SystemExit(0) from leaves
         except BaseException:
             session.close(abruptly=True)
             raise
         state.goes_on_from(session.restorer.position)
-        if session.told is not None:
-            self._evaluations.are_made_alone = session.told["in_loop"]
-            state.take(session.told)
+        if session.word_of_those_ahead is not None:
+            self._evaluations.are_made_alone = session.word_of_those_ahead["in_loop"]
+            state.take(session.word_of_those_ahead)
         for optimizer in context.config.optimizers.values():
             session.keep(optimizer.register_step_pre_hook(self._only_in_update).remove)
         self._notices.install(context.live.told_to_leave if context.live is not None else None)

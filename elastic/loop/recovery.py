@@ -64,19 +64,19 @@ class Recovery:
         announce(self._session.group, kind, step=self._state.step).check()
 
     def wait_for_all(self, kind: Kind, word: str | None) -> str | None:
-        """See ViewGroup.told_by_all. Raises as `meet`."""
+        """See ViewGroup.first_word. Raises as `meet`."""
         self.meet(kind)
-        told = self._session.view_group.told_by_all(word)
+        first = self._session.view_group.first_word(word)
         self._session.phases.enter_script()
-        return told
+        return first
 
-    def told_by_all(self, kind: Kind, word: str | None) -> str | None:
+    def first_word(self, kind: Kind, word: str | None) -> str | None:
         def ask() -> str | None:
             return self.wait_for_all(kind, word)
 
         name = kind.name.lower()
-        told: str | None = self.agree(name, ask, f"at the boundary after step {self._state.step - 1}: {name}")
-        return told
+        word_of_all: str | None = self.agree(name, ask, f"at the boundary after step {self._state.step - 1}: {name}")
+        return word_of_all
 
     def save(self) -> None:
         """All workers call it; the coordinator writes."""
@@ -86,7 +86,7 @@ class Recovery:
 
     def agree_to_stop(self) -> None:
         """A stop that someone has asked for is saved with the state."""
-        self._state.stop_wish = self.told_by_all(Kind.SAVE, self._state.stop_wish)
+        self._state.stop_wish = self.first_word(Kind.SAVE, self._state.stop_wish)
 
     def commit(self, *, must: bool, patiently: str | None = None) -> None:
         """On the coordinator, unless storage holds this very state.
@@ -170,8 +170,8 @@ class Recovery:
         while True:
             standing = state.standing(rewinds=session.train_state.applied.known())
             try:
-                told, whole = state.word(session.restorer.claim_document()), state.is_whole
-                word = session.regroup(standing, told, at=at, lost=lost, whole=whole)
+                own_word, whole = state.word(session.restorer.claim_document()), state.is_whole
+                word = session.regroup(standing, own_word, at=at, lost=lost, whole=whole)
                 break
             except PeerLost as again:
                 lost = True

@@ -121,10 +121,10 @@ class StateRestorer:
         begun_s = time.monotonic()
         objects = self._train_state.objects()
         rewound = self._train_state.applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
-        told, state, moved = pass_on(group, parts, word, rewound or objects)
-        if told is not None:
-            self.position = Position(**told["position"])
-            self._claimed = checkpoint.Claim.from_document(told["claim"])
+        ahead, state, moved = pass_on(group, parts, word, rewound or objects)
+        if ahead is not None:
+            self.position = Position(**ahead["position"])
+            self._claimed = checkpoint.Claim.from_document(ahead["claim"])
             self._events.context(claim=self.claim)
         if state is not None:
             self._apply(state)
@@ -138,7 +138,7 @@ class StateRestorer:
             self.take_over_saving()
         if self.saver is not None:
             self.saver.world_size = group.world_size
-        return told
+        return ahead
 
     def _apply(self, state: Tree, *, keeps_trained: bool = False) -> None:
         self._phases.sign(Phase.LOADING)  # objects in extra= are the script's own code
@@ -198,7 +198,7 @@ class StateRestorer:
             identities.check(self.identity, theirs, accept=self._config.accept, where="rank 0")
         except IdentityMismatch as differing:
             mismatch = differing
-        refusal = self._view_group.told_by_all(f"rank {group.rank}: {mismatch}" if mismatch is not None else None)
+        refusal = self._view_group.first_word(f"rank {group.rank}: {mismatch}" if mismatch is not None else None)
         if refusal is not None:
             self._view_group.part()
             raise mismatch or IdentityMismatch(refusal, {})
@@ -208,18 +208,18 @@ class StateRestorer:
         group = self._view_group.group
         tree: Tree | None = None
         failure: Exception | None = None
-        told: dict[str, object] = {}
+        outcome: dict[str, object] = {}
         if group.rank == 0:
             try:
                 self._phases.sign(Phase.LOADING, self.storage_s)
                 tree, from_claim = self._coordinate()
                 self._phases.sign(Phase.WAITING)
-                told = {"claim": self.claim_document(), "from_claim": from_claim, "position": asdict(self.position)}
-                told["accepted"] = self._open_saver().accepted
+                outcome = {"claim": self.claim_document(), "from_claim": from_claim, "position": asdict(self.position)}
+                outcome["accepted"] = self._open_saver().accepted
             except Exception as refused:
                 failure = refused
-                told = {"failure": f"{type(refused).__name__}: {refused}"}
-        answer = json.loads(gather_bytes(group, json.dumps(told).encode())[0])
+                outcome = {"failure": f"{type(refused).__name__}: {refused}"}
+        answer = json.loads(gather_bytes(group, json.dumps(outcome).encode())[0])
         if "failure" in answer:
             self._view_group.part()
             raise failure or StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
@@ -267,7 +267,7 @@ class StateRestorer:
             with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
                 if storage.newest_claim() < self.claim:
                     blind = socket.gethostname()
-        blind = self._view_group.told_by_all(blind)
+        blind = self._view_group.first_word(blind)
         if blind is not None:
             self._context.console.say(
                 f"{blind} does not see the claim that rank 0 wrote to {redact(self._config.url)}: the folder is not "

@@ -48,8 +48,8 @@ from elastic.status.tracker import Status, StatusTracker
 class Session:
     """`close` gives back all of it.
 
-    compiling  torch's compiler, under exact mode
-    told       what those said who were ahead, where the run was under way when this worker joined
+    compiling            torch's compiler, under exact mode
+    word_of_those_ahead  where the run was under way when this worker joined
     """
 
     exchange: Exchange
@@ -64,7 +64,7 @@ class Session:
         self._abruptly = False
         self.step_plan = lru_cache(maxsize=64)(config.plan.step)
         self.compiling: Compiling | None = None
-        self.told: Tree | None = None
+        self.word_of_those_ahead: Tree | None = None
         self.trained = Trained(config.models, config.optimizers, config.check, config.rebuild)
         self.body = Body(self.trained, config.optimizers, config.extra)
         self.train_state = TrainState(
@@ -141,7 +141,7 @@ class Session:
             self.restorer.from_storage()
         else:
             context.live.ready(shares=config.plan.virtual_workers, identity=identity)
-            self.told = self._enter_first(identity)
+            self.word_of_those_ahead = self._enter_first(identity)
         self._prepare()
 
     def tell_end(self, ended: RunEnded) -> None:
@@ -180,10 +180,10 @@ class Session:
             self.view_group.sever()
         live.over(step=standing.step, at=at, lost=lost, whole=whole, torn=standing.torn)
         self.view_group.enter(step=standing.step)
-        told = self.restorer.from_peers_or_storage(standing, word)
+        word_of_those_ahead = self.restorer.from_peers_or_storage(standing, word)
         self.exchange.close()
         self.exchange = Exchange(self._config, self.group, self.trained, self.train_state.attributes)
-        return told
+        return word_of_those_ahead
 
     def read_from(self, first: int) -> None:
         """Points the loader at what this worker reads in the present view, from step `first` to the run's end."""

@@ -86,7 +86,7 @@ def roles(standings: Sequence[Standing]) -> Roles | None:
 
 def exchange_standings(group: Group, standing: Standing) -> list[Standing]:
     """Every rank's, in rank order. Raises PeerLost."""
-    return [Standing(**json.loads(told)) for told in gather_bytes(group, json.dumps(asdict(standing)).encode())]
+    return [Standing(**json.loads(packed)) for packed in gather_bytes(group, json.dumps(asdict(standing)).encode())]
 
 
 def pass_on(group: Group, parts: Roles, word: Tree, state: Tree) -> tuple[Tree | None, Tree | None, int]:
@@ -103,12 +103,12 @@ def pass_on(group: Group, parts: Roles, word: Tree, state: Tree) -> tuple[Tree |
     header = b""
     first = parts.donors[0]
     if group.rank in parts.donors:
-        told, small = checkpoint.encode(word)
+        packed, small = checkpoint.encode(word)
         document, tensors = checkpoint.encode(state)
         if group.rank == first:
             kinds = {name: _described(tensor) for name, tensor in tensors.items()}
             values = {name: [_kind(t), t.tolist()] for name, t in small.items()}
-            header = json.dumps({"word": told, "values": values, "document": document, "tensors": kinds}).encode()
+            header = json.dumps({"word": packed, "values": values, "document": document, "tensors": kinds}).encode()
     answer = json.loads(gather_bytes(group, header)[first])
     new_word = None
     if group.rank in parts.need_word:
@@ -253,13 +253,13 @@ def broadcast(group: Group, tree: Tree | None) -> Tree:
         document, tensors = checkpoint.encode(tree)
         kinds = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
         header = json.dumps({"document": document, "tensors": kinds}).encode()
-    told = json.loads(gather_bytes(group, header)[0])
+    layout = json.loads(gather_bytes(group, header)[0])
     received: dict[str, torch.Tensor] = {}
-    for name, (dtype, shape) in told["tensors"].items():
+    for name, (dtype, shape) in layout["tensors"].items():
         wire = torch.empty(shape, dtype=getattr(torch, dtype))
         if group.rank == 0:
             wire.copy_(tensors[name])
         if wire.numel():
             group.broadcast(wire.reshape(-1).view(torch.uint8)).wait()
         received[name] = wire
-    return dict(checkpoint.decode(told["document"], received))
+    return dict(checkpoint.decode(layout["document"], received))

@@ -3,7 +3,7 @@
     open     from here on a failure leaves a torn state; the modules get the step's buffers
     compute  clip, optimizers, schedulers (`default_update`), or what the script passes as `update=`, and its `on_apply`
     close    the state is that of the next step, and whole as far as this worker's own doing goes
-    commit   the step is told: to the event log, and to whoever waits for it
+    commit   the step is announced: to the event log, and to whoever waits for it
 
 Every worker holds the same exact gradients and does the same arithmetic, so every worker ends with the same bits.
 """

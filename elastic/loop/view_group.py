@@ -69,9 +69,9 @@ class ViewGroup:
         """The next view. Raises PeerLost (say "over", and try again), and what Live.next_view raises."""
         context, live = self._context, self._context.live
         assert live is not None
-        view, told = live.next_view(within_s=_VIEW_S if self._entered else math.inf)  # a spare has all the time
+        view, details = live.next_view(within_s=_VIEW_S if self._entered else math.inf)  # a spare has all the time
         self._entered = True
-        self._short_s = told.short_s
+        self._short_s = details.short_s
         self._retire()
         rank = view.rank_of(context.worker_id)
         self.rank, self.world_size, self.generation = rank, view.world_size, view.generation
@@ -79,11 +79,11 @@ class ViewGroup:
         context.progress.at(Phase.WAITING, generation=view.generation, step=step)
         context.events.context(rank=rank, world_size=view.world_size, generation=view.generation)
         context.moment("form")
-        self.beacon = (told.beacon["nonce"], told.beacon["endpoint"]) if told.beacon else None
-        address = context.launch.address or ("127.0.0.1" if told.one_node else host_address(None))
+        self.beacon = (details.beacon["nonce"], details.beacon["endpoint"]) if details.beacon else None
+        address = context.launch.address or ("127.0.0.1" if details.one_node else host_address(None))
         self._form(view, rank, live.board(), address)
         if rank == 0:
-            self._tell_faults(told.gone)
+            self._tell_faults(details.gone)
         live.on_broken = self.group.sever
         if live.is_broken():
             self.group.sever()
@@ -93,16 +93,16 @@ class ViewGroup:
         if self._grouped:
             self.group.sever()
 
-    def told_by_all(self, word: str | None) -> str | None:
+    def first_word(self, word: str | None) -> str | None:
         """The first rank's word among those that have one; all ranks call it and get the same. Raises PeerLost."""
-        told = gather_bytes(self.group, (word or "").encode())
-        return next((answer.decode() for answer in told if answer), None)
+        words = gather_bytes(self.group, (word or "").encode())
+        return next((answer.decode() for answer in words if answer), None)
 
     def part(self) -> None:
         """All know that they end here, and call this before they do: nobody hangs up on one that is still learning."""
         self.group.part()
         with suppress(PeerLost):
-            self.told_by_all(None)
+            self.first_word(None)
 
     def what_others_do(self, doing: str, *, within_s: float) -> dict[int, str]:
         """rank -> what it says it was doing when its exchange failed, of those that say so in time."""

@@ -143,7 +143,7 @@ class Hub:
         self._gone: list[Message] = []  # since the last view, and why
         self._orders: list[Order] = []
 
-    def told(self, now_s: float, node: str, message: Message) -> list[Order]:
+    def receive(self, now_s: float, node: str, message: Message) -> list[Order]:
         """What follows from a message of that node's agent or of one of its workers (then with "worker").
 
         Raises WireError, having done nothing, for what is no such message, and for what is said for another node.
@@ -330,9 +330,9 @@ class Hub:
 
     def _on_put(self, said: Put) -> None:
         if said.generation == self.generation:
-            told = OnBoard(generation=said.generation, key=said.key, value=said.value)
+            entry = OnBoard(generation=said.generation, key=said.key, value=said.value)
             for worker in self._members():
-                self._say(worker, told)
+                self._say(worker, entry)
 
     def _on_exited(self, now_s: float, said: Exited) -> None:
         worker = self._workers.pop(said.worker)
@@ -483,8 +483,8 @@ class Hub:
 
     def _ask_to_save(self, id: str) -> None:
         worker = self._workers[id]
-        if worker.told != f"save {self.generation}":
-            worker.told = f"save {self.generation}"
+        if worker.last_request != f"save {self.generation}":
+            worker.last_request = f"save {self.generation}"
             self._say(worker, Save(generation=self.generation))
 
     def _enough_nodes(self, there: Iterable[Worker]) -> bool:
@@ -611,8 +611,8 @@ class Hub:
         gone = [id for id in self._view if id not in self._workers]
         why = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "a worker lost a peer"
         for worker in running:
-            if worker.told != f"broken {self.generation}":
-                worker.told = f"broken {self.generation}"
+            if worker.last_request != f"broken {self.generation}":
+                worker.last_request = f"broken {self.generation}"
                 worker.since_s = now_s
                 self._say(worker, Broken(generation=self.generation, why=why))
         silent = [worker for worker in running if now_s - worker.since_s > _SILENT_S]

@@ -180,10 +180,10 @@ class Live:
                     (identity,), self._identity = self._identity, None
                     raise OtherIdentity(identity)
                 if self._view is not None and self._view.generation > self._generation:
-                    told = self._view
-                    self._generation = told.generation
+                    view = self._view
+                    self._generation = view.generation
                     self._board = {at: value for at, value in self._board.items() if at[0] >= self._generation}
-                    return View(generation=self._generation, workers=tuple(told.workers)), told
+                    return View(generation=self._generation, workers=tuple(view.workers)), view
                 if self.leave is not None and time.monotonic() - began_s > _LEAVE_S:
                     raise ToldToLeave(self.leave)
                 if not self._changed.wait(_LOOK_S) and time.monotonic() >= deadline:

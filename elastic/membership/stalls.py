@@ -64,7 +64,7 @@ class Sighting:
     def stuck(self) -> bool:
         return not self.waits and self.quiet_s > self.limit_s
 
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """As JSON, which has no infinity."""
         return {**asdict(self), "limit_s": None if self.waits or math.isinf(self.limit_s) else self.limit_s}
 

@@ -42,7 +42,7 @@ class Worker:
     joins: bool = True
     was_member: bool = False
     failed: Failed | None = None
-    told: str | None = None
+    last_request: str | None = None
     released: bool = False
     safe: bool = False  # released, and what it holds is not lost with it
 

@@ -1,4 +1,4 @@
-"""Whose clock is wrong, and by how much? Pure: told from what the workers of several hosts did at the same moment.
+"""Whose clock is wrong, and by how much? Pure: from what the workers of several hosts did at the same moment.
 
 Workers form a view together and apply a step together, so their records of it should bear one time. Where those of a
 host differ from the others' by half a step or more, in the median of all such moments, its clock does: a report that
@@ -24,13 +24,13 @@ _MOMENTS = 3  # fewer in common say nothing
 def offsets(events: Sequence[Event]) -> dict[str, float]:
     """Host -> seconds that its clock is ahead of the hosts' middle one: those of LEAST_S and half a step or more."""
     hosts = _hosts(events)
-    told: defaultdict[Any, dict[str, float]] = defaultdict(dict)
+    moments: defaultdict[Any, dict[str, float]] = defaultdict(dict)
     for event in events:
         if (moment := _moment(event)) is not None:
-            at, host, t = told[moment], hosts[event["worker"]], float(event["t"])
+            at, host, t = moments[moment], hosts[event["worker"]], float(event["t"])
             at[host] = min(t, at.get(host, t))
     apart: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for at in told.values():
+    for at in moments.values():
         first, *others = sorted(at)
         for other in others:
             apart[first, other].append(at[other] - at[first])

@@ -188,13 +188,13 @@ class Faults:
     """
 
     def __init__(self, events: Sequence[Event]) -> None:
-        told = [event for event in events if event["event"] == "fault_detected" and event.get("died_t") is not None]
+        seen = [event for event in events if event["event"] == "fault_detected" and event.get("died_t") is not None]
         stuck = {event["lost"]: event.get("stuck_s") or 0.0 for event in events if event["event"] == "hang"}
         raised = {event["worker"]: float(event["t"]) for event in events if event["event"] == "error"}
-        self.died: dict[str, float] = {event["lost"]: float(event["died_t"]) for event in told}
+        self.died: dict[str, float] = {event["lost"]: float(event["died_t"]) for event in seen}
         self.begun: dict[str, float] = {}
         self._in_view: dict[tuple[int, int], float] = {}
-        for event in told:
+        for event in seen:
             lost, died_s = event["lost"], self.died[event["lost"]]
             begun_s = self.begun[lost] = min(died_s - stuck.get(lost, 0.0), raised.get(lost, died_s))
             view = event.get("claim") or 0, event.get("generation") or 0

@@ -175,7 +175,7 @@ class Attributes:
             for key in noted.changed():
                 if is_plain(now.get(key, ABSENT)) and f"{name}:{key}" not in state:
                     noted.put_back(key)
-            for key in [told.removeprefix(f"{name}:") for told in state if told.startswith(f"{name}:")]:
+            for key in [known.removeprefix(f"{name}:") for known in state if known.startswith(f"{name}:")]:
                 set_plain(noted.module, key, state[f"{name}:{key}"])
 
     def _now(self) -> list[tuple[str, Noted]]:

@@ -45,8 +45,8 @@ class TrainedSet:
     def digest(self) -> int:
         """63 bits that are equal where two ranks train the same parameters, of the same shapes, in the same groups."""
         kinds = [(tuple(p.shape), p.stride(), str(p.dtype)) for p in self.parameters]
-        told = repr((self.names, kinds, self.trained, sorted(self.groups.items())))
-        return xxhash.xxh3_64_intdigest(told.encode()) >> 1
+        answer = repr((self.names, kinds, self.trained, sorted(self.groups.items())))
+        return xxhash.xxh3_64_intdigest(answer.encode()) >> 1
 
     @cached_property
     def document(self) -> dict[str, Any]:

@@ -592,7 +592,7 @@ class World:
     def _told(self, node: Node, message: Message) -> None:
         if message["say"] == "exited":
             self.told_exited.add(message["worker"])
-        self._orders(self.hub.told(self.now_s, node.name, message))
+        self._orders(self.hub.receive(self.now_s, node.name, message))
 
     def _orders(self, orders: list[Order]) -> None:
         self._watch(self, orders)

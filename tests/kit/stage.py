@@ -29,7 +29,7 @@ class Stage:
         return self
 
     def told(self, node: str, say: str, **facts: Any) -> Stage:
-        return self.heard(self.hub.told(self.now_s, node, {"say": say, **facts}))
+        return self.heard(self.hub.receive(self.now_s, node, {"say": say, **facts}))
 
     def worker(self, id: str, say: str, **facts: Any) -> Stage:
         return self.told(id[0], say, worker=id, **facts)

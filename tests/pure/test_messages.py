@@ -136,14 +136,14 @@ def test_a_node_that_says_anything_at_all_leaves_the_others_alone(
     """It may end its own workers; those of another node are told no end, no death and no kill, and go on to train."""
     hub = Hub(nodes_max=2)
     for node in "AB":
-        hub.told(0.0, node, {"say": "hello", "places": 2})
+        hub.receive(0.0, node, {"say": "hello", "places": 2})
         for place in range(2):
-            hub.told(0.0, node, {"say": "started", "worker": f"{node}{place}", "local_rank": place})
+            hub.receive(0.0, node, {"say": "started", "worker": f"{node}{place}", "local_rank": place})
     for id in ("A0", "A1", "B0", "B1"):
-        hub.told(0.0, id[0], {"say": "ready", "worker": id, "shares": 8, "identity": "one"})
+        hub.receive(0.0, id[0], {"say": "ready", "worker": id, "shares": 8, "identity": "one"})
     for say, facts, whole in said:
         try:
-            orders = hub.told(1.0, "A", {"say": say, **(SAID[say] if whole else {}), **facts})
+            orders = hub.receive(1.0, "A", {"say": say, **(SAID[say] if whole else {}), **facts})
         except WireError:
             continue
         to_others = [order.message["say"] for order in orders if order.node == "B"]

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
+class Allowed:
     """Private names of torch, Python or a library that have no public counterpart, and the only places for them."""
-    """Private names of torch, of Python or of a library that have no public counterpart, and the only places for them."""
 
     why: str
     names: str

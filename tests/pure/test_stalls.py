@@ -90,7 +90,7 @@ def sees(stage: Stage, *seen: Sighting) -> Stage:
     """Each node reports those of its workers."""
     answers = []
     for node in sorted({one.worker[0] for one in seen}):
-        told = [one.told() for one in seen if one.worker[0] == node]
+        told = [one.document() for one in seen if one.worker[0] == node]
         answers += stage.told(node, "sighted", workers=told).orders
     return stage.heard(answers)
 
