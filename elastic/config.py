@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
 
 from checkpoint.storage import redact
-from elastic.data.plan import DataPlan, LastBatch
+from elastic.data.data_plan import DataPlan, LastBatch
 from elastic.errors import ConfigError
 from elastic.membership.environment import Launch
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from elastic.config import Mode, configure
-from elastic.data.plan import LastBatch
+from elastic.data.data_plan import LastBatch
 from elastic.errors import ConfigError
 from elastic.events.log import EventLog
 from elastic.events.timing import Stopwatch

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from elastic.data.plan import Examples
+from elastic.data.data_plan import Examples
 
 
 class Ahead:

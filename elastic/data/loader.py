@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset, default_collate
 
 from elastic.data.ahead import Ahead
+from elastic.data.data_plan import Examples
 from elastic.data.loader_process import READ_AHEAD, LoaderProcesses
 from elastic.data.placement import move, pin
-from elastic.data.plan import Examples
 from elastic.errors import ConfigError, ElasticError
 from elastic.events.observer import Observer
 from elastic.state.randomness import example_seed, seed_streams

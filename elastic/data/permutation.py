@@ -4,7 +4,7 @@ Promises  `at` is a bijection of 0 … length-1, a different one for every key, 
           costs the same in a dataset of ten examples and of a trillion, and no list of indices exists.
           The numbers depend on (length, key) alone, on every platform and NumPy version: they are
           integer arithmetic modulo 2**64.
-Leaves    which positions a step reads, and how a key comes from seed and epoch, to plan.py.
+Leaves    which positions a step reads, and how a key comes from seed and epoch, to data_plan.py.
 
 A position is written as two digits (left, right) in bases a and b, the smallest near-square rectangle that
 holds the length. A Feistel network mixes them: each round adds a keyed hash of one digit to the other,

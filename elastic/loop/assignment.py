@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from elastic.config import Config
-from elastic.data.plan import Examples, StepPlan, blocks
+from elastic.data.data_plan import Examples, StepPlan, blocks
 from elastic.group.tree import Schedule, schedule
 
 

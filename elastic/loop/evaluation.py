@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from elastic.config import Config
+from elastic.data.data_plan import Examples, blocks
 from elastic.data.loader import Loader
-from elastic.data.plan import Examples, blocks
 from elastic.errors import ConfigError, PeerLost, StepError
 from elastic.events.observer import Observer
 from elastic.group.buffers import Buffers

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from elastic.config import Config
-from elastic.data.plan import StepPlan
+from elastic.data.data_plan import StepPlan
 from elastic.errors import UNTOUCHED, CollectiveMismatch, StepError
 from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Alone, Announced, Kind, announce

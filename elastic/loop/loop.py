@@ -76,9 +76,9 @@ class Loop:
             self._evaluations.are_made_alone = session.word_of_those_ahead["in_loop"]
             state.take(session.word_of_those_ahead)
         for optimizer in context.config.optimizers.values():
-            session.keep(optimizer.register_step_pre_hook(self._only_in_update).remove)
+            session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
         self._notices.install(context.live.told_to_leave if context.live is not None else None)
-        session.keep(self._notices.close)
+        session.on_close(self._notices.close)
         seed_streams(start_seed(context.config.plan.seed), context.config.device)
         context.moment("loaded")
 

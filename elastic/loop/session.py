@@ -19,8 +19,8 @@ from functools import lru_cache, partial
 import torch
 
 from checkpoint import linux
+from elastic.data.data_plan import Examples
 from elastic.data.loader import Loader
-from elastic.data.plan import Examples
 from elastic.errors import PeerLost
 from elastic.events import schema
 from elastic.events.timing import age_s
@@ -97,19 +97,19 @@ class Session:
     def open(self) -> None:
         """Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises."""
         context, config = self.context, self._config
-        self.keep(context.events.close)
+        self.on_close(context.events.close)
         self.body.open()
-        self.keep(self.body.close)
+        self.on_close(self.body.close)
         if context.live is not None:
-            self.keep(watch(self.train_state.applied.weights.reached))
+            self.on_close(watch(self.train_state.applied.weights.reached))
         threads_before = torch.get_num_threads()
         torch.set_num_threads(config.threads)
         if context.launch.master_addr is not None:
             linux.signal_at_parents_end(signal.SIGTERM)  # nobody would restart it, and its URL would stay claimed
-            self.keep(partial(linux.signal_at_parents_end, 0))
-        self.keep(lambda: torch.set_num_threads(threads_before))
+            self.on_close(partial(linux.signal_at_parents_end, 0))
+        self.on_close(lambda: torch.set_num_threads(threads_before))
         if config.device.type == "cuda":
-            self.keep(partial(torch.cuda.set_device, torch.cuda.current_device()))
+            self.on_close(partial(torch.cuda.set_device, torch.cuda.current_device()))
             torch.cuda.set_device(config.device)  # what the script puts on "cuda" from now on
         for model in config.models.values():
             model.to(config.device)
@@ -134,8 +134,8 @@ class Session:
             )
         )
         self.restorer.identity = identity
-        self.keep(lambda: self.view_group.close(abruptly=self._abruptly))
-        self.keep(self._close_restorer)
+        self.on_close(lambda: self.view_group.close(abruptly=self._abruptly))
+        self.on_close(self._close_restorer)
         if context.live is None:
             self.view_group.join()
             self.restorer.from_storage()
@@ -154,7 +154,7 @@ class Session:
         spent = self.context.stopwatch.lap()
         self.context.events.emit(schema.Finished(step=self.state.step, digest=digest, **spent))
 
-    def keep(self, closing: Callable[[], None]) -> None:
+    def on_close(self, closing: Callable[[], None]) -> None:
         """Have something closed with the session."""
         self._closing.callback(closing)
 
@@ -208,7 +208,7 @@ class Session:
     def _prepare(self) -> None:
         config = self._config
         self.exchange = Exchange(config, self.group, self.trained, self.train_state.attributes)
-        self.keep(self._close_exchange)
+        self.on_close(self._close_exchange)
         self.loader = Loader(
             config.dataset,
             seed=config.plan.seed,
@@ -220,7 +220,7 @@ class Session:
             timeout_s=config.timeout_s,
             interrupt=self._interrupt,
         )
-        self.keep(self.loader.close)
+        self.on_close(self.loader.close)
         if config.scaler is not None:
             config.scaler.scale(torch.zeros((), device=config.device))  # an idle rank needs its scale, too
         self.read_from(self.restorer.position.step)
@@ -230,7 +230,7 @@ class Session:
         from elastic.status.terminal import StatusTerminal  # rich takes a moment to load, and few show anything
 
         terminal = StatusTerminal(sys.stderr.fileno())
-        self.keep(terminal.close)
+        self.on_close(terminal.close)
         return terminal.show
 
     def _close_restorer(self) -> None:

@@ -4,7 +4,7 @@
     then: exchange -> exact gradients in `.grad`, exact sums in `sums` -> the update
 
 A failed exchange has changed nothing but `.grad`: the same step comes round again in a new view, with its
-sums reset (`attempt` counts). Which shares are this worker's is data/plan.py's to say, in which order they
+sums reset (`attempt` counts). Which shares are this worker's is data/data_plan.py's to say, in which order they
 are added group/tree.py's, and what applying means update.py's.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from elastic.data.plan import StepPlan
+from elastic.data.data_plan import StepPlan
 from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.events import schema
 from elastic.events.timing import DATA

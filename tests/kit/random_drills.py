@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from elastic.data.plan import DataPlan, LastBatch
+from elastic.data.data_plan import DataPlan, LastBatch
 from elastic.drill.faults import (
     IN_TRANSFER,
     At,

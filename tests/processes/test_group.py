@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from elastic.data.plan import blocks
+from elastic.data.data_plan import blocks
 from elastic.errors import PeerLost
 from elastic.group.form import DistributedGroup, Group, LocalGroup, form, gather_bytes
 from elastic.group.tree import schedule

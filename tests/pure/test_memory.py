@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elastic.data.plan import blocks
+from elastic.data.data_plan import blocks
 from elastic.group.form import LocalGroup
 from elastic.group.gradients import GradientSum
 from elastic.group.sums import ShareSums, SubtreeSums

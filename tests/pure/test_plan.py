@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.data.plan import DataPlan, LastBatch, blocks, efficiency, share_sizes
+from elastic.data.data_plan import DataPlan, LastBatch, blocks, efficiency, share_sizes
 from elastic.errors import ConfigError
 
 PLAN = DataPlan(dataset_length=1797, batch_size=256, virtual_workers=24, seed=0, epochs=3)
