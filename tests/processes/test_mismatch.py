@@ -124,15 +124,19 @@ def test_ranks_that_go_different_ways_are_told_at_once_where_all_of_them_were(
     assert len({answer.text for answer in answers}) == 1, "the same everywhere"
 
 
+def small_run(url: str, model: nn.Module) -> elastic.Run:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return elastic.Run(
+        url, model=model, optimizer=optimizer, dataset=data(), batch_size=12, virtual_workers=4, epochs=1
+    )
+
+
 def odd_but_right(rank: int, world_size: int, port: int, url: str) -> list[dict[str, Any]]:
     """From other lines of the script, with sums of other names: it is one evaluation all the same."""
     as_worker_of_torchrun(rank, world_size, port)
     found = []
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with elastic.Run(
-        url, model=model, optimizer=optimizer, dataset=data(), batch_size=12, virtual_workers=4, epochs=1
-    ) as run:
+    with small_run(url, model) as run:
         for step in run:
             for x, y in step:
                 step.backward(F.cross_entropy(model(x), y, reduction="sum"), count=len(y))
@@ -155,10 +159,7 @@ def test_what_only_looks_different_is_carried_out_together(tmp_path: Path, port:
 def breaks(rank: int, world_size: int, port: int, url: str) -> str | None:
     as_worker_of_torchrun(rank, world_size, port)
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with elastic.Run(
-        url, model=model, optimizer=optimizer, dataset=data(), batch_size=12, virtual_workers=4, epochs=1
-    ) as run:
+    with small_run(url, model) as run:
         for step in run:
             for x, y in step:
                 step.backward(F.cross_entropy(model(x), y, reduction="sum"), count=len(y))

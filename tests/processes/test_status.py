@@ -38,11 +38,8 @@ def test_where_there_is_no_terminal_each_change_is_a_line(elastic_cluster: Calla
     assert "\x1b" not in end.output
 
 
-@pytest.mark.nightly(sample=1, of="where the status is shown")
-def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
-    """The script's own lines stay whole, and the terminal is given back."""
-    url = tmp_path / "run"
-    pid, terminal = on_a_terminal(url, "--steps=60")
+def read_to_the_end(pid: int, terminal: int) -> bytes:
+    """All that the process shows there, until it has ended."""
     shown = b""
     deadline = time.monotonic() + WITHIN_S
     while os.waitpid(pid, os.WNOHANG) == (0, 0):
@@ -51,6 +48,15 @@ def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
         time.sleep(0.02)
     shown += read(terminal)
     os.close(terminal)
+    return shown
+
+
+@pytest.mark.nightly(sample=1, of="where the status is shown")
+def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
+    """The script's own lines stay whole, and the terminal is given back."""
+    url = tmp_path / "run"
+    pid, terminal = on_a_terminal(url, "--steps=60")
+    shown = read_to_the_end(pid, terminal)
 
     assert b" of 60 " in shown
     assert b"2 workers" in shown
@@ -66,14 +72,7 @@ def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
 def test_under_torchrun_rank_0_shows_the_status(tmp_path: Path) -> None:
     """Its agent is not ours, and people watch such a run as well; others have only lines to say."""
     pid, terminal = on_a_terminal(tmp_path / "run", "--steps=60", module="torch.distributed.run")
-    shown = b""
-    deadline = time.monotonic() + WITHIN_S
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        assert time.monotonic() < deadline, shown
-        shown += read(terminal)
-        time.sleep(0.02)
-    shown += read(terminal)
-    os.close(terminal)
+    shown = read_to_the_end(pid, terminal)
 
     assert b"2 workers" in shown
     assert shown.count(b"\x1b[r") == 1
