@@ -29,11 +29,11 @@ from elastic.membership.messages import (
     Exited,
     Hello,
     Leaving,
-    Over,
     Released,
     RunIsOver,
     Save,
     Saved,
+    ViewIsOver,
     as_message,
     parse,
 )
@@ -246,7 +246,7 @@ class HubElsewhere:
                 self._saved = max(self._saved, leaving.step if leaving.saved else SAVED_NOTHING)
             case Saved(step=step):
                 self._saved = max(self._saved, step)
-            case Exited(worker=worker) | Over(worker=worker):
+            case Exited(worker=worker) | ViewIsOver(worker=worker):
                 self._leavers.pop(worker, None)
 
     def _see_off(self) -> None:

@@ -178,7 +178,7 @@ class Session:
         assert standing.step is not None
         if lost:
             self.view_group.sever()
-        live.over(step=standing.step, at=at, lost=lost, whole=whole, torn=standing.torn)
+        live.view_is_over(step=standing.step, at=at, lost=lost, whole=whole, torn=standing.torn)
         self.view_group.enter(step=standing.step)
         word_of_those_ahead = self.restorer.from_peers_or_storage(standing, word)
         self.exchange.close()
@@ -199,7 +199,7 @@ class Session:
                 return self.restorer.from_peers_or_storage(Standing(step=None), {})
             except PeerLost:
                 self.view_group.sever()
-                live.over(step=-1, at=BOUNDARY, lost=True, whole=False, torn=False)
+                live.view_is_over(step=-1, at=BOUNDARY, lost=True, whole=False, torn=False)
             except OtherIdentity as other:
                 accept, where = self._config.accept, "the run that is under way"
                 identities.check(identity, other.identity, accept=accept, where=where)

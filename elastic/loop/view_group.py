@@ -66,7 +66,7 @@ class ViewGroup:
         )
 
     def enter(self, *, step: int) -> None:
-        """The next view. Raises PeerLost (say "over", and try again), and what Live.next_view raises."""
+        """The next view. Raises PeerLost (say "view_is_over", and try again), and what Live.next_view raises."""
         context, live = self._context, self._context.live
         assert live is not None
         view, details = live.next_view(within_s=_VIEW_S if self._entered else math.inf)  # a spare has all the time

@@ -1,6 +1,6 @@
 """Decides, for all nodes, which workers form which view. A state machine without sockets, processes or a clock.
 
-    workers say "ready" or "over"; agents say "started" and "exited"
+    workers say "ready" or "view_is_over"; agents say "started" and "exited"
       ->  everyone who can be in the next view has answered, or is proven to be gone
       ->  one "view" to each of its workers, with the next generation
 
@@ -37,7 +37,6 @@ from elastic.membership.messages import (
     NewView,
     OnBoard,
     OtherIdentity,
-    Over,
     Put,
     Ready,
     Regroup,
@@ -52,6 +51,7 @@ from elastic.membership.messages import (
     ToAgent,
     ToWorker,
     Unstarted,
+    ViewIsOver,
     as_message,
     parse,
 )
@@ -165,8 +165,8 @@ class Hub:
                 self._on_unstarted(node, said)
             case Ready():
                 self._on_ready(now_s, said)
-            case Over():
-                self._on_over(said)
+            case ViewIsOver():
+                self._on_view_is_over(said)
             case Leaving():
                 self._on_leaving(now_s, said)
             case Saved():
@@ -244,7 +244,7 @@ class Hub:
             worker.status = WorkerStatus.DIFFERENT
             self._say(worker, OtherIdentity(identity=self._identity))
 
-    def _on_over(self, said: Over) -> None:
+    def _on_view_is_over(self, said: ViewIsOver) -> None:
         worker = self._workers[said.worker]
         if worker.status == WorkerStatus.MEMBER and said.generation == self.generation:
             worker.status, worker.at = WorkerStatus.OVER, said.at

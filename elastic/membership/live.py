@@ -117,12 +117,12 @@ class Live:
     def ready(self, *, shares: int, identity: Any, accepted: bool = False) -> None:
         self._say("ready", shares=shares, identity=identity, accepted=accepted)
 
-    def over(self, *, step: int, at: str, lost: bool, whole: bool, torn: bool) -> None:
+    def view_is_over(self, *, step: int, at: str, lost: bool, whole: bool, torn: bool) -> None:
         """Done with the present view. lost: because a collective failed, so the others cannot go on either.
 
         whole, torn  what this worker holds, see leaving.Holder
         """
-        self._say("over", generation=self._generation, step=step, at=at, lost=lost, whole=whole, torn=torn)
+        self._say("view_is_over", generation=self._generation, step=step, at=at, lost=lost, whole=whole, torn=torn)
 
     def leaving(
         self, *, step: int, saved: bool, whole: bool = True, torn: bool = False, joins: bool = True, lost: bool = False

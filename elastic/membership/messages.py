@@ -51,7 +51,7 @@ class Ready(OfWorker):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Over(OfWorker):
+class ViewIsOver(OfWorker):
     generation: int
     step: int
     at: str
@@ -295,7 +295,7 @@ ToWorker = NewView | OnBoard | Broken | Regroup | Save | OtherIdentity | End | R
 
 FROM_WORKER: Mapping[str, type] = {
     "ready": Ready,
-    "over": Over,
+    "view_is_over": ViewIsOver,
     "leaving": Leaving,
     "saved": Saved,
     "put": Put,
@@ -311,7 +311,7 @@ TO_HUB: Mapping[str, type] = {
     "exited": Exited,
     "sighted": Sighted,
 }
-TO_AGENT: Mapping[str, type] = {"start": Start, "status": Status, "hung": Kill, "over": RunIsOver}
+TO_AGENT: Mapping[str, type] = {"start": Start, "status": Status, "hung": Kill, "run_is_over": RunIsOver}
 TO_WORKER: Mapping[str, type] = {
     "view": NewView,
     "board": OnBoard,

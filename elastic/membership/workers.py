@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Any
 
 from elastic.membership.leaving import Holder
-from elastic.membership.messages import Failed, Leaving, Over
+from elastic.membership.messages import Failed, Leaving, ViewIsOver
 from elastic.membership.rules import Candidate
 
 
@@ -46,7 +46,7 @@ class Worker:
     released: bool = False
     safe: bool = False  # released, and what it holds is not lost with it
 
-    def stands(self, said: Over | Leaving) -> None:
+    def stands(self, said: ViewIsOver | Leaving) -> None:
         self.step, self.whole, self.torn = said.step, said.whole, said.torn
 
     def holder(self) -> Holder:

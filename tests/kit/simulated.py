@@ -333,7 +333,15 @@ class Worker:
 
     def says_over(self, at: str, *, lost: bool) -> None:
         whole = self.is_whole and self.step >= 0
-        self.say("over", generation=self.generation, step=self.step, at=at, lost=lost, whole=whole, torn=self.updating)
+        self.say(
+            "view_is_over",
+            generation=self.generation,
+            step=self.step,
+            at=at,
+            lost=lost,
+            whole=whole,
+            torn=self.updating,
+        )
         self.world.over_at[self.generation, self.id] = at
 
     def enters_first(self) -> Moments:
@@ -583,7 +591,7 @@ class World:
                 node.up.append({"say": "unstarted", "local_rank": order.message["local_rank"]})
             else:
                 node.requests.append(order.message["local_rank"])
-        elif order.message["say"] == "over":
+        elif order.message["say"] == "run_is_over":
             assert node.over is None, "over twice"
             node.over = order.message
             node.admitted = order.message["why"] not in REFUSALS
@@ -596,7 +604,7 @@ class World:
 
     def _orders(self, orders: list[Order]) -> None:
         self._watch(self, orders)
-        overs = [order.message for order in orders if order.message["say"] == "over"]
+        overs = [order.message for order in orders if order.message["say"] == "run_is_over"]
         self.verdicts += [over for over in overs if over["why"] not in REFUSALS]
         for order in orders:
             if order.node in self.nodes:

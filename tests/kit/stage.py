@@ -60,7 +60,7 @@ class Stage:
 
     def over(self, ids: str, at: str = MID_STEP, *, step: int = 7, lost: bool | None = None, **facts: Any) -> Stage:
         lost = at != BOUNDARY if lost is None else lost
-        return self.together(ids, "over", generation=self.hub.generation, step=step, at=at, lost=lost, **facts)
+        return self.together(ids, "view_is_over", generation=self.hub.generation, step=step, at=at, lost=lost, **facts)
 
     def killed(self, id: str, signal: str = "SIGKILL", **facts: Any) -> Stage:
         return self.worker(id, "exited", code=None, signal=signal, **facts)

@@ -160,8 +160,8 @@ def test_below_its_minimum_a_run_waits_says_so_once_and_ends_after_the_deadline(
     stage.later(2)
     assert stage.later(0.1).to("save") == "A0"
     stage.saved("A0")
-    assert (stage.to("end"), stage.only("over")["failed"]) == ("A0", True)
-    assert "1 of at least 2 nodes were here for 600 s" in stage.only("over")["why"]
+    assert (stage.to("end"), stage.only("run_is_over")["failed"]) == ("A0", True)
+    assert "1 of at least 2 nodes were here for 600 s" in stage.only("run_is_over")["why"]
 
 
 def test_below_its_minimum_a_run_goes_on_when_a_node_comes() -> None:
@@ -200,7 +200,7 @@ def test_a_node_that_comes_later_joins_at_a_boundary() -> None:
 
 def test_a_node_too_many_is_refused_and_disturbs_nobody() -> None:
     stage = trains(1, nodes=2, nodes_max=2)
-    assert stage.comes("C", 1).only("over")["failed"] is False
+    assert stage.comes("C", 1).only("run_is_over")["failed"] is False
     assert stage.begin("C0").orders == []
     stage.ends("C0", 1)
     assert stage.lost("C").orders == []
@@ -237,10 +237,10 @@ def test_words_of_an_older_view_change_nothing() -> None:
     stage = trains(3)
     stage.killed("A2")
     stage.over("A0 A1")
-    assert stage.worker("A0", "over", generation=1, step=1, at=MID_STEP, lost=True).orders == []
+    assert stage.worker("A0", "view_is_over", generation=1, step=1, at=MID_STEP, lost=True).orders == []
     assert stage.worker("A0", "leaving", generation=1, step=1, lost=True).orders == []
     assert stage.worker("A0", "put", generation=1, key="k", value="eA==").orders == []
-    stage.worker("A2", "over", generation=2, step=1, at=MID_STEP, lost=True)
+    stage.worker("A2", "view_is_over", generation=2, step=1, at=MID_STEP, lost=True)
     assert stage.orders == []
     stage.killed("A1")
     assert stage.over("A0").view == "A0"
@@ -268,7 +268,7 @@ def test_a_node_speaks_for_its_own_workers_alone() -> None:
     seen = {"worker": "B0", "phase": 1, "step": 7, "sign": 3, "quiet_s": 99, "limit_s": 1}
     for word, facts in (
         ("exited", {"worker": "B0", "signal": "SIGKILL"}),
-        ("over", {"worker": "B0", "generation": 1, "step": 7, "at": MID_STEP}),
+        ("view_is_over", {"worker": "B0", "generation": 1, "step": 7, "at": MID_STEP}),
         ("started", {"worker": "B0", "local_rank": 0}),
         ("sighted", {"workers": [seen]}),
     ):

@@ -20,9 +20,9 @@ def test_a_run_that_all_finish_is_over() -> None:
     stage = trains(2)
     stage.together("A0 A1", "finished", step=9)
     assert stage.ends("A0", 0).orders == []
-    assert stage.ends("A1", 0).only("over")["failed"] is False
+    assert stage.ends("A1", 0).only("run_is_over")["failed"] is False
     assert stage.later(1).orders == []
-    assert stage.comes("B", 1).only("over")["why"] == "the run is over"
+    assert stage.comes("B", 1).only("run_is_over")["why"] == "the run is over"
 
 
 def test_a_finished_run_waits_for_no_replacement_and_orders_none() -> None:
@@ -32,21 +32,21 @@ def test_a_finished_run_waits_for_no_replacement_and_orders_none() -> None:
     stage.worker("A0", "finished", step=9)
     assert stage.begin("A1").to("view regroup") == ""
     stage.ends("A0", 0)
-    assert (stage.to("over"), stage.to("end")) == ("A", "A1'")
+    assert (stage.to("run_is_over"), stage.to("end")) == ("A", "A1'")
 
 
 def test_nobody_is_started_in_the_place_of_one_killed_at_the_end() -> None:
     stage = trains(2)
     stage.worker("A1", "finished", step=9)
     assert stage.killed("A0").to("start") == ""
-    assert stage.ends("A1", 0).only("over")["failed"] is False
+    assert stage.ends("A1", 0).only("run_is_over")["failed"] is False
 
 
 def test_a_node_lost_after_the_run_had_finished_costs_nothing() -> None:
     stage = trains(1, nodes=2)
     stage.together("A0 B0", "finished", step=9)
     stage.lost("B")
-    assert stage.ends("A0", 0).only("over")["failed"] is False
+    assert stage.ends("A0", 0).only("run_is_over")["failed"] is False
 
 
 def test_one_that_lost_the_last_exchange_finishes_without_those_that_have_finished() -> None:
@@ -56,7 +56,7 @@ def test_one_that_lost_the_last_exchange_finishes_without_those_that_have_finish
     stage.ends("A0", 0)
     assert stage.over("B0").view == "B0"
     stage.worker("B0", "finished", step=9)
-    assert stage.ends("B0", 0).only("over")["failed"] is False
+    assert stage.ends("B0", 0).only("run_is_over")["failed"] is False
 
 
 @pytest.mark.parametrize("how", ["raises", "exits"])
@@ -68,7 +68,7 @@ def test_a_script_that_fails_after_its_run_had_finished_has_failed(how: str) -> 
     else:
         stage.ends("A0", 3)
     assert stage.to("start over") == ""
-    over = stage.ends("A1", 0).only("over")
+    over = stage.ends("A1", 0).only("run_is_over")
     assert over["failed"] is True
     assert ("OSError: no space left" if how == "raises" else "exit status 3") in over["why"]
 
@@ -76,14 +76,14 @@ def test_a_script_that_fails_after_its_run_had_finished_has_failed(how: str) -> 
 def test_a_worker_killed_after_it_has_finished_costs_nothing() -> None:
     stage = trains(1)
     stage.worker("A0", "finished", step=9)
-    assert stage.killed("A0").only("over")["failed"] is False
+    assert stage.killed("A0").only("run_is_over")["failed"] is False
 
 
 def test_a_second_run_in_one_script_is_refused() -> None:
     stage = trains(1)
     stage.worker("A0", "finished", step=9)
     assert "one" in stage.ready("A0").only("end")["why"]
-    assert "second Run" in stage.ends("A0", AGAIN).only("over")["why"]
+    assert "second Run" in stage.ends("A0", AGAIN).only("run_is_over")["why"]
 
 
 def test_a_script_without_a_run_ends_when_all_its_workers_have() -> None:
@@ -92,15 +92,15 @@ def test_a_script_without_a_run_ends_when_all_its_workers_have() -> None:
     stage.ends(stage.started("A0"), 0)
     stage.started("A1")
     stage.ends("A1", 0)
-    assert stage.to("over") == ""
+    assert stage.to("run_is_over") == ""
     stage.started("A2")
-    assert stage.ends("A2", 0).only("over")["failed"] is False
+    assert stage.ends("A2", 0).only("run_is_over")["failed"] is False
 
 
 def test_a_worker_that_was_never_started_is_not_waited_for() -> None:
     stage = Stage(2)
     stage.ends(stage.started("A0"), 0)
-    assert stage.told("A", "unstarted", local_rank=1).only("over")["failed"] is False
+    assert stage.told("A", "unstarted", local_rank=1).only("run_is_over")["failed"] is False
 
 
 def test_workers_whose_script_ends_early_are_not_replaced() -> None:
@@ -118,11 +118,13 @@ def test_the_same_failure_twice_at_one_step_ends_the_run_and_one_survivor_saves(
     stage.over("A0 A2", BOUNDARY)
     assert stage.raises("A1'", "ValueError: bad at 0x7f").to("broken") == "A0 A2"
     stage.over("A0", step=7)
-    assert stage.over("A2", step=8).to("save end over") == ""
+    assert stage.over("A2", step=8).to("save end run_is_over") == ""
     assert stage.to("save") == "A2"
     assert stage.saved("A2", step=8).to("end") == "A0 A2"
-    assert stage.only("over")["failed"] is True
-    assert "the same failure twice at step 7: ValueError: bad at 0x7f\nTraceback ..." in stage.only("over")["why"]
+    assert stage.only("run_is_over")["failed"] is True
+    assert (
+        "the same failure twice at step 7: ValueError: bad at 0x7f\nTraceback ..." in stage.only("run_is_over")["why"]
+    )
 
 
 def test_newcomers_are_told_of_the_end_and_save_nothing() -> None:
@@ -146,9 +148,9 @@ def test_newcomers_are_told_of_the_end_and_save_nothing() -> None:
 def test_one_that_does_not_come_to_a_clean_end_is_not_waited_for() -> None:
     stage = trains(2, ending_s=60, restarts_max=0)
     stage.raises("A1")
-    assert stage.later(59).to("over") == ""
+    assert stage.later(59).to("run_is_over") == ""
     assert stage.later(2).to("end") == "A0"
-    assert stage.to("over") == "A"
+    assert stage.to("run_is_over") == "A"
 
 
 def test_kills_here_and_there_and_requests_to_start_again_never_end_a_run() -> None:
@@ -192,7 +194,7 @@ def test_a_worker_that_has_raised_is_not_taken_for_a_killed_one() -> None:
     stage.worker("A1", "failed", error="ValueError: bad", trace="", step=7)
     assert stage.killed("A1").to("start") == ""
     assert stage.over("A0").to("save") == "A0"
-    assert stage.saved("A0").only("over")["failed"] is True
+    assert stage.saved("A0").only("run_is_over")["failed"] is True
 
 
 def test_hangs_count_as_failures() -> None:
@@ -203,7 +205,7 @@ def test_hangs_count_as_failures() -> None:
     stage.over("A0", BOUNDARY)
     stage.killed("A1'", hung=True, step=9)
     assert stage.over("A0").to("save") == "A0"
-    assert "hang" in stage.saved("A0").only("over")["why"]
+    assert "hang" in stage.saved("A0").only("run_is_over")["why"]
 
 
 @pytest.mark.parametrize("how", ["before it is ready", "in the view"])
@@ -225,7 +227,7 @@ def test_a_newcomer_that_cannot_join_never_ends_a_healthy_run(how: str) -> None:
             assert stage.view == "A0 A1"
     [status] = [order.message["text"] for order in answer if order.message["say"] == "status"]
     assert "cannot join" in status
-    assert stage.to("over") == ""
+    assert stage.to("run_is_over") == ""
 
 
 def test_a_start_that_fails_twice_ends_the_run() -> None:
@@ -233,7 +235,7 @@ def test_a_start_that_fails_twice_ends_the_run() -> None:
     stage.started("A0")
     stage.started("A1")
     assert stage.raises("A0", "ImportError: no", step=None).to("start") == "A"
-    assert stage.raises("A1", "ImportError: no", step=None).only("over")["failed"] is True
+    assert stage.raises("A1", "ImportError: no", step=None).only("run_is_over")["failed"] is True
 
 
 def test_a_run_whose_last_workers_were_lost_with_their_node_has_failed() -> None:
@@ -241,7 +243,7 @@ def test_a_run_whose_last_workers_were_lost_with_their_node_has_failed() -> None
     stage.leaves("A0")
     stage.over("B0", BOUNDARY)
     stage.ends("A0", 0)
-    over = stage.lost("B").only("over")
+    over = stage.lost("B").only("run_is_over")
     assert (over["failed"], over["why"]) == (True, "B was lost, and nobody is left")
 
 
@@ -251,7 +253,7 @@ def test_a_node_whose_workers_have_left_is_not_lost() -> None:
     stage.leaves("B0", saved=True)
     stage.ends("B0", 0)
     stage.lost("B")
-    assert stage.ends("A0", 0).only("over")["failed"] is False
+    assert stage.ends("A0", 0).only("run_is_over")["failed"] is False
 
 
 def test_views_that_break_at_one_step_while_nobody_is_lost_end_the_run_with_a_sentence() -> None:
@@ -260,7 +262,7 @@ def test_views_that_break_at_one_step_while_nobody_is_lost_end_the_run_with_a_se
     assert stage.over("A0 A1").view == "A0 A1"
     assert stage.over("A0 A1").view == "A0 A1"
     assert stage.over("A0 A1").to("save") == "A0"
-    why = stage.saved("A0").only("over")["why"]
+    why = stage.saved("A0").only("run_is_over")["why"]
     assert "3 views in a row broke at step 7, and no worker was lost" in why
     assert "A1 on A: in the exchange of step 7" in why
 
@@ -283,4 +285,4 @@ def test_scripts_that_go_different_ways_are_not_started_again() -> None:
     stage.raises("A1", f"{MISMATCH}: rank 0 evaluates\n  and so on")
     assert stage.to("start") == ""
     assert stage.over("A0").to("save") == "A0"
-    assert stage.saved("A0").only("over")["why"].startswith("the script does not do the same on all workers: ")
+    assert stage.saved("A0").only("run_is_over")["why"].startswith("the script does not do the same on all workers: ")

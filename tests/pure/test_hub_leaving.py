@@ -62,7 +62,7 @@ def test_when_all_leave_the_run_is_over_and_has_not_failed() -> None:
     stage.leaves("A0", saved=True)
     assert stage.leaves("A1", saved=True).to("released") == "A0 A1"
     stage.ends("A0", 0)
-    assert stage.ends("A1", 0).only("over") == {"say": "over", "failed": False, "why": ""}
+    assert stage.ends("A1", 0).only("run_is_over") == {"say": "run_is_over", "failed": False, "why": ""}
 
 
 def test_a_spare_takes_over_when_all_others_leave() -> None:
@@ -96,7 +96,7 @@ def test_where_the_one_that_saves_is_lost_or_fails_the_next_one_does() -> None:
 def test_a_run_whose_last_worker_is_killed_before_it_has_saved_has_failed() -> None:
     stage = trains(1)
     assert stage.leaves("A0").to("save") == "A0"
-    over = stage.killed("A0").only("over")
+    over = stage.killed("A0").only("run_is_over")
     assert over["failed"] is True
     assert "A0, told to leave, ended before what it held was saved: SIGKILL" in over["why"]
 
@@ -109,7 +109,7 @@ def test_a_run_that_another_worker_has_saved_has_not_failed() -> None:
     assert stage.leaves("A2").to("save") == "A1"
     assert stage.killed("A1", expected=True).to("save") == "A2"
     stage.saved("A2")
-    assert stage.ends("A2", 0, expected=True).only("over")["failed"] is False
+    assert stage.ends("A2", 0, expected=True).only("run_is_over")["failed"] is False
 
 
 def test_one_that_is_ahead_of_those_who_stay_hands_on_what_it_holds_and_leaves_then() -> None:
@@ -157,7 +157,7 @@ def test_one_that_holds_what_nobody_can_save_is_told_so() -> None:
     stage.lost("B")
     stage.over("A0", whole=False)
     assert stage.leaves("A0", whole=False).only("released")["safe"] is False
-    assert stage.ends("A0", 1).only("over")["failed"] is True
+    assert stage.ends("A0", 1).only("run_is_over")["failed"] is True
 
 
 def test_one_that_waits_too_long_for_others_who_are_busy_saves_and_goes() -> None:
@@ -178,8 +178,8 @@ def test_when_a_run_fails_another_one_saves_where_the_farthest_could_not() -> No
     stage.over("A2", step=8)
     assert stage.over("A1").to("save") == "A2"
     assert stage.ends("A2", 1, step=8).to("save") == "A1"
-    assert stage.to("over") == ""
-    assert stage.saved("A1").only("over")["failed"] is True
+    assert stage.to("run_is_over") == ""
+    assert stage.saved("A1").only("run_is_over")["failed"] is True
 
 
 def test_a_save_at_the_end_of_a_run_that_failed_has_a_deadline() -> None:
@@ -187,4 +187,4 @@ def test_a_save_at_the_end_of_a_run_that_failed_has_a_deadline() -> None:
     stage.raises("A0")
     assert stage.over("A1").to("save") == "A1"
     assert stage.later(119).to("end over") == ""
-    assert stage.later(2).only("over")["failed"] is True
+    assert stage.later(2).only("run_is_over")["failed"] is True

@@ -90,11 +90,13 @@ def test_connections_that_say_nothing_are_bounded(stand: Stand) -> None:
 
 def test_a_node_of_the_run_that_says_nonsense_is_told_once_in_the_log_and_changes_nothing(stand: Stand) -> None:
     """A KeyError in the agent's loop ended the run: of all nodes."""
-    stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1}, {"say": "over"}, {"say": "started"})
+    stand.connect(
+        {"say": "hello", "node": "second", "run": NONCE, "places": 1}, {"say": "view_is_over"}, {"say": "started"}
+    )
     stand.turn()
     assert [line.split(":")[0] for line in stand.said] == ["a message of second is dropped"] * 2
     assert stand.hub.others() == ["second"]
-    noise = [{"say": "over", "worker": number} for number in range(100)]
+    noise = [{"say": "view_is_over", "worker": number} for number in range(100)]
     stand.connect({"say": "hello", "node": "third", "run": NONCE, "places": 1}, *noise)
     stand.turn(2.0)
     assert sum("third" in line for line in stand.said) == 10

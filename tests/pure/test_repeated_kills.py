@@ -68,7 +68,9 @@ def test_the_run_ends_with_what_the_kernel_says() -> None:
         assert stage.to("start") == "A"
         worker = stage.started("A0")
         assert stage.ready(worker).view == worker
-    why = stage.killed(worker, step=5, kernel="its out-of-memory killer took 1", out_of_memory=True).only("over")["why"]
+    why = stage.killed(worker, step=5, kernel="its out-of-memory killer took 1", out_of_memory=True).only(
+        "run_is_over"
+    )["why"]
     assert "was killed (SIGKILL) at step 5, as 6 before it in its place" in why
     assert "kernel  its out-of-memory killer took 1" in why
     assert "micro_batch_size" in why
@@ -99,7 +101,7 @@ def test_a_run_that_waits_for_a_place_alone_is_not_over_and_waits_for_nobody_els
             stage.killed(place + "'" * (stage.starts[place] - 1), step=None)
             if stage.to("start"):
                 stage.started(place)
-    assert stage.to("over") == ""
+    assert stage.to("run_is_over") == ""
     stage.later(1)
     assert stage.to("start") == "A A"
 

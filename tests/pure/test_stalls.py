@@ -172,7 +172,7 @@ def test_a_stall_that_does_not_end_ends_the_run_with_a_sentence() -> None:
     assert sorted(killed(stage)) == ["A0", "A1"], "for their stacks, and since nobody hears that the run ends"
     stage.killed("A0", hung=True, step=7)
     stage.killed("A1", hung=True, step=7)
-    over = stage.only("over")
+    over = stage.only("run_is_over")
     assert over["failed"]
     assert "all 2 workers stood still in dataset[i] for step 7 for 61 s" in over["why"]
     assert stage.to("start") == ""

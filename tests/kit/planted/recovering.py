@@ -156,7 +156,7 @@ def throw_the_last_copy_away(right: Any, act: Act) -> Any:
     return see_off
 
 
-@planted("elastic.membership.live:Live.over", plan="lost", caught_by={"deadline"})
+@planted("elastic.membership.live:Live.view_is_over", plan="lost", caught_by={"deadline"})
 def wait_without_a_deadline(right: Any, act: Act) -> Any:
     """Survivors wait for the next view, and nobody tells the agent that they do."""
 
