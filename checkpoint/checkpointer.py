@@ -1,8 +1,8 @@
 """`Checkpointer`: saves and loads any state below one URL.
 
-format  what lies in storage             background  saves beside training    writer   data first, manifest last
-runs    who may write, what is newest    group       by several ranks         reader   verified, or not at all
-cli     the command                      storage     folders, S3, fsspec      apply    into live objects
+format  what lies in storage             save     by one process (alone.py) or by several ranks (together.py)
+runs    who may write, what is newest    load     verified, or not at all
+cli     the command                      storage  folders, S3, fsspec
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, TornManifest
-from checkpoint.format.draft import Draft
+from checkpoint.alone import Alone
+from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.format.manifest import Commit
-from checkpoint.format.marks import Patterns, Resolver
+from checkpoint.format.marks import Patterns
 from checkpoint.format.names import CommitId
 from checkpoint.format.shards import SHARD_BYTES
 from checkpoint.format.tree import Tree
-from checkpoint.load.apply import apply
 from checkpoint.load.cast import Cast
+from checkpoint.load.into_state import LoadRules
 from checkpoint.load.loaded import Loaded, Skipped
 from checkpoint.load.newest import Search, none_whole
 from checkpoint.load.reader import Checkpoint, Verified, read_commit, verify
 from checkpoint.net.framing import Message
+from checkpoint.runs.after_saves import AfterSaves
 from checkpoint.runs.claims import Claim
 from checkpoint.runs.history import History, read_history, read_manifest
 from checkpoint.runs.retention import Sweeper
 from checkpoint.runs.tenure import Tenure
-from checkpoint.save.background import Background
-from checkpoint.save.foreground import save_now
 from checkpoint.save.handle import Saving
 from checkpoint.save.in_flight import Rules, WhenBusy
-from checkpoint.save.planner import Planner, Save
+from checkpoint.save.opening import opening_of
+from checkpoint.save.pipeline import SavePipeline
+from checkpoint.save.planner import Planner
+from checkpoint.save.ranks import Context
 from checkpoint.storage import Storage, open_storage
 
 if TYPE_CHECKING:
-    from checkpoint.save.group.background import Context
     from checkpoint.together import Group, Together
 
 BUDGET_BYTES = 512 * 2**20
@@ -139,9 +139,8 @@ class Checkpointer:
         self._storage = (
             open_storage(url, storage_options, retry_s=retry_s) if isinstance(url, str | os.PathLike) else url
         )
-        self._opening = _opening(url, self._storage, storage_options or {}, retry_s)
+        opening = opening_of(url, self._storage, storage_options or {}, retry_s)
         self._log = log or logging.getLogger("checkpoint").warning
-        self._planner = Planner(shard_bytes, own)
         self._sweeper = Sweeper(
             self._storage,
             keep=keep,
@@ -150,6 +149,7 @@ class Checkpointer:
             finish_s=finish_s,
             log=self._log,
         )
+        self._alone = Alone(self._storage, opening, self._rules, Planner(shard_bytes, own), log=self._log)
         self._together: Together | None = None
         if group is not None:
             from checkpoint.together import Together  # torch's planner takes a while to import
@@ -157,13 +157,12 @@ class Checkpointer:
             self._together = Together(
                 group,
                 self._storage,
-                self._opening,
+                opening,
                 self._rules,
                 shard_bytes=shard_bytes,
                 per_rank=own,
                 rank0=Patterns(rank0, "rank0"),
                 trusted=replicas == "trusted",
-                resized=per_rank_resized,
                 log=self._log,
             )
         self._tenure = Tenure(
@@ -174,15 +173,11 @@ class Checkpointer:
             retry_s=retry_s,
             finish_s=finish_s,
             answers=answers,
-            reopen=_reopening(self._opening, storage_options, retry_s),
+            reopen=_reopening(opening, storage_options, retry_s),
             settle=_weakly(self._settle),
             log=self._log,
         )
-        self._sweep_lock = threading.Lock()
-        self._sweeps: list[threading.Thread] = []
-        self._background: Background | None = None
-        self._background_pid = 0
-        self._let_go: weakref.finalize[[], Checkpointer] | None = None
+        self._after_saves = AfterSaves(self._sweeper, self._tenure, self._log)
         self._saved_s = 0.0
         self._closed = False
 
@@ -200,7 +195,7 @@ class Checkpointer:
         Raises:
             ClaimHeld: A live job holds the URL.
         """
-        if self._together is not None and self._together.active and self._together.rank:
+        if (group := self._group()) is not None and group.rank:
             raise CheckpointError("rank 0 holds the claim of all ranks; call claim() there only")
         self._check_open()
         return self._tenure.claim(world)
@@ -225,17 +220,14 @@ class Checkpointer:
         and each allocates twice its own share.
         Raises what `claim` does, and `UnsupportedValue`.
         """
-        if self._together is not None and self._together.active:
-            self._together.warm(state, self._context(None))
-            return
-        self._in_background().warm(self._planned(None, state, {}))
+        self._check_open()
+        self._here().pipeline().warm(state, self._context(None))
 
     @property
     def warmed(self) -> bool:
         """Whether a save with blocking=False takes no longer now than it ever will: what `warm` began is done."""
-        if self._together is not None and self._together.active:
-            return self._together.ready
-        return self._background is not None and self._background_pid == os.getpid() and self._background.ready
+        saves = self._here().saves
+        return saves is not None and saves.ready
 
     @overload
     def save(
@@ -281,30 +273,11 @@ class Checkpointer:
                 raised: the claim was lost, or failures_max saves have failed.
         """
         self._check_open()
-        if self._together is not None and self._together.active:
-            if not blocking:
-                return self._together.begin(step, state, meta or {}, self._context(step))
-            commit = self._together.save(step, state, meta or {}, self._context(step))
-            self._tenure.committed(commit.id)
-            self._sweep_quietly(step)  # where the claim is: on rank 0
-            return commit
-        save = self._planned(step, state, meta or {})
         if not blocking:
-            return self._in_background().begin(save, self._sweep_soon)
-        if self._background is not None:
-            self._in_background().settle()
-        try:
-            commit = self._save_now(save)
-        except TornManifest as torn:  # the first save of a run has none before it, and nobody tries it again
-            self._log(f"{torn}\n  then   it is saved again")
-            commit = self._save_now(self._planned(step, state, meta or {}))
-        self._tenure.committed(commit.id)
-        self._sweep_quietly(step)
+            return self._here().pipeline().begin(step, state, meta or {}, self._context(step))
+        commit = self._here().pipeline().save(step, state, meta or {}, self._context(step))
+        self._after_saves.saved(commit.id)  # where the claim is: of a group on rank 0
         return commit
-
-    def _save_now(self, save: Save) -> Commit:
-        with self._sweeper.sparing(save.draft.id):
-            return save_now(self._storage, save)
 
     def read(self, *, step: int | None = None) -> Checkpoint:
         """The newest whole checkpoint of the lineage (or that of `step`), every byte verified.
@@ -369,27 +342,10 @@ class Checkpointer:
         self, state: Tree, step: int | None, strict: bool, cast: Cast, loaded: Callable[[CommitId, CommitId], None]
     ) -> Loaded:
         """loaded  gets what was loaded, and what the newest commit was then"""
-        if self._together is not None and self._together.active:
-            return self._together.load(
-                state,
-                step=step,
-                strict=strict,
-                cast=cast,
-                prepare=self._ready_to_load,
-                loaded=loaded,
-                search=self._search,
-            )
-        self._ready_to_load()
-        search = self._search(step)
-        checkpoint = search.first_whole(functools.partial(read_commit, self._storage, shared=True))
-        resolver = Resolver(0, 1, self._resized)
-        tree = resolver.resolve(checkpoint.tree)
-        skipped = apply(state, tree, strict=strict, cast=cast, kept=resolver.kept)
-        if any(skipped):
-            self._log(skipped.line(checkpoint.step))
-        assert search.newest is not None
-        loaded(checkpoint.commit.id, search.newest)
-        return Loaded(checkpoint.step, skipped)
+        rules = LoadRules(
+            step, strict, cast, self._resized, self._log, prepare=self._prepare, search=self._search, loaded=loaded
+        )
+        return self._here().load(state, rules)
 
     def latest(self) -> Commit | None:
         """The newest commit of the lineage whose manifest is whole. Its data is not read; `read` verifies.
@@ -415,19 +371,13 @@ class Checkpointer:
 
     def sweep(self) -> Sequence[str]:
         """Removes what runs/retention.py says, and returns its names. Nothing where this process holds no claim."""
-        claim = self._tenure.held
-        if claim is None:
-            return []
-        with self._sweep_lock:
-            return self._sweeper.sweep(claim=claim.number, nonce=claim.nonce, now_s=time.time())
+        return self._after_saves.sweep()
 
     def wait(self) -> None:
         """Returns when no save is under way. Raises what the newest one failed of."""
-        if self._background is not None:
-            self._in_background().wait()
-        if self._together is not None:
-            self._together.wait()
-        self._join_sweeps()
+        for saves in self._saves():
+            saves.wait()
+        self._after_saves.join(self._rules.finish_s)
 
     def close(self, *, finish: bool = True) -> None:
         """Finishes the saves that are under way; gives up the claim's endpoint and the storage's connections.
@@ -439,15 +389,11 @@ class Checkpointer:
                 others wait for.
         """
         self._closed = True
-        if self._background is not None and self._background_pid == os.getpid():
-            if finish:
-                self._background.close()
-            else:
-                self._background.let_go()
+        self._alone.close(finish=finish)
         if self._together is not None:
             self._together.close(finish=finish)
         if finish:
-            self._join_sweeps()
+            self._after_saves.join(self._rules.finish_s)
         self._tenure.close()
         self._storage.close()
 
@@ -469,65 +415,33 @@ class Checkpointer:
 
     def _settle(self) -> None:
         """Returns when no save of this process is under way, whatever came of them."""
-        if self._background is not None and self._background_pid == os.getpid():
-            self._background.settle()
-        if self._together is not None:
-            self._together.settle()
+        for saves in self._saves():
+            saves.settle()
+
+    def _saves(self) -> Sequence[SavePipeline]:
+        return [one.saves for one in (self._alone, self._together) if one is not None and one.saves is not None]
+
+    def _here(self) -> Alone | Together:
+        """Who saves and loads now."""
+        return self._group() or self._alone
+
+    def _group(self) -> Together | None:
+        return self._together if self._together is not None and self._together.active else None
 
     def _search(self, step: int | None) -> Search:
         return Search(self._history, step=step, none=functools.partial(none_whole, self.url), log=self._log)
 
     def _context(self, step: int | None) -> Context:
         """step  to be saved; None: nothing is"""
-        from checkpoint.save.group.background import Context
-
-        claim = self._tenure.claim if step is None else functools.partial(self._tenure.for_step, step)
-        return Context(claim, self._save_time_s, self._sweep_soon)
-
-    def _planned(self, step: int | None, state: Tree, meta: dict[str, Any]) -> Save:
-        """step  None: nothing is saved, and it is only about the plan"""
-        claim = self.claim() if step is None else self._tenure.for_step(step)
-        return self._planner.save(claim=claim, step=step or 0, state=state, meta=meta, now_s=self._save_time_s())
-
-    def _in_background(self) -> Background:
-        """This process's own: a forked child shares neither memory nor writer process with its parent."""
-        if self._background is None or self._background_pid != os.getpid():
-            opening, unusable = (None, self._opening) if isinstance(self._opening, str) else (self._opening, None)
-            self._background = Background(self._storage, opening, self._rules, unusable=unusable, log=self._log)
-            self._background_pid = os.getpid()
-            self._let_go = weakref.finalize(self, self._background.let_go)
-        return self._background
-
-    def _sweep_soon(self, draft: Draft) -> None:
-        """Sweeps in a thread: neither training nor the next save's commit waits for it."""
-        self._tenure.committed(draft.id)
-        self._sweeper.learn(draft.id, draft.planned())
-        self._sweeps = [thread for thread in self._sweeps if thread.is_alive()]
-        thread = threading.Thread(
-            target=self._sweep_quietly, args=(draft.id.step,), name="checkpoint-sweep", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads are to be had: the next save sweeps
-            return
-        self._sweeps.append(thread)
-
-    def _sweep_quietly(self, step: int) -> None:
-        try:
-            self.sweep()
-        except CheckpointError as error:
-            self._log(f"step {step} is committed, but older ones could not be swept: {error}")
-
-    def _join_sweeps(self) -> None:
-        for thread in self._sweeps:
-            thread.join(self._rules.finish_s)
+        claim = self.claim if step is None else functools.partial(self._tenure.for_step, step)
+        return Context(claim, self._save_time_s, self._after_saves.saved_beside, self._sweeper.sparing)
 
     def _save_time_s(self) -> float:
         """Now, but later than at the last save, so that of two saves of one step the second is the newer."""
         self._saved_s = max(time.time(), self._saved_s + 0.001)
         return self._saved_s
 
-    def _ready_to_load(self) -> None:
+    def _prepare(self) -> None:
         """What is still being saved is there, or has failed."""
         if self._tenure.held is None:  # else it has waited for them
             self._tenure.wait_for_orphans()
@@ -563,17 +477,3 @@ def _reopening(
     if isinstance(opening, str):
         return None
     return lambda url: open_storage(url, options, retry_s=min(retry_s, _LOOK_S))
-
-
-def _opening(
-    url: str | os.PathLike[str] | Storage, storage: Storage, options: dict[str, Any], retry_s: float
-) -> Message | str:
-    """What a writer process opens, or why it cannot."""
-    if not isinstance(url, str | os.PathLike):
-        return "the storage is an object of this process"
-    text = os.fspath(url)
-    protocol, separator, _ = text.partition("://")
-    if protocol == "memory":
-        return "memory:// is for a single process"
-    local = not separator or protocol in ("file", "local")
-    return {"url": storage.url if local else text, "options": options, "retry_s": retry_s}

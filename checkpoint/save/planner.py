@@ -6,7 +6,7 @@ tensors takes about 10 ms, seeing that it still holds half a millisecond.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -47,15 +47,24 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Save:
-    """A save that is about to be made. `tensors` share their memory with the state.
+    """A save that is about to be made; of several ranks that make it together, this one's share of it.
 
-    commit  what it is once it is committed
+    draft    of other ranks than 0 without text and sizes
+    plan     of the objects that are written here
+    tensors  of which they are made; they share their memory with the state
+    commit   what it is once it is committed
+    first    the number of the plan's first object in the save
+    new      whether the plan is another one than at the save before
+    decided  what was decided beside, by rank 0
     """
 
     draft: Draft
     plan: Plan
     tensors: dict[str, torch.Tensor]
     commit: Commit
+    first: int = 0
+    new: bool = False
+    decided: dict[str, Any] = field(default_factory=dict)
 
 
 def documents(
@@ -88,13 +97,13 @@ class UnderClaim(Protocol):
 
 
 class Planner:
-    """Keeps the last plan."""
+    """Keeps the last plan, None before there is one."""
 
     def __init__(self, shard_bytes: int, per_rank: Patterns | None = None) -> None:
         """per_rank  what a group of ranks would save of each: here of one"""
         self._shard_bytes = shard_bytes
         self._per_rank = per_rank
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None
 
     def save(self, *, claim: UnderClaim, step: int, state: Tree, meta: dict[str, Any], now_s: float) -> Save:
         """What saving `state` under `claim` takes. Raises `UnsupportedValue`, and `CheckpointError` for a bad step."""
@@ -119,10 +128,10 @@ class Planner:
         return Save(draft, plan, tensors, committed)
 
     def _planned(self, tensors: dict[str, torch.Tensor]) -> Plan:
-        if self._plan is None or not self._plan.holds_for(tensors):
+        if self.plan is None or not self.plan.holds_for(tensors):
             shards = tuple(plan_shards(tensors, self._shard_bytes))
-            self._plan = Plan(_kinds(tensors), shards, manifest.table(tensors, shards))
-        return self._plan
+            self.plan = Plan(_kinds(tensors), shards, manifest.table(tensors, shards))
+        return self.plan
 
 
 def _kinds(tensors: dict[str, torch.Tensor]) -> dict[str, Kind]:

@@ -37,24 +37,23 @@ class WriterResources:
 
     def __init__(
         self,
-        opening: Message | None,
+        opening: Message | str,
         rules: Rules,
-        underway: InFlightSaves,
+        in_flight: InFlightSaves,
         *,
-        unusable: str | None,
         log: Callable[[str], None],
     ) -> None:
         """
-        opening   what the writer process opens: url, options, retry_s; None where `unusable` says why there is none
-        underway  hears what the process says of saves
+        opening    what the writer process opens: url, options, retry_s; or why there can be none
+        in_flight  hears what the process says of saves
         """
         self.lock = threading.Lock()
         self._rules = rules
-        self._underway = underway
+        self._in_flight = in_flight
         self._log = log
-        self._told: set[str] = set()
+        self._said: set[str] = set()
         self._opening: Message = {"kind": "open", "budget_bytes": rules.budget_bytes, "finish_s": rules.finish_s}
-        self._opening |= opening or {}
+        self._opening |= opening if isinstance(opening, dict) else {}
         self._scrub = Scrubber(self._opening.get("url", ""), self._opening.get("options", {}))
         self._process: WriterProcess | None = None
         self._arena: Arena | None = None
@@ -64,7 +63,7 @@ class WriterResources:
         self._ready: WriterProcess | None = None
         self._answered: Message | None = None  # by the process, to what was asked last
         self._met: Message | None = None
-        self._unusable = unusable
+        self._unusable = opening if isinstance(opening, str) else None
         self._last_words = ""
 
     @property
@@ -106,9 +105,9 @@ class WriterResources:
 
     def say_why_not(self, why: str) -> None:
         """One line in the log for each reason."""
-        if why not in self._told:
+        if why not in self._said:
             self._log(f"there is no saving in the background, so training waits for each commit: {why}")
-        self._told.add(why)
+        self._said.add(why)
 
     # The writer process
 
@@ -120,7 +119,7 @@ class WriterResources:
             return self._process
         self._process = None
         try:
-            process = WriterProcess(self._hear, self._process_ended, self._underway.watch)
+            process = WriterProcess(self._hear, self._process_ended, self._in_flight.watch)
         except OSError as error:
             raise Unavailable(f"no writer process can be started: {error}") from error
         try:
@@ -139,6 +138,12 @@ class WriterResources:
             return process
         process.end(0)
         raise Unavailable(self._unusable or self._last_words)
+
+    def replaced(self) -> WriterProcess:
+        """Another one, in the place of one that takes no message. Raises `Unavailable`."""
+        if self._process is not None:
+            self._process.end(0)
+        return self.started()
 
     @property
     def process(self) -> WriterProcess | None:
@@ -195,11 +200,11 @@ class WriterResources:
                 case {"kind": "parted"}:
                     self._met = None
             self._changed.notify_all()
-        self._underway.hear(message)
+        self._in_flight.hear(message)
 
     def _process_ended(self, process: WriterProcess, why: str) -> None:
         self._last_words = self._scrub(why)
-        self._underway.process_ended(process, self._last_words)
+        self._in_flight.process_ended(process, self._last_words)
         with self._changed:
             self._met = None
             self._changed.notify_all()
@@ -220,7 +225,7 @@ class WriterResources:
         """Where this plan is staged; with a new arena if the present one is too small. Raises `Unavailable`."""
         needed = _needed(plan, text_bytes)
         if self._arena is None or self._arena.half_bytes < needed:
-            self._underway.settle()
+            self._in_flight.settle()
             self._drop_arena()
             try:
                 self._arena = Arena(needed + _TEXT_SPARE_BYTES)

@@ -177,7 +177,7 @@ def test_an_answer_that_comes_too_late_answers_no_other_question(tmp_path: Path)
     rules = Rules("wait", 3, WITHIN_S, 2**28)
     underway = InFlightSaves(open_storage(tmp_path), rules, print, patience_s=WITHIN_S)
     opening = {"url": str(tmp_path), "options": {}, "retry_s": 1.0}
-    resources = WriterResources(opening, rules, underway, unusable=None, log=print)
+    resources = WriterResources(opening, rules, underway, log=print)
     resources.started().send({"kind": "drop_arena"})  # as a question that nobody waits for any more
     assert "addresses" in resources.meet({"kind": "serve", "size": 2})
     resources.close(WITHIN_S)

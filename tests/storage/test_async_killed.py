@@ -232,7 +232,7 @@ def test_an_arena_that_became_too_small_is_kept_by_nobody(tmp_path: Path, checkp
 def test_where_memory_cannot_be_pinned_training_waits_and_the_log_says_why(
     tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("checkpoint.save.background.on_gpu", lambda tensors: True)
+    monkeypatch.setattr("checkpoint.save.pipeline.on_gpu", lambda tensors: True)
     lines: list[str] = []
     runs = checkpointer(tmp_path, log=lines.append)
     for step in (1, 2):

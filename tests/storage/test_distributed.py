@@ -474,7 +474,7 @@ def interrupted(rank: int, size: int, folder: str) -> list[str]:
         state["fragile"].state_dict = lambda: {"x": 1}
         assert runs.save(3, state).step == 3
         if rank == 1:
-            runs._ready_to_load = partial(fails, RuntimeError("before all"))  # type: ignore[method-assign]
+            runs._prepare = partial(fails, RuntimeError("before all"))  # type: ignore[method-assign]
         call(lambda: runs.load(state), RuntimeError)
         return told
 

@@ -237,7 +237,7 @@ def _as_if_saved_by_two(runs: Checkpointer, state: State, monkeypatch: pytest.Mo
         model.update({name: PerRank([*value, *value]) for name, value in model.items() if isinstance(value, PerRank)})
         return found
 
-    monkeypatch.setattr("checkpoint.checkpointer.read_commit", doubled)
+    monkeypatch.setattr("checkpoint.load.into_state.read_commit", doubled)
     return runs.load(state, step=3)
 
 

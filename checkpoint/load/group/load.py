@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,38 +28,18 @@ from checkpoint.format.names import CommitId, id_document, id_from
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.tree import Tree
 from checkpoint.load.apply import apply, match
-from checkpoint.load.cast import Cast
 from checkpoint.load.group.columns import packed, unpacked
 from checkpoint.load.group.exchange import Share, exchange
 from checkpoint.load.group.ranges import Wanted
+from checkpoint.load.into_state import LoadRules
 from checkpoint.load.loaded import Loaded, Skipped
-from checkpoint.load.newest import Search
 from checkpoint.load.verified import Chunk, Run, check_sizes, chunks_of, run_range
 from checkpoint.net.framing import Message
 from checkpoint.net.rank_channel import RankChannel
-from checkpoint.runs.history import Log, read_manifest
+from checkpoint.runs.history import read_manifest
 from checkpoint.storage import Storage
 
 _RUN_BYTES = 2**25  # that are read, and sent, in one go, where chunks are smaller
-
-
-@dataclass(frozen=True)
-class LoadRules:
-    """
-    prepare  is called on every rank before anything is read
-    search   makes the search for a checkpoint that is whole, of this step or of any; it is made on rank 0
-    loaded   is called on rank 0 with what was loaded, and what the newest commit was then
-    resized  what becomes of values of each rank where other ranks are here; see `Resolver`
-    """
-
-    step: int | None
-    strict: bool
-    cast: Cast
-    resized: str
-    log: Log
-    prepare: Callable[[], None]
-    search: Callable[[int | None], Search]
-    loaded: Callable[[CommitId, CommitId], None]
 
 
 def load_together(channel: RankChannel, storage: Storage, state: Tree, rules: LoadRules) -> Loaded:

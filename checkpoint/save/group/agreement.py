@@ -9,9 +9,7 @@ what they say (differences.py); rank 0's document of plain values is what is sav
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -22,20 +20,18 @@ from checkpoint.format.draft import Draft
 from checkpoint.format.manifest import Commit
 from checkpoint.format.marks import Marks, Patterns
 from checkpoint.format.names import CommitId, id_document, id_from, new_nonce
-from checkpoint.format.tree import Document, Tree
+from checkpoint.format.tree import Document
 from checkpoint.net.framing import Message
 from checkpoint.net.rank_channel import RankChannel
-from checkpoint.runs.claims import Claim
 from checkpoint.save.group.differences import BUFFERS, Log, Replica, buffers_differ, compare, differ
 from checkpoint.save.group.layout import Holding, Layout, Signer, Whole, dealt, kinds_of, layout, local_parts, whole
-from checkpoint.save.planner import documents
-
-More = Callable[[list[Message], Draft | None], Message]
+from checkpoint.save.planner import Save, documents
+from checkpoint.save.ranks import Asked, Decide, Say
 
 
 @dataclass(frozen=True)
 class Sameness:
-    """What a checkpointer was told of the ranks' differences. trusted  that there are none in tensors, unseen"""
+    """What may differ between the ranks, by the checkpointer's arguments. trusted  that no tensor does, unseen"""
 
     per_rank: Patterns
     rank0: Patterns
@@ -43,30 +39,6 @@ class Sameness:
 
     def marks(self, rank: int) -> Marks:
         return Marks(self.per_rank, self.rank0, rank)
-
-
-@dataclass(frozen=True, eq=False)
-class Agreed:
-    """A save that all ranks are about to make.
-
-    commit   what it is once it is committed
-    layout   this rank's share
-    tensors  of the state, all of them
-    draft    on rank 0; elsewhere without text and sizes
-    more     rank 0's answer to what the caller said
-    new      whether the plan is a new one
-    """
-
-    commit: Commit
-    layout: Layout
-    tensors: dict[str, torch.Tensor]
-    draft: Draft
-    more: Message
-    new: bool
-
-    def parts(self) -> dict[str, torch.Tensor]:
-        """What this rank's share is made of; it shares memory with the state."""
-        return local_parts(self.layout, self.tensors)
 
 
 class Agreement:
@@ -81,72 +53,57 @@ class Agreement:
         self._shard_bytes = shard_bytes
         self._sameness = sameness
         self._log = log
-        self._told = False  # that buffers differ; on rank 0
+        self._said_of_buffers = False  # that they differ; on rank 0
         self._signer = Signer()
         self._signatures: list[str] | None = None  # of all ranks, and
         self._whole: Whole | None = None  # the plan that they led to; both on rank 0
         self._proposed: list[str] | None = None
 
-    def reach(
-        self,
-        step: int,
-        state: Tree,
-        meta: dict[str, Any],
-        *,
-        claim: Callable[[], Claim],
-        now_s: Callable[[], float],
-        how: str,
-        say: Callable[[], Message] = dict,
-        more: More = lambda said, draft: {},
-    ) -> Agreed | Message:
-        """The save to be made; or the answer of `more`, where that has "stop" in it. Collective.
-
-        claim, now_s  are called on rank 0
-        how           what was called; for people, and it must be the same on all ranks
-        say           makes what this rank says beside its state
-        more          called on rank 0 with what all said, and the draft if the plan still holds; its answer is for all
-        raises        the same on all ranks: UnsupportedValue, RanksDiffer, ClaimHeld, StorageError, what `more` raises,
-                      or CheckpointError naming the ranks that are silent or gone
-        """
-        doing = f"the save of step {step}"
-        drafting = _Drafting(step, claim, now_s)
+    def reach(self, asked: Asked, say: Say, decide: Decide) -> Save | Message:
+        """See `SavingRanks.plan`."""
+        doing = f"the save of step {asked.step}"
+        drafting = _Drafting(asked)
         tensors: dict[str, torch.Tensor] = {}
         marks = self._sameness.marks(self._channel.rank)
         replica: Replica | None = None
         mine: Message | BaseException
         try:
-            drafting.tree, tensors, drafting.meta = documents(step, state, meta, sharded=True, marks=marks)
+            drafting.tree, tensors, drafting.meta = documents(
+                asked.step, asked.state, asked.meta, sharded=True, marks=marks
+            )
             replica = Replica(drafting.tree, tensors, marks, ranks=self._channel.size, trusted=self._sameness.trusted)
             mine = {
-                "call": f"step {step}, {how}",
+                "call": f"step {asked.step}, {asked.how}",
                 "signature": self._signer.sign(tensors, marks),
                 "planned": self.layout is not None,
                 "own": marks.own,
                 "replica": replica.said() if self._channel.size > 1 else None,
             }
-            mine["more"] = say()
+            mine["beside"] = say()
         except BaseException as error:  # whatever it is, the others must not wait for this rank
             mine = error
         drafting.marks = marks
-        begun = self._channel.agree(f"{doing}: its state", mine, lambda said: self._begin(said, drafting, more))
+        begun = self._channel.agree(f"{doing}: its state", mine, lambda said: self._begin(said, drafting, decide))
         if "differ" in begun:
             assert replica is not None
             self._compare(f"{doing}: where the ranks differ", replica)
             drafting.compared = True
-            begun = self._channel.agree(f"{doing}: its state", mine, lambda said: self._begin(said, drafting, more))
-        if "stop" in begun["more"]:
-            stopped: Message = begun["more"]
-            return stopped
+            begun = self._channel.agree(f"{doing}: its state", mine, lambda said: self._begin(said, drafting, decide))
+        decided: Message = begun["decided"]
+        if "stop" in decided:
+            return decided
         if begun["new"]:
             self._plan(f"{doing}: its plan", tensors, marks, drafting)
-        assert self.layout is not None
+        layout = self.layout
+        assert layout is not None
         id = id_from(begun["id"])
         assert id is not None
-        commit = Commit(*id, begun["at"], decode(begun["meta"], {}), self.layout.objects, self.layout.bytes)
+        committed = Commit(*id, begun["at"], decode(begun["meta"], {}), layout.objects, layout.bytes)
         draft = drafting.draft or Draft(id, "", (), b"", b"")
-        return Agreed(commit, self.layout, tensors, draft, begun["more"], begun["new"])
+        parts = local_parts(layout, tensors)
+        return Save(draft, layout.plan, parts, committed, layout.first, begun["new"], decided)
 
-    def _begin(self, said: list[Message], drafting: _Drafting, more: More) -> list[Message]:
+    def _begin(self, said: list[Message], drafting: _Drafting, decide: Decide) -> list[Message]:
         """On rank 0."""
         calls = [message["call"] for message in said]
         if len(set(calls)) > 1:
@@ -159,8 +116,8 @@ class Agreement:
         if len(said) > 1 and not drafting.compared:
             if differ(replicas):
                 return [{"differ": True}] * self._channel.size
-            if buffers_differ(replicas) and not self._told:
-                self._told = True
+            if buffers_differ(replicas) and not self._said_of_buffers:
+                self._said_of_buffers = True
                 self._log(BUFFERS)
         drafting.join([message["own"] for message in said])
         proposed = [message["signature"] for message in said]
@@ -171,7 +128,7 @@ class Agreement:
         if not new and self._whole is not None:
             drafting.finish(self._whole)
         answer = {"id": id_document(drafting.id), "at": drafting.saved_at, "meta": drafting.meta, "new": new}
-        answer["more"] = more([message["more"] for message in said], drafting.draft)
+        answer["decided"] = decide([message["beside"] for message in said], drafting.draft)
         return [answer] * self._channel.size
 
     def _compare(self, what: str, replica: Replica) -> None:
@@ -224,8 +181,8 @@ class _Drafting:
     draft       once the plan is known
     """
 
-    def __init__(self, step: int, claim: Callable[[], Claim], now_s: Callable[[], float]) -> None:
-        self._step, self._claim, self._now_s = step, claim, now_s
+    def __init__(self, asked: Asked) -> None:
+        self._step, self._context = asked.step, asked.context
         self.tree: Document = None
         self.meta: Document = None
         self.marks: Marks | None = None
@@ -237,7 +194,7 @@ class _Drafting:
             self.marks.join(owns)
 
     def begin(self) -> None:
-        self._under, self.saved_at = self._claim(), self._now_s()
+        self._under, self.saved_at = self._context.claim(), self._context.now_s()
         self.id = CommitId(self._under.number, self._step, new_nonce(self.saved_at))
 
     def finish(self, plan: Whole) -> None:

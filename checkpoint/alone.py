@@ -1,0 +1,51 @@
+"""Saving and loading by this process alone. `Checkpointer` comes here where there is no group (together.py)."""
+
+from __future__ import annotations
+
+import os
+import weakref
+
+from checkpoint.format.tree import Tree
+from checkpoint.load.into_state import LoadRules, load_alone
+from checkpoint.load.loaded import Loaded
+from checkpoint.net.framing import Message
+from checkpoint.runs.history import Log
+from checkpoint.save.in_flight import Rules
+from checkpoint.save.pipeline import SavePipeline
+from checkpoint.save.planner import Planner
+from checkpoint.save.ranks import OneRank
+from checkpoint.storage import Storage
+
+
+class Alone:
+    """A forked child shares neither memory nor writer process with its parent: its saves are its own."""
+
+    def __init__(self, storage: Storage, opening: Message | str, rules: Rules, planner: Planner, *, log: Log) -> None:
+        """opening  what a writer process opens, or why there cannot be one"""
+        self._storage, self._opening, self._rules, self._planner, self._log = storage, opening, rules, planner, log
+        self._pipeline: SavePipeline | None = None
+        self._pid = 0
+        self._let_go: weakref.finalize[[], Alone] | None = None
+
+    @property
+    def saves(self) -> SavePipeline | None:
+        """Those of this process; None where it has made none."""
+        return self._pipeline if self._pid == os.getpid() else None
+
+    def pipeline(self) -> SavePipeline:
+        """To save with."""
+        found = self.saves
+        if found is None:
+            found = SavePipeline(OneRank(self._planner), self._storage, self._opening, self._rules, log=self._log)
+            self._pipeline, self._pid = found, os.getpid()
+            self._let_go = weakref.finalize(self, found.let_go)
+        return found
+
+    def load(self, state: Tree, rules: LoadRules) -> Loaded:
+        """See `load_alone`."""
+        return load_alone(self._storage, state, rules)
+
+    def close(self, *, finish: bool) -> None:
+        """Finishes what is staged, or leaves it to the writer process. Idempotent."""
+        if (saves := self.saves) is not None:
+            saves.close() if finish else saves.let_go()
