@@ -1,6 +1,6 @@
 """`Checkpointer`: saves and loads any state below one URL.
 
-format  what lies in storage             save     by one process (alone.py) or by several ranks (together.py)
+format  what lies in storage             save     by one process (local.py) or by several ranks (distributed.py)
 runs    who may write, what is newest    load     verified, or not at all
 cli     the command                      storage  folders, S3, fsspec
 """
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from checkpoint.alone import Alone
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.format.manifest import Commit
 from checkpoint.format.marks import Patterns
@@ -28,11 +27,12 @@ from checkpoint.load.into_state import LoadRules
 from checkpoint.load.loaded import Loaded, Skipped
 from checkpoint.load.newest import Search, none_whole
 from checkpoint.load.reader import Checkpoint, Verified, read_commit, verify
+from checkpoint.local import LocalProcess
 from checkpoint.net.framing import Message
-from checkpoint.runs.after_saves import AfterSaves
 from checkpoint.runs.claims import Claim
 from checkpoint.runs.history import History, read_history, read_manifest
 from checkpoint.runs.retention import Sweeper
+from checkpoint.runs.sweeps import Sweeps
 from checkpoint.runs.tenure import Tenure
 from checkpoint.save.handle import Saving
 from checkpoint.save.in_flight import Rules, WhenBusy
@@ -43,7 +43,7 @@ from checkpoint.save.ranks import Context
 from checkpoint.storage import Storage, open_storage
 
 if TYPE_CHECKING:
-    from checkpoint.together import Group, Together
+    from checkpoint.distributed import Group, GroupMember
 
 BUDGET_BYTES = 512 * 2**20
 _LOOK_S = 10.0  # how long a look at another URL is tried
@@ -149,12 +149,12 @@ class Checkpointer:
             finish_s=finish_s,
             log=self._log,
         )
-        self._alone = Alone(self._storage, opening, self._rules, Planner(shard_bytes, own), log=self._log)
-        self._together: Together | None = None
+        self._local = LocalProcess(self._storage, opening, self._rules, Planner(shard_bytes, own), log=self._log)
+        self._distributed: GroupMember | None = None
         if group is not None:
-            from checkpoint.together import Together  # torch's planner takes a while to import
+            from checkpoint.distributed import GroupMember  # torch's planner takes a while to import
 
-            self._together = Together(
+            self._distributed = GroupMember(
                 group,
                 self._storage,
                 opening,
@@ -177,7 +177,7 @@ class Checkpointer:
             settle=_weakly(self._settle),
             log=self._log,
         )
-        self._after_saves = AfterSaves(self._sweeper, self._tenure, self._log)
+        self._sweeps = Sweeps(self._sweeper, self._tenure, self._log)
         self._saved_s = 0.0
         self._closed = False
 
@@ -276,7 +276,7 @@ class Checkpointer:
         if not blocking:
             return self._here().pipeline().begin(step, state, meta or {}, self._context(step))
         commit = self._here().pipeline().save(step, state, meta or {}, self._context(step))
-        self._after_saves.saved(commit.id)  # where the claim is: of a group on rank 0
+        self._sweeps.saved(commit.id)  # where the claim is: of a group on rank 0
         return commit
 
     def read(self, *, step: int | None = None) -> Checkpoint:
@@ -371,13 +371,13 @@ class Checkpointer:
 
     def sweep(self) -> Sequence[str]:
         """Removes what runs/retention.py says, and returns its names. Nothing where this process holds no claim."""
-        return self._after_saves.sweep()
+        return self._sweeps.sweep()
 
     def wait(self) -> None:
         """Returns when no save is under way. Raises what the newest one failed of."""
         for saves in self._saves():
             saves.wait()
-        self._after_saves.join(self._rules.finish_s)
+        self._sweeps.join(self._rules.finish_s)
 
     def close(self, *, finish: bool = True) -> None:
         """Finishes the saves that are under way; gives up the claim's endpoint and the storage's connections.
@@ -389,11 +389,11 @@ class Checkpointer:
                 others wait for.
         """
         self._closed = True
-        self._alone.close(finish=finish)
-        if self._together is not None:
-            self._together.close(finish=finish)
+        self._local.close(finish=finish)
+        if self._distributed is not None:
+            self._distributed.close(finish=finish)
         if finish:
-            self._after_saves.join(self._rules.finish_s)
+            self._sweeps.join(self._rules.finish_s)
         self._tenure.close()
         self._storage.close()
 
@@ -419,14 +419,14 @@ class Checkpointer:
             saves.settle()
 
     def _saves(self) -> Sequence[SavePipeline]:
-        return [one.saves for one in (self._alone, self._together) if one is not None and one.saves is not None]
+        return [one.saves for one in (self._local, self._distributed) if one is not None and one.saves is not None]
 
-    def _here(self) -> Alone | Together:
+    def _here(self) -> LocalProcess | GroupMember:
         """Who saves and loads now."""
-        return self._group() or self._alone
+        return self._group() or self._local
 
-    def _group(self) -> Together | None:
-        return self._together if self._together is not None and self._together.active else None
+    def _group(self) -> GroupMember | None:
+        return self._distributed if self._distributed is not None and self._distributed.active else None
 
     def _search(self, step: int | None) -> Search:
         return Search(self._history, step=step, none=functools.partial(none_whole, self.url), log=self._log)
@@ -434,7 +434,7 @@ class Checkpointer:
     def _context(self, step: int | None) -> Context:
         """step  to be saved; None: nothing is"""
         claim = self.claim if step is None else functools.partial(self._tenure.for_step, step)
-        return Context(claim, self._save_time_s, self._after_saves.saved_beside, self._sweeper.sparing)
+        return Context(claim, self._save_time_s, self._sweeps.saved_beside, self._sweeper.sparing)
 
     def _save_time_s(self) -> float:
         """Now, but later than at the last save, so that of two saves of one step the second is the newer."""

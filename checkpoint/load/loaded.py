@@ -32,10 +32,12 @@ class Skipped(NamedTuple):
             )
             if names
         ]
-        told = [f"but for {'; '.join(parts)}"] if parts else []
+        clauses = [f"but for {'; '.join(parts)}"] if parts else []
         if self.cast:
-            told.append(f"with {len(self.cast)} cast: {_some([f'{name} ({how})' for name, how in self.cast.items()])}")
-        return f"step {step} was loaded {'; '.join(told)}"
+            clauses.append(
+                f"with {len(self.cast)} cast: {_some([f'{name} ({how})' for name, how in self.cast.items()])}"
+            )
+        return f"step {step} was loaded {'; '.join(clauses)}"
 
 
 class Loaded(int):

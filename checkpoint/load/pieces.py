@@ -21,7 +21,7 @@ from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.hashing import xxh3
 from checkpoint.format.manifest import Manifest
 from checkpoint.format.shards import Piece
-from checkpoint.load.verified import read_object, read_run
+from checkpoint.load.objects import read_object, read_run
 from checkpoint.memory import free_bytes
 from checkpoint.storage import Buffer, Missing, Storage
 from checkpoint.storage.again import read_again

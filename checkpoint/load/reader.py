@@ -16,7 +16,7 @@ from checkpoint.format.names import CommitId
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Piece, run_start
 from checkpoint.format.tree import Tree
-from checkpoint.load.verified import check_sizes, read_object, read_or_map
+from checkpoint.load.objects import check_sizes, read_object, read_or_map
 from checkpoint.memory import free_bytes
 from checkpoint.runs.history import read_manifest
 from checkpoint.storage import Storage

@@ -12,8 +12,8 @@ from checkpoint.format.leaves import Array, Value, entry, leaves
 from checkpoint.format.manifest import Commit
 from checkpoint.format.names import CommitId
 from checkpoint.format.tree import Document
+from checkpoint.load.objects import check_sizes
 from checkpoint.load.pieces import ByChunks, Bytes, VerifiedFirst
-from checkpoint.load.verified import check_sizes
 from checkpoint.runs.history import read_manifest
 from checkpoint.storage import Storage
 

@@ -1,4 +1,4 @@
-"""How what failed on one rank is told on all others: by the rank and its reason."""
+"""What the other ranks hear of a failure: the rank, and its reason."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class RankChannel:
         self.wait_s = wait_s
         self._calls = 0
         self._defect: BaseException | None = None
-        self._told: BaseException | None = None  # what the others know of
+        self._known: BaseException | None = None  # what the others know of
         self._gloo: dist.ProcessGroup | None = None
         self._end: Server | Client | None = None
         self._changed = threading.Condition()  # guards everything below
@@ -145,14 +145,14 @@ class RankChannel:
         try:
             yield
         except BaseException as error:
-            if error is not self._told:
+            if error is not self._known:
                 self._hang_up(reason(error, self.scrub))
             raise
         finally:
-            self._told = None
+            self._known = None
 
     def _knowing(self, error: BaseException) -> BaseException:
-        self._told = error
+        self._known = error
         return error
 
     def _hang_up(self, why: str) -> None:

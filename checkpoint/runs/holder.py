@@ -94,7 +94,7 @@ def wait_until_free(
     """
     waiting = list(holders)
     silent: set[int] = set()
-    began_s, looked_s, told = time.monotonic(), -_LOOK_S, False
+    began_s, looked_s, said = time.monotonic(), -_LOOK_S, False
     first: dict[int, object] = {}
     stirred: set[int] = set()
     while True:
@@ -124,9 +124,9 @@ def wait_until_free(
                         silent.add(one.number)
                 case Held(why):
                     raise held(one, url, why)
-                case Wait(why) if not told:
+                case Wait(why) if not said:
                     log(f"waiting up to {grace_s:g} s for the holder of claim {one.number}, which {why}")
-                    told = True
+                    said = True
         if not waiting:
             return frozenset(silent)
         time.sleep(min(_POLL_S, max(grace_s - waited_s, 0.0)))

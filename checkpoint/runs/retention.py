@@ -126,7 +126,7 @@ class Sweeper:
         self._log = log
         self._once = once
         self._clock = clock
-        self._told = False
+        self._said_of_uploads = False
         self._spared: set[CommitId] = set()
         self._seen_s: dict[CommitId, float] = {}  # what is spared for now: when it was first seen
         self._sizes: dict[CommitId, dict[str, int]] = {}  # what manifests say; they never change
@@ -192,9 +192,9 @@ class Sweeper:
         try:
             removed += self._storage.tidy(self._own_grace_s)
         except StorageError as error:  # listing multipart uploads is a right of its own, which few are given
-            if not self._told:
+            if not self._said_of_uploads:
                 self._log(f"what cut-short uploads left cannot be removed: {error}")
-            self._told = True
+            self._said_of_uploads = True
         return removed
 
     @contextlib.contextmanager

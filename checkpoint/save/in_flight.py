@@ -45,7 +45,7 @@ class Rules:
 
 
 @dataclass(eq=False)
-class Taken:
+class InFlight:
     """A half that is taken, and the process that is to write it.
 
     committed  is called after the commit, before the save counts as done; must not block
@@ -70,7 +70,7 @@ class InFlightSaves:
         self._log = log
         self._patience_s = patience_s
         self._changed = threading.Condition()  # guards everything below
-        self._halves: list[Taken | None] = [None] * HALVES
+        self._halves: list[InFlight | None] = [None] * HALVES
         self._number = 0
         self._newest: Saving | None = None
         self._failures: list[CheckpointError] = []
@@ -131,17 +131,17 @@ class InFlightSaves:
         with self._changed:
             self._changed.wait_for(lambda: younger.saving.done or younger.number in self._refused, _ANSWER_S)
 
-    def take(
+    def occupy(
         self, half: int, saving: Saving, commit: Commit, committed: Callable[[], None], process: WriterProcess
     ) -> int:
         """From here on the half counts. Returns the save's number."""
         with self._changed:
             self._number += 1
-            self._halves[half] = Taken(self._number, saving, commit, committed, process)
+            self._halves[half] = InFlight(self._number, saving, commit, committed, process)
             self._newest = saving
             return self._number
 
-    def untake(self, half: int, number: int) -> bool:
+    def vacate(self, half: int, number: int) -> bool:
         """Whether the half is free again: False where its save has ended, and was reported, meanwhile."""
         with self._changed:
             one = self._halves[half]

@@ -238,11 +238,11 @@ class SavePipeline:
         if process is None:
             return False
         message = _staged(half, save)
-        number = self._in_flight.take(half, saving, save.commit, self._committed(save.draft, context), process)
+        number = self._in_flight.occupy(half, saving, save.commit, self._committed(save.draft, context), process)
         try:
             process.send({**message, "number": number})
         except OSError:
-            return not self._in_flight.untake(half, number)
+            return not self._in_flight.vacate(half, number)
         return True
 
     def _committed(self, draft: Draft, context: Context) -> Callable[[], None]:

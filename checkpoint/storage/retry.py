@@ -202,8 +202,8 @@ class RetryingStorage:
                 return _Answer(type(answer)(*answer.args))  # without frames, nor what it came of
             except Exception as error:
                 code = error_code(error)
-                told = f" (the server says {code})" if code and code not in str(error) else ""
-                attempts.append(self._scrub(f"{type(error).__name__}: {error}{told}"))
+                answered = f" (the server says {code})" if code and code not in str(error) else ""
+                attempts.append(self._scrub(f"{type(error).__name__}: {error}{answered}"))
                 raise
 
         retrying = Retrying(

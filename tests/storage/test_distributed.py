@@ -170,8 +170,8 @@ def test_each_rank_reads_only_what_it_needs(tmp_path: Path) -> None:
 def repeat(rank: int, size: int, folder: str) -> list[int]:
     """How often a plan was made, after each save; on rank 0."""
     made: list[int] = []
-    plan = agreement.dealt
-    agreement.dealt = lambda held: made.append(1) or plan(held)  # type: ignore[func-returns-value]
+    plan = agreement.assign_boxes
+    agreement.assign_boxes = lambda held: made.append(1) or plan(held)  # type: ignore[func-returns-value]
     with ranks_of(folder, rank, size, name="repeat") as (runs, _):
         state = {"w": torch.rand(10), "n": 0}
         counts = []

@@ -22,7 +22,7 @@ import torch
 from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.manifest import Manifest
 from checkpoint.load.group.ranges import Wanted
-from checkpoint.load.verified import Run, check_run, read_run, run_range
+from checkpoint.load.objects import Run, check_run, read_run, run_range
 from checkpoint.net.framing import Message
 from checkpoint.net.rank_channel import RankChannel, Sent
 from checkpoint.storage import Storage
@@ -32,7 +32,7 @@ _RECEIVED_AT_ONCE = 2  # memory for so many is had beside those that are read
 
 
 @dataclass
-class Share:
+class ReadPlan:
     """What one rank does.
 
     sends   in each round, the run that it reads, and the ranks that get it
@@ -47,7 +47,7 @@ class Share:
     rounds: int
 
     @classmethod
-    def of(cls, message: Message) -> Share:
+    def of(cls, message: Message) -> ReadPlan:
         return cls(
             [(_run(run), ranks) for run, ranks in message["sends"]],
             [(turn, reader, _run(run)) for turn, reader, run in message["gets"]],
@@ -61,7 +61,7 @@ def _run(numbers: Any) -> Run:
     return object, first, count
 
 
-def exchange(channel: RankChannel, storage: Storage, manifest: Manifest, wanted: Wanted, share: Share) -> None:
+def exchange(channel: RankChannel, storage: Storage, manifest: Manifest, wanted: Wanted, share: ReadPlan) -> None:
     """Fills `wanted`. Collective.
 
     Raises what this rank failed of. When another one did, returns early: what that one says comes next.

@@ -29,11 +29,11 @@ from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.tree import Tree
 from checkpoint.load.apply import apply, match
 from checkpoint.load.group.columns import packed, unpacked
-from checkpoint.load.group.exchange import Share, exchange
+from checkpoint.load.group.exchange import ReadPlan, exchange
 from checkpoint.load.group.ranges import Wanted
 from checkpoint.load.into_state import LoadRules
 from checkpoint.load.loaded import Loaded, Skipped
-from checkpoint.load.verified import Chunk, Run, check_sizes, chunks_of, run_range
+from checkpoint.load.objects import Chunk, Run, check_sizes, chunks_of, run_range
 from checkpoint.net.framing import Message
 from checkpoint.net.rank_channel import RankChannel
 from checkpoint.runs.history import read_manifest
@@ -133,12 +133,12 @@ def _try(channel: RankChannel, storage: Storage, state: Tree, manifest: Manifest
         mine = {"damage": str(error)}
     except BaseException as error:  # whatever it is, the others must not wait for this rank
         mine = error
-    dealt = channel.agree(f"what is wanted of {id}", mine, lambda said: _deal(said, manifest))
-    if dealt["damage"] is not None:
-        return str(dealt["damage"])
+    assigned = channel.agree(f"what is wanted of {id}", mine, lambda said: _assign_reads(said, manifest))
+    if assigned["damage"] is not None:
+        return str(assigned["damage"])
 
     try:
-        exchange(channel, storage, manifest, wanted, Share.of(dealt))
+        exchange(channel, storage, manifest, wanted, ReadPlan.of(assigned))
         tensors = _as_here(manifest, sharded, wanted)
         if rules.cast is not None:  # whether values fit is seen in them only, and nobody has changed anything yet
             filled, kept = _resolved(channel, manifest, tensors, rules)
@@ -232,7 +232,7 @@ def _first_damage(said: list[Message]) -> list[Message]:
     return [{"damage": found[0] if found else None}] * len(said)
 
 
-def _deal(said: list[Message], manifest: Manifest) -> list[Message]:
+def _assign_reads(said: list[Message], manifest: Manifest) -> list[Message]:
     """Who reads what, and for whom: each run one of those who want it, whoever has the fewest bytes to read so far. On
     rank 0."""
     damaged = _first_damage(said)
@@ -243,7 +243,7 @@ def _deal(said: list[Message], manifest: Manifest) -> list[Message]:
         for run in message["runs"]:
             for chunk in chunks_of(run):
                 wanting.setdefault(chunk, []).append(rank)
-    shares = [Share([], [], [], 0) for _ in said]
+    shares = [ReadPlan([], [], [], 0) for _ in said]
     reading = [0] * len(said)
     for run, ranks in _together(sorted(wanting.items()), manifest):
         reader = min(ranks, key=lambda rank: reading[rank])

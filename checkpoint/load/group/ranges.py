@@ -19,7 +19,7 @@ from checkpoint.format.dtypes import writable_bytes
 from checkpoint.format.manifest import Manifest
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Box
-from checkpoint.load.verified import Chunk, Run, chunks_of, run_range
+from checkpoint.load.objects import Chunk, Run, chunks_of, run_range
 from checkpoint.storage import Buffer
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

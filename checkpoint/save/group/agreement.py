@@ -24,7 +24,17 @@ from checkpoint.format.tree import Document
 from checkpoint.net.framing import Message
 from checkpoint.net.rank_channel import RankChannel
 from checkpoint.save.group.differences import BUFFERS, Log, Replica, buffers_differ, compare, differ
-from checkpoint.save.group.layout import Holding, Layout, Signer, Whole, dealt, kinds_of, layout, local_parts, whole
+from checkpoint.save.group.layout import (
+    Holding,
+    Layout,
+    Signer,
+    Whole,
+    assign_boxes,
+    kinds_of,
+    layout,
+    local_parts,
+    whole,
+)
 from checkpoint.save.planner import Save, documents
 from checkpoint.save.ranks import Asked, Decide, Say
 
@@ -155,7 +165,7 @@ class Agreement:
             mine = error
 
         def deal(said: list[Message]) -> list[Message]:
-            parts = dealt(said)
+            parts = assign_boxes(said)
             self._whole = whole(parts, kinds_of(said, tensors), self._shard_bytes)
             drafting.finish(self._whole)
             firsts = [sum(self._whole.counts[:rank]) for rank in range(self._channel.size)]

@@ -94,7 +94,7 @@ BUFFERS = (
 
 
 def compare(said: Sequence[Message]) -> None:
-    """Raises what is to be said of what the ranks told of their entries; nothing, where only an order differs."""
+    """Raises RanksDiffer, which names the entries in which these differ; nothing, where only an order differs."""
     check_same_kinds([one["kinds"] for one in said])
     values = _differing([one["values"] for one in said])
     tensors = _differing([one["tensors"] for one in said])

@@ -127,7 +127,7 @@ def local_parts(layout: Layout, tensors: dict[str, torch.Tensor]) -> dict[str, t
         return {name: local_part(tensors[name]).detach() for name in layout.plan.kinds}
 
 
-def dealt(held: Sequence[Held]) -> list[Boxes]:
+def assign_boxes(held: Sequence[Held]) -> list[Boxes]:
     """What each rank writes, every box of every tensor once. On rank 0.
 
     Raises CheckpointError where the ranks hold different tensors, or together not the whole of one.

@@ -13,7 +13,7 @@ from checkpoint.runs.retention import Sweeper
 from checkpoint.runs.tenure import Tenure
 
 
-class AfterSaves:
+class Sweeps:
     """One sweep at a time."""
 
     def __init__(self, sweeper: Sweeper, tenure: Tenure, log: Log) -> None:

@@ -31,7 +31,7 @@ from checkpoint.storage import Scrubber, Storage
 Group = dist.ProcessGroup | Literal["auto"]
 
 
-class Together:
+class GroupMember:
     """This rank's part in it, made anew when torch.distributed is."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Together:
         self._log = log
         self._present: _Membership | None = None
         self._left: list[SavePipeline] = []  # of groups that are no more, whose saves may be under way
-        self._unless_closed: list[weakref.finalize[..., Together]] = []
+        self._unless_closed: list[weakref.finalize[..., GroupMember]] = []
 
     @property
     def active(self) -> bool:

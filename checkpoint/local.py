@@ -1,4 +1,4 @@
-"""Saving and loading by this process alone. `Checkpointer` comes here where there is no group (together.py)."""
+"""Saving and loading by this process alone. `Checkpointer` comes here where there is no group (distributed.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from checkpoint.save.ranks import OneRank
 from checkpoint.storage import Storage
 
 
-class Alone:
+class LocalProcess:
     """A forked child shares neither memory nor writer process with its parent: its saves are its own."""
 
     def __init__(self, storage: Storage, opening: Message | str, rules: Rules, planner: Planner, *, log: Log) -> None:
@@ -25,7 +25,7 @@ class Alone:
         self._storage, self._opening, self._rules, self._planner, self._log = storage, opening, rules, planner, log
         self._pipeline: SavePipeline | None = None
         self._pid = 0
-        self._let_go: weakref.finalize[[], Alone] | None = None
+        self._let_go: weakref.finalize[[], LocalProcess] | None = None
 
     @property
     def saves(self) -> SavePipeline | None:
