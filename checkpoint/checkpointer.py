@@ -56,7 +56,7 @@ class Checkpointer:
     on this process holds it until it closes or dies, or another job takes a newer one.
 
     What was loaded with `load` is what the job goes on from: if another job has gone on with the run since, the first
-    save is refused (`RunMovedOn`), for it would bury the other's work. To be refused before any training, call
+    save is refused (`RunMovedOn`), for it would supersede the other's work. To be refused before any training, call
     `claim()` before `load`. What was loaded of an older step, in this process or another, is gone on from as a branch:
     what is saved then is the run's newest, and what came after that step belongs to it no more, and is swept after
     orphan_grace_s. `read`, and `load` with resume=False, are for reading: they mean nothing for what is saved.

@@ -88,7 +88,7 @@ class ClaimLost(CheckpointError):
 
 
 class RunMovedOn(CheckpointError):
-    """The run's newest checkpoint is not the one that this job goes on from, which saving would bury.
+    """The run's newest checkpoint is not the one that this job goes on from, which saving would supersede.
 
     Attributes:
         loaded: Name of the commit that was loaded; None: there was none.

@@ -2,7 +2,7 @@
 
 A run of a thousand ranks stores each tensor in a thousand pieces. One object for each, made and checked on every rank,
 took 25 µs and hundreds of bytes; here it is a few numbers in arrays that all tensors share. `StoredTensor.pieces` makes
-objects of them, for who wants all of one tensor.
+objects of them, for whoever wants all of one tensor.
 
 `judge` holds for whatever it returns, whoever wrote the document: every number is an integer in range, each tensor's
 pieces lie in it and tile it, they lie inside their objects, and no two share a byte.

@@ -1,4 +1,4 @@
-"""A commit's tensors one at a time, in any order, every byte verified: for who wants all of it and has little memory.
+"""A commit's tensors one at a time, in any order, every byte verified: for whoever wants all of it in little memory.
 
 Memory: one tensor, and what pieces.py says.
 """

@@ -22,7 +22,7 @@ withdrawing what it had taken. So at most one of the two goes on, and nothing th
     after our first commit  is replaced                           ours, which goes on from all that it had reported
 
 A job says what its state goes on from (`Origin`). Where that is no longer the newest, because another job has gone on
-meanwhile, it is refused: its work would bury the other's.
+meanwhile, it is refused: its work would supersede the other's.
 
 A listing that is stale (network filesystems keep theirs for up to a minute) would make us resume from an older commit,
 and the newer ones would count no more. So a listing of commits is believed once no other commit is found by the data

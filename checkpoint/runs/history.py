@@ -53,7 +53,7 @@ def read_history(
     without  claims that do not count, because nothing was committed under them nor will be
     under    the claim of who asks: as long as no other replaced it, the lineage is what this claim goes on from, even
              if nothing is committed under it yet
-    known    what was read of claims before, which grows here: for who holds a claim, and so knows that the run is still
+    known    what was read of claims before, which grows here: for a holder of a claim, who knows that the run is still
              the same. A claim's record never changes, but a run that is removed and made anew has the same numbers
     A claim that cannot be read is passed over with a logged reason: its own commits repeat what it resumed from, and
     without any the run goes on from the claim below it.

@@ -1,4 +1,4 @@
-"""A sign of life in the storage, for who cannot ask the holder over the network: closed ports, another network.
+"""A sign of life in the storage, for those who cannot ask the holder over the network: closed ports, another network.
 
 The holder of a claim rewrites one small object every few seconds; a newcomer watches whether it changes, on its own
 clock, for as long as its grace. It is written in place and never made durable, since only change counts: a torn one is

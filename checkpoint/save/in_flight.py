@@ -186,7 +186,7 @@ class InFlightSaves:
         saving.fail(error)
 
     def _tell(self, saving: Saving, error: CheckpointError | None) -> None:
-        """Without any lock: a log may wait for who waits for this save."""
+        """Without any lock: a log may wait for someone who waits for this save."""
         if error is not None:
             with contextlib.suppress(Exception):  # a log that takes nothing must not end the thread that frees halves
                 self._log(f"step {saving.step} could not be saved; training goes on. {error}")

@@ -35,6 +35,11 @@ def test_a_line_without_end_is_refused_before_memory_is() -> None:
         Lines().feed(b"x" * (LINE_MAX + 1))
 
 
+def test_a_line_that_is_too_long_is_refused_with_its_end_too() -> None:
+    with pytest.raises(WireError, match="a line of more than"):
+        Lines().feed(encode({"say": "x" * LINE_MAX}))
+
+
 def test_an_exception_of_megabytes_fits_into_a_line_and_keeps_its_beginning_and_its_end() -> None:
     """The agent would take the worker's channel for broken, kill it, and start it again, for ever.
 
