@@ -25,14 +25,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from elastic.drill.cluster import Cluster, DrillTimeout
-from elastic.drill.inject.acts import flipped
+from elastic.drill.faults.registry import KINDS
 from elastic.drill.inject.bad_storage import RECORD, behind_faults, summary, torn
 from elastic.drill.inject.imposed import Imposed
 from elastic.drill.interruption import undisturbed_by_signals
 from elastic.drill.judge.review import aftermath, final_states, review
 from elastic.drill.judge.verdict import Violation
+from elastic.drill.launch_end import failed, goes_on
 from elastic.drill.location import Location
-from elastic.drill.machine import disk
 from elastic.drill.machine.holdings import grown
 from elastic.drill.plan import saves
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
@@ -41,8 +41,9 @@ from elastic.drill.report.costs import costs
 from elastic.drill.report.diagnosis import diagnose
 from elastic.drill.report.findings import Findings
 from elastic.drill.report.show import show
-from elastic.drill.report.story import Story, counted, of_plan, words
-from elastic.drill.watched import Watched, failed, goes_on
+from elastic.drill.report.story import Story, of_plan
+from elastic.drill.watched_run import WatchedRun
+from elastic.drill.words import counted
 from elastic.errors import ConfigError
 from elastic.events.event import Event
 
@@ -136,7 +137,7 @@ class Drill:
         at: dict[str, Any] = {"storage_options": self.location.options}
         baseline_verdict = review(baseline.url, baseline_events, steps=steps, redone_max=0, **at)
         torn_manifests = torn(self.folder / RECORD)
-        spoilt = flipped(faulted.cluster.folder) | set(torn_manifests)
+        spoilt = set(torn_manifests).union(*(kind.spoilt(faulted.cluster.drill) for kind in KINDS.values()))
         faulted_verdict = review(
             faulted.url,
             faulted_events,
@@ -159,7 +160,7 @@ class Drill:
             faulted=faulted_verdict,
             events=(baseline_events, faulted_events),
             struck=costs(faulted_events, plan.faults),
-            never=[f"step {plan.faults[at].when.step}: {words(plan.faults[at])}" for at in faulted.not_reached()],
+            never=[f"step {plan.faults[at].when.step}: {plan.faults[at].in_words()}" for at in faulted.not_reached()],
             storage=summary(self.folder / RECORD) if plan.storage.any else "",
             checkpoints=baseline_verdict.checkpoints + faulted_verdict.checkpoints,
             sizes=(sizes["dataset_length"], sizes["batch_size"]),
@@ -170,7 +171,7 @@ class Drill:
             seconds=time.monotonic() - self._begun_s,
         )
 
-    def _baseline(self) -> tuple[Watched, list[Event]]:
+    def _baseline(self) -> tuple[WatchedRun, list[Event]]:
         """The run without faults, finished."""
         options = self._options
         workers = options.undisturbed_workers
@@ -191,7 +192,7 @@ class Drill:
             )
         return cluster, events
 
-    def _faulted(self, plan: DrillPlan, *, total: int) -> tuple[Watched, list[Event], list[Violation]]:
+    def _faulted(self, plan: DrillPlan, *, total: int) -> tuple[WatchedRun, list[Event], list[Violation]]:
         """The run with faults, launched as often as faults end it. Also: violations that are no matter of events."""
         nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
         self._say(f"\n[bold]With faults[/bold], {counted(plan.workers, 'worker')}{nodes}")
@@ -218,7 +219,7 @@ class Drill:
         beside = aftermath(exit_code=code, output=output, left_behind=cluster.left, late=late)
         return cluster, cluster.cluster.events(), beside
 
-    def _cluster(self, name: str, *, workers: int, plan: DrillPlan | None = None) -> Watched:
+    def _cluster(self, name: str, *, workers: int, plan: DrillPlan | None = None) -> WatchedRun:
         options = self._options
         url = self.location.url(self.folder, name)
         joins = 0 if plan is None else plan.joining()
@@ -226,8 +227,8 @@ class Drill:
         faults = StorageFaults() if plan is None else plan.storage
         seed = plan.seed or 0 if plan is not None else 0
         hang = [] if options.hang_s is None else [f"--hang-limit={options.hang_s:g}"]
-        if plan is not None and disk.needed(plan.faults):
-            disk.mount(Path(url), like=self.folder / BASELINE)
+        for kind in {type(fault) for fault in plan.faults} if plan is not None else ():
+            kind.prepare(Path(url), like=self.folder / BASELINE)
         target, target_options = behind_faults(
             url, self.location.options, faults, seed=seed, record=self.folder / RECORD
         )
@@ -254,9 +255,9 @@ class Drill:
             imposed=imposed,
         )
         self._clusters.append(cluster)
-        return Watched(cluster, self._console, plan, grace_s=plan.grace_s if plan is not None else None)
+        return WatchedRun(cluster, self._console, plan)
 
-    def _launch(self, cluster: Watched, story: Story | None = None) -> int:
+    def _launch(self, cluster: WatchedRun, story: Story | None = None) -> int:
         """One launch to its end; its exit status. Raises DrillTimeout."""
         if story is None:
             with cluster.story(None) as story:
@@ -279,7 +280,8 @@ class Drill:
     def _clear_away(self, *, keep: bool) -> None:
         for cluster in self._clusters:
             cluster.close()
-        self._take_the_disk_away(keep=keep)
+        for kind in KINDS.values():
+            kind.clear_away(self.folder / FAULTED, keep=keep)
         if keep:
             return
         if (why := self.location.remove()) is not None:
@@ -289,20 +291,6 @@ class Drill:
             return
         for entry in self.folder.iterdir():
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
-
-    def _take_the_disk_away(self, *, keep: bool) -> None:
-        """What is to be kept of it is copied first."""
-        storage = self.folder / FAULTED
-        if not storage.is_mount():
-            return
-        disk.heal(storage)
-        copy = self.folder / f"{FAULTED}-copy"
-        if keep:
-            shutil.copytree(storage, copy)
-        disk.unmount(storage)
-        if keep:
-            storage.rmdir()
-            copy.rename(storage)
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)

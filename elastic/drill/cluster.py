@@ -1,4 +1,4 @@
-"""Runs a training script for real, under `elastic run`, torchrun or alone, hurts it as planned, and waits for its end.
+"""Runs a training script for real, under `elastic run`, torchrun or alone, with faults as planned, to its end.
 
 One cluster is one run: its launches (a second one after everything was killed, at another size) share the run's URL and
 the drill's folder. Every wait has a deadline. Everything that a launch starts carries the drill's mark, and nothing
@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Any
 
 from elastic.drill.end import End, Ended
-from elastic.drill.faults import At, Fault, Hold, Kill, KillAgent, KillAll, Plan, Stop, Terminate, lost_to
+from elastic.drill.faults import At, Fault, Kill, KillAll, Plan, Stop, Terminate
+from elastic.drill.folder import DrillFolder
 from elastic.drill.inject.imposed import Imposed
-from elastic.drill.inject.injector import CAME, HAPPENED, LET_GO, PLAN_FILE, STRUCK
-from elastic.drill.inject.joining import Joining, let_go
+from elastic.drill.inject.joining import Joining
 from elastic.drill.inject.starting import Launcher, Starting
 from elastic.drill.judge.review import review
 from elastic.drill.machine import leftovers, processes
@@ -42,7 +42,7 @@ class DrillTimeout(ElasticError, TimeoutError):
 
 
 class Cluster:
-    """One run under the hands of a drill.
+    """One run in a drill.
 
     script    a Python file or, with `module`, a name as for `python -m`
     args      its arguments; they must make it use `url`, if that is not imposed
@@ -86,6 +86,7 @@ class Cluster:
     ) -> None:
         self.url = os.fspath(url)
         self.folder = folder.resolve()
+        self.drill = DrillFolder(self.folder)
         self.plan = plan or Plan()
         self._steps = steps
         self._storage_options = storage_options
@@ -103,7 +104,7 @@ class Cluster:
             imposed=imposed or Imposed(),
         )
         self._lifeline = Lifeline(self.folder, at=local_folder(self.url))
-        self._joining = Joining(self.folder, self._start_later, ready=ready and launcher == "elastic")
+        self._joining = Joining(self.drill, self._start_later, ready=ready and launcher == "elastic")
         self._launchers: list[subprocess.Popen[bytes]] = []
         self._seen: set[int] = set()  # pids of all launches
         self._of_a_node = 0  # workers, in the launch that had most
@@ -136,21 +137,18 @@ class Cluster:
         starting = self._starting
         starting.workers = workers if workers is not None else starting.workers
         starting.nodes = nodes if nodes is not None else starting.nodes
-        for name in (HAPPENED, STRUCK, CAME, "logs"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self.drill.begin_launch()
         self._of_a_node = max(self._of_a_node, (starting.workers or 0) // starting.nodes)
         self._lifeline.hold()
         starting.begin()
-        for index in self._happened():
-            (self.folder / HAPPENED / str(index)).write_text("")  # in no view of this launch
         if self._apart:
             (self.folder / "events").mkdir(exist_ok=True)  # evidence that a killed worker does not take with it
-        (self.folder / PLAN_FILE).write_text(self.plan.to_json())
+        self.drill.plan.write_text(self.plan.to_json())
         self._before = leftovers.Snapshot.take(self.folder)
         self._launchers = []
         for _ in range(starting.nodes if starting.workers is not None else 1):
             self._launchers.append(starting.node(first=not self._launchers))
-        self._joining.begin(self.plan.faults, self._happened())
+        self._joining.begin(self.plan.faults, self.drill.happened())
         return self
 
     def wait_for(self, event: str | Callable[[Event], bool], *, within_s: float) -> Event:
@@ -185,7 +183,7 @@ class Cluster:
     def let_go(self) -> None:
         """Of all that are held."""
         for index in self._held():
-            let_go(self.folder, index)
+            self.drill.let_go(index).touch()
 
     def pids(self) -> list[int]:
         """The launchers, in the order in which they were started."""
@@ -209,7 +207,6 @@ class Cluster:
         """
         ended = self.wait(within_s=within_s)
         events = self.events()
-        happened = self._happened()
         return End(
             exit_code=ended.exit_code,
             output=self.output(),
@@ -223,7 +220,7 @@ class Cluster:
                 storage_options=self._storage_options,
             ),
             left_behind=ended.left_behind,
-            not_reached=tuple(str(f) for index, f in enumerate(self.plan.faults) if index not in happened),
+            not_reached=tuple(str(self.plan.faults[index]) for index in self.not_reached()),
         )
 
     def wait(self, *, within_s: float, watching: Callable[[], None] | None = None) -> Ended:
@@ -251,12 +248,11 @@ class Cluster:
 
     def _orphans_s(self) -> float:
         """A worker whose agent was killed has its own time to finish its step: it may hang there, and nobody looks."""
-        killed = any(isinstance(self.plan.faults[index], KillAgent) for index in self._happened())
-        return ORPHANS_S + (ORPHAN_S if killed else 0.0)
+        return ORPHANS_S + (ORPHAN_S if any(fault.orphans for fault in self._struck()) else 0.0)
 
     def _left_behind(self) -> list[str]:
         """In words. A process that was killed may hold its files for a moment longer than it can be seen."""
-        killed = bool(self._happened())
+        killed = bool(self.drill.happened())
         deadline = time.monotonic() + RELEASED_S
         while (left := self._before.new(self.folder, self._seen, killed=killed)) and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -297,7 +293,7 @@ class Cluster:
 
     def not_reached(self) -> list[int]:
         """Indices of the faults that have not happened."""
-        return sorted(set(range(len(self.plan.faults))) - self._happened())
+        return sorted(set(range(len(self.plan.faults))) - self.drill.happened().keys())
 
     def lost_max(self) -> int | None:
         """How many workers the faults took from the run against their will, at most; None where that says nothing about
@@ -305,8 +301,7 @@ class Cluster:
         starting = self._starting
         if starting.launcher != "elastic" or starting.workers is None:
             return None
-        happened = [self.plan.faults[index] for index in self._happened()]
-        return sum(self._of_a_node if isinstance(fault, KillAgent) else lost_to(fault) or 0 for fault in happened)
+        return sum(fault.lost_max(self._of_a_node) for fault in self._struck())
 
     @property
     def _apart(self) -> bool:
@@ -316,16 +311,16 @@ class Cluster:
     def _add(self, fault: Fault) -> None:
         self.plan = Plan((*self.plan.faults, fault), self.plan.seed)
 
-    def _happened(self) -> set[int]:
-        """Indices of the faults that have happened."""
-        return {int(path.name) for path in (self.folder / HAPPENED).glob("[0-9]*")}
+    def _struck(self) -> list[Fault]:
+        """The faults that have happened."""
+        return [self.plan.faults[index] for index in self.drill.happened()]
 
     def _held(self) -> list[int]:
-        held = [index for index in self._happened() if isinstance(self.plan.faults[index], Hold)]
-        return [index for index in held if not (self.folder / LET_GO / str(index)).exists()]
+        held = [index for index in self.drill.happened() if self.plan.faults[index].holds]
+        return [index for index in held if not self.drill.let_go(index).exists()]
 
     def _look(self) -> None:
-        self._launchers += self._joining.look(self.plan.faults, self._happened())
+        self._launchers += self._joining.look(self.plan.faults, self.drill.happened())
 
     def _start_later(self, workers: int | None, called: Path | None) -> subprocess.Popen[bytes]:
         return self._starting.node(first=False, workers=workers, called=called)

@@ -180,31 +180,30 @@ def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, A
 
 def _drawn(seed: int, kinds: str, rate: float, arguments: dict[str, Any]) -> Plan:
     """Raises pytest.UsageError where it cannot be drawn."""
-    from elastic.drill.faults import Plan
-    from elastic.drill.plan.draw import MAKES, drawn
+    from elastic.drill.faults import NAMED, Plan
+    from elastic.drill.plan.draw import drawn
 
     asked = kinds.split(",")
     workers, nodes = arguments.get("workers") or 1, arguments.get("nodes", 1)
-    able = [kind for kind in MAKES if kind not in _OF_THE_COMMAND and (kind != "kill-agent" or nodes > 1)]
+    kind_of = {name: named.kind for name, named in NAMED.items()}
+    able = [name for name, kind in kind_of.items() if not kind.for_command and (not kind.restarts or nodes > 1)]
     unable = sorted(set(asked) - set(able))
     if unable or "steps" not in arguments or "plan" in arguments:
         raise pytest.UsageError(
             f"elastic_cluster(faults={kinds!r}, …) draws a plan: it takes steps=, no plan=, "
             f"and kinds of {', '.join(able)}"
-            + (f"; {', '.join(unable)}: for `elastic drill` only" if MAKES.keys() >= set(unable) != set() else "")
+            + (f"; {', '.join(unable)}: for `elastic drill` only" if kind_of.keys() >= set(unable) != set() else "")
         )
     faults = drawn(
         seed, kinds=asked, rate=rate, steps=arguments["steps"], workers=workers, nodes=nodes, resume_workers=workers
     )
-    if {"kill-agent", "leave-node"} & set(asked) and nodes > 1:
+    if nodes > 1 and any(kind_of[name].takes_node for name in asked):
         arguments.setdefault("nodes_max", nodes + 1)  # else the others would wait for the node that is gone
     arguments.setdefault("restarts", max(_RESTARTS, 1 + len(faults)))  # as `elastic drill`: all may strike one place
     return Plan(faults, seed)
 
 
 _RESTARTS = 3
-_OF_THE_COMMAND = {"join", "lose-all", "flip-bytes", "disk-full", "read-only"}
-"""Kinds that take more than one launch in a folder: another node, another launch, a disk or a checkpoint to spoil."""
 
 _OF_CLUSTER = {
     "workers",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from elastic.data.data_plan import DataPlan, LastBatch
 from elastic.drill.faults import (
     IN_TRANSFER,
+    NAMED,
     At,
     Fault,
     Kill,
@@ -25,7 +26,7 @@ from elastic.drill.faults import (
     Stop,
     Terminate,
 )
-from elastic.drill.plan.draw import MAKES, drawn
+from elastic.drill.plan.draw import drawn
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 
 SCRIPTS = 60
@@ -176,7 +177,7 @@ def _fitting(options: Script) -> list[str]:
         without.add("kill-writer")
     if options.habit == "compiled":  # its first step takes longer than STUCK_S
         without.add("stick-loader")
-    return [kind for kind in MAKES if kind not in without]
+    return [kind for kind in NAMED if kind not in without]
 
 
 def _storage(draw: random.Random) -> StorageFaults:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import os
 import shlex
 import shutil
 import sys
@@ -24,13 +23,13 @@ from rich.console import Console
 
 from elastic.drill.both_runs import BASELINE, CannotRun, Drill
 from elastic.drill.cluster import Cluster, Imposed
-from elastic.drill.faults import Disk
+from elastic.drill.faults import Fault
 from elastic.drill.interruption import Interrupted, interruptible
-from elastic.drill.machine.disk import needed
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.plan.options import Options, parse
 from elastic.drill.report.findings import Findings
-from elastic.drill.watched import Watched
+from elastic.drill.watched_run import WatchedRun
+from elastic.errors import ConfigError
 from elastic.events.event import Event
 from tests.kit.random_drills import RandomDrill, random_drill
 
@@ -45,7 +44,7 @@ class SharedDrill(Drill):
         super().__init__(options, console)
         self._shared = shared
 
-    def _baseline(self) -> tuple[Watched, list[Event]]:
+    def _baseline(self) -> tuple[WatchedRun, list[Event]]:
         done, own = self._shared / "done", self.folder
         with _alone(self._shared):
             if not done.exists():
@@ -63,7 +62,7 @@ class SharedDrill(Drill):
         (own / BASELINE).symlink_to(self._shared / BASELINE)
         url = self._shared / BASELINE
         cluster = Cluster(PROGRAM, url=url, folder=self._shared / f"{BASELINE}-drill", imposed=Imposed(str(url)))
-        return Watched(cluster, self._console, None, grace_s=None), cluster.events()
+        return WatchedRun(cluster, self._console, None), cluster.events()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -132,10 +131,15 @@ def _words(found: Findings) -> str:
 
 
 def _possible(plan: DrillPlan) -> DrillPlan:
-    """Without broken disks, where only root could make some."""
-    if os.geteuid() == 0 or not needed(plan.faults):
-        return plan
-    return replace(plan, faults=tuple(fault for fault in plan.faults if not isinstance(fault, Disk)))
+    """Without the faults that cannot strike on this machine: only root makes broken disks."""
+
+    def can_strike(fault: Fault) -> bool:
+        with contextlib.suppress(ConfigError):
+            fault.check_machine()
+            return True
+        return False
+
+    return replace(plan, faults=tuple(filter(can_strike, plan.faults)))
 
 
 @contextlib.contextmanager

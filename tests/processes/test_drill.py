@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.end import End
 from elastic.drill.faults import BEFORE_STEPS, IN_EXCHANGE, IN_TRANSFER, PHASES, At, Kill, Plan
 from elastic.drill.machine.processes import marked
+from elastic.drill.plan.draw import drawn
 from elastic.events.reading import read_events
 from tests.kit.s3 import s3_server
 
@@ -136,8 +139,8 @@ def test_a_run_in_object_storage_loses_everything_and_goes_on(
 def test_a_random_plan_changes_no_bit(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, seed: int
 ) -> None:
-    """Replay with Plan.random(seed, steps=12, workers=3, faults=3)."""
-    plan = Plan.random(seed, steps=12, workers=3, faults=3)
+    faults = drawn(seed, kinds=["kill", "lose-all"], rate=0.25, steps=12, workers=3, nodes=1, resume_workers=3)
+    plan = Plan(faults, seed)
     print(plan)
     run = elastic_cluster(workers=3, steps=12, seed=7, plan=plan)
     reference = elastic_undisturbed(steps=12, seed=7).events
@@ -228,3 +231,14 @@ def test_a_fault_that_never_struck_is_no_success(elastic_cluster: MakeCluster) -
     assert end.verdict.ok
     assert end.not_reached == ("step 50 backward: kill w0",)
     assert not end.ok
+
+
+def test_faults_are_values_that_load_nothing_heavy() -> None:
+    """Every test that names a fault imports them, and every worker of a drill does before it begins."""
+    found = subprocess.run(
+        [sys.executable, "-c", "import sys, elastic.drill.faults; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == "False\n"

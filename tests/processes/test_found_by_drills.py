@@ -14,7 +14,6 @@ import pytest
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Disk, Flip, Kill, Plan, Raise
-from elastic.drill.inject.acts import possible
 from elastic.drill.machine import disk
 from elastic.drill.machine.leftovers import Snapshot
 
@@ -126,11 +125,11 @@ def test_no_byte_is_flipped_while_the_disk_is_read_only(tmp_path: Path) -> None:
         (url / "commits").mkdir()
         for step in (1, 2):
             (url / "commits" / f"c00000001.s{step:09d}-01a2014117fa41a53183.json").touch()
-        assert possible(flip, tmp_path, url)
+        assert flip.possible(url)
         disk.strike(url, "read_only")
-        assert not possible(flip, tmp_path, url)
+        assert not flip.possible(url)
         disk.heal(url)
-        assert possible(flip, tmp_path, url)
+        assert flip.possible(url)
     finally:
         disk.unmount(url)
 

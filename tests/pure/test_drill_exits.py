@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 from elastic.drill.faults import At, Fault, Kill, KillAgent, KillAll, LeaveNode, Slow, Stop, Terminate
+from elastic.drill.launch_end import failed, goes_on
 from elastic.drill.plan.drill_plan import DrillPlan
-from elastic.drill.watched import failed, goes_on
 from elastic.events.event import Event
 
 NOW = At(5, "applied", later=True)

@@ -10,9 +10,21 @@ from typing import Any
 
 import pytest
 
-from elastic.drill.faults import At, Hold, Join, Kill, KillAll, KillChild, KillTogether, Slow, Terminate, due
-from elastic.drill.moments import OF_THE_SCRIPT
-from elastic.drill.plan.draw import MAKES, drawn
+from elastic.drill.faults import (
+    NAMED,
+    OF_THE_SCRIPT,
+    At,
+    Hold,
+    Join,
+    Kill,
+    KillAll,
+    KillChild,
+    KillTogether,
+    Slow,
+    Terminate,
+    due,
+)
+from elastic.drill.plan.draw import drawn
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 from elastic.drill.plan.options import Options, parse
 from elastic.drill.plan.saves import with_saves
@@ -43,7 +55,7 @@ def refusal(text: str) -> str:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_drawn_plan_is_a_function_of_its_arguments_and_comes_back_from_json(seed: int) -> None:
     """The verdict is worth something to another person only if a seed means the same faults on their machine."""
-    kinds = tuple(MAKES)
+    kinds = tuple(NAMED)
     faults = drawn(seed, kinds=kinds, rate=0.2, **SIZES)
 
     assert faults == drawn(seed, kinds=kinds, rate=0.2, **SIZES)

@@ -8,8 +8,7 @@ from collections import Counter
 
 import pytest
 
-from elastic.drill.faults import OF_A_VIEW, Disk, Fault, KillChild
-from elastic.drill.plan.draw import MAKES
+from elastic.drill.faults import NAMED, OF_A_VIEW, Fault
 from tests.kit.programs import habits
 from tests.kit.random_drills import FAULTS_MAX, HABITS, SCRIPTS, RandomDrill, random_drill, script
 
@@ -28,8 +27,8 @@ def digest(drill: RandomDrill) -> str:
 
 
 def kind(fault: Fault) -> str:
-    how = fault.of if isinstance(fault, KillChild) else fault.how if isinstance(fault, Disk) else ""
-    return type(fault).__name__ + how
+    fields = (getattr(fault, name, "") for name in ("of", "how"))
+    return type(fault).__name__ + "".join(fields)
 
 
 def test_a_seed_is_the_same_drill_on_every_machine() -> None:
@@ -49,7 +48,7 @@ def test_a_drill_is_read_back_as_it_was_written(drills: list[RandomDrill]) -> No
 def test_seeds_draw_every_kind_of_fault_on_every_number_of_workers(drills: list[RandomDrill]) -> None:
     """What is never drawn is never tried."""
     kinds = Counter(kind(fault) for drill in drills for fault in drill.plan.faults)
-    assert len(kinds) == len(MAKES) + 1, kinds  # several are killed together as well
+    assert len(kinds) == len(NAMED) + 1, kinds  # several are killed together as well
     assert min(kinds.values()) >= 4, kinds
     assert {(drill.plan.workers, drill.plan.nodes) for drill in drills} == {
         *((workers, 1) for workers in range(1, 5)), (2, 2), (4, 2)

@@ -1,7 +1,7 @@
 """The nodes that join a run in a drill: started when the fault Join has happened, or standing ready until then.
 
-The worker that sets a Join off may stand still until the node is there (injector.py): it is let go here, once a worker
-of that node has entered its Run, or when the node has ended.
+The worker that sets a Join off may stand still until the node is there: it is let go here, once a worker of that node
+has entered its Run, or when the node has ended.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import subprocess
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from elastic.drill.faults import Fault, Join
-from elastic.drill.inject.injector import CAME, LET_GO
+from elastic.drill.faults.base import Fault
+from elastic.drill.faults.join import Join
+from elastic.drill.folder import DrillFolder
 
 _ENDS_S = 10.0
 
 
 class Joining:
     """
-    folder  the drill's
     start   starts a node of so many workers (None: as many as every other has) that waits for a file, if one is given
     ready   the next one stands ready, its imports done
     """
 
     def __init__(
-        self, folder: Path, start: Callable[[int | None, Path | None], subprocess.Popen[bytes]], *, ready: bool
+        self, drill: DrillFolder, start: Callable[[int | None, Path | None], subprocess.Popen[bytes]], *, ready: bool
     ) -> None:
-        self._folder = folder
+        self._drill = drill
         self._start = start
         self._ready = ready
         self._joined: set[int] = set()  # indices of faults
@@ -48,9 +48,9 @@ class Joining:
                 self._awaited[index] = self._join(index, fault)
                 found.append(self._awaited[index])
         for index, node in list(self._awaited.items()):
-            if (self._folder / CAME / str(node.pid)).exists() or node.poll() is not None:
+            if self._drill.came(node.pid).exists() or node.poll() is not None:
                 del self._awaited[index]
-                let_go(self._folder, index)
+                self._drill.let_go(index).touch()
                 self._stand_ready(faults, happened)  # of two nodes at once, one would hold up the other
         return found
 
@@ -76,10 +76,4 @@ class Joining:
 
     def _call(self, index: int) -> Path:
         """The file that calls the node of this fault."""
-        return self._folder / f"join-{index}"
-
-
-def let_go(folder: Path, index: int) -> None:
-    """Whoever stands still at this fault goes on."""
-    (folder / LET_GO).mkdir(exist_ok=True)
-    (folder / LET_GO / str(index)).touch()
+        return self._drill.path / f"join-{index}"

@@ -10,11 +10,10 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
-from elastic.drill.faults import Disk, Fault
 from elastic.errors import ConfigError
 
 FULL = "full"
@@ -23,10 +22,6 @@ _BALLAST = ".ballast"
 _ROOM = 64 << 20  # bytes, beside eight times what an undisturbed run holds
 _WITHIN_S = 30.0
 _ATTEMPTS = 20
-
-
-def needed(faults: Iterable[Fault]) -> bool:
-    return any(isinstance(fault, Disk) for fault in faults)
 
 
 def check() -> None:
@@ -53,17 +48,26 @@ def unmount(folder: Path) -> None:
         _umount(folder)
 
 
+def take_away(folder: Path, *, keep: bool) -> None:
+    """Takes the disk away, if there is one. keep: what is on it is copied to where it was"""
+    if not folder.is_mount():
+        return
+    heal(folder)
+    copy = folder.with_name(f"{folder.name}-copy")
+    if keep:
+        shutil.copytree(folder, copy)
+    unmount(folder)
+    if keep:
+        folder.rmdir()
+        copy.rename(folder)
+
+
 def strike(folder: Path, how: str) -> None:
     """From now on it is full, or read-only."""
     if how == FULL:
         _fill(folder)
     else:
         _make_read_only(folder)
-
-
-def writable(folder: Path | None) -> bool:
-    """False for a disk that is read-only, and where there is no folder."""
-    return folder is not None and os.access(folder, os.W_OK)
 
 
 def heal(folder: Path) -> None:

@@ -16,6 +16,8 @@ from checkpoint import linux
 from checkpoint.save.writer import WRITER_MODULE
 
 WRITER = WRITER_MODULE.encode()  # of a worker's checkpoints, once it is warm
+_WARM = b"elastic.launch.warm"
+_FORKED_ONLY = 0x40  # the kernel's PF_FORKNOEXEC
 MARK = "ELASTIC_DRILL"  # set to the drill's folder for everything that the drill starts
 
 
@@ -82,6 +84,19 @@ def children(parent: int) -> list[int]:
     return sorted(pid for pid, stat in linux.children(parent).items() if not stat.is_dead)
 
 
+def loader_processes() -> list[int]:
+    """This process's own forks."""
+    own = linux.command_line(os.getpid())
+    return [pid for pid in children(os.getpid()) if linux.command_line(pid) == own]
+
+
 def writer_processes() -> list[int]:
     """Of this process's checkpoints."""
     return [pid for pid in children(os.getpid()) if WRITER in linux.command_line(pid)]
+
+
+def warm_processes() -> list[int]:
+    """That this worker's agent forks workers from. Forks have its command; it was started."""
+    found = [pid for pid in children(os.getppid()) if _WARM in linux.command_line(pid)]
+    stats = [(pid, linux.process_stat(pid)) for pid in found]
+    return [pid for pid, stat in stats if stat is not None and not stat.flags & _FORKED_ONLY]

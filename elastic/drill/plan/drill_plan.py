@@ -16,7 +16,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from elastic.drill.faults import KINDS, Fault, Join, KillTogether, Plan
+from elastic.drill.faults.base import Fault
+from elastic.drill.faults.plan import Plan
+from elastic.drill.faults.registry import KINDS
 from elastic.errors import ConfigError
 
 VERSION = 1
@@ -92,16 +94,15 @@ class DrillPlan:
             raise ConfigError(f"{self.workers} workers cannot be spread evenly over {self.nodes} nodes")
         most = max(self.workers + self.joining(), self.resume_workers + self.joining())
         for fault in self.faults:
-            highest = max(fault.workers) if isinstance(fault, KillTogether) else fault.worker
+            highest = max(fault.ranks)
             if highest >= most:
                 raise ConfigError(
                     f"{fault}: there is no worker {highest}; they are counted from 0, and at most {most} are there"
                 )
-        Plan(self.faults)  # its own checks
 
     def joining(self) -> int:
         """How many workers come with all nodes that join."""
-        return sum(fault.workers or self.workers // self.nodes for fault in self.faults if isinstance(fault, Join))
+        return sum(fault.joining(self.workers // self.nodes) for fault in self.faults)
 
     def for_workers(self) -> Plan:
         return Plan(self.faults, self.seed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from elastic.drill.moments import PHASES
-from elastic.drill.plan.draw import MAKES
+from elastic.drill.faults.moments import PHASES
+from elastic.drill.faults.registry import NAMED
 
 DEFAULT_FAULTS, DEFAULT_RATE = "kill,stop,leave,lose-all", 0.05
 WITHIN_S = 900.0
@@ -29,25 +29,6 @@ phase of that step, or of the first step after it in which it can. PHASE is one 
 exit status  0 every invariant holds   1 one is broken   130 interrupted
              2 the drill could not be run as asked, or not every fault struck
 """
-STRIKES = {
-    "kill": ("W@…", "SIGKILL to a worker; W,W@… kills several at once"),
-    "stop": ("W@…", "SIGSTOP to a worker, which nobody wakes"),
-    "leave": ("W@…", "SIGTERM to a worker: a notice to leave, and SIGKILL after --grace"),
-    "join": ("@…", "another node arrives, with one worker"),
-    "lose-all": ("@…", "SIGKILL to everything at once, agents included; the run is then started again"),
-    "exception": ("W@…", "an exception in the script's code"),
-    "oom": ("W@…", "no more memory, by a limit of the kernel's"),
-    "slow": ("W@…", "a worker that lags: 0.1 s in each of 30 shares; W@…,seconds=S,shares=N for others"),
-    "stick-loader": ("W@…", "a read that does not come back, until --hang-limit"),
-    "kill-loader": ("W@…", "SIGKILL to one of a worker's loader processes"),
-    "kill-warm": ("W@…", "SIGKILL to the warm process that its agent forks workers from"),
-    "kill-writer": ("@…", "SIGKILL to the process that writes checkpoints"),
-    "flip-bytes": ("@…", "a byte of the newest checkpoint is changed: it matters where --lose-all follows"),
-    "disk-full": ("@…", "the run's disk is full for a second; @…,seconds=S for longer. Root only"),
-    "read-only": ("@…", "the run's disk is read-only for a second; @…,seconds=S for longer. Root only"),
-    "kill-agent": ("W@…", "SIGKILL to the agent of a worker's node"),
-    "leave-node": ("W@…", "SIGTERM to the agent of a worker's node: all its workers leave"),
-}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,12 +56,13 @@ def parser() -> argparse.ArgumentParser:
     drawing.add_argument(
         "--faults",
         metavar="KINDS",
-        help=f"of {', '.join(MAKES)}, with commas between (default, where no fault is named: {DEFAULT_FAULTS})",
+        help=f"of {', '.join(NAMED)}, with commas between (default, where no fault is named: {DEFAULT_FAULTS})",
     )
     drawing.add_argument("--rate", type=float, metavar="R", help=f"faults per step (default {DEFAULT_RATE})")
     named = made.add_argument_group("faults at moments that you name (each may be given several times)")
-    for name, (shape, what) in STRIKES.items():
-        named.add_argument(f"--{name}", action="append", default=[], metavar=shape, help=what)
+    for name, one in NAMED.items():
+        shape = "W@…" if one.flag.of_worker else "@…"
+        named.add_argument(f"--{name}", action="append", default=[], metavar=shape, help=one.flag.what)
     named.add_argument("--grace", type=float, metavar="SECONDS", help="for --leave (default 30)")
     storage = made.add_argument_group("storage, and what it suffers: probabilities, per operation")
     storage.add_argument("--storage-errors", type=float, metavar="P", help="it fails, and may work when tried again")

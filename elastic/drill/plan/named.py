@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from elastic.drill.faults import Disk, Fault, KillTogether, Slow
-from elastic.drill.moments import BEFORE_STEPS, OF_A_SHARE, At, place_of
-from elastic.drill.plan.draw import MAKES
+from elastic.drill.faults.base import Fault
+from elastic.drill.faults.moments import BEFORE_STEPS, OF_A_SHARE, At, place_of
+from elastic.drill.faults.registry import NAMED
 from elastic.errors import ConfigError
 
 _WORDS = {"forming a view": "form", "forming": "form", "transferring": "transfer"}
-_EXTRA = {"slow": ("seconds", "shares"), "disk-full": ("seconds",), "read-only": ("seconds",)}
-_NO_WORKER = ("join", "lose-all", "kill-writer", "flip-bytes", "disk-full", "read-only")
 
 
 def named(name: str, text: str) -> Fault:
@@ -24,37 +21,33 @@ def named(name: str, text: str) -> Fault:
 
 
 def _fault(name: str, text: str) -> Fault:
+    kind, of_worker = NAMED[name].kind, NAMED[name].flag.of_worker
     who, at, moment = text.partition("@")
-    shape = "@step=N" if name in _NO_WORKER else "WORKER@step=N"
+    shape = "WORKER@step=N" if of_worker else "@step=N"
     if not at or not moment:
         raise ConfigError(f"expected {shape}[,phase=PHASE], such as {shape.replace('WORKER', '2').replace('N', '30')}")
-    facts = _facts(moment, extra=_EXTRA.get(name, ()))
-    if name in _NO_WORKER:
-        if who:
-            raise ConfigError(f"it strikes no single worker, so nothing stands before the @; found {who!r}")
-        ranks = [0]
-    else:
-        ranks = [_whole(one, "a worker is a rank, counted from 0") for one in who.split(",")]
-    if len(ranks) > 1 and name != "kill":
-        raise ConfigError("only --kill takes several workers at once")
-    phase = facts.get("phase", "forward" if name == "join" else "backward")
-    phase = _WORDS.get(phase, phase)
+    facts = _facts(moment, extra=kind.facts)
+    ranks = _ranks(who, of_worker=of_worker)
     if "step" not in facts:
         raise ConfigError("no step; expected " + shape)
+    phase = facts.get("phase", kind.usual_phase or "backward")
+    phase = _WORDS.get(phase, phase)
     if phase in ("save", "saved") and ranks[0] != 0:
         raise ConfigError(f"only worker 0, the coordinator, saves, so no other one passes {phase!r}")
     share = _whole(facts["share"], "a share is a number, counted from 0") if "share" in facts else None
     when = At(_whole(facts["step"], "a step is a number, counted from 0"), phase, share=share, later=True)
     if len(ranks) > 1:
-        return KillTogether(tuple(ranks), when)
-    fault = MAKES[name](ranks[0], when)
-    if isinstance(fault, Disk):
-        return replace(fault, seconds=_number(facts["seconds"])) if "seconds" in facts else fault
-    if isinstance(fault, Slow):
-        seconds = _number(facts["seconds"]) if "seconds" in facts else fault.seconds
-        shares = _whole(facts["shares"], "shares are a number") if "shares" in facts else fault.shares
-        return replace(fault, seconds=seconds, shares=shares)
-    return replace(fault, when=replace(fault.when, phase=phase, share=share))
+        return kind.together(ranks, when)
+    own = {fact: _value(facts[fact], like=getattr(kind, fact)) for fact in kind.facts if fact in facts}
+    return NAMED[name].fault(ranks[0], when, **own)
+
+
+def _ranks(who: str, *, of_worker: bool) -> tuple[int, ...]:
+    if of_worker:
+        return tuple(_whole(one, "a worker is a rank, counted from 0") for one in who.split(","))
+    if who:
+        raise ConfigError(f"it strikes no single worker, so nothing stands before the @; found {who!r}")
+    return (0,)
 
 
 def _facts(moment: str, extra: Sequence[str]) -> dict[str, str]:
@@ -77,7 +70,10 @@ def _whole(text: str, what: str) -> int:
     return int(text)
 
 
-def _number(text: str) -> float:
+def _value(text: str, *, like: float) -> float:
+    """Of the type that a field's default has."""
+    if isinstance(like, int):
+        return _whole(text, "expected a number")
     try:
         return float(text)
     except ValueError:

@@ -12,17 +12,17 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from elastic.drill.faults import Disk, Flip
+from elastic.drill.faults.base import Fault
+from elastic.drill.faults.registry import NAMED
 from elastic.drill.location import StorageRoot
-from elastic.drill.machine import disk
 from elastic.drill.plan import saves
-from elastic.drill.plan.draw import MAKES, drawn
+from elastic.drill.plan.draw import drawn
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
-from elastic.drill.plan.flags import DEFAULT_FAULTS, DEFAULT_RATE, STRIKES, WITHIN_S, parser
+from elastic.drill.plan.flags import DEFAULT_FAULTS, DEFAULT_RATE, WITHIN_S, parser
 from elastic.drill.plan.named import in_order, named
 from elastic.errors import ConfigError
 
@@ -105,10 +105,11 @@ def parse(argv: Sequence[str]) -> Options:
     if given.storage_options is not None and given.storage is None:
         raise ConfigError("--storage-options are those of --storage URL, which is not given")
     storage_root = StorageRoot.asked(given.storage, given.storage_options) if given.storage is not None else None
-    if disk.needed(plan.faults) or {"disk-full", "read-only"} & set(kinds):
-        disk.check()
+    named_kinds = {**{fault.kind: type(fault) for fault in plan.faults}, **{name: NAMED[name].kind for name in kinds}}
+    for kind in set(named_kinds.values()):
+        kind.check_machine()
     if storage_root is not None:
-        _check_elsewhere(plan, kinds)
+        _check_elsewhere(named_kinds)
     return Options(
         script=given.script,
         module=given.module,
@@ -126,18 +127,16 @@ def parse(argv: Sequence[str]) -> Options:
     )
 
 
-def _check_elsewhere(plan: DrillPlan, kinds: Sequence[str]) -> None:
-    """What needs a folder of this machine."""
-    found = {"flip-bytes", "disk-full", "read-only"} & set(kinds)
-    found |= {fault.kind for fault in plan.faults if isinstance(fault, Disk | Flip)}
-    if found:
+def _check_elsewhere(kinds: Mapping[str, type[Fault]]) -> None:
+    """What needs a folder of this machine. kinds: by the names that the user knows them by"""
+    if found := [name for name, kind in kinds.items() if kind.in_folder]:
         raise ConfigError(
             f"{min(found)} needs a run in a folder of this machine; leave out --storage, or use --torn-writes"
         )
 
 
 def _kinds(given: argparse.Namespace) -> tuple[str, ...]:
-    named = any(getattr(given, name.replace("-", "_")) for name in STRIKES) or _storage(given).any
+    named = any(getattr(given, name.replace("-", "_")) for name in NAMED) or _storage(given).any
     text = given.faults
     if text is None:
         if given.plan is not None or (named and given.rate is None):
@@ -145,14 +144,14 @@ def _kinds(given: argparse.Namespace) -> tuple[str, ...]:
         text = DEFAULT_FAULTS
     kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
     for kind in kinds:
-        if kind not in MAKES:
-            near = difflib.get_close_matches(kind, MAKES, n=1)
+        if kind not in NAMED:
+            near = difflib.get_close_matches(kind, NAMED, n=1)
             raise ConfigError(
                 f"--faults: unknown {kind!r}; "
-                + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(MAKES)}")
+                + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(NAMED)}")
             )
     if not kinds:
-        raise ConfigError(f"--faults names none; known: {', '.join(MAKES)}")
+        raise ConfigError(f"--faults names none; known: {', '.join(NAMED)}")
     return kinds
 
 
@@ -160,7 +159,7 @@ def _replayed(given: argparse.Namespace) -> DrillPlan:
     of_the_plan = ["workers", "nodes", "resume_workers", "seed", "faults", "rate", "grace"]
     of_the_plan += ["save_every", "storage_errors", "storage_stalls", "torn_writes", "stale_listings"]
     both = [name for name in of_the_plan if getattr(given, name) is not None]
-    both += [name for name in map(_attribute, STRIKES) if getattr(given, name)]
+    both += [name for name in map(_attribute, NAMED) if getattr(given, name)]
     if both:
         raise ConfigError(f"--plan says all that goes wrong and on how many workers; leave out --{_flag(both[0])}")
     try:
@@ -177,7 +176,7 @@ def _asked(given: argparse.Namespace, *, drawing: bool) -> DrillPlan:
     seed = given.seed
     if seed is None and (drawing or storage.any):
         seed = secrets.randbelow(1_000_000)
-    faults = [named(name, text) for name in STRIKES for text in getattr(given, _attribute(name))]
+    faults = [named(name, text) for name in NAMED for text in getattr(given, _attribute(name))]
     return DrillPlan(
         workers=workers,
         nodes=given.nodes if given.nodes is not None else 1,

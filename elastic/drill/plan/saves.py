@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from elastic.drill.faults import KillAll
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.errors import ConfigError
 
@@ -37,7 +36,7 @@ def with_saves(plan: DrillPlan, *, steps: int, saved: Sequence[int]) -> DrillPla
 
     saved  steps of the undisturbed run's checkpoints
     """
-    lost = min((fault.when.step or 0 for fault in plan.faults if isinstance(fault, KillAll)), default=None)
+    lost = min((fault.when.step or 0 for fault in plan.faults if fault.restarts == "lost"), default=None)
     if plan.save_every is not None or lost is None or any(0 < step <= lost for step in saved):
         return plan
     return replace(plan, save_every=str(max(1, min(steps // _SAVES, lost // 2))))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
-from elastic.drill.faults import Disk, Fault, Flip, Hold, Join, KillChild, Slow
+from elastic.drill.faults.base import Aftermath, Fault
 from elastic.drill.judge.lineage import place_of
 from elastic.events.event import Event
 
@@ -57,14 +57,16 @@ def _cost(struck: Event, fault: Fault, events: Sequence[Event]) -> Cost:
     place = place_of(struck)
     before = [event["step"] for event in begun if place_of(event) <= place]
     later = [event for event in begun if event["t"] > struck["t"] and place_of(event) > place]
-    if isinstance(fault, Slow | Hold | Flip | Disk) or (isinstance(fault, KillChild) and fault.of != "loader"):
-        later = []  # nobody is lost, and whatever view follows is another fault's
-    elif isinstance(fault, Join):
+    aftermath = fault.aftermath()
+    if aftermath is Aftermath.NO_LOSS:
+        later = []
+    elif aftermath is Aftermath.GROWTH:
         newcomers = _newcomers(struck, events)
         later = [event for event in later if event["worker"] in newcomers and place_of(event)[0] == place[0]]
     applied = next((event for event in later if event["event"] == "step_applied"), None)
     first = min((event["step"] for event in later if place_of(event) == place_of(later[0])), default=None)
-    redone = 0 if first is None or not before or isinstance(fault, Join) else max(0, max(before) - first + 1)
+    grows = aftermath is Aftermath.GROWTH
+    redone = 0 if first is None or not before or grows else max(0, max(before) - first + 1)
     return Cost(
         index=struck["index"],
         fault=fault,

@@ -21,6 +21,7 @@ from typing import Any
 
 import checkpoint.errors
 import elastic.errors
+from elastic.drill.faults.registry import KINDS
 from elastic.drill.judge.contents import conflicts, notes
 from elastic.drill.report import source_hints
 from elastic.drill.report.source_hints import Line
@@ -99,7 +100,7 @@ def _of_script(error: str) -> bool:
     """Neither what the faults raise, nor elastic's own and the storage's, which are no matter of the script."""
     name = error.partition(":")[0].rpartition(".")[2]
     ours = any(hasattr(module, name) for module in (elastic.errors, checkpoint.errors))
-    raised_by_faults = name in ("OnPurpose", "MemoryError") or "memory" in error
+    raised_by_faults = any(kind.raised(name, error) for kind in KINDS.values())
     return not (ours or raised_by_faults or (hasattr(builtins, name) and issubclass(getattr(builtins, name), OSError)))
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from elastic.drill.faults import lost_to
 from elastic.drill.judge.verdict import Verdict, Violation
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.report.costs import Cost
@@ -76,7 +75,7 @@ class Findings:
     def replaced(self) -> bool:
         """Whether it was seen that somebody comes after a loss, wherever one was to."""
         sizes = self.faulted.world_sizes
-        lost = any(lost_to(cost.fault) for cost in self.struck)
+        lost = any(cost.fault.lost() for cost in self.struck)
         return not lost or sizes[-1] >= sizes[0] or any(later > size for size, later in pairwise(sizes))
 
     @property

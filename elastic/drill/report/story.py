@@ -11,73 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from elastic.drill.faults import (
-    Disk,
-    Fault,
-    Flip,
-    Hold,
-    Join,
-    Kill,
-    KillAgent,
-    KillAll,
-    KillChild,
-    KillTogether,
-    LeaveNode,
-    OutOfMemory,
-    Raise,
-    Slow,
-    StickLoader,
-    Stop,
-    Terminate,
-)
+from elastic.drill.faults.base import Aftermath, Fault
 from elastic.drill.judge.lineage import place_of
 from elastic.drill.report.costs import Cost
 from elastic.drill.report.follow import Follow
+from elastic.drill.words import counted
 from elastic.events.event import Event
 
 _ERROR_CHARS = 100
-_HELPERS = {
-    "loader": "a loader process of worker {}",
-    "writer": "the checkpoint writer of worker {}",
-    "warm": "the warm process beside worker {}",
-}
-
-
-def words(fault: Fault) -> str:
-    """What happens to whom."""
-    match fault:
-        case Kill():
-            return f"SIGKILL to worker {fault.worker}"
-        case KillTogether():
-            return f"SIGKILL to workers {' and '.join(map(str, fault.workers))} at once"
-        case KillAll():
-            return "SIGKILL to everything, agents included"
-        case KillAgent():
-            return f"SIGKILL to the agent of worker {fault.worker}"
-        case KillChild():
-            return f"SIGKILL to {_HELPERS[fault.of].format(fault.worker)}"
-        case Stop():
-            return f"SIGSTOP to worker {fault.worker}"
-        case Terminate():
-            return f"SIGTERM to worker {fault.worker}: it is to leave"
-        case LeaveNode():
-            return f"SIGTERM to the agent of worker {fault.worker}: its node is to leave"
-        case Join():
-            return "another node arrives" + (f", with {counted(fault.workers, 'worker')}" if fault.workers else "")
-        case Raise():
-            return f"an exception in worker {fault.worker}"
-        case OutOfMemory():
-            return f"no more memory for worker {fault.worker}"
-        case Slow():
-            return f"worker {fault.worker} lags by {fault.seconds:g} s in each of {fault.shares} shares"
-        case StickLoader():
-            return f"the data of worker {fault.worker} hangs"
-        case Disk():
-            return f"the disk is {fault.how.replace('_', '-')} for {fault.seconds:g} s"
-        case Flip():
-            return "a byte of the newest checkpoint is changed"
-        case Hold():
-            return f"worker {fault.worker} is held"
 
 
 class Story:
@@ -139,8 +80,8 @@ class Story:
             self._workers = event["world_size"]
         elif kind == "fault" and self._once("fault", event["index"]):
             fault = self._faults[event["index"]]
-            self._open += [] if isinstance(fault, Slow | Hold | KillChild | Join | Flip | Disk) else [event]
-            yield f"[bold red]step {event['step']}, {event['phase']}: {escape(words(fault))}[/]"
+            self._open += [event] if fault.aftermath() is Aftermath.LOSS else []
+            yield f"[bold red]step {event['step']}, {event['phase']}: {escape(fault.in_words())}[/]"
         elif kind == "awaited":
             came = "the node is there" if event["there"] else "the node did not come, and the run goes on"
             yield f"         {came}; the run has waited for it, {event['seconds']:.2f} s"
@@ -174,7 +115,7 @@ def of_plan(faults: Sequence[Fault]) -> Iterator[str]:
     for number, fault in enumerate(faults, 1):
         at = f"step {fault.when.step}" if fault.when.step is not None else "then"
         share = f" of share {fault.when.share}" if fault.when.share is not None else ""
-        yield f"{number:4}  {at:<9} {fault.when.phase + share:<12} {words(fault)}"
+        yield f"{number:4}  {at:<9} {fault.when.phase + share:<12} {fault.in_words()}"
 
 
 def of_costs(costs: Sequence[Cost]) -> Iterator[tuple[str, str, str, str, str, str]]:
@@ -182,8 +123,9 @@ def of_costs(costs: Sequence[Cost]) -> Iterator[tuple[str, str, str, str, str, s
     for cost in costs:
         after = f"{cost.after_s:.2f} s" if cost.after_s is not None else "-"
         by = str(cost.workers) if cost.after_s is not None else "-"
-        late = " (too late to join)" if isinstance(cost.fault, Join) and cost.after_s is None else ""
-        yield str(cost.step), cost.phase, words(cost.fault) + late, after, by, str(cost.redone)
+        late = cost.fault.aftermath() is Aftermath.GROWTH and cost.after_s is None
+        what = cost.fault.in_words() + (" (too late to join)" if late else "")
+        yield str(cost.step), cost.phase, what, after, by, str(cost.redone)
 
 
 def _short(error: object) -> str:
@@ -191,7 +133,3 @@ def _short(error: object) -> str:
     lines = [line.strip() for line in str(error).splitlines()] or [""]
     line = ([line for line in lines if line.startswith("attempt ")] or lines[:1])[-1]
     return line if len(line) <= _ERROR_CHARS else f"…{line[-_ERROR_CHARS:]}"
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

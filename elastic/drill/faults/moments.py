@@ -49,7 +49,7 @@ class At:
                 `loaded` come in every view or at every start, and have no step
     phase       one of PHASES
     share       of the phases that come once per share, the share; None: the rank's first
-    worker      for KillAll and Join, the rank whose arrival sets it off
+    worker      for faults that strike no single worker, such as KillAll: the rank whose arrival sets it off
     world_size  only in a view of so many workers; None: of any. Not known yet at `start`
     later       or at the first such moment after that step: where the rank was not there, or a fault before it in the
                 plan had not happened yet. Faults that may come later happen in the plan's order. A moment that comes

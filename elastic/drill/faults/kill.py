@@ -1,0 +1,75 @@
+"""SIGKILL to a worker, or to several at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.drill.faults.base import Fault, Flag, Scene, WorkerFault
+from elastic.drill.faults.moments import At
+
+
+@dataclass(frozen=True)
+class Kill(WorkerFault):
+    """SIGKILL to the worker that has this rank at that moment."""
+
+    kind = "kill"
+    flags = (Flag("kill", "SIGKILL to a worker; W,W@… kills several at once"),)
+    fatal = True
+
+    @classmethod
+    def together(cls, workers: tuple[int, ...], when: At) -> Fault:
+        return KillTogether(workers, when)
+
+    def __str__(self) -> str:
+        return f"{self.when}: kill w{self.worker}"
+
+    def in_words(self) -> str:
+        return f"SIGKILL to worker {self.worker}"
+
+    def strike(self, scene: Scene) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def lost(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class KillTogether(Fault):
+    """SIGKILL to several workers of a view at once; those of them that have not come to that view are spared.
+
+    workers  ranks; the first one's arrival sets it off
+    """
+
+    workers: tuple[int, ...]
+    when: At
+
+    kind = "kill_together"
+
+    @property
+    def worker(self) -> int:
+        return self.workers[0]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.workers
+
+    @classmethod
+    def make(cls, worker: int, when: At, **fields: Any) -> Fault:
+        return cls((worker,), when, **fields)
+
+    def __str__(self) -> str:
+        return f"{self.when}: kill {' and '.join(f'w{worker}' for worker in self.workers)}"
+
+    def in_words(self) -> str:
+        return f"SIGKILL to workers {' and '.join(map(str, self.workers))} at once"
+
+    def strike(self, scene: Scene) -> None:
+        for pid in scene.drill.alive_with_rank(scene.run.generation, self.workers[1:]):
+            os.kill(pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def lost(self) -> int:
+        return len(self.workers)

@@ -1,0 +1,97 @@
+"""Several faults, and which of them a worker has reached. Every fault happens once, however often the run recovers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elastic.drill.faults.base import Fault
+from elastic.drill.faults.moments import BEFORE_STEPS, At
+from elastic.drill.faults.registry import KINDS
+from elastic.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will go wrong in a drill. `str` says it in one line; JSON carries it to the workers and into the record."""
+
+    faults: tuple[Fault, ...] = ()
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        faults = " | ".join(map(str, self.faults)) or "no faults"
+        return faults if self.seed is None else f"seed {self.seed}: {faults}"
+
+    def to_json(self) -> str:
+        faults = [{"kind": fault.kind, **asdict(fault)} for fault in self.faults]
+        return json.dumps({"seed": self.seed, "faults": faults})
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that to_json wrote. ConfigError names what it does not know."""
+        try:
+            document = json.loads(text)
+            faults = tuple(_fault_from(dict(fault)) for fault in document["faults"])
+            return cls(faults, document["seed"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"not a fault plan: {error}") from error
+
+
+def due(
+    plan: Plan,
+    phase: str,
+    *,
+    step: int | None,
+    rank: int,
+    share: int | None,
+    done: Collection[int],
+    here: Collection[int] = (),
+    world_size: int | None = None,
+) -> list[int]:
+    """Which faults of the plan, by index, does the worker with this rank set off at this moment?
+
+    step        as At.step counts; ignored before `loaded`
+    share       of a phase that comes once per share, this one
+    done        indices of the faults that have happened
+    here        of these, those that happened in the view that this worker is in
+    world_size  of the view that this worker is in
+    """
+    return [
+        index
+        for index, fault in enumerate(plan.faults)
+        if index not in done
+        and fault.when.phase == phase
+        and fault.worker == rank
+        and fault.when.share in (None, share)
+        and fault.when.world_size in (None, world_size)
+        and _its_turn(fault, index, step, done, here)
+    ]
+
+
+def _its_turn(fault: Fault, index: int, step: int | None, done: Collection[int], here: Collection[int]) -> bool:
+    when = fault.when
+    if when.step is None:
+        return _waited(fault, index, done, here)
+    if when.later:
+        return step is not None and step >= when.step and all(before in done for before in range(index))
+    return step == when.step
+
+
+def _waited(fault: Fault, index: int, done: Collection[int], here: Collection[int]) -> bool:
+    """Whether a fault without a step has nothing to wait for any more."""
+    return all(before in done for before in range(index)) and (
+        fault.when.phase in BEFORE_STEPS or index - 1 not in here
+    )
+
+
+def _fault_from(fields: dict[str, Any]) -> Fault:
+    kind = fields.pop("kind")
+    if kind not in KINDS:
+        raise ConfigError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
+    if isinstance(fields.get("workers"), list):
+        fields["workers"] = tuple(fields["workers"])
+    made: Any = KINDS[kind]
+    fault: Fault = made(**{**fields, "when": At(**fields["when"])})
+    return fault

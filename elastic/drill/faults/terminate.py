@@ -1,0 +1,43 @@
+"""SIGTERM to a worker: a notice to leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic.drill.faults.base import Beside, Fault, Flag, Scene, Sizes, WorkerFault
+
+if TYPE_CHECKING:
+    from elastic.events.event import Event
+
+
+@dataclass(frozen=True)
+class Terminate(WorkerFault):
+    """SIGTERM to the worker that has this rank at that moment: a notice to leave."""
+
+    kind = "terminate"
+    flags = (Flag("leave", "SIGTERM to a worker: a notice to leave, and SIGKILL after --grace"),)
+    record_first = False
+    leaves = True
+
+    @classmethod
+    def remaining(cls, there: int, sizes: Sizes) -> int:
+        return there - 1
+
+    def __str__(self) -> str:
+        return f"{self.when}: terminate w{self.worker}"
+
+    def in_words(self) -> str:
+        return f"SIGTERM to worker {self.worker}: it is to leave"
+
+    def strike(self, scene: Scene) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def lasts_s(self, grace_s: float) -> float:
+        return grace_s
+
+    def end(self, struck: Event, beside: Beside, others: Iterable[Fault]) -> None:
+        beside.kill_overdue(struck)

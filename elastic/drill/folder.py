@@ -1,0 +1,92 @@
+"""The folder of one run in a drill: how its processes let each other know what has happened.
+
+plan.json   the plan of faults
+happened/   a file for each fault that has happened, made by whoever sets it off: only one process can. It holds the
+            generation of the view that it happened in, and nothing where that is no view of this launch
+struck/     a file for each fault whose work is done
+let_go/     a file for each fault whose worker, which stands still, is to go on
+came/       the pids of agents of whom a worker has entered its Run
+failed/     a file for each failure of a worker by a fault, named by what it counts as and the step
+ranks/      the pid of each rank of each view, where several workers are to be killed together
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic.drill.machine.processes import marked
+
+_COMING = "coming-"
+
+
+@dataclass(frozen=True)
+class DrillFolder:
+    """Faults are named by their index in the plan."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    def begin_launch(self) -> None:
+        """What has happened so far did so in no view of the launch that begins."""
+        for name in ("happened", "struck", "let_go", "came", "failed", "ranks", "logs"):
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+        for index in self.happened():
+            self.forget_view(index)
+
+    def happened(self) -> dict[int, str]:
+        """The faults that have happened, and in which generation."""
+        return {int(path.name): path.read_text() for path in (self.path / "happened").glob("[0-9]*")}
+
+    def happens(self, index: int, generation: int) -> bool:
+        """Puts on record that this fault happens now; False if it has happened before."""
+        own = self.path / "happened" / f"{_COMING}{index}-{os.getpid()}"
+        own.write_text(str(generation))
+        try:
+            os.link(own, self.path / "happened" / str(index))
+        except FileExistsError:
+            return False
+        finally:
+            own.unlink()
+        return True
+
+    def forget_view(self, index: int) -> None:
+        """The next fault may come in the view in which this one happened."""
+        (self.path / "happened" / str(index)).write_text("")
+
+    def struck(self, index: int) -> Path:
+        return self.path / "struck" / str(index)
+
+    def let_go(self, index: int) -> Path:
+        return self.path / "let_go" / str(index)
+
+    def came(self, agent: int) -> Path:
+        """agent  its pid"""
+        return self.path / "came" / str(agent)
+
+    def fails(self, failure: str, step: int) -> None:
+        """Puts on record that a worker fails in this way, at this step."""
+        (self.path / "failed" / f"{failure}-{step}").touch()
+
+    def failed(self, failure: str) -> list[int]:
+        """The steps at which a worker has failed in this way."""
+        return [int(path.name.rpartition("-")[2]) for path in (self.path / "failed").glob(f"{failure}-*")]
+
+    def has_rank(self, generation: int, rank: int) -> None:
+        """This process has that rank in the view."""
+        (self.path / "ranks" / f"{generation}-{rank}").write_text(str(os.getpid()))
+
+    def alive_with_rank(self, generation: int, ranks: Iterable[int]) -> list[int]:
+        """The pids of those that have come to the view, and still run."""
+        places = [self.path / "ranks" / f"{generation}-{rank}" for rank in ranks]
+        return self.alive(int(place.read_text() or 0) for place in places if place.exists())
+
+    def alive(self, pids: Iterable[int]) -> list[int]:
+        """Those that still run and belong to the drill."""
+        living = marked(self.path)
+        return [pid for pid in pids if pid in living]
