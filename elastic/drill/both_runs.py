@@ -43,9 +43,9 @@ from elastic.drill.report.findings import Findings
 from elastic.drill.report.show import show
 from elastic.drill.report.story import Story, of_plan
 from elastic.drill.watched_run import WatchedRun
-from elastic.drill.words import counted
 from elastic.errors import ConfigError
 from elastic.events.event import Event
+from elastic.events.words import counted
 
 BASELINE, FAULTED = "undisturbed", "disturbed"
 _JOINS_AWAIT_S = 60.0

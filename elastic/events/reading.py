@@ -26,11 +26,18 @@ def read_events(url: str | os.PathLike[str], *, storage_options: dict[str, Any] 
     """
     by_worker: dict[str, list[Event]] = {}
     for line in _lines(url, storage_options):
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict) and _is_record(record):
-                by_worker.setdefault(record["worker"], []).append(record)
+        if (record := record_in(line)) is not None:
+            by_worker.setdefault(record["worker"], []).append(record)
     return list(heapq.merge(*by_worker.values(), key=lambda record: float(record["t"])))
+
+
+def record_in(line: bytes) -> Event | None:
+    """None: it is no whole record."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        if isinstance(found, dict) and _is_record(found):
+            return found
+    return None
 
 
 def _is_record(found: Event) -> bool:

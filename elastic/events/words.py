@@ -8,6 +8,11 @@ import unicodedata
 _UNPRINTABLE = ("Cc", "Cs")  # control characters, and halves of a surrogate pair
 
 
+def counted(number: int, what: str) -> str:
+    """1 worker, 2 workers."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def seconds(value: float) -> str:
     """Two or three digits that matter: 85 ms, 1.2 s, 34 s, 5 min 20 s, 3 h 12 min."""
     if value == 0:

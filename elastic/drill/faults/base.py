@@ -163,13 +163,15 @@ class Fault(ABC):
 
     # how it is described
 
-    @abstractmethod
-    def __str__(self) -> str:
-        """In a plan's one line."""
+    short: ClassVar[str]
+    sentence: ClassVar[str]
+    """What happens to whom, in a plan's one line and in what people read. {fields} of the fault stand in braces."""
 
-    @abstractmethod
+    def __str__(self) -> str:
+        return f"{self.when}: {self.short.format(**vars(self))}"
+
     def in_words(self) -> str:
-        """What happens to whom."""
+        return self.sentence.format(**vars(self))
 
     # how it strikes
 
@@ -219,6 +221,12 @@ class Fault(ABC):
     restarts: ClassVar[Literal["lost", "left"] | None] = None
     """Why a launch that it ends is followed by another one: everything is "lost", or an agent "left"."""
 
+    loses_workers: ClassVar[bool] = False
+    """It takes whom it strikes from the run, against their will."""
+
+    fails: ClassVar[bool] = False
+    """It counts as a failure of the worker, of which the run bears one of a kind at a step."""
+
     leaves: ClassVar[bool] = False
     """It asks workers to leave."""
 
@@ -234,15 +242,15 @@ class Fault(ABC):
 
     def lost(self) -> int | None:
         """How many workers it takes from the run against their will, at most; None: those of an agent, or all."""
-        return 0
+        return len(self.ranks) if self.loses_workers else 0
 
     def lost_max(self, of_a_node: int) -> int:
         """How many of those are missed by a view, at most; who is lost with all others is missed by none."""
         return self.lost() or 0
 
     def failure(self) -> str | None:
-        """As what a worker's failure counts, of which the run bears one at a step; None: it does not count as one."""
-        return None
+        """As what its worker's failure counts; None: it does not count as one."""
+        return self.kind if self.fails else None
 
     @classmethod
     def raised(cls, name: str, error: str) -> bool:

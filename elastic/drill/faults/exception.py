@@ -19,23 +19,15 @@ class Raise(WorkerFault):
     """
 
     kind = "raise"
+    short = "raise in w{worker}"
+    sentence = "an exception in worker {worker}"
     flags = (Flag("exception", "an exception in the script's code"),)
     in_script = True
-
-    def __str__(self) -> str:
-        return f"{self.when}: raise in w{self.worker}"
-
-    def in_words(self) -> str:
-        return f"an exception in worker {self.worker}"
+    loses_workers = True
+    fails = True
 
     def strike(self, scene: Scene) -> None:
         raise OnPurpose(str(self))
-
-    def lost(self) -> int:
-        return 1
-
-    def failure(self) -> str:
-        return self.kind
 
     @classmethod
     def raised(cls, name: str, error: str) -> bool:

@@ -22,6 +22,8 @@ class Flip(WorkerFault):
     until there are two checkpoints; it matters once the run goes back to one. Local folders only."""
 
     kind = "flip"
+    short = "flip a byte of the newest checkpoint, by w{worker}"
+    sentence = "a byte of the newest checkpoint is changed"
     flags = (
         Flag(
             "flip-bytes",
@@ -32,12 +34,6 @@ class Flip(WorkerFault):
     in_folder = True
     for_command = True
     record_first = False
-
-    def __str__(self) -> str:
-        return f"{self.when}: flip a byte of the newest checkpoint, by w{self.worker}"
-
-    def in_words(self) -> str:
-        return "a byte of the newest checkpoint is changed"
 
     def possible(self, storage: Path | None) -> bool:
         return storage is not None and len(_commits(storage)) > 1 and os.access(storage, os.W_OK)

@@ -17,13 +17,9 @@ class Hold(WorkerFault):
     lets go: for a look at a run from outside. The faults after it in the plan wait as well."""
 
     kind = "hold"
+    short = "hold w{worker}"
+    sentence = "worker {worker} is held"
     holds = True
-
-    def __str__(self) -> str:
-        return f"{self.when}: hold w{self.worker}"
-
-    def in_words(self) -> str:
-        return f"worker {self.worker} is held"
 
     def strike(self, scene: Scene) -> None:
         gc.collect()  # what only waits for that is not held for good

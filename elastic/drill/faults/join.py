@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from elastic.drill.faults.base import Aftermath, Flag, RunFault, Scene
 from elastic.drill.faults.moments import OF_A_SHARE
-from elastic.drill.words import counted
 from elastic.events.drill_schema import Awaited
+from elastic.events.words import counted
 
 _LOOK_S = 0.02
 

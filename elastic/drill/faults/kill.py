@@ -16,24 +16,18 @@ class Kill(WorkerFault):
     """SIGKILL to the worker that has this rank at that moment."""
 
     kind = "kill"
+    short = "kill w{worker}"
+    sentence = "SIGKILL to worker {worker}"
     flags = (Flag("kill", "SIGKILL to a worker; W,W@… kills several at once"),)
     fatal = True
+    loses_workers = True
 
     @classmethod
     def together(cls, workers: tuple[int, ...], when: At) -> Fault:
         return KillTogether(workers, when)
 
-    def __str__(self) -> str:
-        return f"{self.when}: kill w{self.worker}"
-
-    def in_words(self) -> str:
-        return f"SIGKILL to worker {self.worker}"
-
     def strike(self, scene: Scene) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
-
-    def lost(self) -> int:
-        return 1
 
 
 @dataclass(frozen=True)
@@ -47,6 +41,7 @@ class KillTogether(Fault):
     when: At
 
     kind = "kill_together"
+    loses_workers = True
 
     @property
     def worker(self) -> int:
@@ -70,6 +65,3 @@ class KillTogether(Fault):
         for pid in scene.drill.alive_with_rank(scene.run.generation, self.workers[1:]):
             os.kill(pid, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
-
-    def lost(self) -> int:
-        return len(self.workers)

@@ -14,6 +14,8 @@ class KillAgent(WorkerFault):
     """SIGKILL to the launcher of the node on which this rank runs, and to nothing else."""
 
     kind = "kill_agent"
+    short = "kill the agent of w{worker}"
+    sentence = "SIGKILL to the agent of worker {worker}"
     flags = (Flag("kill-agent", "SIGKILL to the agent of a worker's node"),)
     takes_node = True
     restarts = "left"
@@ -22,12 +24,6 @@ class KillAgent(WorkerFault):
     @classmethod
     def remaining(cls, there: int, sizes: Sizes) -> int:
         return sizes.resume_workers if sizes.nodes == 1 else max(1, there - sizes.of_a_node)
-
-    def __str__(self) -> str:
-        return f"{self.when}: kill the agent of w{self.worker}"
-
-    def in_words(self) -> str:
-        return f"SIGKILL to the agent of worker {self.worker}"
 
     def strike(self, scene: Scene) -> None:
         os.kill(os.getppid(), signal.SIGKILL)

@@ -29,6 +29,7 @@ class KillChild(WorkerFault):
     of: str
 
     kind = "kill_child"
+    short = "kill the {of} process of w{worker}"
     flags = (
         Flag("kill-loader", "SIGKILL to one of a worker's loader processes", {"of": "loader"}),
         Flag("kill-warm", "SIGKILL to the warm process that its agent forks workers from", {"of": "warm"}),
@@ -39,9 +40,6 @@ class KillChild(WorkerFault):
         super().__post_init__()
         if self.of not in _HELPERS:
             raise ConfigError(f"KillChild: of={self.of!r}; a worker's helpers are {', '.join(_HELPERS)}")
-
-    def __str__(self) -> str:
-        return f"{self.when}: kill the {self.of} process of w{self.worker}"
 
     def in_words(self) -> str:
         return f"SIGKILL to {_HELPERS[self.of].format(self.worker)}"

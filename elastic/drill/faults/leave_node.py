@@ -14,6 +14,8 @@ class LeaveNode(WorkerFault):
     """SIGTERM to the launcher of the node on which this rank runs: all its workers are to leave."""
 
     kind = "leave_node"
+    short = "the node of w{worker} leaves"
+    sentence = "SIGTERM to the agent of worker {worker}: its node is to leave"
     flags = (Flag("leave-node", "SIGTERM to the agent of a worker's node: all its workers leave"),)
     takes_node = True
     leaves = True
@@ -21,12 +23,6 @@ class LeaveNode(WorkerFault):
     @classmethod
     def remaining(cls, there: int, sizes: Sizes) -> int:
         return there - sizes.of_a_node
-
-    def __str__(self) -> str:
-        return f"{self.when}: the node of w{self.worker} leaves"
-
-    def in_words(self) -> str:
-        return f"SIGTERM to the agent of worker {self.worker}: its node is to leave"
 
     def strike(self, scene: Scene) -> None:
         os.kill(os.getppid(), signal.SIGTERM)

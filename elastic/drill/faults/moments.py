@@ -29,13 +29,12 @@ OF_A_STEP = (
 )  # every rank that has a share passes all of these
 OF_THE_SCRIPT = (*OF_A_SHARE, "update", IN_UPDATE, "applied", "evaluate")  # the script's own code runs there, or could
 
-
-_BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update", IN_TRANSFER: "transfer"}
+BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update", IN_TRANSFER: "transfer"}
 
 
 def place_of(phase: str) -> float:
     """Sorts phases in the order in which a run passes them."""
-    return MOMENTS.index(_BEGINS[phase]) + 0.5 if phase in _BEGINS else MOMENTS.index(phase)
+    return MOMENTS.index(BEGINS[phase]) + 0.5 if phase in BEGINS else MOMENTS.index(phase)
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,12 @@ class OutOfMemory(WorkerFault):
     tensor that does not fit."""
 
     kind = "oom"
+    short = "w{worker} out of memory"
+    sentence = "no more memory for worker {worker}"
     flags = (Flag("oom", "no more memory, by a limit of the kernel's"),)
     in_script = True
-
-    def __str__(self) -> str:
-        return f"{self.when}: w{self.worker} out of memory"
-
-    def in_words(self) -> str:
-        return f"no more memory for worker {self.worker}"
+    loses_workers = True
+    fails = True
 
     def strike(self, scene: Scene) -> None:
         """Raises what torch raises for a tensor that the kernel has no memory for."""
@@ -39,12 +37,6 @@ class OutOfMemory(WorkerFault):
             torch.empty(2 * _SPARE_BYTES, dtype=torch.uint8)
         finally:
             resource.setrlimit(resource.RLIMIT_AS, before)
-
-    def lost(self) -> int:
-        return 1
-
-    def failure(self) -> str:
-        return self.kind
 
     @classmethod
     def raised(cls, name: str, error: str) -> bool:

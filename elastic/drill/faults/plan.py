@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from elastic.drill.faults.base import Fault
-from elastic.drill.faults.moments import BEFORE_STEPS, At
-from elastic.drill.faults.registry import KINDS
+from elastic.drill.faults.documents import document_of, fault_of
+from elastic.drill.faults.moments import BEFORE_STEPS
 from elastic.errors import ConfigError
 
 
@@ -25,17 +24,16 @@ class Plan:
         return faults if self.seed is None else f"seed {self.seed}: {faults}"
 
     def to_json(self) -> str:
-        faults = [{"kind": fault.kind, **asdict(fault)} for fault in self.faults]
-        return json.dumps({"seed": self.seed, "faults": faults})
+        return json.dumps({"seed": self.seed, "faults": [document_of(fault) for fault in self.faults]})
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The plan that to_json wrote. ConfigError names what it does not know."""
         try:
             document = json.loads(text)
-            faults = tuple(_fault_from(dict(fault)) for fault in document["faults"])
+            faults = tuple(fault_of(one, f"faults[{at}]") for at, one in enumerate(document["faults"]))
             return cls(faults, document["seed"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"not a fault plan: {error}") from error
 
 
@@ -84,14 +82,3 @@ def _waited(fault: Fault, index: int, done: Collection[int], here: Collection[in
     return all(before in done for before in range(index)) and (
         fault.when.phase in BEFORE_STEPS or index - 1 not in here
     )
-
-
-def _fault_from(fields: dict[str, Any]) -> Fault:
-    kind = fields.pop("kind")
-    if kind not in KINDS:
-        raise ConfigError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
-    if isinstance(fields.get("workers"), list):
-        fields["workers"] = tuple(fields["workers"])
-    made: Any = KINDS[kind]
-    fault: Fault = made(**{**fields, "when": At(**fields["when"])})
-    return fault

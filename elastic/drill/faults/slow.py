@@ -16,14 +16,10 @@ class Slow(WorkerFault):
     shares: int = 30
 
     kind = "slow"
+    short = "slow w{worker} down by {seconds} s in each of {shares} shares"
+    sentence = "worker {worker} lags by {seconds:g} s in each of {shares} shares"
     flags = (Flag("slow", "a worker that lags: 0.1 s in each of 30 shares; W@…,seconds=S,shares=N for others"),)
     facts = ("seconds", "shares")
-
-    def __str__(self) -> str:
-        return f"{self.when}: slow w{self.worker} down by {self.seconds} s in each of {self.shares} shares"
-
-    def in_words(self) -> str:
-        return f"worker {self.worker} lags by {self.seconds:g} s in each of {self.shares} shares"
 
     def strike(self, scene: Scene) -> None:
         scene.slow_down(self.seconds, self.shares)

@@ -15,13 +15,11 @@ class StickLoader(WorkerFault):
     processes are stopped, or, where it has none, the dataset hangs."""
 
     kind = "stick_loader"
+    short = "the data of w{worker} hangs"
+    sentence = "the data of worker {worker} hangs"
     flags = (Flag("stick-loader", "a read that does not come back, until --hang-limit"),)
-
-    def __str__(self) -> str:
-        return f"{self.when}: the data of w{self.worker} hangs"
-
-    def in_words(self) -> str:
-        return f"the data of worker {self.worker} hangs"
+    loses_workers = True
+    fails = True
 
     def strike(self, scene: Scene) -> None:
         from elastic.drill.machine.processes import loader_processes
@@ -31,9 +29,3 @@ class StickLoader(WorkerFault):
             scene.hang_reads()
         for pid in loaders:
             os.kill(pid, signal.SIGSTOP)
-
-    def lost(self) -> int:
-        return 1
-
-    def failure(self) -> str:
-        return self.kind

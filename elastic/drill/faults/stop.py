@@ -14,16 +14,10 @@ class Stop(WorkerFault):
     """SIGSTOP to the worker that has this rank at that moment; nobody wakes it."""
 
     kind = "stop"
+    short = "stop w{worker}"
+    sentence = "SIGSTOP to worker {worker}"
     flags = (Flag("stop", "SIGSTOP to a worker, which nobody wakes"),)
-
-    def __str__(self) -> str:
-        return f"{self.when}: stop w{self.worker}"
-
-    def in_words(self) -> str:
-        return f"SIGSTOP to worker {self.worker}"
+    loses_workers = True
 
     def strike(self, scene: Scene) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
-
-    def lost(self) -> int:
-        return 1

@@ -19,6 +19,8 @@ class Terminate(WorkerFault):
     """SIGTERM to the worker that has this rank at that moment: a notice to leave."""
 
     kind = "terminate"
+    short = "terminate w{worker}"
+    sentence = "SIGTERM to worker {worker}: it is to leave"
     flags = (Flag("leave", "SIGTERM to a worker: a notice to leave, and SIGKILL after --grace"),)
     record_first = False
     leaves = True
@@ -26,12 +28,6 @@ class Terminate(WorkerFault):
     @classmethod
     def remaining(cls, there: int, sizes: Sizes) -> int:
         return there - 1
-
-    def __str__(self) -> str:
-        return f"{self.when}: terminate w{self.worker}"
-
-    def in_words(self) -> str:
-        return f"SIGTERM to worker {self.worker}: it is to leave"
 
     def strike(self, scene: Scene) -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -15,7 +15,7 @@ from checkpoint.format.names import commit_id
 from checkpoint.testing import Delay, Error, Plan, StaleList, TornWrite
 from checkpoint.testing.fault_plan import Rule
 from elastic.drill.plan.drill_plan import StorageFaults
-from elastic.drill.words import counted
+from elastic.events.words import counted
 
 _ERRORS = ("timeout", "reset", "slow_down", "server")
 _DID = {"Error": "failed", "Delay": "stalled", "TornWrite": "torn", "StaleList": "stale"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.drill.faults.base import Fault, Scene
-from elastic.drill.faults.moments import IN_BACKWARD, IN_EXCHANGE, IN_TRANSFER, IN_UPDATE
+from elastic.drill.faults.moments import BEGINS, IN_BACKWARD, IN_EXCHANGE, IN_UPDATE
 from elastic.drill.faults.plan import Plan, due
 from elastic.drill.folder import DrillFolder
 from elastic.drill.inject import hooks
@@ -28,7 +28,6 @@ from elastic.events.sinks import local_folder
 from elastic.state.train_state import weights_digest
 
 _APART = 2  # steps
-_BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update", IN_TRANSFER: "transfer"}
 _BEFORE_THE_UPDATE = MOMENTS[: MOMENTS.index("update") + 1]
 
 
@@ -108,7 +107,7 @@ class Injector(Observer):
         if moment == "applied":
             models = run.model if isinstance(run.model, Mapping) else {"model": run.model}
             run.events.emit(Weights(step=self._step, digest=weights_digest(models)))
-        for phase, begins in _BEGINS.items():
+        for phase, begins in BEGINS.items():
             if moment == begins:
                 for fault in self._due(phase, share):
                     self._prepare(phase, run, fault)

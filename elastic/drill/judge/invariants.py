@@ -31,8 +31,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from elastic.drill.judge.contents import content
+from elastic.drill.judge.grouping import by_fact, grouped
 from elastic.drill.judge.lineage import Application, Lineage, place_of, trace
 from elastic.drill.judge.stored import Stored, storage_holds
 from elastic.drill.judge.survival import survival
@@ -68,9 +70,7 @@ def judge(
     may_fall_back  checkpoints were damaged on purpose
     cut_off        workers were cut off from the others, and go on under their old claim until they notice
     """
-    of_kind: dict[str, list[Event]] = defaultdict(list)
-    for event in events:
-        of_kind[event["event"]].append(event)
+    of_kind = by_fact(events, "event")
     lineage = trace(events, may_fall_back=may_fall_back, cut_off=cut_off)
     redone = len(lineage.begun) - len({step for _, step in lineage.begun})
     seen = views(events)
@@ -216,9 +216,7 @@ def _agreement(of_kind: Mapping[str, Sequence[Event]], exact: bool) -> Iterator[
         "weights": (("digest",), ("step",)),
     }
     for kind, (facts, keys) in together.items():
-        groups: dict[object, list[Event]] = defaultdict(list)
-        for event in of_kind[kind]:
-            groups[place_of(event), tuple(event[key] for key in keys)].append(event)
+        groups = grouped(of_kind[kind], partial(_place_and, keys))
         for group in groups.values():
             for fact in facts:
                 if evidence := differing((e.get(fact), e) for e in group):
@@ -281,8 +279,9 @@ def _against(
         yield Violation("reference", "the final weights differ from the undisturbed run's", evidence)
 
 
+def _place_and(keys: Sequence[str], event: Event) -> tuple[object, ...]:
+    return (place_of(event), *(event[key] for key in keys))
+
+
 def _by_step(events: Iterable[Event]) -> dict[int, list[Event]]:
-    grouped: dict[int, list[Event]] = defaultdict(list)
-    for event in events:
-        grouped[event["step"]].append(event)
-    return dict(sorted(grouped.items()))
+    return dict(sorted(grouped(events, lambda event: int(event["step"])).items()))

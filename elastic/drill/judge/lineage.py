@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from math import inf
 
+from elastic.drill.judge.grouping import by_fact, grouped
 from elastic.drill.judge.verdict import Violation
 from elastic.events.event import Event
 
@@ -52,9 +53,7 @@ def trace(events: Sequence[Event], *, may_fall_back: bool = False, cut_off: bool
     may_fall_back  checkpoints were damaged on purpose, so a load may go behind the newest save
     cut_off        workers were cut off from the others, and go on under their old claim until they notice
     """
-    of_kind: dict[str, list[Event]] = defaultdict(list)
-    for event in events:
-        of_kind[event["event"]].append(event)
+    of_kind = by_fact(events, "event")
     found = Lineage(violations=_positions(events))
     for event in (*of_kind["reads"], *of_kind["step_applied"]):
         found.begun.add((place_of(event), event["step"]))
@@ -66,7 +65,7 @@ def trace(events: Sequence[Event], *, may_fall_back: bool = False, cut_off: bool
     steps_at: dict[Place, list[int]] = defaultdict(list)
     for place, step in sorted(everything):
         steps_at[place].append(step)
-    loads = _by_place(of_kind["loaded"])
+    loads = grouped(of_kind["loaded"], place_of)
     paths: dict[int, dict[int, Application]] = {}
     newest: dict[int, Application] = {}
     for place in sorted({*loads, *steps_at}):
@@ -90,15 +89,13 @@ def trace(events: Sequence[Event], *, may_fall_back: bool = False, cut_off: bool
 
 
 def _applications(applied: Iterable[Event], reads: Iterable[Event]) -> dict[tuple[Place, int], Application]:
-    by_key: dict[tuple[Place, int], list[Event]] = defaultdict(list)
-    for event in applied:
-        by_key[place_of(event), event["step"]].append(event)
-    reads_of: dict[tuple[Place, int], list[Event]] = defaultdict(list)
-    for event in reads:
-        reads_of[place_of(event), event["step"]].append(event)
+    def key(event: Event) -> tuple[Place, int]:
+        return place_of(event), event["step"]
+
+    reads_of = grouped(reads, key)
     return {
-        key: Application(key[1], key[0], tuple(events), tuple(_that_count(events, reads_of[key])))
-        for key, events in by_key.items()
+        (place, step): Application(step, place, tuple(events), tuple(_that_count(events, reads_of[place, step])))
+        for (place, step), events in grouped(applied, key).items()
     }
 
 
@@ -109,13 +106,6 @@ def _that_count(applied: list[Event], reads: list[Event]) -> list[Event]:
         attempt[event["worker"]] = max(event["attempt"], attempt.get(event["worker"], 0))
     attempt.update({event["worker"]: event["attempt"] for event in applied})
     return [event for event in reads if event["attempt"] == attempt[event["worker"]]]
-
-
-def _by_place(events: Iterable[Event]) -> dict[Place, list[Event]]:
-    grouped: dict[Place, list[Event]] = defaultdict(list)
-    for event in events:
-        grouped[place_of(event)].append(event)
-    return grouped
 
 
 def _reach(path: dict[int, Application], load: Event) -> list[Violation]:
@@ -187,11 +177,9 @@ def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Viola
 def _writers(of_kind: dict[str, list[Event]]) -> Iterator[Violation]:
     """A claim is taken from who is gone, or is going: the step in hand is the last that it applies."""
     for newer in of_kind["claimed"]:
-        went_on: dict[str, list[Event]] = defaultdict(list)
-        for done in of_kind["step_applied"]:
-            if (done.get("claim") or 0) < newer["claim"] and done["t"] > newer["t"]:
-                went_on[done["worker"]].append(done)
-        for worker, steps in went_on.items():
+        applied = of_kind["step_applied"]
+        went_on = [done for done in applied if (done.get("claim") or 0) < newer["claim"] and done["t"] > newer["t"]]
+        for worker, steps in by_fact(went_on, "worker").items():
             if len(steps) > 1:
                 what = f"{worker} applied {len(steps)} steps after another writer took claim {newer['claim']}"
                 yield Violation("writer", what, (newer, *steps[:2]))

@@ -5,10 +5,10 @@ The digests are of what was really read there, and not of what the run says that
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from elastic.drill.judge.grouping import grouped
 from elastic.drill.judge.verdict import Violation
 from elastic.events.event import Event
 
@@ -45,9 +45,7 @@ def storage_holds(
 
 
 def _of_their_steps(checkpoints: Sequence[Stored], weights: Sequence[Event]) -> Iterator[Violation]:
-    after: dict[int, list[Event]] = defaultdict(list)  # steps applied -> what they came to, wherever
-    for event in weights:
-        after[event["step"] + 1].append(event)
+    after = grouped(weights, lambda event: int(event["step"]) + 1)  # steps applied -> what they came to, wherever
     for one in checkpoints:
         there = [event for event in after[one.step] if (event.get("claim") or 0) <= one.claim]
         if one.digest is None or not there or one.digest in {event["digest"] for event in there}:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from elastic.drill.judge.grouping import by_fact
 from elastic.drill.judge.verdict import Violation
 from elastic.events.event import Event
 from elastic.report.views import ViewSeen
@@ -38,14 +39,14 @@ def survival(
 
 
 def _restarted(started: Sequence[Event]) -> Iterator[Violation]:
-    for worker, starts in _by_worker(started).items():
+    for worker, starts in by_fact(started, "worker").items():
         if len(starts) > 1:
             yield Violation("restarted", f"{worker} started {len(starts)} times", tuple(starts))
 
 
 def _storage(seen: Sequence[ViewSeen], loaded: Sequence[Event]) -> Iterator[Violation]:
     """A state that has a digest came from storage, or began there."""
-    loads = _by_worker(loaded)
+    loads = by_fact(loaded, "worker")
     views = {(view.generation, worker): view for view in seen for worker in view.workers}
     for worker, own in loads.items():
         for at, load in enumerate(own):
@@ -63,7 +64,7 @@ def _storage(seen: Sequence[ViewSeen], loaded: Sequence[Event]) -> Iterator[Viol
 def _redone(seen: Sequence[ViewSeen], begun: Sequence[Event]) -> Iterator[Violation]:
     losses = {(view.launch, view.generation) for view in seen if view.lost}
     launch_of = {worker: view.launch for view in seen for worker in view.workers}
-    for worker, own in _by_worker(begun).items():
+    for worker, own in by_fact(begun, "worker").items():
         first: dict[int, dict[int, Event]] = defaultdict(dict)  # generation -> step -> what began it there
         for event in own:
             at = first[event.get("generation") or 0].setdefault(event["step"], event)
@@ -93,10 +94,3 @@ def _thrown_away(seen: Sequence[ViewSeen], of_kind: Mapping[str, Sequence[Event]
         if all(other is not None and other["t"] < left["t"] for other in others):
             what = f"{left['worker']} left at step {left['step']}, nobody else held that, and the run went back"
             yield Violation("durable", f"{what} to step {later['step']}", (left, later))
-
-
-def _by_worker(events: Sequence[Event]) -> dict[str, list[Event]]:
-    grouped: dict[str, list[Event]] = defaultdict(list)
-    for event in events:
-        grouped[event["worker"]].append(event)
-    return grouped

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from checkpoint import linux
+from elastic.drill.judge.grouping import by_fact, grouped
 from elastic.drill.judge.verdict import Violation
 from elastic.drill.machine.processes import writer_processes
 from elastic.events.event import Event
@@ -120,11 +121,7 @@ def _more(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> int
 
 
 def _looks(events: Sequence[Event]) -> dict[str, list[Event]]:
-    looks: dict[str, list[Event]] = defaultdict(list)
-    for event in events:
-        if event["event"] == "held":
-            looks[event["worker"]].append(event)
-    return looks
+    return by_fact([event for event in events if event["event"] == "held"], "worker")
 
 
 def _comparable(looks: Sequence[Event], last: Event) -> list[Event]:
@@ -132,10 +129,8 @@ def _comparable(looks: Sequence[Event], last: Event) -> list[Event]:
 
     A view of one step does not count: a peer that dies meanwhile takes its connection with it before the look.
     """
-    earlier: dict[int, list[Event]] = defaultdict(list)
-    for look in looks:
-        if look["generation"] != last["generation"] and look["world_size"] >= last["world_size"]:
-            earlier[look["generation"]].append(look)
+    other = [look for look in looks if look["generation"] != last["generation"]]
+    earlier = grouped((look for look in other if look["world_size"] >= last["world_size"]), itemgetter("generation"))
     long = [view for _, view in sorted(earlier.items()) if len(view) > 1]
     equal = [view for view in long if view[0]["world_size"] == last["world_size"]]
     return next(iter([*equal, *long]), [])

@@ -1,24 +1,17 @@
 """A drill's plan: on how many workers it runs, and all that is to go wrong. A value: printed, saved, replayed.
 
-As JSON it says its version, and is decoded strictly: a key that is not known, one that is missing, or a value of
-another type is an error that says where. Two drills with one plan strike the same faults in the same order, whatever
-the timing: a fault whose moment has not come waits, and those after it wait as well.
+Two drills with one plan strike the same faults in the same order, whatever the timing: a fault whose moment has not
+come waits, and those after it wait as well. As JSON it says its version.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import json
-import types
-import typing
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from elastic.drill.faults.base import Fault
+from elastic.drill.faults.documents import decoded, document_of, fault_of
 from elastic.drill.faults.plan import Plan
-from elastic.drill.faults.registry import KINDS
 from elastic.errors import ConfigError
 
 VERSION = 1
@@ -108,8 +101,7 @@ class DrillPlan:
         return Plan(self.faults, self.seed)
 
     def to_json(self) -> str:
-        faults = [{"kind": fault.kind, **asdict(fault)} for fault in self.faults]
-        document = {_KEY: VERSION, **asdict(self), "faults": faults}
+        document = {_KEY: VERSION, **asdict(self), "faults": [document_of(fault) for fault in self.faults]}
         return json.dumps(document, indent=1) + "\n"
 
     @classmethod
@@ -127,58 +119,6 @@ class DrillPlan:
         faults = document.pop("faults", None)
         if not isinstance(faults, list):
             raise ConfigError("not a drill's plan: faults are a list")
-        decoded = tuple(_fault(one, f"faults[{at}]") for at, one in enumerate(faults))
-        plan: DrillPlan = _decoded(cls, {**document, "faults": decoded}, "the plan", leave=("faults",))
+        struck = tuple(fault_of(one, f"faults[{at}]") for at, one in enumerate(faults))
+        plan: DrillPlan = decoded(cls, {**document, "faults": struck}, "the plan", leave=("faults",))
         return plan
-
-
-def _fault(document: Any, where: str) -> Fault:
-    if not isinstance(document, dict):
-        raise ConfigError(f"{where}: a fault is an object; found {document!r}")
-    kind = document.get("kind")
-    if kind not in KINDS:
-        raise ConfigError(f"{where}: unknown kind {kind!r}{_nearest(kind, KINDS)}")
-    fault: Fault = _decoded(KINDS[kind], {key: value for key, value in document.items() if key != "kind"}, where)
-    return fault
-
-
-def _decoded(made: Any, document: Any, where: str, *, leave: tuple[str, ...] = ()) -> Any:
-    """An instance of the dataclass `made`; fields in `leave` are taken as they are."""
-    if not isinstance(document, dict):
-        raise ConfigError(f"{where}: expected an object; found {document!r}")
-    kinds = typing.get_type_hints(made)
-    fields = {one.name: one for one in dataclasses.fields(made)}
-    for name in document.keys() - fields.keys():
-        raise ConfigError(f"{where}: unknown {name!r}{_nearest(name, fields)}")
-    for name, one in fields.items():
-        needed = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
-        if needed and name not in document:
-            raise ConfigError(f"{where}: {name!r} is missing")
-    values = {
-        name: value if name in leave else _value(kinds[name], value, f"{where}: {name}")
-        for name, value in document.items()
-    }
-    return made(**values)
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if value is None and types.NoneType in options:
-        return None
-    kind = next(option for option in options if option is not types.NoneType)
-    if dataclasses.is_dataclass(kind):
-        return _decoded(kind, value, where)
-    if typing.get_origin(kind) is tuple:
-        of = typing.get_args(kind)[0]
-        if not isinstance(value, list):
-            raise ConfigError(f"{where}: expected a list; found {value!r}")
-        return tuple(_value(of, one, where) for one in value)
-    allowed = (int, float) if kind is float else kind
-    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{where}: expected {kind.__name__}; found {value!r}")
-    return float(value) if kind is float else value
-
-
-def _nearest(name: Any, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
 from elastic.events.event import Event
+from elastic.events.reading import record_in
 
 
 class Follow:
@@ -27,15 +27,5 @@ class Follow:
                 if not whole:
                     continue
                 self._read[path] = self._read.get(path, 0) + len(whole) + 1
-                found += _records(whole)
+                found += [record for line in whole.splitlines() if (record := record_in(line)) is not None]
         return sorted(found, key=lambda event: float(event["t"]))
-
-
-def _records(data: bytes) -> list[Event]:
-    found = []
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError):  # torn by a kill
-            record = json.loads(line)
-            if isinstance(record, dict) and {"t", "worker", "event"} <= record.keys():
-                found.append(record)
-    return found

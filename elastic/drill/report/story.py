@@ -15,8 +15,8 @@ from elastic.drill.faults.base import Aftermath, Fault
 from elastic.drill.judge.lineage import place_of
 from elastic.drill.report.costs import Cost
 from elastic.drill.report.follow import Follow
-from elastic.drill.words import counted
 from elastic.events.event import Event
+from elastic.events.words import counted
 
 _ERROR_CHARS = 100
 

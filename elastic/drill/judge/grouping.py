@@ -1,0 +1,25 @@
+"""Events of one kind, of one worker, of one step: in groups."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from operator import itemgetter
+from typing import TypeVar
+
+from elastic.events.event import Event
+
+Key = TypeVar("Key")
+
+
+def grouped(events: Iterable[Event], key: Callable[[Event], Key]) -> dict[Key, list[Event]]:
+    """In the order of each group's first event. A group without any is an empty list."""
+    groups: dict[Key, list[Event]] = defaultdict(list)
+    for event in events:
+        groups[key(event)].append(event)
+    return groups
+
+
+def by_fact(events: Iterable[Event], fact: str) -> dict[str, list[Event]]:
+    """Groups by a fact that all of them have: `event`, `worker`."""
+    return grouped(events, itemgetter(fact))
