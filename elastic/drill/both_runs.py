@@ -27,13 +27,13 @@ from rich.markup import escape
 from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.faults.registry import KINDS
 from elastic.drill.inject.bad_storage import RECORD, behind_faults, summary, torn
-from elastic.drill.inject.imposed import Imposed
+from elastic.drill.inject.overrides import Overrides
 from elastic.drill.interruption import undisturbed_by_signals
-from elastic.drill.judge.review import aftermath, final_states, review
+from elastic.drill.judge.review import end_violations, final_states, review
 from elastic.drill.judge.verdict import Violation
-from elastic.drill.launch_end import failed, goes_on
+from elastic.drill.launch_end import restart_reason, unexplained_status
 from elastic.drill.location import Location
-from elastic.drill.machine.holdings import grown
+from elastic.drill.machine.holdings import leaks
 from elastic.drill.plan import saves
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 from elastic.drill.plan.options import Options
@@ -133,7 +133,7 @@ class Drill:
 
         sizes: dict[str, Any] = next(event["config"] for event in baseline_events if event["event"] == "run_started")
         exact = sizes["mode"] == "exact"
-        left = aftermath(left_behind=baseline.left)
+        left = end_violations(left_behind=baseline.left)
         at: dict[str, Any] = {"storage_options": self.location.options}
         baseline_verdict = review(baseline.url, baseline_events, steps=steps, redone_max=0, **at)
         torn_manifests = torn(self.folder / RECORD)
@@ -150,7 +150,7 @@ class Drill:
         )
         if exact and not faulted_verdict.violations:
             extra += final_states(baseline.url, faulted.url, but=spoilt, **at)
-        extra += grown(faulted_events, baseline_events, store=self.location.elsewhere is not None)
+        extra += leaks(faulted_events, baseline_events, store=self.location.elsewhere is not None)
         baseline_verdict = replace(baseline_verdict, violations=(*baseline_verdict.violations, *left))
         faulted_verdict = replace(faulted_verdict, violations=(*extra, *faulted_verdict.violations))
         broken = bool(baseline_verdict.violations or faulted_verdict.violations)
@@ -205,8 +205,8 @@ class Drill:
                     self._launch(cluster, story)
                     events = cluster.cluster.events()
                     launched, known = events[known:], len(events)
-                    code = failed(cluster.cluster.exit_codes(), launched, plan)
-                    again = goes_on(launched, plan, code, cluster.overdue)
+                    code = unexplained_status(cluster.cluster.exit_codes(), launched, plan)
+                    again = restart_reason(launched, plan, code, cluster.overdue)
                     if again is None or cluster.launches > len(plan.faults):
                         break
                     workers = plan.resume_workers if again == "lost" else plan.workers
@@ -216,7 +216,7 @@ class Drill:
         except DrillTimeout as timeout:
             late = str(timeout)
         output = cluster.cluster.output()
-        beside = aftermath(exit_code=code, output=output, left_behind=cluster.left, late=late)
+        beside = end_violations(exit_code=code, output=output, left_behind=cluster.left, late=late)
         return cluster, cluster.cluster.events(), beside
 
     def _cluster(self, name: str, *, workers: int, plan: DrillPlan | None = None) -> WatchedRun:
@@ -232,7 +232,7 @@ class Drill:
         target, target_options = behind_faults(
             url, self.location.options, faults, seed=seed, record=self.folder / RECORD
         )
-        imposed = Imposed(
+        overrides = Overrides(
             url=target,
             storage_options=target_options,
             save_every=plan.save_every if plan is not None else options.asked.save_every,
@@ -252,7 +252,7 @@ class Drill:
             plan=plan.for_workers() if plan is not None else None,
             module=options.module,
             ready=True,
-            imposed=imposed,
+            overrides=overrides,
         )
         self._clusters.append(cluster)
         return WatchedRun(cluster, self._console, plan)

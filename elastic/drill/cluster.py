@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from elastic.drill.end import End, Ended
+from elastic.drill.end import End, LaunchEnd
 from elastic.drill.faults import At, Fault, Kill, KillAll, Plan, Stop, Terminate
 from elastic.drill.folder import DrillFolder
-from elastic.drill.inject.imposed import Imposed
-from elastic.drill.inject.joining import Joining
-from elastic.drill.inject.starting import Launcher, Starting
+from elastic.drill.inject.joining_nodes import JoiningNodes
+from elastic.drill.inject.node_starter import Launcher, NodeStarter
+from elastic.drill.inject.overrides import Overrides
 from elastic.drill.judge.review import review
 from elastic.drill.machine import leftovers, processes
 from elastic.drill.machine.lifeline import Lifeline
@@ -45,9 +45,9 @@ class Cluster:
     """One run in a drill.
 
     script    a Python file or, with `module`, a name as for `python -m`
-    args      its arguments; they must make it use `url`, if that is not imposed
+    args      its arguments; they must make it use `url`, if that is not overridden
     url       where the run lives: a folder, or an fsspec URL
-    imposed   what the script is made to do instead of what it says; its URL is the same place as `url`
+    overrides what the script is made to do instead of what it says; its URL is the same place as `url`
     folder    the drill's own, empty or of earlier launches of this run: plan, output, temporary files
     workers   in all, under a launcher; None: a process of its own
     launcher  "torchrun": a loss restarts all workers; "elastic": `elastic run`, where survivors go on
@@ -81,7 +81,7 @@ class Cluster:
         observed: bool = True,
         storage_options: dict[str, Any] | None = None,
         module: bool = False,
-        imposed: Imposed | None = None,
+        overrides: Overrides | None = None,
         ready: bool = False,
     ) -> None:
         self.url = os.fspath(url)
@@ -90,7 +90,7 @@ class Cluster:
         self.plan = plan or Plan()
         self._steps = steps
         self._storage_options = storage_options
-        self._starting = Starting(
+        self._starter = NodeStarter(
             script=[*["-m"] * module, os.fspath(script), *map(str, args)],
             folder=self.folder,
             workers=workers,
@@ -101,10 +101,10 @@ class Cluster:
             options=options,
             env=env or {},
             observed=observed,
-            imposed=imposed or Imposed(),
+            overrides=overrides or Overrides(),
         )
         self._lifeline = Lifeline(self.folder, at=local_folder(self.url))
-        self._joining = Joining(self.drill, self._start_later, ready=ready and launcher == "elastic")
+        self._joining = JoiningNodes(self.drill, self._start_later, ready=ready and launcher == "elastic")
         self._launchers: list[subprocess.Popen[bytes]] = []
         self._seen: set[int] = set()  # pids of all launches
         self._of_a_node = 0  # workers, in the launch that had most
@@ -134,20 +134,20 @@ class Cluster:
         """Launches, or launches again after the last launch ended; `workers` on `nodes` from now on, if given."""
         if self._running():
             raise ConfigError("this cluster is running; wait for its end with finish() before starting it again")
-        starting = self._starting
-        starting.workers = workers if workers is not None else starting.workers
-        starting.nodes = nodes if nodes is not None else starting.nodes
+        starter = self._starter
+        starter.workers = workers if workers is not None else starter.workers
+        starter.nodes = nodes if nodes is not None else starter.nodes
         self.drill.begin_launch()
-        self._of_a_node = max(self._of_a_node, (starting.workers or 0) // starting.nodes)
+        self._of_a_node = max(self._of_a_node, (starter.workers or 0) // starter.nodes)
         self._lifeline.hold()
-        starting.begin()
+        starter.begin()
         if self._apart:
             (self.folder / "events").mkdir(exist_ok=True)  # evidence that a killed worker does not take with it
         self.drill.plan.write_text(self.plan.to_json())
         self._before = leftovers.Snapshot.take(self.folder)
         self._launchers = []
-        for _ in range(starting.nodes if starting.workers is not None else 1):
-            self._launchers.append(starting.node(first=not self._launchers))
+        for _ in range(starter.nodes if starter.workers is not None else 1):
+            self._launchers.append(starter.node(first=not self._launchers))
         self._joining.begin(self.plan.faults, self.drill.happened())
         return self
 
@@ -223,7 +223,7 @@ class Cluster:
             not_reached=tuple(str(self.plan.faults[index]) for index in self.not_reached()),
         )
 
-    def wait(self, *, within_s: float, watching: Callable[[], None] | None = None) -> Ended:
+    def wait(self, *, within_s: float, watching: Callable[[], None] | None = None) -> LaunchEnd:
         """Until the launch has ended, and nothing of it is left. Starts it if need be. See `finish`.
 
         watching  called now and then meanwhile
@@ -242,9 +242,11 @@ class Cluster:
                 raise DrillTimeout(f"the run did not end within {within_s} s\n{state}")
             time.sleep(POLL_S)
         self._joining.dismiss()
-        orphans = [processes.described(pid) for pid in processes.gone(self.folder, within_s=self._orphans_s())]
+        orphans = [
+            processes.describe(pid) for pid in processes.wait_until_gone(self.folder, within_s=self._orphans_s())
+        ]
         processes.kill_marked(self.folder)
-        return Ended(self._exit_code(), (*orphans, *self._left_behind()))
+        return LaunchEnd(self._exit_code(), (*orphans, *self._left_behind()))
 
     def _orphans_s(self) -> float:
         """A worker whose agent was killed has its own time to finish its step: it may hang there, and nobody looks."""
@@ -266,7 +268,7 @@ class Cluster:
             launcher.wait(timeout=ORPHANS_S)
         self._lifeline.let_go()
         self._before.remove(self._seen)
-        self._starting.remove_temporary()
+        self._starter.remove_temporary()
 
     def __enter__(self) -> Cluster:
         return self
@@ -289,7 +291,7 @@ class Cluster:
 
     def output(self) -> str:
         """What the last launch has printed so far."""
-        return self._starting.output.read_text(errors="replace")
+        return self._starter.output.read_text(errors="replace")
 
     def not_reached(self) -> list[int]:
         """Indices of the faults that have not happened."""
@@ -298,15 +300,15 @@ class Cluster:
     def lost_max(self) -> int | None:
         """How many workers the faults took from the run against their will, at most; None where that says nothing about
         survivors. Who is lost with all others is missed by no view."""
-        starting = self._starting
-        if starting.launcher != "elastic" or starting.workers is None:
+        starter = self._starter
+        if starter.launcher != "elastic" or starter.workers is None:
             return None
         return sum(fault.lost_max(self._of_a_node) for fault in self._struck())
 
     @property
     def _apart(self) -> bool:
         """Whether the evidence lies apart from the run."""
-        return self._starting.imposed.url is not None or local_folder(self.url) is None
+        return self._starter.overrides.url is not None or local_folder(self.url) is None
 
     def _add(self, fault: Fault) -> None:
         self.plan = Plan((*self.plan.faults, fault), self.plan.seed)
@@ -323,7 +325,7 @@ class Cluster:
         self._launchers += self._joining.look(self.plan.faults, self.drill.happened())
 
     def _start_later(self, workers: int | None, called: Path | None) -> subprocess.Popen[bytes]:
-        return self._starting.node(first=False, workers=workers, called=called)
+        return self._starter.node(first=False, workers=workers, called=called)
 
     def _start_once(self) -> None:
         if not self._launchers:
@@ -340,8 +342,8 @@ class Cluster:
         """How far everyone got, for an error."""
         last = {e["worker"]: e for e in self.events()}
         workers = [f"  {worker}: last event {e['event']}, step {e.get('step')}" for worker, e in last.items()]
-        running = [f"  running: {processes.described(pid)}" for pid in processes.marked(self.folder)]
+        running = [f"  running: {processes.describe(pid)}" for pid in processes.marked(self.folder)]
         output = self.output()[-OUTPUT_SHOWN:]
         return "\n".join(
-            [f"  plan: {self.plan}", *workers, *running, f"  output of launch {self._starting.launches}:", output]
+            [f"  plan: {self.plan}", *workers, *running, f"  output of launch {self._starter.launches}:", output]
         )

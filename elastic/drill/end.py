@@ -12,7 +12,7 @@ from elastic.events.event import Event
 
 
 @dataclass(frozen=True)
-class Ended:
+class LaunchEnd:
     """What a launch that ended left.
 
     exit_code    of the launcher; negative: the signal that ended it

@@ -10,7 +10,9 @@ from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.events.event import Event
 
 
-def goes_on(launched: Sequence[Event], plan: DrillPlan, code: int = 0, overdue: Container[str] = ()) -> str | None:
+def restart_reason(
+    launched: Sequence[Event], plan: DrillPlan, code: int = 0, overdue: Container[str] = ()
+) -> str | None:
     """Why a launch that has ended must be followed by another one: "lost" everything, or an agent was lost or all
     workers "left"; None: it is over, as it should be or not.
 
@@ -33,7 +35,7 @@ def goes_on(launched: Sequence[Event], plan: DrillPlan, code: int = 0, overdue: 
     return "left" if left and not code and any(fault.leaves for _, fault in struck) else None
 
 
-def failed(codes: Mapping[int, int | None], launched: Sequence[Event], plan: DrillPlan) -> int:
+def unexplained_status(codes: Mapping[int, int | None], launched: Sequence[Event], plan: DrillPlan) -> int:
     """The exit status of a launcher that had no reason to end so; 0: there is none.
 
     codes  of the launchers, by pid

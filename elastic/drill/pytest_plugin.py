@@ -181,7 +181,7 @@ def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, A
 def _drawn(seed: int, kinds: str, rate: float, arguments: dict[str, Any]) -> Plan:
     """Raises pytest.UsageError where it cannot be drawn."""
     from elastic.drill.faults import NAMED, Plan
-    from elastic.drill.plan.draw import drawn
+    from elastic.drill.plan.draw import draw_faults
 
     asked = kinds.split(",")
     workers, nodes = arguments.get("workers") or 1, arguments.get("nodes", 1)
@@ -194,7 +194,7 @@ def _drawn(seed: int, kinds: str, rate: float, arguments: dict[str, Any]) -> Pla
             f"and kinds of {', '.join(able)}"
             + (f"; {', '.join(unable)}: for `elastic drill` only" if kind_of.keys() >= set(unable) != set() else "")
         )
-    faults = drawn(
+    faults = draw_faults(
         seed, kinds=asked, rate=rate, steps=arguments["steps"], workers=workers, nodes=nodes, resume_workers=workers
     )
     if nodes > 1 and any(kind_of[name].takes_node for name in asked):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from elastic.drill.machine.processes import MARK, gone, kill_marked
+from elastic.drill.machine.processes import MARK, kill_marked, wait_until_gone
 from tests.benchmarks.recovery_events import Events, View
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,7 +123,7 @@ def running(launcher: list[str], arguments: list[str], *, observed: bool = False
             watched.end_all()
         finally:
             kill_marked(folder)
-            gone(folder, within_s=_ORDERLY_S)
+            wait_until_gone(folder, within_s=_ORDERLY_S)
             watched.reap()
 
 

@@ -17,7 +17,7 @@ SETTLED_S, UNCHANGED_S = 15.0, 2.5  # an agent forks its next spare a second aft
 
 
 def beyond(before: dict[str, int], after: dict[str, int], groups: int = 0) -> list[str]:
-    """What the run holds more of than it should. groups: those that gloo may still hold, see holdings.given_up"""
+    """What the run holds more of than it should. groups: those that gloo may still hold (collectives_given_up)"""
     found = []
     for what in before:
         kind, _, who = what.partition(" of the ")

@@ -81,7 +81,7 @@ class Launch:
         try:
             return self.process.wait(timeout=within_s)
         except subprocess.TimeoutExpired:
-            running = "\n".join(map(processes.described, self.pids))
+            running = "\n".join(map(processes.describe, self.pids))
             raise AssertionError(f"not ended within {within_s} s\n{running}\n{self.output[-OUTPUT_SHOWN:]}") from None
 
     def succeed(self, *, within_s: float) -> str:

@@ -26,7 +26,7 @@ from elastic.drill.faults import (
     Stop,
     Terminate,
 )
-from elastic.drill.plan.draw import drawn
+from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 
 SCRIPTS = 60
@@ -150,7 +150,7 @@ def random_drill(seed: int) -> RandomDrill:
     fitting = _fitting(options)
     kinds = draw.sample(fitting, min(len(fitting), draw.randrange(1, 7)))
     rate = min(draw.choice((0.05, 0.1, 0.2, 0.3, 0.4)), FAULTS_MAX / options.steps)
-    faults = drawn(
+    faults = draw_faults(
         seed, kinds=kinds, rate=rate, steps=options.steps, workers=workers, nodes=nodes, resume_workers=resume_workers
     )
     plan = DrillPlan(

@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 
 from elastic.drill.both_runs import BASELINE, CannotRun, Drill
-from elastic.drill.cluster import Cluster, Imposed
+from elastic.drill.cluster import Cluster, Overrides
 from elastic.drill.faults import Fault
 from elastic.drill.interruption import Interrupted, interruptible
 from elastic.drill.plan.drill_plan import DrillPlan
@@ -61,7 +61,7 @@ class SharedDrill(Drill):
                 return baseline, events
         (own / BASELINE).symlink_to(self._shared / BASELINE)
         url = self._shared / BASELINE
-        cluster = Cluster(PROGRAM, url=url, folder=self._shared / f"{BASELINE}-drill", imposed=Imposed(str(url)))
+        cluster = Cluster(PROGRAM, url=url, folder=self._shared / f"{BASELINE}-drill", overrides=Overrides(str(url)))
         return WatchedRun(cluster, self._console, None), cluster.events()
 
 

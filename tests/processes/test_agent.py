@@ -74,7 +74,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
             deadline = time.monotonic() + 10
             while (left := launch.pids) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-            assert not left, [processes.described(pid) for pid in left]
+            assert not left, [processes.describe(pid) for pid in left]
     assert before.new(tmp_path, seen) == []
 
 

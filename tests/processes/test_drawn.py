@@ -8,7 +8,7 @@ import pytest
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
-from elastic.drill.plan.draw import drawn
+from elastic.drill.plan.draw import draw_faults
 
 
 @pytest.mark.nightly(sample=1, of="faults at random")
@@ -16,7 +16,7 @@ def test_drawn_faults_change_nothing(
     elastic_cluster: Callable[..., Cluster], elastic_undisturbed: Callable[..., End], elastic_drill_seed: int
 ) -> None:
     run = elastic_cluster(workers=3, steps=20, launcher="elastic", faults="kill,exception", rate=0.1)
-    assert run.plan.faults == drawn(
+    assert run.plan.faults == draw_faults(
         elastic_drill_seed + 1, kinds=["kill", "exception"], rate=0.1, steps=20, workers=3, nodes=1, resume_workers=3
     )
     end = run.finish(within_s=240)

@@ -19,7 +19,7 @@ from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.end import End
 from elastic.drill.faults import BEFORE_STEPS, IN_EXCHANGE, IN_TRANSFER, PHASES, At, Kill, Plan
 from elastic.drill.machine.processes import marked
-from elastic.drill.plan.draw import drawn
+from elastic.drill.plan.draw import draw_faults
 from elastic.events.reading import read_events
 from tests.kit.s3 import s3_server
 
@@ -139,7 +139,7 @@ def test_a_run_in_object_storage_loses_everything_and_goes_on(
 def test_a_random_plan_changes_no_bit(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, seed: int
 ) -> None:
-    faults = drawn(seed, kinds=["kill", "lose-all"], rate=0.25, steps=12, workers=3, nodes=1, resume_workers=3)
+    faults = draw_faults(seed, kinds=["kill", "lose-all"], rate=0.25, steps=12, workers=3, nodes=1, resume_workers=3)
     plan = Plan(faults, seed)
     print(plan)
     run = elastic_cluster(workers=3, steps=12, seed=7, plan=plan)

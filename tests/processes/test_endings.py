@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 import checkpoint
 import elastic
 from elastic.drill.faults import At
-from elastic.drill.machine.processes import described
+from elastic.drill.machine.processes import describe
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.loop.recovery import EXIT_RESTART
@@ -76,7 +76,7 @@ def wait_for(path: Path, *, within_s: float = AT_ONCE_S) -> None:
 def all_gone(launch: Launch, *, within_s: float = AT_ONCE_S) -> None:
     deadline = time.monotonic() + within_s
     while left := launch.pids:
-        running = "\n".join(map(described, left))
+        running = "\n".join(map(describe, left))
         assert time.monotonic() < deadline, f"still there after {within_s} s\n{running}\n{launch.output[-4000:]}"
         time.sleep(0.05)
 

@@ -22,7 +22,7 @@ from checkpoint.save.writer import WRITER_MODULE
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.judge.review import review
-from elastic.drill.machine.processes import gone, kill_marked, marked
+from elastic.drill.machine.processes import kill_marked, marked, wait_until_gone
 from tests.kit.sampling import NIGHTLY
 
 SEED = int(os.environ.get("KILLS_SEED") or 41)
@@ -84,7 +84,7 @@ def strike(run: Cluster, wanted: str, draw: random.Random) -> str:
     """Kills, and returns what. Where there is no writer, a trainer is hit."""
     if wanted == "all":
         kill_marked(run.folder)
-        gone(run.folder, within_s=WITHIN_S)
+        wait_until_gone(run.folder, within_s=WITHIN_S)
         return "all"
     deadline = time.monotonic() + WRITER_WITHIN_S
     found = living(run)

@@ -14,7 +14,7 @@ import pytest
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
-from elastic.drill.machine.holdings import given_up
+from elastic.drill.machine.holdings import collectives_given_up
 from tests.kit.held import beyond, settled
 from tests.kit.sampling import NIGHTLY
 from tests.kit.soak_plan import soak
@@ -51,6 +51,6 @@ def test_a_run_of_random_faults_is_the_undisturbed_run_and_leaks_nothing(
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), f"{plan}\n{end.output}"
     alone = elastic_undisturbed(script=PROGRAM, stop_after=end.verdict.steps - 1)
     assert end.weights_sha256 == alone.weights_sha256, f"{plan}"
-    groups = given_up(end.events)
+    groups = collectives_given_up(end.events)
     over = beyond(before, after, groups)
     assert not over, f"{plan}\n{over}\nbefore {before}\nafter  {after}, {groups} given up"

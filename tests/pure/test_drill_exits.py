@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from elastic.drill.faults import At, Fault, Kill, KillAgent, KillAll, LeaveNode, Slow, Stop, Terminate
-from elastic.drill.launch_end import failed, goes_on
+from elastic.drill.launch_end import restart_reason, unexplained_status
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.events.event import Event
 
@@ -17,7 +17,7 @@ def status(codes: dict[int, int | None], *struck: tuple[str, Fault]) -> int:
     """struck: whom, by what"""
     plan = DrillPlan(workers=4, nodes=2, faults=tuple(fault for _, fault in struck))
     faults: list[Event] = [{"event": "fault", "worker": who, "index": at} for at, (who, _) in enumerate(struck)]
-    return failed(codes, PLACED + faults, plan)
+    return unexplained_status(codes, PLACED + faults, plan)
 
 
 def test_an_agent_that_was_killed_is_no_failure_and_another_one_is() -> None:
@@ -43,7 +43,7 @@ def again(
         {"event": "view_formed", "worker": "w0", "workers": ["w0", "w1"]},
         {"event": "fault", "worker": "w1", "index": 0},
     ]
-    return goes_on([*begun, *events], plan, code, overdue)
+    return restart_reason([*begun, *events], plan, code, overdue)
 
 
 ALONE: Event = {"event": "view_formed", "worker": "w0", "workers": ["w0"]}

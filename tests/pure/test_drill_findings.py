@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from elastic.drill.faults import At, Fault, Join, Kill, KillAll, Slow, Terminate
-from elastic.drill.inject.reading import Reading, described, digest_of
+from elastic.drill.inject.recording_dataset import RecordingDataset, dataset_source, digest_of
 from elastic.drill.judge.contents import conflicts
 from elastic.drill.judge.verdict import Verdict
 from elastic.drill.plan.drill_plan import DrillPlan
@@ -282,10 +282,10 @@ def test_where_a_dataset_s_code_stands_is_known() -> None:
             return index
 
     mine: Any = Mine()
-    found = described(Subset(mine, [0, 2])).facts()
+    found = dataset_source(Subset(mine, [0, 2])).facts()
     assert found["dataset"].endswith("Mine")
     assert found["file"] == str(Path(__file__).absolute())
-    assert Reading(mine)[2].example == 2
+    assert RecordingDataset(mine)[2].example == 2
 
 
 def test_a_node_has_joined_when_a_worker_of_its_own_agent_applies_a_step() -> None:

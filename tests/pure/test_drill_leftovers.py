@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastic.drill.machine.holdings import OF_A_GROUP, Holdings, grown, here
+from elastic.drill.machine.holdings import OF_A_GROUP, Holdings, here, leaks
 from elastic.drill.machine.leftovers import Snapshot
 from elastic.events.event import Event
 
@@ -75,7 +75,7 @@ TORN: Event = {"t": 2.0, "worker": "w1", "event": "peer_lost", "error": "it did 
 def test_a_worker_holds_no_more_at_the_end_than_in_its_first_view_of_as_many(
     events: list[Event], kinds: set[str]
 ) -> None:
-    found = grown(events)
+    found = leaks(events)
     told = [one.message.partition(" in its last view")[0].rpartition(" ")[2] for one in found]
     assert sorted(told) == sorted(kinds)
     assert all(len(one.evidence) == 2 for one in found)
@@ -84,8 +84,8 @@ def test_a_worker_holds_no_more_at_the_end_than_in_its_first_view_of_as_many(
 def test_what_the_script_comes_to_hold_by_itself_shows_without_faults() -> None:
     """A data set that opens its files one by one is no leak."""
     faulted = [look(1, 2, 5), look(1, 2, 5), look(2, 2, 8, last=True)]
-    assert grown(faulted, [look(1, 1, 3, rank=0), look(1, 1, 6, rank=0, last=True)]) == []
-    assert grown(faulted, [look(1, 1, 3, rank=0), look(1, 1, 5, rank=0, last=True)]) != []
+    assert leaks(faulted, [look(1, 1, 3, rank=0), look(1, 1, 6, rank=0, last=True)]) == []
+    assert leaks(faulted, [look(1, 1, 3, rank=0), look(1, 1, 5, rank=0, last=True)]) != []
 
 
 def test_a_worker_looks_at_itself_less_and_less_often() -> None:

@@ -24,7 +24,7 @@ from elastic.drill.faults import (
     Terminate,
     due,
 )
-from elastic.drill.plan.draw import drawn
+from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 from elastic.drill.plan.options import Options, parse
 from elastic.drill.plan.saves import with_saves
@@ -56,15 +56,15 @@ def refusal(text: str) -> str:
 def test_a_drawn_plan_is_a_function_of_its_arguments_and_comes_back_from_json(seed: int) -> None:
     """The verdict is worth something to another person only if a seed means the same faults on their machine."""
     kinds = tuple(NAMED)
-    faults = drawn(seed, kinds=kinds, rate=0.2, **SIZES)
+    faults = draw_faults(seed, kinds=kinds, rate=0.2, **SIZES)
 
-    assert faults == drawn(seed, kinds=kinds, rate=0.2, **SIZES)
+    assert faults == draw_faults(seed, kinds=kinds, rate=0.2, **SIZES)
     plan = DrillPlan(workers=4, resume_workers=2, seed=seed, faults=faults)
     assert DrillPlan.from_json(plan.to_json()) == plan
 
 
 def test_seeds_draw_different_plans_and_each_kind_in_turn() -> None:
-    plans = {drawn(seed, kinds=("kill", "stop", "leave"), rate=0.05, **SIZES) for seed in range(50)}
+    plans = {draw_faults(seed, kinds=("kill", "stop", "leave"), rate=0.05, **SIZES) for seed in range(50)}
 
     assert len(plans) == 50
     for faults in plans:
@@ -75,7 +75,7 @@ def test_seeds_draw_different_plans_and_each_kind_in_turn() -> None:
 def test_a_drawn_fault_finds_whom_it_strikes(seed: int) -> None:
     """A fault whose worker never comes holds up all that follow, and the drill has tested less than it says."""
     there = 4
-    faults = drawn(seed, kinds=("kill", "leave", "join", "lose-all", "exception"), rate=0.1, **SIZES)
+    faults = draw_faults(seed, kinds=("kill", "leave", "join", "lose-all", "exception"), rate=0.1, **SIZES)
     steps = [fault.when.step for fault in faults]
 
     assert len(faults) == 12
@@ -94,13 +94,13 @@ def test_a_drawn_fault_finds_whom_it_strikes(seed: int) -> None:
 
 def test_a_node_is_drawn_to_join_while_there_is_time_to_come() -> None:
     for seed in range(100):
-        faults = drawn(seed, kinds=("kill", "leave", "join"), rate=0.05, **SIZES)
+        faults = draw_faults(seed, kinds=("kill", "leave", "join"), rate=0.05, **SIZES)
         assert all(at < len(faults) // 2 for at, fault in enumerate(faults) if isinstance(fault, Join))
 
 
 def test_a_plan_of_few_steps_has_one_fault_at_least() -> None:
     for steps in (1, 2, 6):
-        faults = drawn(1, kinds=("kill",), rate=0.01, **{**SIZES, "steps": steps})
+        faults = draw_faults(1, kinds=("kill",), rate=0.01, **{**SIZES, "steps": steps})
         assert [type(fault) for fault in faults] == [Kill]
 
 

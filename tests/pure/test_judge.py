@@ -15,7 +15,7 @@ import pytest
 
 from elastic.drill.judge import invariants
 from elastic.drill.judge.invariants import judge
-from elastic.drill.judge.stored import Stored
+from elastic.drill.judge.stored_checkpoints import StoredCheckpoint
 from elastic.drill.judge.verdict import Verdict
 from elastic.events.digests import digest_of_indices
 from elastic.events.event import Event
@@ -125,9 +125,9 @@ def test_examples_that_a_dropped_batch_leaves_out_are_not_missed_but_others_are(
     assert judge(consistent(twice), **rules).broken() == {"coverage"}
 
 
-def stored(*steps: int) -> list[Stored]:
+def stored(*steps: int) -> list[StoredCheckpoint]:
     """Checkpoints of an undisturbed run, after so many steps."""
-    return [Stored(f"c1.s{step}", claim=1, step=step, digest=f"weights after {step}") for step in steps]
+    return [StoredCheckpoint(f"c1.s{step}", claim=1, step=step, digest=f"weights after {step}") for step in steps]
 
 
 Planted = Callable[[], tuple[list[Event], dict[str, Any]]]

@@ -1,4 +1,4 @@
-"""Another node arrives. The cluster starts it (inject/joining.py); the worker that sets this off may wait for it."""
+"""Another node arrives. inject/joining_nodes.py starts it; the worker that sets the fault off may wait for it."""
 
 from __future__ import annotations
 

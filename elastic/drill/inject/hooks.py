@@ -16,10 +16,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Act = Callable[[], None]
-Forget = Callable[[], None]
+Unhook = Callable[[], None]
 
 
-def backward(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Forget:
+def backward(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Unhook:
     """Inside autograd, when half of the parameters have got their gradient in the next backward pass."""
     parameters = _parameters(optimizers)
     left = max(1, len(parameters) // 2)
@@ -36,44 +36,44 @@ def backward(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Forget:
     return lambda: _remove(hooks)
 
 
-def exchange(act: Act) -> Forget:
+def exchange(act: Act) -> Unhook:
     """When a collective has been started and is about to be waited for. A worker on its own never waits for one."""
     from elastic.group import form
 
     wait = form.Work.wait
 
-    def forget() -> None:
+    def unhook() -> None:
         form.Work.wait = wait  # type: ignore[method-assign]  # the class has no hook, and needs none
 
     def wait_once(self: form.Work) -> None:
-        forget()
+        unhook()
         act()
         wait(self)
 
     form.Work.wait = wait_once  # type: ignore[method-assign]  # as above
-    return forget
+    return unhook
 
 
-def transfer(act: Act) -> Forget:
+def transfer(act: Act) -> Unhook:
     """When the parts of a state have begun to leave for a peer, or to come: in the group's next all-to-all."""
     from elastic.group import form
 
     all_to_all = form.DistributedGroup.all_to_all
 
-    def forget() -> None:
+    def unhook() -> None:
         form.DistributedGroup.all_to_all = all_to_all  # type: ignore[method-assign]  # as in `exchange`
 
     def all_to_all_once(self: form.DistributedGroup, *arguments: Any) -> form.Work:
-        forget()
+        unhook()
         pending = all_to_all(self, *arguments)
         act()
         return pending
 
     form.DistributedGroup.all_to_all = all_to_all_once  # type: ignore[method-assign, assignment]  # as in `exchange`
-    return forget
+    return unhook
 
 
-def update(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Forget:
+def update(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Unhook:
     """Inside the optimizers' next steps, when half of all parameters, or what one operation writes, are written."""
     optimizers = list(optimizers)
     writes = _Writes(_parameters(optimizers), act)

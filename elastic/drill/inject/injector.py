@@ -2,7 +2,7 @@
 
 An observer (elastic/events/observer.py) that the launcher names to each worker. Every fault happens once, however
 often the run recovers: whoever sets it off first puts that on record in the drill's folder. What a fault does is its
-own; how reads are noted, reading.py's: they become `reads` events when the batch reaches the user's code.
+own; how reads are noted, recording_dataset.py's: they become `reads` events when the batch reaches the user's code.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from elastic.drill.faults.moments import BEGINS, IN_BACKWARD, IN_EXCHANGE, IN_UP
 from elastic.drill.faults.plan import Plan, due
 from elastic.drill.folder import DrillFolder
 from elastic.drill.inject import hooks
-from elastic.drill.inject.imposed import Imposed
-from elastic.drill.inject.reading import Collating, Reading, described
+from elastic.drill.inject.overrides import Overrides
+from elastic.drill.inject.recording_dataset import RecordingCollate, RecordingDataset, dataset_source
 from elastic.drill.machine.holdings import Holdings
 from elastic.events.drill_schema import Fault as Struck
 from elastic.events.drill_schema import Held, Placed, Reads, Weights
@@ -45,39 +45,39 @@ class Injector(Observer):
     def __init__(self, drill: DrillFolder) -> None:
         self._drill = drill
         self._plan = Plan.from_json(drill.plan.read_text())
-        self._imposed = Imposed.read(drill.path)
+        self._overrides = Overrides.read(drill.path)
         self._run: ObservedRun | None = None
         self._step = 0  # as At.step counts
-        self._forget: list[Callable[[], None]] = []
+        self._unhook: list[hooks.Unhook] = []
         self._together = any(len(fault.ranks) > 1 for fault in self._plan.faults)
         self._slow_s = 0.0  # in each of the next shares
         self._slow_shares = 0
-        self._reading: Reading | None = None
+        self._reading: RecordingDataset | None = None
         self._holdings = Holdings()
         self._storage: Path | None = None  # the run's, where it is a local folder
 
     def storage(self, url: str, storage_options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
-        if self._imposed.url is None:
+        if self._overrides.url is None:
             self._storage = local_folder(url)
             return url, storage_options
-        target = self._imposed.url.removeprefix("faulty://")
+        target = self._overrides.url.removeprefix("faulty://")
         self._storage = local_folder(target) if target.startswith("/") else None
-        return self._imposed.url, self._imposed.storage_options
+        return self._overrides.url, self._overrides.storage_options
 
     def cadence(self, save_every: int | str) -> int | str:
-        imposed = self._imposed.save_every
-        if imposed is None:
+        instead = self._overrides.save_every
+        if instead is None:
             return save_every
-        return int(imposed) if imposed.isdecimal() else imposed
+        return int(instead) if instead.isdecimal() else instead
 
     def dataset(self, dataset: Any) -> Any:
         if self._run is not None:
-            self._run.events.emit(described(dataset))
-        self._reading = Reading(dataset)
+            self._run.events.emit(dataset_source(dataset))
+        self._reading = RecordingDataset(dataset)
         return self._reading
 
     def collate(self, collate_fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        return Collating(collate_fn)
+        return RecordingCollate(collate_fn)
 
     def batch(self, batch: Any, *, step: int, share: int, attempt: int) -> Any:
         assert self._run is not None
@@ -87,8 +87,8 @@ class Injector(Observer):
 
     def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
         self._run = run
-        while self._forget:
-            self._forget.pop()()
+        while self._unhook:
+            self._unhook.pop()()
         if self._together and moment == "form":
             self._drill.has_rank(run.generation, run.rank)
         if moment == "start" and (self._drill.path / "events").is_dir():
@@ -122,14 +122,14 @@ class Injector(Observer):
             self._act(fault)
 
         if phase == IN_BACKWARD:
-            forget = hooks.backward(run.optimizers.values(), strike)
+            unhook = hooks.backward(run.optimizers.values(), strike)
         elif phase == IN_EXCHANGE:
-            forget = hooks.exchange(strike)
+            unhook = hooks.exchange(strike)
         elif phase == IN_UPDATE:
-            forget = hooks.update(run.optimizers.values(), strike)
+            unhook = hooks.update(run.optimizers.values(), strike)
         else:
-            forget = hooks.transfer(strike)
-        self._forget.append(forget)
+            unhook = hooks.transfer(strike)
+        self._unhook.append(unhook)
 
     def _due(self, phase: str, share: int | None) -> list[int]:
         if not self._plan.faults:
@@ -165,7 +165,7 @@ class Injector(Observer):
             drill=self._drill,
             index=index,
             storage=self._storage,
-            joins_await_s=self._imposed.joins_await_s,
+            joins_await_s=self._overrides.joins_await_s,
             slow_down=self._slow_down,
             hang_reads=self._hang_reads,
         )

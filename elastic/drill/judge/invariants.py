@@ -36,7 +36,7 @@ from functools import partial
 from elastic.drill.judge.contents import content
 from elastic.drill.judge.grouping import by_fact, grouped
 from elastic.drill.judge.lineage import Application, Lineage, place_of, trace
-from elastic.drill.judge.stored import Stored, storage_holds
+from elastic.drill.judge.stored_checkpoints import StoredCheckpoint, storage_holds
 from elastic.drill.judge.survival import survival
 from elastic.drill.judge.verdict import Verdict, Violation, differing
 from elastic.events.digests import digest_of_indices
@@ -53,7 +53,7 @@ def judge(
     steps: int | None = None,
     exact: bool = True,
     reference: Sequence[Event] | str | None = None,
-    checkpoints: Sequence[Stored] | None = None,
+    checkpoints: Sequence[StoredCheckpoint] | None = None,
     redone_max: int | None = None,
     lost_max: int | None = None,
     may_fall_back: bool = False,

@@ -13,7 +13,7 @@ from checkpoint.load.reader import read_commit, verify
 from checkpoint.runs.history import read_history
 from checkpoint.storage import Storage, open_storage
 from elastic.drill.judge.invariants import judge
-from elastic.drill.judge.stored import Stored
+from elastic.drill.judge.stored_checkpoints import StoredCheckpoint
 from elastic.drill.judge.verdict import Verdict, Violation
 from elastic.events.event import Event
 from elastic.state.train_state import weights_digest
@@ -69,7 +69,7 @@ def review(
 
 def stored(
     url: str, storage_options: dict[str, Any] | None = None, *, but: Collection[str] = ()
-) -> list[Stored] | None:
+) -> list[StoredCheckpoint] | None:
     """What the run could go on from, newest first, read to the last byte. None: it lived and died with the process."""
     if url.startswith("memory:"):
         return None
@@ -81,17 +81,17 @@ def stored(
         storage.close()
 
 
-def _stored(storage: Storage, id: CommitId) -> Stored:
+def _stored(storage: Storage, id: CommitId) -> StoredCheckpoint:
     found = verify(storage, id, True)
     if found.problems:
-        return Stored(str(id), id.claim, id.step, wrong="; ".join(found.problems))
+        return StoredCheckpoint(str(id), id.claim, id.step, wrong="; ".join(found.problems))
     tree = read_commit(storage, id, shared=True).tree
     parts = ((name.partition("."), part) for name, part in tree.items())
     models = {name or kind: part for (kind, _, name), part in parts if kind == "model"}
-    return Stored(str(id), id.claim, id.step, digest=weights_digest(models) if models else None)
+    return StoredCheckpoint(str(id), id.claim, id.step, digest=weights_digest(models) if models else None)
 
 
-def aftermath(
+def end_violations(
     *, exit_code: int = 0, output: str = "", left_behind: Sequence[str] = (), late: str | None = None
 ) -> list[Violation]:
     """What is wrong with the end of a run, beside what it recorded.

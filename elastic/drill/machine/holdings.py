@@ -46,7 +46,7 @@ class Holdings:
 
     def hear(self, event: Event) -> None:
         """An EventLog's listener."""
-        self._given_up += given_up([event])
+        self._given_up += collectives_given_up([event])
 
     def after_step(self, *, generation: int, world_size: int, rank: int) -> dict[str, int] | None:
         """What is to be recorded now, if it is time for a look."""
@@ -81,12 +81,12 @@ def here() -> dict[str, int]:
     return {"descriptors": len(links), "sockets": sockets, "threads": linux.thread_count(), "writers": writers}
 
 
-def given_up(events: Sequence[Event]) -> int:
+def collectives_given_up(events: Sequence[Event]) -> int:
     """How many losses may have left a collective in flight, each with what gloo keeps of it."""
     return sum(e["event"] == "peer_lost" and any(of in e["error"] for of in GIVEN_UP) for e in events)
 
 
-def grown(events: Sequence[Event], baseline: Sequence[Event] = (), *, store: bool = False) -> list[Violation]:
+def leaks(events: Sequence[Event], baseline: Sequence[Event] = (), *, store: bool = False) -> list[Violation]:
     """What workers held more of at the end than they may, with the looks that show it.
 
     baseline   of the undisturbed run: what the script comes to hold by itself
@@ -101,7 +101,7 @@ def grown(events: Sequence[Event], baseline: Sequence[Event] = (), *, store: boo
         first = _comparable(looks, last)
         if not last["last"] or not first:
             continue
-        kept = OF_A_GROUP * given_up([event for event in events if event["worker"] == worker])
+        kept = OF_A_GROUP * collectives_given_up([event for event in events if event["worker"] == worker])
         for kind in KINDS:
             more, before = min((_more(kind, look, last), look[kind]) for look in first)
             if more > kept + by_itself[kind] + (OF_A_STORE[kind] if store else 0):

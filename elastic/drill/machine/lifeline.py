@@ -56,7 +56,7 @@ def main() -> None:
     if sys.stdin.buffer.read() != _LET_GO:
         folder = Path(sys.argv[1])
         processes.kill_marked(folder)
-        if (temporary := folder / "tmp").is_symlink():  # Starting made it elsewhere, where paths are shorter
+        if (temporary := folder / "tmp").is_symlink():  # NodeStarter made it elsewhere, where paths are shorter
             shutil.rmtree(temporary.resolve(), ignore_errors=True)
         for at in sys.argv[2:]:
             disk.unmount(Path(at))

@@ -45,7 +45,7 @@ def kill_marked(folder: Path) -> list[int]:
     return sorted(stopped)
 
 
-def gone(folder: Path, *, within_s: float) -> list[int]:
+def wait_until_gone(folder: Path, *, within_s: float) -> list[int]:
     """Waits until none is left; returns those that are there at the deadline."""
     deadline = time.monotonic() + within_s
     while (left := marked(folder)) and time.monotonic() < deadline:
@@ -53,7 +53,7 @@ def gone(folder: Path, *, within_s: float) -> list[int]:
     return left
 
 
-def described(pid: int) -> str:
+def describe(pid: int) -> str:
     """One line on a process: its pid, state, command and the ports on which it listens."""
     if (stat := linux.process_stat(pid)) is None:
         return f"{pid} (ended)"

@@ -17,7 +17,7 @@ OF_A_SCRIPT_S_STEP = tuple(phase for phase in OF_A_STEP if phase in OF_THE_SCRIP
 SPARED = 0.12  # of the steps, the last: a fault there might find the run finished
 
 
-def drawn(
+def draw_faults(
     seed: int, *, kinds: Sequence[str], rate: float, steps: int, workers: int, nodes: int, resume_workers: int
 ) -> tuple[Fault, ...]:
     """rate × steps faults, at least one, at distinct steps, in order.

@@ -20,10 +20,10 @@ from elastic.drill.faults.base import Fault
 from elastic.drill.faults.registry import NAMED
 from elastic.drill.location import StorageRoot
 from elastic.drill.plan import saves
-from elastic.drill.plan.draw import drawn
+from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
+from elastic.drill.plan.fault_argument import fault_from, in_order
 from elastic.drill.plan.flags import DEFAULT_FAULTS, DEFAULT_RATE, WITHIN_S, parser
-from elastic.drill.plan.named import in_order, named
 from elastic.errors import ConfigError
 
 
@@ -60,7 +60,7 @@ class Options:
             return asked
         assert asked.seed is not None
         sizes = {"workers": asked.workers, "nodes": asked.nodes, "resume_workers": asked.resume_workers}
-        found = drawn(asked.seed, kinds=self.kinds, rate=self.rate, steps=steps, **sizes)
+        found = draw_faults(asked.seed, kinds=self.kinds, rate=self.rate, steps=steps, **sizes)
         return replace(asked, faults=in_order((*asked.faults, *found)))
 
     def replay(self, plan: Path) -> str:
@@ -176,7 +176,7 @@ def _asked(given: argparse.Namespace, *, drawing: bool) -> DrillPlan:
     seed = given.seed
     if seed is None and (drawing or storage.any):
         seed = secrets.randbelow(1_000_000)
-    faults = [named(name, text) for name in NAMED for text in getattr(given, _attribute(name))]
+    faults = [fault_from(name, text) for name in NAMED for text in getattr(given, _attribute(name))]
     return DrillPlan(
         workers=workers,
         nodes=given.nodes if given.nodes is not None else 1,

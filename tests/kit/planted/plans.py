@@ -13,9 +13,9 @@ from pathlib import Path
 
 from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.faults import At, Fault, Hold, Kill, Plan, Terminate
-from elastic.drill.judge.review import aftermath, final_states, review
+from elastic.drill.judge.review import end_violations, final_states, review
 from elastic.drill.judge.verdict import Verdict, Violation
-from elastic.drill.machine.holdings import grown
+from elastic.drill.machine.holdings import leaks
 from elastic.events.event import Event
 from tests.kit.planted.bug import Bug
 from tests.kit.planted.planting import environment
@@ -115,7 +115,7 @@ def judged(way: Way, folder: Path, reference: Undisturbed, bug: Bug | None = Non
             cluster.wait_for(lambda _: any(marks.iterdir()), within_s=WITHIN_S)
         beside = _ended(cluster, within_s=HUNG_S if hangs else WITHIN_S)
         events, lost_max = cluster.events(), cluster.lost_max()
-        beside += grown(events, reference.events)
+        beside += leaks(events, reference.events)
         verdict = review(cluster.url, events, steps=STEPS, reference=reference.events, lost_max=lost_max)
         verdict = replace(verdict, violations=(*beside, *verdict.violations))
         if verdict.ok:
@@ -134,8 +134,8 @@ def _ended(cluster: Cluster, *, within_s: float) -> list[Violation]:
     try:
         ended = cluster.wait(within_s=within_s)
     except DrillTimeout as late:
-        return aftermath(late=str(late))
-    return aftermath(exit_code=ended.exit_code, output=cluster.output(), left_behind=ended.left_behind)
+        return end_violations(late=str(late))
+    return end_violations(exit_code=ended.exit_code, output=cluster.output(), left_behind=ended.left_behind)
 
 
 def _cluster(way: Way, folder: Path, env: Mapping[str, str], name: str = "drill") -> Cluster:

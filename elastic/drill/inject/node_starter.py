@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from elastic.drill.inject.imposed import Imposed
+from elastic.drill.inject.overrides import Overrides
 from elastic.drill.machine import processes
 from elastic.errors import ConfigError
 
@@ -23,7 +23,7 @@ Launcher = Literal["elastic", "torchrun"]
 
 
 @dataclass(kw_only=True)
-class Starting:
+class NodeStarter:
     """Of one run, for all its launches; see Cluster for the meanings.
 
     script   with its arguments, as for python
@@ -40,7 +40,7 @@ class Starting:
     options: Sequence[str]
     env: Mapping[str, str]
     observed: bool
-    imposed: Imposed
+    overrides: Overrides
     launches: int = 0
     _meet_at: int = 0  # the port of torchrun's rendezvous, where there are nodes
 
@@ -48,7 +48,7 @@ class Starting:
         """The next launch."""
         self.launches += 1
         self._make_temporary()
-        self.imposed.write(self.folder)
+        self.overrides.write(self.folder)
         self.output.write_bytes(b"")
         self._meet_at = _free_port() if self.nodes_max > 1 else 0
 
@@ -112,7 +112,7 @@ class Starting:
         torchrun = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # its shared store keeps a dead round's keys
         by = f"elastic.drill.inject.injector:observer:{self.folder}"
         observer = {"ELASTIC_OBSERVER": by} if self.observed else {}
-        return {**os.environ, **drill, **torchrun, **observer, **self.imposed.environment(), **self.env}
+        return {**os.environ, **drill, **torchrun, **observer, **self.overrides.environment(), **self.env}
 
     def _make_temporary(self) -> None:
         """The launch's TMPDIR. multiprocessing's sockets lie there, whose paths the kernel cuts at 108 characters."""

@@ -24,7 +24,7 @@ _HANG_S = 3600.0  # nobody waits that long; it ends by a signal
 _UNWRAPPED_MAX = 8  # datasets that wrap datasets
 
 
-class Noted(NamedTuple):
+class RecordedExample(NamedTuple):
     """An example, the index at which it was read, and the digest of what came."""
 
     at: int
@@ -32,7 +32,7 @@ class Noted(NamedTuple):
     example: Any
 
 
-class NotedBatch(NamedTuple):
+class RecordedBatch(NamedTuple):
     """A batch, the indices that were read for it, in order, and the digests of what came."""
 
     indices: list[int]
@@ -40,7 +40,7 @@ class NotedBatch(NamedTuple):
     batch: Any
 
 
-class Reading:
+class RecordingDataset:
     """A dataset that says with each example which one it is. `stuck`: no read comes back any more."""
 
     def __init__(self, dataset: Any) -> None:
@@ -50,22 +50,22 @@ class Reading:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> Noted:
+    def __getitem__(self, index: int) -> RecordedExample:
         if self.stuck:
             time.sleep(_HANG_S)
         example = self.dataset[index]
-        return Noted(int(index), digest_of(example), example)
+        return RecordedExample(int(index), digest_of(example), example)
 
 
-class Collating:
+class RecordingCollate:
     """A collate function that keeps the notes beside the batch."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self.collate_fn = collate_fn
 
-    def __call__(self, examples: list[Noted]) -> NotedBatch:
+    def __call__(self, examples: list[RecordedExample]) -> RecordedBatch:
         batch = self.collate_fn([noted.example for noted in examples])
-        return NotedBatch([noted.at for noted in examples], [noted.content for noted in examples], batch)
+        return RecordedBatch([noted.at for noted in examples], [noted.content for noted in examples], batch)
 
 
 def digest_of(example: Any) -> str | None:
@@ -74,7 +74,7 @@ def digest_of(example: Any) -> str | None:
     return sha.hexdigest() if _fed(sha, example) else None
 
 
-def described(dataset: Any) -> Dataset:
+def dataset_source(dataset: Any) -> Dataset:
     """Where the code that reads an example stands.
 
     Of datasets that only wrap another one (torch's Subset, say) the innermost that is not torch's own.

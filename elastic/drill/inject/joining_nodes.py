@@ -17,7 +17,7 @@ from elastic.drill.folder import DrillFolder
 _ENDS_S = 10.0
 
 
-class Joining:
+class JoiningNodes:
     """
     start   starts a node of so many workers (None: as many as every other has) that waits for a file, if one is given
     ready   the next one stands ready, its imports done

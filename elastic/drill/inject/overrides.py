@@ -14,11 +14,11 @@ from typing import Any
 
 from elastic.membership.environment import DRILL_STORAGE, drill_storage
 
-_FILE = "imposed.json"
+_FILE = "overrides.json"
 
 
 @dataclass(frozen=True)
-class Imposed:
+class Overrides:
     """
     url              where the run lives; None: where the script says
     storage_options  for that URL
@@ -40,7 +40,7 @@ class Imposed:
         return {DRILL_STORAGE: json.dumps([self.url, options])}
 
     @classmethod
-    def read(cls, folder: Path) -> Imposed:
+    def read(cls, folder: Path) -> Overrides:
         """In a worker."""
         try:
             said = json.loads((folder / _FILE).read_text())

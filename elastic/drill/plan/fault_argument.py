@@ -12,7 +12,7 @@ from elastic.errors import ConfigError
 _WORDS = {"forming a view": "form", "forming": "form", "transferring": "transfer"}
 
 
-def named(name: str, text: str) -> Fault:
+def fault_from(name: str, text: str) -> Fault:
     """The fault that `--name text` asks for."""
     try:
         return _fault(name, text)

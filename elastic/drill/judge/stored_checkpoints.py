@@ -14,7 +14,7 @@ from elastic.events.event import Event
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredCheckpoint:
     """One checkpoint, read to the last byte.
 
     claim, step  that its name says
@@ -30,7 +30,7 @@ class Stored:
 
 
 def storage_holds(
-    checkpoints: Sequence[Stored], of_kind: Mapping[str, Sequence[Event]], *, may_fall_back: bool
+    checkpoints: Sequence[StoredCheckpoint], of_kind: Mapping[str, Sequence[Event]], *, may_fall_back: bool
 ) -> Iterator[Violation]:
     """checkpoints  newest first"""
     for one in checkpoints:
@@ -44,7 +44,7 @@ def storage_holds(
         yield Violation("durable", f"the run finished with {finished[0]['step']} steps, and {what}", tuple(finished))
 
 
-def _of_their_steps(checkpoints: Sequence[Stored], weights: Sequence[Event]) -> Iterator[Violation]:
+def _of_their_steps(checkpoints: Sequence[StoredCheckpoint], weights: Sequence[Event]) -> Iterator[Violation]:
     after = grouped(weights, lambda event: int(event["step"]) + 1)  # steps applied -> what they came to, wherever
     for one in checkpoints:
         there = [event for event in after[one.step] if (event.get("claim") or 0) <= one.claim]
