@@ -43,7 +43,7 @@ class DrillFolder:
         """The faults that have happened, and in which generation."""
         return {int(path.name): path.read_text() for path in (self.path / "happened").glob("[0-9]*")}
 
-    def happens(self, index: int, generation: int) -> bool:
+    def claim(self, index: int, generation: int) -> bool:
         """Puts on record that this fault happens now; False if it has happened before."""
         own = self.path / "happened" / f"{_COMING}{index}-{os.getpid()}"
         own.write_text(str(generation))
@@ -69,19 +69,19 @@ class DrillFolder:
         """agent  its pid"""
         return self.path / "came" / str(agent)
 
-    def fails(self, failure: str, step: int) -> None:
+    def record_failure(self, failure: str, step: int) -> None:
         """Puts on record that a worker fails in this way, at this step."""
         (self.path / "failed" / f"{failure}-{step}").touch()
 
-    def failed(self, failure: str) -> list[int]:
+    def failures(self, failure: str) -> list[int]:
         """The steps at which a worker has failed in this way."""
         return [int(path.name.rpartition("-")[2]) for path in (self.path / "failed").glob(f"{failure}-*")]
 
-    def has_rank(self, generation: int, rank: int) -> None:
+    def record_rank(self, generation: int, rank: int) -> None:
         """This process has that rank in the view."""
         (self.path / "ranks" / f"{generation}-{rank}").write_text(str(os.getpid()))
 
-    def alive_with_rank(self, generation: int, ranks: Iterable[int]) -> list[int]:
+    def alive_with_ranks(self, generation: int, ranks: Iterable[int]) -> list[int]:
         """The pids of those that have come to the view, and still run."""
         places = [self.path / "ranks" / f"{generation}-{rank}" for rank in ranks]
         return self.alive(int(place.read_text() or 0) for place in places if place.exists())

@@ -62,6 +62,6 @@ class KillTogether(Fault):
         return f"SIGKILL to workers {' and '.join(map(str, self.workers))} at once"
 
     def strike(self, scene: Scene) -> None:
-        for pid in scene.drill.alive_with_rank(scene.run.generation, self.workers[1:]):
+        for pid in scene.drill.alive_with_ranks(scene.run.generation, self.workers[1:]):
             os.kill(pid, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)

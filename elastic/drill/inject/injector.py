@@ -90,7 +90,7 @@ class Injector(Observer):
         while self._unhook:
             self._unhook.pop()()
         if self._together and moment == "form":
-            self._drill.has_rank(run.generation, run.rank)
+            self._drill.record_rank(run.generation, run.rank)
         if moment == "start" and (self._drill.path / "events").is_dir():
             run.events.tee(self._drill.path)
         if moment == "start":
@@ -147,10 +147,10 @@ class Injector(Observer):
         fault, run = self._plan.faults[index], self._run
         if not fault.possible(self._storage) or self._would_repeat(fault):
             return
-        if not self._drill.happens(index, run.generation):
+        if not self._drill.claim(index, run.generation):
             return
         if (failure := fault.failure()) is not None:
-            self._drill.fails(failure, run.step_index)
+            self._drill.record_failure(failure, run.step_index)
         phase, fatal = fault.when.phase, fault.fatal
         run.events.emit(Struck(index=index, fault=str(fault), step=self._step, phase=phase, fatal=fatal))
         if fault.record_first:
@@ -185,4 +185,4 @@ class Injector(Observer):
         if failure is None or not fault.when.later:
             return False
         assert self._run is not None
-        return any(abs(step - self._run.step_index) <= _APART for step in self._drill.failed(failure))
+        return any(abs(step - self._run.step_index) <= _APART for step in self._drill.failures(failure))

@@ -40,10 +40,10 @@ class Snapshot:
               is somebody else's
         """
         files = sorted(_names(folder / "tmp") - self.temporary)
-        next_ones = {name for name in files if killed and _is_next_ones(folder / "tmp" / name)}
-        files = [name for name in files if name not in next_ones]
+        removable = {name for name in files if killed and _next_worker_removes(folder / "tmp" / name)}
+        files = [name for name in files if name not in removable]
         temporary = [f"temporary file {name}" for name in files if not name.startswith(TORCH_S_OWN)]
-        noted = {child for name in next_ones for child in _names(folder / "tmp" / name) if child.startswith(CHILD)}
+        noted = {child for name in removable for child in _names(folder / "tmp" / name) if child.startswith(CHILD)}
         candidates = [name for name in sorted(_names(SHARED_MEMORY) - self.shared) if _may_be_of(name, pids)]
         candidates = [name for name in candidates if f"{CHILD}{_pid_in(name)}" not in noted]
         held = _held() if candidates else set()
@@ -62,7 +62,7 @@ def _names(folder: Path) -> frozenset[str]:
     return frozenset()
 
 
-def _is_next_ones(path: Path) -> bool:
+def _next_worker_removes(path: Path) -> bool:
     """Whether the next worker that starts will remove it: a folder for sockets that nobody holds any more."""
     if not path.name.startswith(OF_LOADERS):
         return False
