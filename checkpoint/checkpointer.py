@@ -2,7 +2,9 @@
 
 format  what lies in storage             save     by one process (local.py) or by several ranks (distributed.py)
 runs    who may write, what is newest    load     verified, or not at all
-cli     the command                      storage  folders, S3, fsspec
+net     how ranks reach each other       storage  folders, S3, fsspec
+cli     the command                      sources  what other tools wrote
+                                         testing  storage that fails as planned
 """
 
 from __future__ import annotations

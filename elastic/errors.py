@@ -13,10 +13,10 @@
       LoaderTimeout       the dataset's storage hangs; look at it (data/loader.py)
       PeerLost            an exchange failed; the loop forms a new view and redoes the step
       Stranded            the others stand where this worker cannot be brought; it exits and is replaced
-      Evicted             the view moved on without us; exit, do not retry
+      Evicted             a newer claim was taken: the run goes on elsewhere; exit, do not retry
       SavesFailed         too many saves in a row failed; exit, repair the storage, start again
 
-Only the loop in run.py turns `PeerLost` into a new view, or into a restart where the launcher can do no better.
+Only loop/recovery.py turns `PeerLost` into a new view, or into a restart where the launcher can do no better.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Stranded(ElasticError):
 
 
 class Evicted(ElasticError):
-    """The run goes on in a view (or under a claim) that this worker is not part of."""
+    """A newer claim was taken: the run goes on elsewhere, and this worker writes nothing more."""
 
 
 class SavesFailed(ElasticError):

@@ -20,7 +20,8 @@ from checkpoint.storage import Storage
 
 @dataclass(frozen=True)
 class LoadRules:
-    """
+    """How one `load` goes: which checkpoint, and what becomes of what does not fit.
+
     resized  what becomes of values of each rank where other ranks are here; see `Resolver`
     prepare  is called on every rank before anything is read
     search   makes the search for a checkpoint that is whole, of this step or of any; rank 0 searches

@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 
 class Search:
-    """
+    """A search for the newest whole checkpoint; what it has found damaged it does not try again.
+
     newest  the newest commit of the run when one was last chosen
     """
 

@@ -36,7 +36,7 @@ class Stream:
 
     @property
     def tree(self) -> Document:
-        """The document of all that is no tensor; decoding.py and leaves.py read it."""
+        """The document of all that is no tensor; format/decoding.py and format/leaves.py read it."""
         return self._manifest.tree
 
     def entries(self, document: Document, path: str = "") -> list[tuple[str, Array | Value]]:

@@ -51,7 +51,8 @@ class Asked:
 
 
 class SavingRanks(Protocol):
-    """
+    """Those who save together, as the pipeline sees them from one rank.
+
     planned  this rank's last plan; None where there is none
     scrub    takes the storage's secrets out of a text; None where they are not known
     """

@@ -13,9 +13,6 @@ the shares' means would weigh examples unequally. In the formulas B is `batch_si
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -191,32 +188,13 @@ def share_sizes(count: int, batch_size: int, virtual_workers: int) -> tuple[int,
     return tuple(high - low for low, high in pairwise(edges))
 
 
-def blocks(shares: int, world_size: int, weights: Sequence[float] | None = None) -> list[range]:
-    """Which shares each rank carries: contiguous blocks that cover 0 … shares-1 once, in rank order.
+def blocks(shares: int, world_size: int) -> list[range]:
+    """Which shares each rank carries: contiguous blocks that cover 0 … shares-1 once, in rank order, near-equally.
 
-    weights  each rank's measured speed, > 0, the same list on every rank; None means equal speeds
-    A step lasts as long as its slowest rank, so with weights the shares are dealt one at a time to the rank
-    that would finish it first (the least possible maximum). Blocks may be empty.
+    Blocks may be empty.
     """
-    if weights is None:
-        edges = [rank * shares // world_size for rank in range(world_size + 1)]
-    else:
-        if len(weights) != world_size or not all(math.isfinite(w) and w > 0 for w in weights):
-            raise ValueError(f"weights {list(weights)!r}: expected {world_size} finite speeds above 0, one per rank")
-        carried = [0] * world_size
-        finish = [(1 / speed, rank) for rank, speed in enumerate(weights)]
-        heapq.heapify(finish)
-        for _ in range(shares):
-            _, rank = finish[0]
-            carried[rank] += 1
-            heapq.heapreplace(finish, ((carried[rank] + 1) / weights[rank], rank))
-        edges = [sum(carried[:rank]) for rank in range(world_size + 1)]
+    edges = [rank * shares // world_size for rank in range(world_size + 1)]
     return [range(low, high) for low, high in pairwise(edges)]
-
-
-def efficiency(virtual_workers: int, world_size: int) -> float:
-    """The part of the fleet that works when shares cost alike: V / (W * ceil(V / W)), from 0 to 1."""
-    return virtual_workers / (world_size * _ceil(virtual_workers, world_size))
 
 
 def _piece(i: int, parts: int, count: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ The moments of a run, in order; those from `data` to `applied` come round again 
     forward     a share's batch is about to be handed to the user's code
     backward    a share: immediately before loss.backward()
     exchange    this rank's shares are done; the sums are about to be exchanged
-    update      exact gradients are in .grad and the dirty mark is set; the optimizer has not stepped
+    update      exact gradients are in .grad; a failure from here on leaves a torn state; the optimizer has not stepped
     applied     the step is applied on this worker
     save        the coordinator is about to write a checkpoint
     saved       the checkpoint is committed, or copied for the writer process, which commits it whatever comes

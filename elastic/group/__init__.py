@@ -1,1 +1,1 @@
-"""A view's process group: formed, used for exact sums, severed. `run.py` decides when."""
+"""A view's process group: formed, used for exact sums, severed. loop/view_group.py decides when."""

@@ -6,7 +6,7 @@ else: a rank adds the complete subtrees that lie in its block of shares, and who
 subtrees adds them as the tree says.
 
 In a short batch only the shares 0..m-1 hold examples. The others take no part: a node with one empty
-child is its other child. Sharing out the work (which rank holds which block) is data/data_plan.py's.
+child is its other child. Sharing out the work (which rank holds which block) is loop/assignment.py's.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How a worker was started, and the command line."""
+"""`elastic run`: a node's agent, the processes that it starts, and torchrun's flags."""

@@ -46,7 +46,7 @@ from elastic.membership.messages import (
     Exited,
     Failed,
     Hello,
-    Kill,
+    KillHung,
     Leave,
     Ready,
     RunIsOver,
@@ -291,8 +291,8 @@ class Agent:
                 self._start(local_rank)
             case Status(text=text):
                 self._say(text)
-            case Kill() as verdict:
-                self._hung(verdict)
+            case KillHung() as verdict:
+                self._kill_hung(verdict)
             case RunIsOver() as over:
                 self._over = over
                 self._end_workers(lambda worker: None)
@@ -391,7 +391,7 @@ class Agent:
             self._sighted_s = now_s
             self._hub.tell(as_message(Sighted(workers=[one.document() for one in seen])))
 
-    def _hung(self, verdict: Kill) -> None:
+    def _kill_hung(self, verdict: KillHung) -> None:
         worker, now_s = self._ids.get(verdict.worker), time.monotonic()
         if worker is None or worker.stuck or (record := Record.read(worker.progress)).sequence != verdict.sign:
             return

@@ -5,7 +5,7 @@ agent says hello with the run's nonce, then both sides talk in lines. The end of
 A node speaks for itself and its own workers, as what it called itself first; what is malformed, or said for others, is
 dropped with a line in the log, whoever said it.
 The hub's own loss ends the run on this node: its workers leave, and `HubElsewhere` sees to it that one of them saves.
-That survivors agree on a successor is another issue's, and would replace `gone` below.
+That survivors agree on a successor is not done; it would replace `gone` below.
 """
 
 from __future__ import annotations

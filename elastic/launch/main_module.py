@@ -28,7 +28,7 @@ class MainModule:
         search_path = script.search_path()
         if search_path is not None:
             sys.path[0] = search_path  # it was the current folder: this process was started with -m
-        # What starts this process again in place (launch/portable.py) has to come back to here.
+        # What starts this process again in place (loop/portable.py) has to come back to here.
         sys.orig_argv = [sys.executable, "-m", "elastic.launch.worker", *script.command()]
         sys.argv = ["-m" if script.module else script.target, *script.args]
         self.module = types.ModuleType("__main__")

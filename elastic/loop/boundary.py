@@ -58,7 +58,7 @@ class Boundary:
             state.epoch = session.step_plan(state.step).epoch
         every = session.context.config.save_every_steps
         if wishes & Wish.STOP:
-            state.stopped = recovery.first_word(Kind.STOP, state.stop_wish)
+            state.stopped = recovery.first_answer(Kind.STOP, state.stop_wish)
             state.stop_wish = None
         state.look_for_end()
         if state.finished:

@@ -72,9 +72,9 @@ class Loop:
             session.close(abruptly=True)
             raise
         state.goes_on_from(session.restorer.position)
-        if session.word_of_those_ahead is not None:
-            self._evaluations.are_made_alone = session.word_of_those_ahead["in_loop"]
-            state.take(session.word_of_those_ahead)
+        if session.side_state_of_those_ahead is not None:
+            self._evaluations.are_made_alone = session.side_state_of_those_ahead["in_loop"]
+            state.take_side_state(session.side_state_of_those_ahead)
         for optimizer in context.config.optimizers.values():
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
         self._notices.install(context.live.told_to_leave if context.live is not None else None)

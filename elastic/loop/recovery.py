@@ -63,20 +63,20 @@ class Recovery:
         self._session.phases.enter(Phase.WAITING)
         announce(self._session.group, kind, step=self._state.step).check()
 
-    def wait_for_all(self, kind: Kind, word: str | None) -> str | None:
-        """See ViewGroup.first_word. Raises as `meet`."""
+    def wait_for_all(self, kind: Kind, answer: str | None) -> str | None:
+        """See ViewGroup.first_answer. Raises as `meet`."""
         self.meet(kind)
-        first = self._session.view_group.first_word(word)
+        first = self._session.view_group.first_answer(answer)
         self._session.phases.enter_script()
         return first
 
-    def first_word(self, kind: Kind, word: str | None) -> str | None:
+    def first_answer(self, kind: Kind, answer: str | None) -> str | None:
         def ask() -> str | None:
-            return self.wait_for_all(kind, word)
+            return self.wait_for_all(kind, answer)
 
         name = kind.name.lower()
-        word_of_all: str | None = self.agree(name, ask, f"at the boundary after step {self._state.step - 1}: {name}")
-        return word_of_all
+        first: str | None = self.agree(name, ask, f"at the boundary after step {self._state.step - 1}: {name}")
+        return first
 
     def save(self) -> None:
         """All workers call it; the coordinator writes."""
@@ -86,7 +86,7 @@ class Recovery:
 
     def agree_to_stop(self) -> None:
         """A stop that someone has asked for is saved with the state."""
-        self._state.stop_wish = self.first_word(Kind.SAVE, self._state.stop_wish)
+        self._state.stop_wish = self.first_answer(Kind.SAVE, self._state.stop_wish)
 
     def commit(self, *, must: bool, patiently: str | None = None) -> None:
         """On the coordinator, unless storage holds this very state.
@@ -170,8 +170,8 @@ class Recovery:
         while True:
             standing = state.standing(rewinds=session.train_state.applied.known())
             try:
-                own_word, whole = state.word(session.restorer.claim_document()), state.is_whole
-                word = session.regroup(standing, own_word, at=at, lost=lost, whole=whole)
+                own, whole = state.side_state(session.restorer.claim_document()), state.is_whole
+                side_state = session.regroup(standing, own, at=at, lost=lost, whole=whole)
                 break
             except PeerLost as again:
                 lost = True
@@ -186,8 +186,8 @@ class Recovery:
             except RunEnded as ended:
                 session.tell_end(ended)
                 raise SystemExit(EXIT_RESTART) from ended
-        if word is not None:
-            state.take(word)
+        if side_state is not None:
+            state.take_side_state(side_state)
         session.read_from(state.step)
         self._session.phases.enter_script()
 

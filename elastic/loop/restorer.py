@@ -32,7 +32,8 @@ from elastic.state.train_state import TrainState, Tree
 
 
 class StateRestorer:
-    """
+    """Gives this worker the run's state whenever a view has formed, and keeps the coordinator's hand on the storage.
+
     identity  this worker's, to be set before anything is asked for
     position  where the state stands that came last, from storage or from peers
     saver     on the coordinator: its hand on the storage
@@ -92,11 +93,11 @@ class StateRestorer:
             )
         )
 
-    def from_peers_or_storage(self, standing: Standing, word: Tree) -> Tree | None:
+    def from_peers_or_storage(self, standing: Standing, side_state: Tree) -> Tree | None:
         """Afterwards all ranks of the view stand at one step with the same bytes. Returns what those ahead tell, if
         this rank was behind.
 
-        word  what this rank would tell those behind, beside the state
+        side_state  what this rank would tell those behind, beside the state
         Raises PeerLost, Stranded, and what `from_storage` raises.
         """
         group = self._view_group.group
@@ -121,7 +122,7 @@ class StateRestorer:
         begun_s = time.monotonic()
         objects = self._train_state.objects()
         rewound = self._train_state.applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
-        ahead, state, moved = pass_on(group, parts, word, rewound or objects)
+        ahead, state, moved = pass_on(group, parts, side_state, rewound or objects)
         if ahead is not None:
             self.position = Position(**ahead["position"])
             self._claimed = checkpoint.Claim.from_document(ahead["claim"])
@@ -198,7 +199,7 @@ class StateRestorer:
             identities.check(self.identity, theirs, accept=self._config.accept, where="rank 0")
         except IdentityMismatch as differing:
             mismatch = differing
-        refusal = self._view_group.first_word(f"rank {group.rank}: {mismatch}" if mismatch is not None else None)
+        refusal = self._view_group.first_answer(f"rank {group.rank}: {mismatch}" if mismatch is not None else None)
         if refusal is not None:
             self._view_group.part()
             raise mismatch or IdentityMismatch(refusal, {})
@@ -267,7 +268,7 @@ class StateRestorer:
             with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
                 if storage.newest_claim() < self.claim:
                     blind = socket.gethostname()
-        blind = self._view_group.first_word(blind)
+        blind = self._view_group.first_answer(blind)
         if blind is not None:
             self._context.console.say(
                 f"{blind} does not see the claim that rank 0 wrote to {redact(self._config.url)}: the folder is not "

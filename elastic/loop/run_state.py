@@ -2,7 +2,8 @@
 
 What workers agree on between two steps (a stop, an evaluation's sums) is kept until the next update, under a name: a
 worker whose collective failed asks those who have the answer, and nobody repeats a collective that others are past.
-All of it is plain values, which travel beside the state to a worker that stands behind (`word`, `take`).
+All of it is plain values, which travel beside the state to a worker that stands behind (`side_state`,
+`take_side_state`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from elastic.state.train_state import Tree
 
 @dataclass
 class RunState:
-    """
+    """What one worker knows of the run's course, and changes as it goes on.
+
     total_steps  where the run ends
     step         how many are applied
     epoch        of the next one
@@ -85,7 +87,7 @@ class RunState:
         """See Standing.rewinds."""
         return Standing(step=self.step, agreements=len(self.agreements), torn=self.updating, rewinds=rewinds)
 
-    def word(self, claim: dict[str, object]) -> Tree:
+    def side_state(self, claim: dict[str, object]) -> Tree:
         """What a worker must know beside the state to stand where this one stands."""
         return {
             "position": asdict(self.position),
@@ -95,13 +97,13 @@ class RunState:
             "in_loop": self.in_loop or self.looped,
         }
 
-    def take(self, word: Tree) -> None:
+    def take_side_state(self, side_state: Tree) -> None:
         """Stands where those ahead stand: their position, what the last step gave, what was agreed on since."""
-        if word["position"]["step"] != self.step:
+        if side_state["position"]["step"] != self.step:
             self.evaluations = 0
         self.updating = False
         own_wish = self.stop_wish
-        self.goes_on_from(Position(**word["position"]))
+        self.goes_on_from(Position(**side_state["position"]))
         self.stop_wish = own_wish or self.stop_wish
-        self.agreed = Agreed(**word["agreed"]) if word["agreed"] is not None else None
-        self.agreements = dict(word["agreements"])
+        self.agreed = Agreed(**side_state["agreed"]) if side_state["agreed"] is not None else None
+        self.agreements = dict(side_state["agreements"])

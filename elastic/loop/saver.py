@@ -1,7 +1,7 @@
 """The coordinator's hand on the run's storage: claims it, reads the state to go on from, saves on a cadence.
 
 Training stops for a periodic save only until the state is copied: the rest is done by a writer process, even if this
-one is killed (checkpoint/background/). One that fails is reported and training goes on, until so many in a row have
+one is killed (checkpoint/save/writer/). One that fails is reported and training goes on, until so many in a row have
 failed that the run stops (SavesFailed) before more work is at risk; the final one must succeed, and is tried again.
 A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written.
 """

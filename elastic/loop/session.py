@@ -33,7 +33,7 @@ from elastic.loop.restorer import StateRestorer
 from elastic.loop.run_state import RunState
 from elastic.loop.transfer import Standing
 from elastic.loop.view_group import ViewGroup
-from elastic.membership.live import OtherIdentity, RunEnded
+from elastic.membership.live import IdentityDiffers, RunEnded
 from elastic.membership.progress import Phase
 from elastic.membership.rules import BOUNDARY
 from elastic.state import identity as identities
@@ -48,8 +48,8 @@ from elastic.status.tracker import Status, StatusTracker
 class Session:
     """`close` gives back all of it.
 
-    compiling            torch's compiler, under exact mode
-    word_of_those_ahead  where the run was under way when this worker joined
+    compiling                  torch's compiler, under exact mode
+    side_state_of_those_ahead  where the run was under way when this worker joined
     """
 
     exchange: Exchange
@@ -64,7 +64,7 @@ class Session:
         self._abruptly = False
         self.step_plan = lru_cache(maxsize=64)(config.plan.step)
         self.compiling: Compiling | None = None
-        self.word_of_those_ahead: Tree | None = None
+        self.side_state_of_those_ahead: Tree | None = None
         self.trained = Trained(config.models, config.optimizers, config.check, config.rebuild)
         self.body = Body(self.trained, config.optimizers, config.extra)
         self.train_state = TrainState(
@@ -141,7 +141,7 @@ class Session:
             self.restorer.from_storage()
         else:
             context.live.ready(shares=config.plan.virtual_workers, identity=identity)
-            self.word_of_those_ahead = self._enter_first(identity)
+            self.side_state_of_those_ahead = self._enter_first(identity)
         self._prepare()
 
     def tell_end(self, ended: RunEnded) -> None:
@@ -164,13 +164,13 @@ class Session:
         self.context.progress.at(Phase.OVER, generation=self.view_group.generation, step=self.state.step)
         self._closing.close()
 
-    def regroup(self, standing: Standing, word: Tree, *, at: str, lost: bool, whole: bool) -> Tree | None:
-        """Leaves the view, and enters the next one. Returns the word of those who stand ahead of this worker.
+    def regroup(self, standing: Standing, side_state: Tree, *, at: str, lost: bool, whole: bool) -> Tree | None:
+        """Leaves the view, and enters the next one. Returns the side state of those who stand ahead of this worker.
 
-        word  what this rank has to tell those behind, beside the state
-        at    where this worker stands; a newcomer is let in only if all survivors say BOUNDARY
-        lost  a collective failed: the group is severed now, so that all others learn of it
-        whole what this worker holds may be saved as it is
+        side_state  what this rank has to tell those behind, beside the state
+        at          where this worker stands; a newcomer is let in only if all survivors say BOUNDARY
+        lost        a collective failed: the group is severed now, so that all others learn of it
+        whole       what this worker holds may be saved as it is
         Raises PeerLost (try again), StartFailed, and what Live.next_view raises.
         """
         live = self.context.live
@@ -180,10 +180,10 @@ class Session:
             self.view_group.sever()
         live.view_is_over(step=standing.step, at=at, lost=lost, whole=whole, torn=standing.torn)
         self.view_group.enter(step=standing.step)
-        word_of_those_ahead = self.restorer.from_peers_or_storage(standing, word)
+        side_state_of_those_ahead = self.restorer.from_peers_or_storage(standing, side_state)
         self.exchange.close()
         self.exchange = Exchange(self._config, self.group, self.trained, self.train_state.attributes)
-        return word_of_those_ahead
+        return side_state_of_those_ahead
 
     def read_from(self, first: int) -> None:
         """Points the loader at what this worker reads in the present view, from step `first` to the run's end."""
@@ -200,7 +200,7 @@ class Session:
             except PeerLost:
                 self.view_group.sever()
                 live.view_is_over(step=-1, at=BOUNDARY, lost=True, whole=False, torn=False)
-            except OtherIdentity as other:
+            except IdentityDiffers as other:
                 accept, where = self._config.accept, "the run that is under way"
                 identities.check(identity, other.identity, accept=accept, where=where)
                 live.ready(shares=self._config.plan.virtual_workers, identity=identity, accepted=True)

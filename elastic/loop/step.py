@@ -4,8 +4,8 @@
     then: exchange -> exact gradients in `.grad`, exact sums in `sums` -> the update
 
 A failed exchange has changed nothing but `.grad`: the same step comes round again in a new view, with its
-sums reset (`attempt` counts). Which shares are this worker's is data/data_plan.py's to say, in which order they
-are added group/tree.py's, and what applying means update.py's.
+sums reset (`attempt` counts). Which shares are this worker's is loop/assignment.py's to say, in which
+order they are added group/tree.py's, and what applying means update.py's.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from elastic.loop.session import Session
 from elastic.membership.progress import Phase
 from elastic.state.randomness import after_seed, outside_seed, seed_streams, share_seed
 
+_PHASE = 0  # a step's only one; its place in the seeds and in the exchange's name
+
 
 class Step:
     """What `for step in run` yields. Iterating over it gives this worker's shares; when they end, the step is applied.
@@ -37,7 +39,6 @@ class Step:
         epoch: That of its first example.
         step_in_epoch: Its place there, from 0.
         last_of_epoch: Whether no later step reads that epoch.
-        phase: 0 (steps of several phases are to come).
         attempt: 0, or how often the step has come round again.
         sums: After the inner loop: what `add` added, over the whole batch; the same on every worker.
         count: After the inner loop: what `backward` counted, over the whole batch.
@@ -64,7 +65,6 @@ class Step:
         self.epoch = plan.epoch
         self.step_in_epoch = plan.step_in_epoch
         self.last_of_epoch = plan.last_of_epoch
-        self.phase = 0
         self.attempt = self._state.attempt = 0
         self.sums: dict[str, Any] = {}
         self.count = 0
@@ -206,7 +206,7 @@ class Step:
                 batch = context.observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
                 self._piece = micro
                 self._last = last_share and micro == self._pieces - 1
-                seed_streams(share_seed(plan.plan.seed, self.index, self.phase, share, micro), context.config.device)
+                seed_streams(share_seed(plan.plan.seed, self.index, _PHASE, share, micro), context.config.device)
                 context.moment("forward", share)
                 self._due = True
                 yield batch
@@ -235,11 +235,11 @@ class Step:
     def _complete(self, exchange: Exchange) -> Agreed:
         """The exchange. `.grad`, `sums` and `count` are exact afterwards."""
         self._last = False
-        seed_streams(outside_seed(self._plan.plan.seed, self.index, self.phase), self._context.config.device)
+        seed_streams(outside_seed(self._plan.plan.seed, self.index, _PHASE), self._context.config.device)
         self._context.moment("exchange")
         self._phases.enter(Phase.WAITING)
         agreed = exchange.carry_out(
-            (self.epoch, self.index, self.phase),
+            (self.epoch, self.index, _PHASE),
             self._shares,
             count=self._counted,
             examples=self._plan.count,

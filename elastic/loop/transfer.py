@@ -51,7 +51,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """Ranks: `donors` stand farthest; `need_state` lacks the state; `need_word` only agreements, or both.
+    """Ranks: `donors` stand farthest; `need_state` lacks the state; `need_side_state` only agreements, or both.
 
     rewound   those who need the state lost the exchange of the step that it comes from, and get it as that step's
               update left it
@@ -60,7 +60,7 @@ class Roles:
 
     donors: tuple[int, ...]
     need_state: tuple[int, ...]
-    need_word: tuple[int, ...]
+    need_side_state: tuple[int, ...]
     rewound: bool = False
     stranded: tuple[int, ...] = ()
 
@@ -78,7 +78,7 @@ def roles(standings: Sequence[Standing]) -> Roles | None:
     return Roles(
         donors=rewinding if behind and rewinding else donors,
         need_state=need_state,
-        need_word=tuple(rank for rank, at in enumerate(holding) if at != best),
+        need_side_state=tuple(rank for rank, at in enumerate(holding) if at != best),
         rewound=bool(behind),
         stranded=() if rewinding else behind,
     )
@@ -89,38 +89,40 @@ def exchange_standings(group: Group, standing: Standing) -> list[Standing]:
     return [Standing(**json.loads(packed)) for packed in gather_bytes(group, json.dumps(asdict(standing)).encode())]
 
 
-def pass_on(group: Group, parts: Roles, word: Tree, state: Tree) -> tuple[Tree | None, Tree | None, int]:
-    """(word, state, bytes that went to each who lacked the state); the first two for those who need them, else None.
+def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree) -> tuple[Tree | None, Tree | None, int]:
+    """(side state, state, bytes that went to each who lacked the state); the first two for those who need them.
 
     Raises PeerLost.
 
-    word   the first donor's, on every rank what it has itself: small plain values
-    state  likewise: large, stateful objects allowed
+    side_state  the first donor's, on every rank what it has itself: small plain values
+    state       likewise: large, stateful objects allowed
     """
-    if not parts.need_word:  # a peer was lost and nobody is behind: this is in the way of the step that is redone
+    if not parts.need_side_state:  # a peer was lost and nobody is behind: this delays the step that is redone
         return None, None, 0
     tensors: dict[str, torch.Tensor] = {}
     header = b""
     first = parts.donors[0]
     if group.rank in parts.donors:
-        packed, small = checkpoint.encode(word)
+        packed, small = checkpoint.encode(side_state)
         document, tensors = checkpoint.encode(state)
         if group.rank == first:
             kinds = {name: _described(tensor) for name, tensor in tensors.items()}
             values = {name: [_kind(t), t.tolist()] for name, t in small.items()}
-            header = json.dumps({"word": packed, "values": values, "document": document, "tensors": kinds}).encode()
+            header = json.dumps(
+                {"side_state": packed, "values": values, "document": document, "tensors": kinds}
+            ).encode()
     answer = json.loads(gather_bytes(group, header)[first])
-    new_word = None
-    if group.rank in parts.need_word:
+    new_side_state = None
+    if group.rank in parts.need_side_state:
         small = {name: torch.tensor(v, dtype=getattr(torch, kind)) for name, (kind, v) in answer["values"].items()}
-        new_word = checkpoint.decode(answer["word"], small)
+        new_side_state = checkpoint.decode(answer["side_state"], small)
     if not parts.need_state:
-        return new_word, None, 0
+        return new_side_state, None, 0
     layout, total = _layout(answer["tensors"])
     received = _stream(group, parts, tensors, layout, total)
     if received is None:
-        return new_word, None, total
-    return new_word, dict(checkpoint.decode(answer["document"], received)), total
+        return new_side_state, None, total
+    return new_side_state, dict(checkpoint.decode(answer["document"], received)), total
 
 
 def _stream(

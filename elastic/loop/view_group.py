@@ -32,7 +32,8 @@ _RETIRED_S, _RETIRED_ABRUPTLY_S = 5.0, 0.2
 
 
 class ViewGroup:
-    """
+    """This worker's place in the present view, and the process group that it forms with the others.
+
     rank, world_size, generation  of this worker's present view; before the first one what the launcher said, and 0
     beacon                        (nonce, endpoint) of what answers for the run as long as its first agent lives; None:
                                   nobody does
@@ -93,16 +94,16 @@ class ViewGroup:
         if self._grouped:
             self.group.sever()
 
-    def first_word(self, word: str | None) -> str | None:
-        """The first rank's word among those that have one; all ranks call it and get the same. Raises PeerLost."""
-        words = gather_bytes(self.group, (word or "").encode())
-        return next((answer.decode() for answer in words if answer), None)
+    def first_answer(self, answer: str | None) -> str | None:
+        """The first rank's among those that have one; all ranks call it and get the same. Raises PeerLost."""
+        answers = gather_bytes(self.group, (answer or "").encode())
+        return next((one.decode() for one in answers if one), None)
 
     def part(self) -> None:
         """All know that they end here, and call this before they do: nobody hangs up on one that is still learning."""
         self.group.part()
         with suppress(PeerLost):
-            self.first_word(None)
+            self.first_answer(None)
 
     def what_others_do(self, doing: str, *, within_s: float) -> dict[int, str]:
         """rank -> what it says it was doing when its exchange failed, of those that say so in time."""

@@ -4,15 +4,10 @@
       ->  everyone who can be in the next view has answered, or is proven to be gone
       ->  one "view" to each of its workers, with the next generation
 
-There is one hub in a run, in the agent of the first node, and views alone decide who is lost: a worker acts on
-nothing but what it is told here and on the failure of its own collectives. Who is in a view and in which order is
-rules.py's, what becomes of those who want to leave leaving.py's, and who is replaced or ends the run endings.py's.
-Words and their directions:
-
-    worker -> hub  ready, over, put, leaving, saved, failed, finished
-    agent  -> hub  hello, started, unstarted, sighted, exited
-    hub -> worker  view, board, broken, regroup, save, identity, released, end
-    hub -> agent   start, status, hung, over
+There is one hub in a run, in the agent of the first node, and only views tell a worker who is lost: it acts on nothing
+but what it is told here and on the failure of its own collectives. Who is in a view and in which order is rules.py's,
+what becomes of those who want to leave leaving.py's, and who is replaced or ends the run endings.py's. Who says what,
+when, and what follows is one table: docs/internals/protocol.md.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ from elastic.membership.messages import (
     Failed,
     Finished,
     Hello,
-    Kill,
+    KillHung,
     Leaving,
     NewView,
     OnBoard,
@@ -283,7 +278,7 @@ class Hub:
     def _look_for_hangs(self, now_s: float) -> None:
         """A worker outside the view holds up nobody but itself; of those inside, each is seen beside the others."""
         recent = {
-            id: replace(one, quiet_s=one.quiet_s + now_s - at_s)  # Kill acquits one that has given a sign since
+            id: replace(one, quiet_s=one.quiet_s + now_s - at_s)  # KillHung acquits one that has given a sign since
             for id, (at_s, one) in self._sightings.items()
             if now_s - at_s <= FRESH_S
         }
@@ -306,7 +301,7 @@ class Hub:
 
     def _order_kill(self, sighting: Sighting, why: str) -> None:
         worker = self._workers[sighting.worker]
-        self._tell(worker.node, Kill(worker=worker.id, sign=sighting.sign, why=why))
+        self._tell(worker.node, KillHung(worker=worker.id, sign=sighting.sign, why=why))
 
     def _tell_stall(self, now_s: float, stall: Stall | None) -> None:
         """Once when it begins and once when it is over; one that lasts too long ends the run."""

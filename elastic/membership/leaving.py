@@ -33,7 +33,8 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """
+    """What becomes of each worker that wants to leave.
+
     go     may go: what they hold is safe
     stays  takes part in the next view
     saves  saves first; until it has, or has failed, nobody goes on

@@ -1,10 +1,10 @@
 """A worker's word with its agent: it says where it stands, and hears which view it is in.
 
-    ready  ->  view 1  ->  train  ->  over (a peer was lost, or a regrouping was agreed on)  ->  view 2  ->  ...
+    ready  ->  view 1  ->  train  ->  view_is_over (a peer was lost, or all regroup)  ->  view 2  ->  ...
 
 A thread reads the channel, so that word of a broken view severs the group at once, whatever the training thread
 is doing, and the end of the channel (the agent was killed) ends the worker: at the next boundary, and if that does
-not come in time, where it is. What the words mean is hub.py's.
+not come in time, where it is. What the words mean says docs/internals/protocol.md.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Answer(Enum):
     GO, SAVE, VIEW, LOST, NONE = auto(), auto(), auto(), auto(), auto()
 
 
-class OtherIdentity(Exception):
+class IdentityDiffers(Exception):
     """The run that this worker wants to join has another identity; carries it."""
 
     def __init__(self, identity: Any) -> None:
@@ -163,7 +163,7 @@ class Live:
     def next_view(self, *, within_s: float) -> tuple[View, NewView]:
         """Waits for a view that is newer than the present one.
 
-        Raises RunEnded, ToldToLeave, AskedToSave, OtherIdentity, and RendezvousTimeout.
+        Raises RunEnded, ToldToLeave, AskedToSave, IdentityDiffers, and RendezvousTimeout.
         """
         began_s = time.monotonic()
         deadline = began_s + within_s
@@ -178,7 +178,7 @@ class Live:
                     raise AskedToSave
                 if self._identity is not None:
                     (identity,), self._identity = self._identity, None
-                    raise OtherIdentity(identity)
+                    raise IdentityDiffers(identity)
                 if self._view is not None and self._view.generation > self._generation:
                     view = self._view
                     self._generation = view.generation

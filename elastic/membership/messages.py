@@ -2,7 +2,8 @@
 
 Promises  `parse` raises WireError and nothing else, whatever it is given: an unknown word, a fact that is missing, of
           another type or too many, a number out of all bounds.
-Leaves    who says what, and what follows, to hub.py; on whose behalf one may speak too.
+Leaves    what follows to hub.py; on whose behalf one may speak too. Who says what, and when, is a table in
+          docs/internals/protocol.md.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ class Status:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kill(OfWorker):
+class KillHung(OfWorker):
     """For a hang. sign: its last one when it was sighted; one that has given another since is acquitted."""
 
     sign: int
@@ -290,7 +291,7 @@ class Released:
     safe: bool
 
 
-ToAgent = Start | Status | Kill | RunIsOver
+ToAgent = Start | Status | KillHung | RunIsOver
 ToWorker = NewView | OnBoard | Broken | Regroup | Save | OtherIdentity | End | Released | Leave
 
 FROM_WORKER: Mapping[str, type] = {
@@ -311,7 +312,7 @@ TO_HUB: Mapping[str, type] = {
     "exited": Exited,
     "sighted": Sighted,
 }
-TO_AGENT: Mapping[str, type] = {"start": Start, "status": Status, "hung": Kill, "run_is_over": RunIsOver}
+TO_AGENT: Mapping[str, type] = {"start": Start, "status": Status, "kill_hung": KillHung, "run_is_over": RunIsOver}
 TO_WORKER: Mapping[str, type] = {
     "view": NewView,
     "board": OnBoard,

@@ -1,4 +1,5 @@
-"""How workers, agents and the hub talk: one JSON object per line, with a word in it. Who says what is in hub.py.
+"""How workers, agents and the hub talk: one JSON object per line, with a word in it. Who says what:
+docs/internals/protocol.md.
 
 Framing is checkpoint/net/framing.py's, as for all connections of this repository.
 """

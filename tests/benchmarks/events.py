@@ -1,6 +1,6 @@
 """What recording costs a step, beside a step of 50 ms: python -m tests.benchmarks.events [--seconds 5]
 
-Everything that a step does for its events is done over and over, as run.py and step.py do it: the stopwatch's changes,
+Everything that a step does for its events is done over and over, as elastic/loop does it: the stopwatch's changes,
 digests of what was read and summed, the record, its line, its place in the log, and what the live status hears of it.
 Rank 0's step, with four shares of eight examples, three sums, and a save every hundred steps. The log is so long that
 segments fill and are folded, which is part of the price. Prints µs per step and the ratio.

@@ -22,7 +22,7 @@ Moments = Generator[None, None, Any]
 LEAVE, REGROUP, SAVE = 1, 2, 4
 STEPS, EVALUATE_EVERY, SAVE_EVERY = 9, 3, 2
 LEAVE_S = 60.0
-COLLECTIVES = ("standings", "claim", "word", "transfer", "exchange", "evaluation", "save", "finish", "leave")
+COLLECTIVES = ("standings", "claim", "side_state", "transfer", "exchange", "evaluation", "save", "finish", "leave")
 SAVING = "saving"  # a trap, too: it kills a worker that has begun to save
 REFUSALS = ("the run is over", "the run has its 3 nodes already")
 
@@ -389,13 +389,13 @@ class Worker:
         rank = members.index(self.id)
         if parts is None:
             self.step = (yield from self.collective("claim", self.world.storage))[0]
-        elif parts.need_word:
+        elif parts.need_side_state:
             if parts.stranded:
                 raise Exit(AGAIN) if rank in parts.stranded else Lost
-            words = yield from self.collective("word", (self.step, self.agreed, list(self.agreements)))
+            words = yield from self.collective("side_state", (self.step, self.agreed, list(self.agreements)))
             if parts.need_state:
                 yield from self.collective("transfer") if rank in parts.need_state else self.gives("transfer")
-            if rank in parts.need_word:
+            if rank in parts.need_side_state:
                 step, self.agreed, agreements = words[parts.donors[0]]
                 self.evaluations = self.evaluations if step == self.step else 0
                 self.step, self.agreements, self.updating = step, list(agreements), False

@@ -331,7 +331,7 @@ def passes_on(rank: int, world_size: int, port: int, elements: int) -> tuple[Any
     """Two of four ranks hold a state of many pieces, two need it."""
     store, group = joined(port, rank, world_size)
     weights = {"a": torch.arange(elements, dtype=torch.float32), "b": torch.full((7,), 3, dtype=torch.int64)}
-    parts = Roles(donors=(1, 3), need_state=(0, 2), need_word=(0, 2))
+    parts = Roles(donors=(1, 3), need_state=(0, 2), need_side_state=(0, 2))
     word, state, received = pass_on(group, parts, {"epoch": 4}, weights if rank in parts.donors else {})
     equal = state is not None and all(torch.equal(state[name], weights[name]) for name in weights)
     group.close()

@@ -12,6 +12,7 @@ from elastic.drill.faults import (
     KINDS,
     PHASES,
     At,
+    Fault,
     Hold,
     Join,
     Kill,
@@ -161,6 +162,15 @@ def test_a_fault_without_a_step_waits_for_a_later_view_than_the_last_one_hit() -
     assert due(plan, "exchange", rank=1, done=[0], here=[0], **facts) == []
     assert due(plan, "exchange", rank=1, done=[0], here=[], **facts) == [1]
     assert due(plan, "form", rank=2, done=[0, 1], here=[1], **facts) == [2]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_kind_of_fault_says_what_it_is(kind: type[Fault]) -> None:
+    """There is no default, and a drill would find out in minutes, when it prints what struck."""
+    fields = kind.flags[0].fields if kind.flags else {}
+    fault = kind.make(1, At(3, kind.usual_phase or "forward"), **fields)
+    assert str(fault)
+    assert fault.in_words()
 
 
 def test_every_kind_of_fault_is_imported_from_one_place() -> None:

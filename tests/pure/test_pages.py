@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,23 @@ def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     """`elastic/loop/step.py`, `tests/processes/test_loader*.py`, `checkpoint/runs/`"""
     for named in re.findall(r"`((?:elastic|checkpoint|tests|recipes|docs)/[\w/*.-]*)`", prose(page)):
         assert list(ROOT.glob(named.rstrip("/"))), f"{name(page)} names {named}"
+
+
+@pytest.mark.parametrize("page", LIVING, ids=name)
+def test_the_functions_that_a_page_names_after_a_file_are_in_it(page: Path) -> None:
+    """`elastic/loop/step.py` (`Step.__iter__`, `Step`)"""
+    for path, listed in re.findall(r"`([\w/]+\.py)` \((`[\w.]+`(?:, `[\w.]+`)*)\)", prose(page)):
+        missing = set(re.findall(r"[\w.]+", listed)) - set(defined((ROOT / path).read_text()))
+        assert not missing, f"{name(page)} names {missing} of {path}"
+
+
+def defined(source: str) -> Iterator[str]:
+    """Functions, classes, and their methods after their names."""
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.data.data_plan import DataPlan, LastBatch, blocks, efficiency, share_sizes
+from elastic.data.data_plan import DataPlan, LastBatch, blocks, share_sizes
 from elastic.errors import ConfigError
 
 PLAN = DataPlan(dataset_length=1797, batch_size=256, virtual_workers=24, seed=0, epochs=3)
@@ -134,35 +134,6 @@ def test_blocks_cover_all_shares_once_in_near_equal_contiguous_runs() -> None:
             assert len(dealt) == world_size
             assert [share for block in dealt for share in block] == list(range(shares))
             assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
-
-
-@given(shares=st.integers(0, 64), weights=st.lists(st.floats(0.01, 100, allow_nan=False), min_size=1, max_size=9))
-def test_weighted_blocks_finish_as_early_as_any_could(shares: int, weights: list[float]) -> None:
-    """A step lasts as long as its slowest rank: no share can move and make the step shorter."""
-    dealt = blocks(shares, len(weights), weights)
-    assert [share for block in dealt for share in block] == list(range(shares))
-
-    finish = max(len(block) / speed for block, speed in zip(dealt, weights, strict=True))
-    for block, speed in zip(dealt, weights, strict=True):
-        if len(block) / speed == finish and shares:
-            others = [(len(b) + 1) / w for b, w in zip(dealt, weights, strict=True) if b is not block]
-            assert all(moved >= finish for moved in others)
-
-
-def test_a_rank_half_as_fast_carries_half_as_many_shares() -> None:
-    """The plain case, in numbers."""
-    assert blocks(24, 4, [1.0, 1.0, 1.0, 0.5]) == [range(7), range(7, 14), range(14, 21), range(21, 24)]
-    assert blocks(24, 3, [2.0, 2.0, 2.0]) == blocks(24, 3)
-    for wrong in ([1.0, 2.0], [1.0, 0.0, 1.0], [1.0, -1.0, 1.0], [1.0, float("nan"), 1.0], [1.0, float("inf"), 1.0]):
-        with pytest.raises(ValueError, match="expected 3 finite speeds above 0"):
-            blocks(24, 3, wrong)
-
-
-def test_efficiency_is_what_design_section_5_says() -> None:
-    """V is chosen for life by these numbers."""
-    assert efficiency(8, 7) == pytest.approx(8 / 14)
-    assert efficiency(24, 7) == pytest.approx(24 / 28)
-    assert efficiency(24, 24) == efficiency(24, 1) == 1
 
 
 def test_a_short_batch_fills_the_fewest_shares() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from elastic.membership.messages import TO_AGENT, Kill, parse
+from elastic.membership.messages import TO_AGENT, KillHung, parse
 from elastic.membership.progress import LIMITED, Phase
 from elastic.membership.stalls import ALONE, STORAGE, Hung, Place, Sighting, Stall, judge
 from tests.kit.stage import Stage, trains
@@ -96,7 +96,7 @@ def sees(stage: Stage, *seen: Sighting) -> Stage:
 
 
 def killed(stage: Stage) -> list[str]:
-    return [order.message["worker"] for order in stage.orders if order.message["say"] == "hung"]
+    return [order.message["worker"] for order in stage.orders if order.message["say"] == "kill_hung"]
 
 
 def test_a_verdict_says_of_which_sign_it_speaks() -> None:
@@ -104,7 +104,9 @@ def test_a_verdict_says_of_which_sign_it_speaks() -> None:
     and killed a worker that had gone on."""
     stage = trains(2)
     sees(stage, at("A0", Phase.BETWEEN, 31, sign=41), at("A1", Phase.WAITING, 30, sign=8))
-    assert parse(TO_AGENT, stage.only("hung")) == Kill(worker="A0", sign=41, why=stage.only("hung")["why"])
+    assert parse(TO_AGENT, stage.only("kill_hung")) == KillHung(
+        worker="A0", sign=41, why=stage.only("kill_hung")["why"]
+    )
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -113,8 +115,8 @@ def test_a_hang_in_an_evaluation_is_found_and_its_own_agent_told(nodes: int) -> 
     hangs, *others = ("B1", "A0", "A1", "B0") if nodes == 2 else ("A2", "A0", "A1")
     sees(stage, at(hangs, Phase.EVALUATING, 31), *[at(other, Phase.WAITING, 30) for other in others])
     assert killed(stage) == [hangs]
-    assert stage.to("hung") == hangs[0]
-    assert "it has evaluated for 31.0 s without a sign" in stage.only("hung")["why"]
+    assert stage.to("kill_hung") == hangs[0]
+    assert "it has evaluated for 31.0 s without a sign" in stage.only("kill_hung")["why"]
 
 
 def test_a_stall_on_two_nodes_is_told_once_and_kills_nobody() -> None:

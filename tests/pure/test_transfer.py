@@ -57,9 +57,9 @@ def test_everybody_ends_where_the_donors_stand() -> None:
         for rank, standing in enumerate(view):
             whole = holds(standing) and place(standing)[0] == best[0]
             assert whole or rank in found.need_state
-            assert (whole and place(standing) == best) or rank in found.need_word
-            assert not (rank in found.donors and (rank in found.need_state or rank in found.need_word))
-            assert rank in found.need_word or rank not in found.need_state
+            assert (whole and place(standing) == best) or rank in found.need_side_state
+            assert not (rank in found.donors and (rank in found.need_state or rank in found.need_side_state))
+            assert rank in found.need_side_state or rank not in found.need_state
 
 
 def test_who_lost_a_steps_exchange_gets_its_state_as_the_update_left_it_or_nothing() -> None:
@@ -83,7 +83,7 @@ def test_the_decision_is_the_same_on_every_rank_whatever_their_order() -> None:
     for view, found in decided():
         turned = roles([*view[1:], view[0]])
         assert turned is not None
-        for mine, theirs in ((found.need_state, turned.need_state), (found.need_word, turned.need_word)):
+        for mine, theirs in ((found.need_state, turned.need_state), (found.need_side_state, turned.need_side_state)):
             assert {(rank - 1) % len(view) for rank in mine} == set(theirs)
         assert {(rank - 1) % len(view) for rank in found.donors} == set(turned.donors)
 

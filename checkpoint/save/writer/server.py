@@ -3,7 +3,7 @@
     python -m checkpoint.save.writer.server <descriptor of the socket> <process id of the parent>
 
 Started ahead of the first save; waits without using the processor. One save after another, several objects of each at
-once; of a save by several ranks the objects of its own rank, in company with the others' writers (group.py). It never
+once; of a save by several ranks the objects of its own rank, in company with the others' writers (party.py). It never
 loads torch. Signals that end a job do not end it: only its parent's end does, seen as the socket's
 end, or in the kernel's own record where a fork still holds the socket. Then what is staged is finished within a
 deadline; with nothing staged it goes at once. It answers no beacon: if a newer claim is taken meanwhile, that one's
@@ -36,8 +36,8 @@ from checkpoint.net.framing import Message
 from checkpoint.runs.orphans import announce
 from checkpoint.save.arena import Attached
 from checkpoint.save.commit import write_object
-from checkpoint.save.writer.group import Follower, Leader, Local, Party, dropped
 from checkpoint.save.writer.link import Link
+from checkpoint.save.writer.party import Follower, Leader, OnlyWriter, Party, dropped
 from checkpoint.storage import Scrubber, Storage, open_storage
 
 THREADS_MAX = 8
@@ -72,7 +72,7 @@ class WriterServer:
         self._budget_bytes = 0
         self._finish_s = 0.0
         self._arena: Attached | None = None
-        self._party: Party = Local()
+        self._party: Party = OnlyWriter()
         self._name: socket.socket | None = None
         self._staged: deque[Staged] = deque()
         self._changed = threading.Condition()
@@ -158,7 +158,7 @@ class WriterServer:
     def _meet(self, message: Message) -> None:
         """Joins the writers of a group."""
         self._party.close()
-        self._party = Local()
+        self._party = OnlyWriter()
         try:
             if message["kind"] == "serve":
                 self._party = first = Leader(message["size"], self._finish_s)

@@ -83,8 +83,8 @@ class Scene:
         return self.drill.let_go(self.index)
 
 
-class Beside(Protocol):
-    """The run as the drill has it beside itself, for the end of a fault that goes on for a while."""
+class RunningDrill(Protocol):
+    """What `Fault.end` may use of the run, from outside."""
 
     @property
     def storage(self) -> Path: ...
@@ -93,7 +93,8 @@ class Beside(Protocol):
 
 @dataclass(frozen=True)
 class Fault(ABC):
-    """
+    """One fault on purpose: what happens, to whom and when. Its class answers the rest.
+
     kind         its name in a plan's JSON
     flags        its names on the command line; a kind without any is neither drawn nor written there
     facts        fields with a default that may be written there beside the moment, such as seconds=2
@@ -204,7 +205,7 @@ class Fault(ABC):
         """
         return None
 
-    def end(self, struck: Event, beside: Beside, others: Iterable[Fault]) -> None:
+    def end(self, struck: Event, run: RunningDrill, others: Iterable[Fault]) -> None:
         """What the drill does then, from outside.
 
         struck  the worker's record of the fault

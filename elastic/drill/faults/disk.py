@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic.drill.faults.base import Aftermath, Beside, Fault, Flag, Scene, WorkerFault
+from elastic.drill.faults.base import Aftermath, Fault, Flag, RunningDrill, Scene, WorkerFault
 from elastic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,11 +82,11 @@ class Disk(WorkerFault):
     def lasts_s(self, grace_s: float) -> float:
         return self.seconds
 
-    def end(self, struck: Event, beside: Beside, others: Iterable[Fault]) -> None:
+    def end(self, struck: Event, run: RunningDrill, others: Iterable[Fault]) -> None:
         from elastic.drill.machine import disk
 
         if not any(isinstance(other, Disk) for other in others):
-            disk.heal(beside.storage)
+            disk.heal(run.storage)
 
     @classmethod
     def clear_away(cls, storage: Path, *, keep: bool) -> None:

@@ -28,7 +28,8 @@ _KINDS: tuple[type[Fault], ...] = (
     KillAgent, LeaveNode, Hold,
 )  # fmt: skip
 KINDS = {kind.kind: kind for kind in _KINDS}
-"""By the name in a plan's JSON. New kinds go to the end: what a seed draws depends on the order."""
+"""By the name in a plan's JSON. New kinds go to the end: what a seed draws in the tests' random drills depends
+on the order."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic.drill.faults.base import Beside, Fault, Flag, Scene, Sizes, WorkerFault
+from elastic.drill.faults.base import Fault, Flag, RunningDrill, Scene, Sizes, WorkerFault
 
 if TYPE_CHECKING:
     from elastic.events.event import Event
@@ -35,5 +35,5 @@ class Terminate(WorkerFault):
     def lasts_s(self, grace_s: float) -> float:
         return grace_s
 
-    def end(self, struck: Event, beside: Beside, others: Iterable[Fault]) -> None:
-        beside.kill_overdue(struck)
+    def end(self, struck: Event, run: RunningDrill, others: Iterable[Fault]) -> None:
+        run.kill_overdue(struck)

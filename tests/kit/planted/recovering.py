@@ -12,13 +12,13 @@ def forget_momentum_in_a_transfer(right: Any, act: Act) -> Any:
     """A newcomer gets the weights, and zeros for the optimizer's averages."""
 
     def pass_on(*arguments: Any) -> Any:
-        word, state, moved = right(*arguments)
+        side_state, state, moved = right(*arguments)
         if state is not None:
             act()
             for entry in state["optimizer"]["state"].values():
                 entry["exp_avg"].zero_()
                 entry["exp_avg_sq"].zero_()
-        return word, state, moved
+        return side_state, state, moved
 
     return pass_on
 
@@ -28,12 +28,12 @@ def forget_batchnorm_in_a_transfer(right: Any, act: Act) -> Any:
     """A newcomer gets the parameters, and BatchNorm's averages as a new model has them."""
 
     def pass_on(*arguments: Any) -> Any:
-        word, state, moved = right(*arguments)
+        side_state, state, moved = right(*arguments)
         if state is not None:
             act()
             state["model"]["1.running_mean"].zero_()
             state["model"]["1.running_var"].fill_(1.0)
-        return word, state, moved
+        return side_state, state, moved
 
     return pass_on
 
@@ -55,13 +55,13 @@ _BEFORE: dict[str, Any] = {}
 
 @donate_a_torn_state.also("elastic.loop.restorer:pass_on")
 def _(right: Any, act: Act) -> Any:
-    def pass_on(group: Any, parts: Any, word: Any, state: Any) -> Any:
+    def pass_on(group: Any, parts: Any, side_state: Any, state: Any) -> Any:
         if parts.need_state and group.rank in parts.donors and _BEFORE:
             act()
             model = state["model"].state_dict()
             torn = dict(list(_BEFORE.items())[: len(model) // 2])
             state = {**state, "model": {**model, **torn}}
-        return right(group, parts, word, state)
+        return right(group, parts, side_state, state)
 
     return pass_on
 
@@ -110,9 +110,9 @@ def kill_one_more(right: Any, act: Act) -> Any:
 def go_back_to_the_last_save(right: Any, act: Act) -> Any:
     """After a loss all take the newest checkpoint, though survivors hold a newer state."""
 
-    def from_peers_or_storage(self: Any, standing: Any, word: Any) -> Any:
+    def from_peers_or_storage(self: Any, standing: Any, side_state: Any) -> Any:
         if self._view_group.generation != 2:
-            return right(self, standing, word)
+            return right(self, standing, side_state)
         act()
         self.from_storage()
         self._phases._state.goes_on_from(self.position)

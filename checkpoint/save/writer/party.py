@@ -46,7 +46,7 @@ class Party(Protocol):
     def close(self) -> None: ...
 
 
-class Local:
+class OnlyWriter:
     """The only writer of its saves."""
 
     def staged(self, id: str) -> None:
