@@ -139,8 +139,10 @@ class _Round:
 def participants(backend: Any) -> str:
     """Who is at the rendezvous, in words."""
     with contextlib.suppress(Exception):  # a private format, and a store that may be gone
-        state, _ = backend.get_state()
-        known = pickle.loads(state)  # noqa: S301  # torch's own, which it loads itself all the time
+        found = backend.get_state()
+        if found is None:
+            return "nobody, not even this node yet"
+        known = pickle.loads(found[0])  # noqa: S301  # torch's own, which it loads itself all the time
         names = sorted({f"{node.addr} (pid {node.pid})" for node in (*known.participants, *known.wait_list)})
         return f"{len(names)} nodes: {', '.join(names)}"
     return "nobody can be asked"

@@ -506,11 +506,12 @@ def test_the_first_node_leaves_and_goes_on_as_the_hub_of_the_others(run: Run) ->
 
 
 def test_a_node_alone_says_who_is_missing(run: Run) -> None:
+    """A slow machine may need more than the three seconds to be at the rendezvous itself, and says that, too."""
     launch = run(STAY, *meet("2:2"), "--rdzv-conf=join_timeout=3")
     assert launch.finish(within_s=WITHIN_S) == 1
     assert "did not meet within 3 s" in launch.output
     assert "at least 2 are needed" in launch.output
-    assert "1 nodes: " in launch.output
+    assert "1 nodes: " in launch.output or "nobody, not even this node yet" in launch.output
 
 
 def meet(nodes: str) -> list[str]:

@@ -21,7 +21,7 @@ from elastic.drill.inject import hooks
 from elastic.drill.inject.overrides import Overrides
 from elastic.drill.inject.recording_dataset import RecordingCollate, RecordingDataset, dataset_source
 from elastic.drill.machine.holdings import Holdings
-from elastic.events.drill_schema import Fault as Struck
+from elastic.events import drill_schema
 from elastic.events.drill_schema import Held, Placed, Reads, Weights
 from elastic.events.observer import MOMENTS, ObservedRun, Observer
 from elastic.events.sinks import local_folder
@@ -152,7 +152,7 @@ class Injector(Observer):
         if (failure := fault.failure()) is not None:
             self._drill.record_failure(failure, run.step_index)
         phase, fatal = fault.when.phase, fault.fatal
-        run.events.emit(Struck(index=index, fault=str(fault), step=self._step, phase=phase, fatal=fatal))
+        run.events.emit(drill_schema.Fault(index=index, fault=str(fault), step=self._step, phase=phase, fatal=fatal))
         if fault.record_first:
             run.events.flush(wait=True)
         fault.strike(self._scene(index))
