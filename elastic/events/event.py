@@ -2,7 +2,7 @@
 
 schema.py has a class for each event. A type checker holds whoever writes one to its facts, as of a dataclass whose
 arguments are keywords. At run time it is those facts in the order in which they were given, and nothing is generated
-for it: dataclasses in place of these classes took 15 ms of every worker's start (2026-11-22).
+for it: defining them as dataclasses took 23 ms of every worker's start (2026-11-23).
 """
 
 from __future__ import annotations
@@ -36,4 +36,8 @@ class TypedEvent:
 
     def facts(self) -> Event:
         """Those that are there."""
-        return {name: fact for name, fact in self.__dict__.items() if fact is not ABSENT}
+        facts = self.__dict__
+        for fact in facts.values():
+            if fact is ABSENT:
+                return {name: fact for name, fact in facts.items() if fact is not ABSENT}
+        return facts

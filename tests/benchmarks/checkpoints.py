@@ -35,6 +35,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -301,7 +302,8 @@ def show(bench: Bench, console: Console) -> None:
             console.print(f"{name:34} {value * 1000:10,.0f} ms")
         return
     copy_s, write_s = median["memcpy"], median["raw write"]
-    table = Table(title=f"{bench.bytes / 2**30:.2f} GiB in {len(bench.state['model']):,} tensors, medians, ms")
+    title = f"{bench.bytes / 2**30:.2f} GiB in {len(bench.state['model']):,} tensors, medians, ms"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # 80 columns
     table.add_column("way", min_width=11, overflow="fold")
     for column in ("call", "stall", "crowded", "commit", "stall / memcpy", "crowded / memcpy", "commit / raw"):
         table.add_column(column, justify="right")
