@@ -26,11 +26,9 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     lost        no more workers were lost from views than faults took
     checkpoint  every checkpoint that is listed is whole
 
-Three more are found elsewhere, and reported under names of this kind:
-
-    final       the last state is that of the undisturbed run, tensor by tensor (review.py)
-    deadline    the run ended in time (review.py)
-    left        nothing outlives the run (review.py); who survives holds no more than at first (machine/holdings.py)
+Three more are found elsewhere, and reported under names of this kind: `final`, the last state is that of the
+undisturbed run, tensor by tensor (review.py); `deadline`, the run ended in time (review.py); `left`, nothing outlives
+the run (review.py), and who survives holds no more than at first (machine/holdings.py).
 """
 
 from __future__ import annotations
