@@ -249,19 +249,23 @@ def test_a_forked_child_does_not_keep_a_dead_holder_alive() -> None:
     beacon = Beacon(nonce="n", job=None)
     endpoint = beacon.endpoint()
     go, gone = os.pipe()
+    forked, tell = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(gone)
+        os.write(tell, b"x")  # it has run what runs in a forked child
         os.read(go, 1)  # outlives the beacon, until the parent closes its end
         os._exit(0)
     try:
+        os.read(forked, 1)
         assert isinstance(ask(endpoint, "n", timeout_s=30), Alive)
         beacon.close()
         assert isinstance(ask(endpoint, "n", timeout_s=30), Gone)
     finally:
         os.close(gone)
         os.waitpid(child, 0)
-        os.close(go)
+        for end in (go, forked, tell):
+            os.close(end)
 
 
 def test_answers_are_judged_by_what_they_prove() -> None:
