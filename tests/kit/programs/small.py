@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--save-failures-max", type=int, default=10)
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--awaits", type=int, default=0, help="goes ever more slowly once fewer than so many do")
+    parser.add_argument("--slow-until", type=Path, help="goes ever more slowly until this file is there")
     options = parser.parse_args()
 
     elastic.seed(options.seed)
@@ -90,6 +92,8 @@ def main() -> None:
                 run.evaluate(dataset, correct)
             if run.world_size < options.unhurried:
                 time.sleep(0.05)  # a run of few steps is to see its lost workers replaced
+            if options.slow_until is not None and not options.slow_until.exists():
+                time.sleep(0.05 * 60 ** (run.step_index / options.steps))
             most = max(most, run.world_size)
             if run.world_size < min(most, options.awaits):
                 time.sleep(patience_s := min(2 * patience_s, 4.0))  # however long a replacement takes on this machine

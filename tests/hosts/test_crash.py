@@ -1,0 +1,28 @@
+"""Hosts crash: all that runs there dies at once, and the network resets what was open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elastic.drill.end import End
+from tests.kit.host_runs import HostRun
+
+STEPS = 240
+
+
+def test_hosts_crash_and_the_others_go_on(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
+) -> None:
+    """One, and two together: each is one generation, and survivors do the step in flight again at most."""
+    run = host_run(5, nodes="1:5", steps=STEPS)
+    run.join(1, 2, 3, 4, 5)
+    before = run.wait_for_steps(1, 2, 3, 4, 5)
+    run.hosts.crash(3)
+    without_one = run.wait_for_steps(1, 2, 4, 5)
+    run.hosts.crash(2, 5)
+    without_three = run.wait_for_steps(1, 4)
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=3)
+
+    run.assert_kept(end, ended=[1, 4])
+    assert (without_one - before, without_three - without_one) == (1, 1)
+    assert end.verdict.redone <= 2

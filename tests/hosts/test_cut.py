@@ -1,0 +1,35 @@
+"""Cables are cut, silently: no connection is reset."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from elastic.drill.end import End
+from tests.kit.host_runs import HostRun
+
+STEPS = 240
+LEASE_S = 3.0
+
+
+def test_a_cut_shorter_than_the_lease_is_a_pause(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
+) -> None:
+    """Of a host, of the hub's, and of one again and again: the view stays, and no step is done again."""
+    run = host_run(3, nodes="1:3", steps=STEPS)
+    run.join(1, 2, 3)
+    view = run.wait_for_steps(1, 2, 3)
+    for host, cut_s in ((3, 1.0), (1, 1.0), *[(2, 0.3)] * 4):
+        begun = time.monotonic()
+        run.hosts.cut(host)
+        time.sleep(cut_s)
+        run.hosts.heal(host)
+        if time.monotonic() - begun > LEASE_S / 2:
+            pytest.skip("this machine is too busy to make a cut that is short")
+        assert run.wait_for_steps(1, 2, 3) == view
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=0)
+
+    run.assert_kept(end, ended=[1, 2, 3])
+    assert end.verdict.redone == 0

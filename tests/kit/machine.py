@@ -1,0 +1,60 @@
+"""The init of a host's machine (hosts.py): runs one command, passes SIGTERM on, and says what was left behind.
+
+    python machine.py REPORT COMMAND…: a file REPORT with the command's status, and the processes, shared memory and
+    temporary files that it left
+
+What the command has started and not ended in time is killed with this process: it is process 1 of its namespace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+ORPHANS_S = 10.0  # what the command started ends this soon after it, or counts as left behind
+_LEFT_IN = ("/dev/shm", "/var/tmp")  # both of this machine alone
+
+
+def main() -> None:
+    report, command = Path(sys.argv[1]), sys.argv[2:]
+    child = os.posix_spawnp(command[0], command, os.environ, setsid=True)
+
+    def pass_on(number: int, _frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    status = None
+    while status is None:
+        pid, ended = os.wait()  # an orphan, or the command
+        status = os.waitstatus_to_exitcode(ended) if pid == child else None
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    deadline = time.monotonic() + ORPHANS_S
+    while (left := _others()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    left += [f"{folder}/{name}" for folder in _LEFT_IN for name in sorted(os.listdir(folder))]
+    coming = report.with_suffix(".coming")
+    coming.write_text(json.dumps({"status": status, "left": left}))
+    coming.rename(report)
+
+
+def _others() -> list[str]:
+    """Who runs beside this process, in words. Who has ended is reaped."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if int(pid) != os.getpid():
+            with suppress(OSError):
+                found.append(f"process {pid}: {Path('/proc', pid, 'cmdline').read_bytes().replace(bytes(1), b' ')!r}")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""A network of hosts h1, h2, … on this machine: what happens to the cables between them. Of their machines: hosts.py.
+
+A host is a network namespace with an address of its own, 10.77.0.i, plugged into a bridge in another namespace. Nothing
+has a name outside of them, and they live as long as a process of ours holds them, which the kernel kills with the
+process that runs the tests: so nothing collides, and nothing stays, however a test ends.
+
+The kernel may lack netem: packets are dropped by a classic BPF filter on the bridge's side of a cable, and delayed by a
+process (cable.py).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from typing_extensions import Self
+
+Way = Literal["in", "out"]
+
+WITHIN_S = 30.0  # what the kernel does at once
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+_DROP, _PASS = 2, 0  # TC_ACT_SHOT, TC_ACT_OK
+_CABLE = Path(__file__).with_name("cable.py")
+
+
+class Network:
+    """`count` hosts, numbered from 1. `with` takes them down."""
+
+    def __init__(self, count: int) -> None:
+        self.open = ExitStack()  # what ends with it, the youngest first
+        self._holder: dict[int, int] = {}  # host -> the process that holds its namespace
+        self._port: dict[int, str] = {}  # host -> its plug at the bridge
+        self._bridge: dict[int, str] = {}
+        self._bridges: set[str] = set()
+        self._delayed: set[int] = set()
+        self._switch = self._hold()
+        try:
+            for _ in range(count):
+                self.add()
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self) -> int:
+        """One host more; its number."""
+        host = len(self._holder) + 1
+        holder = self._holder[host] = self._hold()
+        port = self._port[host] = f"v{host}"
+        self._on_switch("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(holder))
+        for command in ("link set lo up", f"addr add {address(host)}/24 dev eth0", "link set eth0 up"):
+            _run(*_inside(holder), "ip", *command.split())
+        self._on_switch("ip", "link", "set", port, "up")
+        self._on_switch("tc", "qdisc", "add", "dev", port, "clsact")
+        self._plug(host, self._bridge_for(0))
+        return host
+
+    def on(self, host: int, *command: str) -> str:
+        """What a command on this host's network prints; of its machine it sees nothing."""
+        return _run(*self.inside(host), *command)
+
+    def inside(self, host: int) -> list[str]:
+        """What runs a command there, and becomes it."""
+        return _inside(self._holder[host])
+
+    def cut(self, *hosts: int) -> float:
+        """Nothing gets in or out, and nobody is told. Returns the time before."""
+        at = time.time()
+        self._drop({host: {"in": 1.0, "out": 1.0} for host in hosts})
+        return at
+
+    def cut_one_way(self, host: int, way: Way) -> float:
+        at = time.time()
+        self._drop({host: {way: 1.0}})
+        return at
+
+    def lose_packets(self, host: int, share: float) -> float:
+        """Of those in both directions."""
+        at = time.time()
+        self._drop({host: {"in": share, "out": share}})
+        return at
+
+    def partition(self, *groups: Collection[int]) -> float:
+        """Each group reaches itself alone, from one moment to the next for each host. Who is in none stays as it is."""
+        at = time.time()
+        for number, group in enumerate(groups):
+            bridge = self._bridge_for(number)
+            for host in group:
+                self._plug(host, bridge)
+        return at
+
+    def heal(self, *hosts: int) -> float:
+        """These, or all, are as they were at first, but for a delay."""
+        at = time.time()
+        healed = hosts or tuple(self._holder)
+        self._drop({host: {"in": 0.0, "out": 0.0} for host in healed})
+        for host in healed:
+            self._plug(host, self._bridge_for(0))
+        return at
+
+    def delay(self, host: int, seconds: float) -> None:
+        """Each packet is so much later, in both directions. Once for a host."""
+        assert host not in self._delayed
+        self._delayed.add(host)
+        near, far = f"near{host}", f"far{host}"
+        relay = subprocess.Popen(
+            [*DIES_WITH_US, *_inside(self._switch), sys.executable, "-S", str(_CABLE), near, far, str(seconds)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        self.open.callback(end, relay)
+        assert relay.stdout is not None
+        assert relay.stdout.readline() == b"ready\n"
+        own = f"own{host}"
+        self._on_switch("ip", "link", "add", own, "up", "type", "bridge", "forward_delay", "0")
+        self._on_switch("ip", "link", "set", near, "master", own, "up")
+        self._on_switch("ip", "link", "set", self._port[host], "master", own)
+        self._port[host] = far
+        self._on_switch("ip", "link", "set", far, "master", self._bridge[host], "up")
+
+    def close(self) -> None:
+        """Kills everything. Harmless when repeated."""
+        self.open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hold(self) -> int:
+        """A process that holds a new network namespace."""
+        process = subprocess.Popen(
+            [*DIES_WITH_US, "unshare", "--net", "sleep", "infinity"], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        self.open.callback(end, process)
+        ours = os.readlink("/proc/self/ns/net")
+        until(lambda: os.readlink(f"/proc/{process.pid}/ns/net") != ours, "a network namespace")
+        return process.pid
+
+    def _on_switch(self, *command: str, told: str | None = None) -> None:
+        _run(*_inside(self._switch), *command, told=told)
+
+    def _bridge_for(self, number: int) -> str:
+        bridge = f"bridge{number}"
+        if bridge not in self._bridges:
+            self._on_switch("ip", "link", "add", bridge, "up", "type", "bridge", "forward_delay", "0")
+            self._bridges.add(bridge)
+        return bridge
+
+    def _plug(self, host: int, bridge: str) -> None:
+        if self._bridge.get(host) != bridge:
+            self._on_switch("ip", "link", "set", self._port[host], "master", bridge)
+            self._bridge[host] = bridge
+
+    def _drop(self, shares: Mapping[int, Mapping[Way, float]]) -> None:
+        """What comes out of a host goes into the switch, and the other way round."""
+        side = {"in": "egress", "out": "ingress"}
+        lines = [
+            f"filter replace dev v{host} {side[way]} pref 1 handle 1 protocol all bpf da bytecode '{_bytecode(share)}'"
+            for host, ways in shares.items()
+            for way, share in ways.items()
+        ]
+        self._on_switch("tc", "-batch", "-", told="\n".join(lines))
+
+
+def name(host: int) -> str:
+    return f"h{host}"
+
+
+def address(host: int) -> str:
+    return f"10.77.0.{host}"
+
+
+def until(holds: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {within_s:g} s for {what}"
+        time.sleep(0.01)
+
+
+def _bytecode(share: float) -> str:
+    """Drops that share: A = random; A >= limit: pass."""
+    if share in (0.0, 1.0):
+        return f"1,6 0 0 {_DROP if share else _PASS},"
+    random = 0x1_0000_0000 - 0x1000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
+    return f"4,32 0 0 {random},53 0 1 {int(share * 2**32)},6 0 0 {_PASS},6 0 0 {_DROP},"
+
+
+def _inside(holder: int) -> list[str]:
+    return ["nsenter", f"--net=/proc/{holder}/ns/net"]
+
+
+def _run(*command: str, told: str | None = None) -> str:
+    done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr or done.stdout}"
+    return done.stdout
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait(WITHIN_S)
+    if process.stdout is not None:
+        process.stdout.close()
