@@ -39,6 +39,16 @@ def process_stat(pid: int | str, proc: Path = _PROC) -> ProcessStat | None:
         return None
 
 
+def held_up_s(pid: int) -> float:
+    """For how long its first thread could have run since it began, and other processes had the processor. 0 where the
+    kernel does not count that."""
+    try:
+        with open(_PROC / str(pid) / "schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def children(parent: int) -> dict[int, ProcessStat]:
     """By process id; those that ended and wait to be reaped, too."""
     found = {}

@@ -384,8 +384,16 @@ class Agent:
                 self._stuck(worker, now_s, record, "its process is stopped")
                 self._kill(worker)  # somebody stopped it: no doing of its own
                 continue
-            patience = self._doubts.patience(record.phase)
-            seen.append(sighting(now_s, worker.id, record, not_before_s=self._held_up_s, patience=patience))
+            seen.append(
+                sighting(
+                    now_s,
+                    worker.id,
+                    record,
+                    not_before_s=self._held_up_s,
+                    held_up_s=worker.patience.held_up(record.sequence, linux.held_up_s(worker.pid)),
+                    patience=self._doubts.patience(record.phase),
+                )
+            )
         quiet = any(one.quiet_s > min(self._rules.hang_s, one.limit_s) / 4 for one in seen)
         if any(one.stuck for one in seen) or (quiet and now_s - self._sighted_s >= _SIGHTED_S):
             self._sighted_s = now_s

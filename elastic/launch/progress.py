@@ -20,22 +20,38 @@ _REDONE = (Phase.COMPUTING, Phase.READING)  # by whoever takes the step over
 
 @dataclass
 class Patience:
-    """One worker's looks so far."""
+    """One worker's looks so far.
+
+    sign        its last one
+    held_up_s   see held_up
+    """
 
     stopped_looks: int = 0
+    sign: int = -1
+    held_up_s: float = 0.0
 
     def stopped(self, state: str) -> bool:
         """Whether somebody has stopped its process. state: as in /proc/<pid>/stat"""
         self.stopped_looks = self.stopped_looks + 1 if state == "T" else 0
         return self.stopped_looks >= _STOPPED_LOOKS
 
+    def held_up(self, sign: int, held_up_s: float) -> float:
+        """For how long since its last sign it has waited for a processor that others had: a machine that is too busy
+        is no hang. held_up_s: since its start"""
+        if sign != self.sign:
+            self.sign, self.held_up_s = sign, held_up_s
+        return held_up_s - self.held_up_s
 
-def sighting(now_s: float, worker: str, record: Record, *, not_before_s: float, patience: float = 1.0) -> Sighting:
+
+def sighting(
+    now_s: float, worker: str, record: Record, *, not_before_s: float, held_up_s: float = 0.0, patience: float = 1.0
+) -> Sighting:
     """
     not_before_s  phases count from here at the earliest: the watcher itself was held up until then
+    held_up_s     for so long since its last sign the worker was
     patience      limits count so many times
     """
-    quiet_s = now_s - max(record.since_s, not_before_s)
+    quiet_s = max(0.0, now_s - max(record.since_s, not_before_s) - held_up_s)
     limit_s = record.limit_s * patience
     return Sighting(
         worker=worker,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import textwrap
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from checkpoint import linux
 from tests.kit.launch import Launch
 
 SCRIPT = """
@@ -67,3 +72,19 @@ def test_a_hang_in_an_evaluation_is_found_and_a_stall_of_all_is_waited_for(launc
     assert stuck.startswith("is stuck at step 5: it has evaluated for "), output
     assert "in error" in output, "its stacks"
     assert re.search(r"dataset\[i\] for step \d+ goes on, after ", output)
+
+
+def test_the_kernel_counts_for_how_long_a_process_waits_for_a_processor() -> None:
+    """Of two busy loops on one processor each waits while the other runs."""
+    with ExitStack() as running:
+        loops = [
+            running.enter_context(subprocess.Popen(["taskset", "-c", "0", sys.executable, "-c", "while True: pass"]))
+            for _ in range(2)
+        ]
+        for loop in loops:
+            running.callback(loop.kill)
+        deadline = time.monotonic() + 60
+        while linux.held_up_s(loops[0].pid) < 0.2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert linux.held_up_s(2**22 + 1) == 0.0

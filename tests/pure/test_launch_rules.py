@@ -63,6 +63,16 @@ def test_a_stopped_process_is_found_at_the_second_look() -> None:
     assert [patience.stopped(state) for state in "TSTT"] == [False, False, False, True]
 
 
+def test_a_worker_that_waits_for_a_processor_is_not_quiet() -> None:
+    """On a machine with four busy loops a backward pass of 2.9 s was taken for a hang, twice (1 of 1)."""
+    patience = Patience()
+    assert patience.held_up(4, 10.0) == 0.0
+    assert patience.held_up(4, 12.5) == 2.5
+    assert patience.held_up(5, 13.0) == 0.0
+    held_up = sighting(131.0, "w", computing(), not_before_s=0.0, held_up_s=2.5)
+    assert (held_up.quiet_s, held_up.stuck) == (28.5, False)
+
+
 def test_a_watcher_that_was_held_up_itself_accuses_nobody() -> None:
     """A machine that was suspended, or a frozen container, stops all of them."""
     assert not seen(5000.0, computing(), not_before_s=4990.0).stuck

@@ -18,7 +18,7 @@ MIB = 2**20
 
 @pytest.fixture
 def storage(place: tuple[str, dict[str, Any]]) -> Iterator[Storage]:
-    opened = open_storage(place[0], place[1], retry_s=5)
+    opened = open_storage(place[0], place[1], retry_s=60)  # a busy machine's server lets connections wait
     yield opened
     opened.close()
 
