@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from elastic.drill.end import End
+from tests.hosts.pending import LEASE
 from tests.kit.host_runs import HostRun
 
 STEPS = 240
@@ -33,3 +34,38 @@ def test_a_cut_shorter_than_the_lease_is_a_pause(
 
     run.assert_kept(end, ended=[1, 2, 3])
     assert end.verdict.redone == 0
+
+
+@LEASE
+@pytest.mark.parametrize("way", ["both", "power"])
+def test_a_host_that_is_silent_is_lost(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], way: str
+) -> None:
+    """Cut off, it comes back as a newcomer when it is healed; without power, it never does."""
+    run = host_run(4, nodes="1:4", steps=STEPS)
+    run.join(1, 2, 3, 4)
+    before = run.wait_for_steps(1, 2, 3, 4)
+    run.hosts.cut(4) if way == "both" else run.hosts.lose_power(4)
+    assert run.wait_for_steps(1, 2, 3) == before + 1
+    if way == "both":
+        run.hosts.heal(4)
+        run.wait_for_steps(1, 2, 3, 4)
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=1)
+
+    run.assert_kept(end, ended=[1, 2, 3, 4] if way == "both" else [1, 2, 3])
+    assert end.verdict.redone <= 1
+
+
+@LEASE
+def test_two_of_five_hosts_are_silent_together(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
+) -> None:
+    run = host_run(5, nodes="1:5", steps=STEPS)
+    run.join(1, 2, 3, 4, 5)
+    before = run.wait_for_steps(1, 2, 3, 4, 5)
+    run.hosts.lose_power(3, 5)
+    assert run.wait_for_steps(1, 2, 4) == before + 1
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=2)
+
+    run.assert_kept(end, ended=[1, 2, 4])
+    assert end.verdict.redone <= 1

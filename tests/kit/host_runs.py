@@ -7,9 +7,10 @@ has room for all that is to happen in it.
 
 from __future__ import annotations
 
+import heapq
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ class HostRun:
 
         def trained() -> bool:
             now = self._steps_in_view()
-            together = sorted(host_of(worker) for _, worker in now) == expected == sorted(map(host_of, self.workers()))
+            together = sorted(host_of(worker) for _, worker in now) == expected == self.hosts_in_view()
             return together and all(count - begun.get(of, 0) >= steps for of, count in now.items())
 
         names = ", ".join(map(name, expected))
@@ -175,6 +176,17 @@ class HostRun:
         """Of the newest view in which somebody applied a step."""
         return next((e["workers"] for e in self.views() if e["generation"] == self.generation), [])
 
+    def hosts_in_view(self) -> list[int]:
+        return sorted(map(host_of, self.workers()))
+
+    def applied(self) -> int:
+        """Steps."""
+        return max((e["step"] + 1 for e in self.events() if e["event"] == "step_applied"), default=0)
+
+    def alive(self, worker: str) -> bool:
+        """Whether this worker's process is there; its id tells its pid, as its own host counts."""
+        return self.hosts.has_process(host_of(worker), int(worker.rsplit("-", 2)[1]))
+
     def views(self) -> list[Event]:
         return [event for event in self._events.read() if event["event"] == "view_formed"]
 
@@ -212,24 +224,29 @@ def left_behind(outcome: Outcome) -> list[str]:
 
 
 class _Following:
-    """The events of a run under way: each line is read once."""
+    """The events of a run under way, as read_events() gives them; each line is read once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._offsets: dict[Path, int] = {}
-        self._events: list[Event] = []
+        self._by_worker: dict[str, list[Event]] = defaultdict(list)
+        self._merged: list[Event] = []
 
     def read(self) -> list[Event]:
-        fresh: list[Event] = []
-        for path in sorted(self._folder.glob("[!.]*.jsonl")):
-            offset = self._offsets.get(path, 0)
-            if path.stat().st_size > offset:
-                with path.open("rb") as file:
-                    file.seek(offset)
-                    data = file.read()
-                whole = data[: data.rfind(b"\n") + 1]
-                self._offsets[path] = offset + len(whole)
-                fresh += [event for line in whole.splitlines() if (event := record_in(line)) is not None]
+        fresh = [event for path in sorted(self._folder.glob("[!.]*.jsonl")) for event in self._more(path)]
+        for event in fresh:
+            self._by_worker[event["worker"]].append(event)
         if fresh:
-            self._events = sorted([*self._events, *fresh], key=lambda event: float(event["t"]))
-        return self._events
+            self._merged = list(heapq.merge(*self._by_worker.values(), key=lambda event: float(event["t"])))
+        return self._merged
+
+    def _more(self, path: Path) -> list[Event]:
+        offset = self._offsets.get(path, 0)
+        if path.stat().st_size <= offset:
+            return []
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offsets[path] = offset + len(whole)
+        return [event for line in whole.splitlines() if (event := record_in(line)) is not None]

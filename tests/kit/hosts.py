@@ -4,7 +4,8 @@ A machine is one command on a host (network.py), below an init of its own (machi
 memory, and a clock that counts from another boot. A host outlives its machine, as a network does: a machine that
 crashes resets its connections, one that loses its power does not.
 
-Needs root, iproute2 and util-linux.
+Needs root, iproute2 and util-linux; a C compiler where a clock is to be wrong: time namespaces do not shift the wall
+clock, so clock.c is preloaded.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -29,6 +31,7 @@ HOW_TO_INSTALL = "apt-get update && apt-get install -y --no-install-recommends i
 _PROGRAMS = ("ip", "tc", "nsenter", "unshare", "setpriv")
 _NAMES_MAX = 64
 _BOOTED_APART_S = 100_000
+_CLOCK = Path(__file__).with_name("clock.c")
 _MACHINE = Path(__file__).with_name("machine.py")
 _BOOT = """
 set -e
@@ -95,10 +98,13 @@ class Hosts(Network):
         spaces += ["--time", "--monotonic", booted, "--boottime", booted]
         boot = ["sh", "-c", _BOOT, "boot", str(self._folder / "hosts"), name(host)]
         init = [sys.executable, "-S", str(_MACHINE), str(report), *command]
+        clock = {}
+        if (offset := self._clock(host)).exists():
+            clock = {"LD_PRELOAD": str(self._folder / "clock.so"), "CLOCK_OFFSET": str(offset)}
         with output.open("ab") as out:
             process = subprocess.Popen(
                 [*DIES_WITH_US, *self.inside(host), "unshare", *spaces, *boot, *init],
-                env={**os.environ, **env},
+                env={**os.environ, **env, **clock},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -111,6 +117,15 @@ class Hosts(Network):
         (pid,) = linux.children(process.pid)
         self._machines[host] = _Machine(process, pid, report)
         self.open.callback(self.crash, host)
+
+    def set_clock(self, host: int, seconds: int) -> None:
+        """The wall clock of this host's next machine is so much off; of one that was so started, from now on."""
+        if not (library := self._folder / "clock.so").exists():
+            compiler = shutil.which("cc")
+            assert compiler is not None, "needs a C compiler"
+            subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, _CLOCK], check=True, timeout=WITHIN_S)
+        with self._clock(host).open("r+b" if self._clock(host).exists() else "wb") as file:
+            file.write(struct.pack("=q", seconds))
 
     def running(self, host: int) -> bool:
         return host in self._machines and self._machines[host].process.poll() is None
@@ -169,6 +184,16 @@ class Hosts(Network):
                     stat = linux.process_stat(entry)
                     found += [(stat.started, int(entry))] if stat is not None and not stat.is_dead else []
         return [pid for _, pid in sorted(found)]
+
+    def has_process(self, host: int, pid: int) -> bool:
+        """pid  as the machine itself counts"""
+        if not self.running(host):
+            return False
+        stat = linux.process_stat(pid, Path(f"/proc/{self._machines[host].init}/root/proc"))
+        return stat is not None and not stat.is_dead
+
+    def _clock(self, host: int) -> Path:
+        return self._folder / f"clock-{name(host)}"
 
 
 def _state(pid: int) -> str:

@@ -1,0 +1,97 @@
+"""The host of the hub, and of torchrun's store, is as mortal as the rest: the others go on under another hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from elastic.drill.end import End
+from tests.hosts.pending import SUCCESSION
+from tests.kit.host_runs import HostRun
+
+STEPS = 240
+
+
+@SUCCESSION
+@pytest.mark.parametrize("how", ["crash", "lose_power", "cut"])
+def test_the_hub_s_host_is_lost(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], how: str
+) -> None:
+    """In the same processes; and who joins afterwards finds the new hub."""
+    run = host_run(4, nodes="1:4", steps=STEPS)
+    run.join(1, 2, 3)
+    before = run.wait_for_steps(1, 2, 3)
+    getattr(run.hosts, how)(1)
+    assert run.wait_for_steps(2, 3) == before + 1
+    run.join(4)
+    run.wait_for_steps(2, 3, 4)
+    if how == "cut":
+        run.hosts.heal(1)
+        run.wait_for_steps(1, 2, 3, 4)
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=1)
+
+    run.assert_kept(end, ended=[1, 2, 3, 4] if how == "cut" else [2, 3, 4])
+    assert end.verdict.redone <= 1
+
+
+@SUCCESSION
+def test_the_hub_s_host_is_told_to_stop(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
+) -> None:
+    """It hands over before it goes: nobody is lost, no step is done again, and who joins later finds the others."""
+    run = host_run(4, nodes="1:4", steps=STEPS)
+    run.join(1, 2, 3)
+    run.wait_for_steps(1, 2, 3)
+    run.hosts.terminate(1)
+    assert run.wait_for_end(1).status == 0
+    run.wait_for_steps(2, 3)
+    run.join(4)
+    run.wait_for_steps(2, 3, 4)
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=0)
+
+    run.assert_kept(end, ended=[1, 2, 3, 4])
+    assert end.verdict.redone == 0
+
+
+@SUCCESSION
+def test_hub_after_hub_is_lost(host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]) -> None:
+    """Down to one of five, which goes on by a claim in storage; then others join it."""
+    run = host_run(7, nodes="1:5", steps=STEPS)
+    run.join(1, 2, 3, 4, 5)
+    run.wait_for_steps(1, 2, 3, 4, 5)
+    left = [1, 2, 3, 4, 5]
+    while len(left) > 1:
+        run.hosts.crash(left.pop(0))
+        run.wait_for_steps(*left)
+    run.join(6, 7)
+    run.wait_for_steps(5, 6, 7)
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=4)
+
+    run.assert_kept(end, ended=[5, 6, 7])
+    assert end.verdict.redone <= 4
+
+
+@SUCCESSION
+def test_every_host_was_replaced_once(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
+) -> None:
+    """None of the first view is left, and still one more joins. Each machine is started again by its autoscaler: on a
+    new host, with the same command."""
+    run = host_run(7, nodes="1:3", steps=STEPS)
+    run.join(1, 2, 3)
+    run.wait_for_steps(1, 2, 3)
+    here = [1, 2, 3]
+    for new in (4, 5, 6):
+        run.hosts.terminate(gone := here.pop(0))
+        assert run.wait_for_end(gone).status == 0
+        run.join(new)
+        here.append(new)
+        run.wait_for_steps(*here)
+    run.hosts.crash(4)
+    run.join(7)
+    run.wait_for_steps(5, 6, 7)
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=1)
+
+    run.assert_kept(end, ended=[1, 2, 3, 5, 6, 7])
+    assert end.verdict.redone <= 1
