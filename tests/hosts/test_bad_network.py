@@ -59,7 +59,7 @@ def test_a_host_that_loses_packets_makes_progress_or_is_lost(
     before = run.wait_for_steps(1, 2, 3)
     run.hosts.lose_packets(3, 0.3)
     applied = run.applied()
-    run.wait_for("ten steps more", lambda _: run.applied() >= applied + 10)
+    run.wait_for("five steps more", lambda _: run.applied() >= applied + 5)
     run.hosts.heal(3)
     run.wait_for_steps(1, 2, 3)
     changes = run.generation - before
