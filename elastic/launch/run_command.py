@@ -31,8 +31,9 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None)
     """2 for what cannot be done as asked; else the agent's status: 0, 1 for a run that failed, 130.
 
     waits  called before this node meets others, while its warm process imports
-    Where nodes have met, it ends the process by itself: torch's rendezvous keeps its membership alive in a thread that
-    may be inside torch's store, and the end of an interpreter aborts such a process (SIGABRT, after the run was done).
+    Where nodes have met, or were to, it ends the process by itself: torch's rendezvous keeps its membership alive in a
+    thread that may be inside torch's store, and the end of an interpreter aborts such a process (SIGABRT, after the run
+    was done).
     """
     environ = dict(os.environ)  # the workers'
     # Before torch is loaded. torchrun's machinery reads the first, and warns where the second is missing; a store
@@ -55,7 +56,7 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None)
         return _USAGE
     except NodesMissing as missing:
         print(f"elastic run: {missing}", file=sys.stderr)
-        return _FAILED
+        end(_FAILED)
     except KeyboardInterrupt:  # before the agent takes signals
         return _INTERRUPTED
 
