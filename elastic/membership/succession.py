@@ -1,0 +1,120 @@
+"""Nodes are lost, or the one with the hub is: may those who are left go on without them? Pure.
+
+Two sides of a cut network cannot tell each other from the dead. So that never two of them go on, a side without some
+of the last view's nodes needs one of
+
+    the run's storage, where all nodes of that view see it   the next claim, of which storage gives one (claims.py)
+    a strict majority of the last view's nodes               where the storage is a folder of each node's own
+
+A view trains only once all of its workers have met in it, and whoever decides knows the last view of each node that is
+with it. So the sides that may go on from one view, or from the one that came of it, always share a node or the claim:
+the argument of dynamic voting (Jajodia and Mutchler, 1990), with the storage as a witness that has every vote.
+tests/pure/test_succession.py tries all interleavings of a small world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownView:
+    """A view, as one of its nodes knows it.
+
+    nodes    that have a worker in it
+    claim    the number of the claim that the run had then, where all of them have read it in the storage; else None
+    counted  a majority is needed all the same: not everybody knows of the claim yet
+    met      all of its workers have met in it
+    """
+
+    generation: int
+    nodes: frozenset[str]
+    claim: int | None = None
+    counted: bool = False
+    met: bool = False
+
+
+class Share(Enum):
+    MOST, HALF, FEW = auto(), auto(), auto()
+
+
+@dataclass(frozen=True)
+class GoOn:
+    """Nobody is missing who could go on elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """They may go on once they have the next claim.
+
+    after  the newest claim that they know of
+    share  of the last view's nodes that are here: those who are fewer let the others try first
+    why    they need it, for people
+    """
+
+    after: int
+    share: Share
+    why: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Stay:
+    """They may not. why: for people"""
+
+    why: str
+
+
+def may_go_on(
+    known: Iterable[KnownView], *, present: Collection[str], left: Collection[str], dead: Collection[str]
+) -> GoOn | Claim | Stay:
+    """
+    known    the last views of all nodes that are present: those that they have met in, and what was published since
+    present  nodes that are here
+    left     nodes that said that they go
+    dead     nodes whose process has ended, as the kernel of their machine says; the storage is not told that, so it is
+             asked all the same: what says so may be in between
+    """
+    bases = _possible(known)
+    claims = [view.claim for view in bases if view.claim is not None]
+    shares = [Share.MOST]
+    why = ""
+    for view in bases:
+        missing = view.nodes - set(present) - set(left)
+        here = view.nodes & set(present)
+        if not missing:
+            continue
+        voters = view.nodes - set(left) - set(dead)
+        share = _share(len(here), len(voters))
+        if (view.claim is None or view.counted) and share != Share.MOST:
+            return Stay(_stay(view, here, missing))
+        if view.claim is not None:
+            shares.append(share)
+            why = f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere"
+    return Claim(after=max(claims), share=max(shares, key=lambda one: one.value), why=why) if why else GoOn()
+
+
+def _share(here: int, voters: int) -> Share:
+    if 2 * here > voters or not voters:
+        return Share.MOST
+    return Share.HALF if 2 * here == voters else Share.FEW
+
+
+def _possible(known: Iterable[KnownView]) -> Sequence[KnownView]:
+    """Those in which the run may stand: the last one that was met, and what was published after it."""
+    views = list(known)
+    newest = max((view.generation for view in views if view.met), default=0)
+    return [view for view in views if view.generation > newest or (view.generation == newest and view.met)]
+
+
+def _who(view: KnownView, here: Collection[str]) -> str:
+    of = f"{len(here)} of the {len(view.nodes)} nodes of view {view.generation} are here"
+    return of if 2 * len(here) > len(view.nodes) else f"{of}, which is no majority"
+
+
+def _stay(view: KnownView, here: Collection[str], missing: Collection[str]) -> str:
+    return (
+        f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere, and the run's storage, which not "
+        "all of them see, cannot tell"
+    )
