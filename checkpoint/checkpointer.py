@@ -31,7 +31,7 @@ from checkpoint.load.newest import Search, none_whole
 from checkpoint.load.reader import Checkpoint, Verified, read_commit, verify
 from checkpoint.local import LocalProcess
 from checkpoint.net.framing import Message
-from checkpoint.runs.claims import Claim
+from checkpoint.runs.claims import Claim, read_claim
 from checkpoint.runs.history import History, read_history, read_manifest
 from checkpoint.runs.retention import Sweeper
 from checkpoint.runs.sweeps import Sweeps
@@ -210,9 +210,42 @@ class Checkpointer:
         """
         self._tenure.adopt(claim)
 
-    def newest_claim(self) -> int:
-        """The number of the newest claim in storage, whoever holds it; 0 if there is none."""
-        return read_history(self._storage, self._log).newest_claim
+    def succeed(
+        self,
+        to: Claim,
+        *,
+        answers: tuple[str, dict[str, Any]],
+        world: dict[str, Any],
+        ours: Callable[[Claim], bool],
+    ) -> Claim:
+        """Takes the next claim of a run that lost some of its machines, without asking anybody: of those who try, on
+        whichever side of a cut network, the storage lets one win, where it creates exclusively (`exclusive`).
+
+        Waits for saves of this process that are under way.
+
+        Args:
+            to: The claim that the run had.
+            answers: See the class.
+            world: Is written into the claim.
+            ours: Whether a claim that was taken meanwhile leaves the run to us all the same.
+
+        Raises:
+            ClaimLost: Somebody else has gone on with the run; nothing was claimed.
+            StorageError: The storage failed.
+        """
+        self._check_open()
+        return self._tenure.succeed(to, answers=answers, world=world, ours=ours)
+
+    def newest_claim(self) -> Claim | None:
+        """The newest claim in storage, whoever holds it; None where there is none, or it cannot be read."""
+        newest = read_history(self._storage, self._log).newest_claim
+        return read_claim(self._storage, newest, self._log) if newest else None
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether of any number of writers who create one object here exactly one succeeds. The first time it is
+        tried."""
+        return self._storage.exclusive()
 
     def warm(self, state: Tree) -> None:
         """Makes ready for saves of `state` with blocking=False, in the background, so that the first one is not slow.

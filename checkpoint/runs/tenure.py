@@ -23,7 +23,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.format.names import CLAIMS, COMMITS, CommitId, claim_key, commit_id, lease_key
 from checkpoint.net.machine import boot_id
 from checkpoint.runs.beacon import Beacon
-from checkpoint.runs.claims import Claim, Origin, new_claim_nonce, take
+from checkpoint.runs.claims import Claim, Free, Origin, new_claim_nonce, take
 from checkpoint.runs.fence import look_again, lost
 from checkpoint.runs.history import Log
 from checkpoint.runs.holder import wait_until_free
@@ -142,6 +142,27 @@ class Tenure:
         """Goes on under a claim that another process of this job gave up."""
         self._hold(claim)
 
+    def succeed(
+        self,
+        to: Claim,
+        *,
+        answers: tuple[str, dict[str, Any]],
+        world: dict[str, Any],
+        ours: Callable[[Claim], bool],
+    ) -> Claim:
+        """See Checkpointer.succeed."""
+        self._settle()
+
+        def free(holders: Sequence[Claim]) -> frozenset[int]:
+            self._replaced.update(one.number for one in holders)
+            newest = max(holders, key=lambda one: one.number)
+            if newest.number > to.number and not ours(newest):
+                raise lost(ours=to.number, newest=newest.number, doing="nothing was claimed")
+            return frozenset()
+
+        self._answers, self._origin = answers, None
+        return self._take(answers[1], answers[0], self._job, world, free)
+
     def wait_for_orphans(self) -> None:
         """See orphans.py."""
         wait_for_orphans(self._storage.url, within_s=min(ORPHANS_S, self._finish_s), log=self._log)
@@ -166,7 +187,12 @@ class Tenure:
         return max((id.step for id in ids if id.claim == claim), default=-1)
 
     def _take(
-        self, endpoint: dict[str, Any] | None, nonce: str, job: str | None, world: dict[str, Any] | None
+        self,
+        endpoint: dict[str, Any] | None,
+        nonce: str,
+        job: str | None,
+        world: dict[str, Any] | None,
+        free: Free | None = None,
     ) -> Claim:
         claim = take(
             self._storage,
@@ -174,7 +200,7 @@ class Tenure:
             nonce=nonce,
             job=job,
             world=world,
-            free=self._free,
+            free=free or self._free,
             log=self._log,
             deadline_s=self._retry_s,
             origin=self._origin,

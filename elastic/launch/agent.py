@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from checkpoint import linux
 from elastic.launch import children
 from elastic.launch.connection import Connection
-from elastic.launch.hubs import AnyHub
+from elastic.launch.hub_link import HubLink
 from elastic.launch.logs import Logs, Streams
 from elastic.launch.memory import OomKills, oom_kills, sentence, struck
 from elastic.launch.progress import Doubts, Patience, sighting
@@ -45,7 +45,6 @@ from elastic.membership.messages import (
     TO_ITS_AGENT,
     Exited,
     Failed,
-    Hello,
     KillHung,
     Leave,
     Ready,
@@ -87,6 +86,7 @@ class NodeRules:
     hang_s   how long a step may take without a sign, unless experience says otherwise
     leave_s  how long workers may take to leave, or to come to an end when the run is over
     leave_on signals that make this node leave
+    several_nodes  the run may have some
     status   show the run's status on stderr, which is a terminal
     """
 
@@ -98,6 +98,7 @@ class NodeRules:
     leave_s: float
     leave_on: tuple[signal.Signals, ...]
     status: bool = False
+    several_nodes: bool = False
 
 
 @dataclass
@@ -112,6 +113,7 @@ class _Worker:
     id: str = ""
     ready: bool = False
     expected: bool = False
+    moved_on: bool = False  # the run has, from it
     stuck: bool = False
     stuck_s: float | None = None
     late: bool = False
@@ -129,7 +131,7 @@ class Agent:
     """run() returns the exit status. starter: may be at work already; it, its loop and its children are this one's."""
 
     def __init__(
-        self, rules: NodeRules, hub: AnyHub, logs: Logs, starter: Starter, *, say: Callable[[str], None]
+        self, rules: NodeRules, hub: HubLink, logs: Logs, starter: Starter, *, say: Callable[[str], None]
     ) -> None:
         self._rules = rules
         self._hub = hub
@@ -160,10 +162,14 @@ class Agent:
     def run(self) -> int:
         with self._signals():
             try:
-                self._hub.open(self._loop, self._ordered, self._lost_hub)
-                rules = self._rules
-                hello = Hello(node=rules.node, address=rules.address, places=rules.workers)
-                self._hub.tell(as_message(hello))
+                self._hub.open(
+                    self._loop,
+                    self._ordered,
+                    gone=self._lost_hub,
+                    moved_on=self._moved_on,
+                    places=self._places,
+                    catch_up=self._catch_up,
+                )
                 for local_rank in range(self._rules.workers):
                     self._start(local_rank)
                 next_tick_s = time.monotonic() + _TICK_S
@@ -182,10 +188,32 @@ class Agent:
             return True
         if self._workers:
             return False
-        if self._leaving and self._hub.others():
-            self._hub.left()
-        over = self._over is not None or self._hub_gone or (self._leaving and not self._hub.others())
+        over = self._over is not None or self._hub_gone or (self._leaving and self._hub.leave())
         return over and self._all_is_written()
+
+    def _catch_up(self) -> None:
+        """With everything that the workers have said."""
+        for worker in list(self._workers.values()):
+            worker.channel.catch_up()
+
+    def _places(self) -> tuple[int, list[int]]:
+        starting = [worker.local_rank for worker in self._workers.values() if not worker.pid]
+        return 0 if self._leaving or self._over is not None else self._rules.workers, starting
+
+    def _moved_on(self, why: str) -> None:
+        """This node comes back with other workers, which the hub orders then."""
+        self._say(
+            f"{why}: its {len(self._workers)} workers end\n"
+            "  state  what they held is not lost: others hold it, or what came of it\n"
+            "  next   nothing; this node joins the run again as soon as it reaches the others"
+        )
+        for token in self._starter.cancel():
+            worker = self._workers.pop(token)
+            worker.channel.close()
+            self._close(worker)
+        for worker in self._workers.values():
+            worker.expected = worker.moved_on = True
+            self._kill(worker)
 
     def _all_is_written(self) -> bool:
         """Whether no save of a worker that died is being finished any more; or too long."""
@@ -236,6 +264,8 @@ class Agent:
         }
         if self._terminal is not None:
             env["ELASTIC_STATUS"] = "1"
+        if rules.several_nodes:
+            env["ELASTIC_SEVERAL_NODES"] = "1"
         if rules.address is not None:
             env["ELASTIC_ADDRESS"] = rules.address
         if rules.job is not None:
@@ -302,7 +332,7 @@ class Agent:
             return  # its process has ended before this one, as the run has
         self._hub_gone = True
         self._say(
-            f"the connection to the run's hub is lost: {why}\n"
+            f"the run's hub is lost, and there is no other: {why}\n"
             f"  state  the {len(self._workers)} workers of this node finish their step, save what they may, and leave\n"
             "  next   see what became of the first node; the same command goes on from what is saved"
         )
@@ -316,8 +346,6 @@ class Agent:
             self._leaving = True
             if self._workers:
                 self._say(f"{why}: the {len(self._workers)} workers of this node leave")
-            if others := self._hub.others():
-                self._say(f"this process goes on as the hub of {', '.join(others)}")
             self._end_workers(lambda worker: worker.channel.say(as_message(Leave())))
 
     def _end_workers(self, tell: Callable[[_Worker], None]) -> None:
@@ -438,7 +466,7 @@ class Agent:
         if not worker.expected and (ended.code != 0 or worker.stuck):
             at = f", at step {step}" if step is not None else ""
             self._say(f"{worker.called} ended: {ended.text}{at}" + (f"\n  kernel  {kernel}" if out_of_memory else ""))
-        if worker.expected and ended.code != 0 and worker.ready and self._over is None:
+        if worker.expected and ended.code != 0 and worker.ready and self._over is None and not worker.moved_on:
             self._taken |= killed
             self._disorder |= not killed
             self._say(f"{worker.called} was told to leave and ended otherwise: {ended.text}")

@@ -48,10 +48,14 @@ class Connection:
             self._write()
         self._read()
 
-    def drain(self) -> None:
-        """Takes in everything that has arrived, for a peer that is known to be gone, and closes."""
+    def catch_up(self) -> None:
+        """Takes in everything that has arrived."""
         while self._open and self._read():
             pass
+
+    def drain(self) -> None:
+        """The same, for a peer that is known to be gone, and closes."""
+        self.catch_up()
         self.close()
 
     def close(self) -> None:

@@ -16,13 +16,14 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import logging
 import pickle
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo, RendezvousParameters
@@ -30,8 +31,10 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from elastic.errors import ElasticError
+from elastic.errors import ConfigError, ElasticError
 from elastic.membership.environment import host_address
+from elastic.membership.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
+from elastic.membership.wire import Lines, Message, WireError, encode, read
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _DEFAULT_PORT = 29400  # torchrun's
@@ -47,18 +50,20 @@ class NodesMissing(ElasticError, TimeoutError):
 class Meeting:
     """What a node knows when it has met the others.
 
-    listener   this node hosts the hub, and other agents connect here
-    connected  to the hub, elsewhere
+    listener   other agents connect here: the hub is here, or may come to be
+    connected  to the hub, elsewhere; None: it is here
     address    this node's IPv4 address, as the others see it
     first      how many nodes met in the first round; 0 where that is the hub's to know
+    publish    tells those who come later where the hub is now, if the store still lives
     kept       what must live as long as this process: the store may be here, and absence would end our membership
     """
 
-    listener: socket.socket | None
+    listener: socket.socket
     connected: socket.socket | None
     address: str
     nonce: str
     first: int = 0
+    publish: Callable[[str, int], None] | None = None
     kept: tuple[Any, ...] = field(default=(), repr=False)
 
 
@@ -73,6 +78,17 @@ def meet(
     say: Callable[[str], None],
 ) -> Meeting:
     """Raises NodesMissing."""
+    endpoint, url = _places(endpoint)
+    address = _address(endpoint, local_addr)
+    listener = socket.create_server((address, 0), family=socket.AF_INET, backlog=128)
+    unreachable: dict[str, str] = {}
+
+    def joins(found: Mapping[str, Any] | None, kept: tuple[Any, ...] = ()) -> Meeting | None:
+        connected = _connect(found, unreachable) if found is not None else None
+        if found is None or connected is None:
+            return None
+        return Meeting(listener=listener, connected=connected, address=address, nonce=found["nonce"], kept=kept)
+
     conf = {"last_call_timeout": LAST_CALL_S, **conf}
     conf.setdefault("join_timeout", conf.get("timeout", JOIN_S))
     join_s = float(conf["join_timeout"])
@@ -80,30 +96,42 @@ def meet(
     params = RendezvousParameters(
         "c10d", endpoint, run_id, nodes_min, nodes_max, local_addr, **{"read_timeout": min(60, int(join_s)), **conf}
     )
+    if url is not None and (meeting := joins(_written(url))) is not None:
+        return meeting
+    if not endpoint:
+        raise NodesMissing(
+            f"no hub of a run answers by what lies at {url}\n"
+            + "".join(f"  hub    {where} {why}\n" for where, why in unreachable.items())
+            + "  state  nothing was started here\n"
+            f"  next   name the host at which the first nodes meet, too: --rdzv-endpoint=HOST:PORT,{url}"
+        )
     backend, store = _backend(params, deadline_s)
     handler = create_handler(store, backend, params)
     looking = store.clone()
     key = f"elastic/{run_id}/hub"
-    address = _address(endpoint, local_addr)
     round_ = _Round(handler.next_rendezvous)
-    unreachable: dict[str, str] = {}
+    kept = (handler, store, looking, round_)
     while True:
-        found = _published(looking, key)
-        connected = _connect(found, unreachable) if found is not None else None
-        if found is not None and connected is not None:
-            kept = (handler, store, looking, round_)
-            return Meeting(listener=None, connected=connected, address=address, nonce=found["nonce"], kept=kept)
+        if (meeting := joins(_published(looking, key), kept)) is not None:
+            _met()
+            return replace(meeting, publish=_publisher(store, key, meeting.nonce))
         if not round_.begun:
             say(f"waiting at {endpoint or 'localhost'} for {nodes_min} to {nodes_max} nodes of run {run_id!r}")
             round_.begin()
         if round_.info is not None and round_.info.rank == 0:
-            listener = socket.create_server((address, 0), family=socket.AF_INET, backlog=128)
             nonce = secrets.token_hex(16)
             where = {"host": address, "port": listener.getsockname()[1], "nonce": nonce}
             looking.set(key, json.dumps(where))
-            first = round_.info.world_size
-            kept = (handler, store, looking, round_)
-            return Meeting(listener=listener, connected=None, address=address, nonce=nonce, first=first, kept=kept)
+            _met()
+            return Meeting(
+                listener=listener,
+                connected=None,
+                address=address,
+                nonce=nonce,
+                first=round_.info.world_size,
+                kept=kept,
+                publish=_publisher(store, key, nonce),
+            )
         if round_.error is not None or time.monotonic() > deadline_s:
             raise NodesMissing(
                 f"the nodes of run {run_id!r} did not meet within {join_s:.0f} s at {endpoint or 'localhost'}\n"
@@ -134,6 +162,44 @@ class _Round:
             self.info = self._wait()
         except Exception as error:
             self.error = error
+
+
+def _places(endpoint: str) -> tuple[str, str | None]:
+    """Of --rdzv-endpoint: HOST:PORT, and the run's URL or folder; either may be missing."""
+    parts = [part.strip() for part in endpoint.split(",") if part.strip()]
+    urls = [part for part in parts if "://" in part or part.startswith(("/", "./", "../"))]
+    hosts = [part for part in parts if part not in urls]
+    if len(hosts) > 1 or len(urls) > 1:
+        raise ConfigError(f"--rdzv-endpoint takes one HOST:PORT and one URL of the run, found {endpoint}")
+    return (hosts[0] if hosts else "", urls[0] if urls else None)
+
+
+def _written(url: str) -> dict[str, Any] | None:
+    from elastic.membership import hub_file  # which loads fsspec
+
+    try:
+        return hub_file.read(url)
+    except hub_file.CheckpointError as failure:
+        raise NodesMissing(f"the run's storage cannot be read, to see where its hub is: {failure}") from failure
+
+
+def _publisher(store: Any, key: str, nonce: str) -> Callable[[str, int], None]:
+    """In a thread of its own, for the store may be gone."""
+    told = store.clone()
+
+    def tell(host: str, port: int) -> None:
+        def tries() -> None:
+            with contextlib.suppress(Exception):  # whatever torch's store raises where its host is gone
+                told.set(key, json.dumps({"host": host, "port": port, "nonce": nonce}))
+
+        threading.Thread(target=tries, name="elastic-publish", daemon=True).start()
+
+    return tell
+
+
+def _met() -> None:
+    """From here on the rendezvous may be lost with its host: that its heartbeats fail then is of no interest."""
+    logging.getLogger("torch.distributed.elastic.rendezvous").setLevel(logging.ERROR)
 
 
 def participants(backend: Any) -> str:
@@ -172,11 +238,25 @@ def _published(store: Any, key: str) -> dict[str, Any] | None:
 
 
 def _connect(hub: Mapping[str, Any], unreachable: dict[str, str]) -> socket.socket | None:
+    """To the hub, by the way of who was it when that was written."""
+    where = f"{hub['host']}:{hub['port']}"
     try:
-        return socket.create_connection((hub["host"], hub["port"]), timeout=_CONNECT_S)
-    except OSError as failure:
-        unreachable[f"{hub['host']}:{hub['port']}"] = f"does not answer: {failure}"
-        return None
+        with socket.create_connection((hub["host"], hub["port"]), timeout=_CONNECT_S) as asked:
+            asked.sendall(encode(as_message(WhereIsTheHub(run=hub["nonce"]))))
+            lines = Lines()
+            said: list[Message] = []
+            while not said:
+                if (arrived := read(asked, lines)) is None:
+                    raise ConnectionError("it hangs up on agents of this run")
+                said = arrived
+        said[0].pop("to", None)
+        found = parse(TO_AGENT, said[0])
+        if isinstance(found, HubIs) and found.address is not None:
+            return socket.create_connection((found.address, found.port), timeout=_CONNECT_S)
+        unreachable[where] = "is no hub, and knows of none"
+    except (OSError, WireError) as failure:
+        unreachable[where] = f"does not answer: {failure}"
+    return None
 
 
 def _address(endpoint: str, local_addr: str | None) -> str:

@@ -19,9 +19,9 @@ from elastic.status.console import Console
 
 if TYPE_CHECKING:
     from elastic.launch.arguments import Arguments
-    from elastic.launch.hubs import AnyHub, HubHere
     from elastic.launch.nodes import Meeting
     from elastic.launch.starter import Starter
+    from elastic.membership.hub import Hub
 
 LOCAL = "127.0.0.1"
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
@@ -62,10 +62,9 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None)
 
 
 def _run(arguments: Arguments, environ: Mapping[str, str], waits: Callable[[Starter], None]) -> int:
-    from checkpoint.runs.beacon import Beacon
     from elastic.launch import children
     from elastic.launch.agent import Agent, NodeRules
-    from elastic.launch.hubs import HubElsewhere
+    from elastic.launch.hub_link import HubLink, Place
     from elastic.launch.logs import Logs
     from elastic.launch.starter import Starter
     from elastic.status.terminal import wanted
@@ -81,13 +80,18 @@ def _run(arguments: Arguments, environ: Mapping[str, str], waits: Callable[[Star
         children.end_all(within_s=0.0)
         raise
     with contextlib.ExitStack() as stack:
-        if meeting is not None and meeting.connected is not None:
-            hub: AnyHub = HubElsewhere(meeting.connected, nonce=meeting.nonce, say=say)
-        else:
-            nonce = secrets.token_hex(16)
-            beacon = Beacon(nonce=nonce, job=arguments.run_id)
-            stack.callback(beacon.close)
-            hub = _hub(arguments, node, meeting, {"nonce": nonce, "endpoint": beacon.endpoint()}, say)
+        place = Place(
+            node=node,
+            address=meeting.address if meeting else None,
+            run=meeting.nonce if meeting else secrets.token_hex(16),
+        )
+        hub = HubLink(
+            place,
+            lambda takes_over: _hub(arguments, meeting, stack, takes_over=takes_over),
+            say=say,
+            listener=meeting.listener if meeting else None,
+            connected=meeting.connected if meeting else None,
+        )
         rules = NodeRules(
             node=node,
             address=meeting.address if meeting else LOCAL,
@@ -96,6 +100,7 @@ def _run(arguments: Arguments, environ: Mapping[str, str], waits: Callable[[Star
             hang_s=arguments.hang_s,
             leave_s=arguments.leave_s,
             leave_on=arguments.leave_on,
+            several_nodes=arguments.nodes_max > 1,
             status=arguments.status and wanted(sys.stderr.fileno(), environ),
         )
         logs = Logs(arguments.logs, say=say)
@@ -123,22 +128,27 @@ def _meet(arguments: Arguments, say: Callable[[str], None]) -> Meeting | None:
     )
 
 
-def _hub(
-    arguments: Arguments, node: str, meeting: Meeting | None, beacon: dict[str, Any], say: Callable[[str], None]
-) -> HubHere:
-    """beacon: kept by the hub's process, for whoever claims the run's storage."""
-    from elastic.launch.hubs import HubHere
+def _hub(arguments: Arguments, meeting: Meeting | None, stack: contextlib.ExitStack, *, takes_over: bool) -> Hub:
+    """With a beacon, which this process keeps for whoever claims the run's storage."""
+    from checkpoint.runs.beacon import Beacon
     from elastic.membership.hub import Hub
     from elastic.membership.stalls import STALL_LIMITS
 
-    hub = Hub(
+    nonce = secrets.token_hex(16)
+    beacon = Beacon(nonce=nonce, job=arguments.run_id)
+    stack.callback(beacon.close)
+    hub: dict[str, Any] | None = None
+    if meeting is not None:
+        port = meeting.listener.getsockname()[1]
+        hub = {"host": meeting.address, "port": port, "nonce": meeting.nonce}
+        if takes_over and meeting.publish is not None:
+            meeting.publish(meeting.address, port)
+    return Hub(
         nodes_min=arguments.nodes_min,
         nodes_max=arguments.nodes_max,
         nodes_first=meeting.first if meeting else 1,
         restarts_max=arguments.restarts_max,
-        beacon=beacon,
+        beacon={"nonce": nonce, "endpoint": beacon.endpoint(), "hub": hub},
         stall_s=STALL_LIMITS * arguments.hang_s,
+        takes_over=takes_over,
     )
-    if meeting is None:
-        return HubHere(hub, node, say=say)
-    return HubHere(hub, node, say=say, listener=meeting.listener, nonce=meeting.nonce)

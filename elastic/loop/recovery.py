@@ -21,7 +21,7 @@ from elastic.group.fingerprint import Kind, announce
 from elastic.loop.departure import Departure
 from elastic.loop.session import Session
 from elastic.membership.endings import AGAIN
-from elastic.membership.live import AskedToSave, RunEnded, ToldToLeave
+from elastic.membership.live import AskedToClaim, AskedToSave, RunEnded, ToldToLeave
 from elastic.membership.missing import seen_missing, sentence
 from elastic.membership.progress import Phase
 from elastic.membership.rules import BOUNDARY
@@ -181,6 +181,8 @@ class Recovery:
                 raise SystemExit(EXIT_RESTART) from stranded
             except AskedToSave:
                 self.departure.save_for_all(patiently=False)  # the run has failed, maybe of the storage
+            except AskedToClaim as asked:
+                session.restorer.claim_for_next_view(asked.words)
             except ToldToLeave:
                 self.departure.leave_where_it_waits()
             except RunEnded as ended:

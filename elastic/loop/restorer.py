@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import checkpoint
 from checkpoint.storage import redact
@@ -26,9 +29,13 @@ from elastic.loop.phases import Phases
 from elastic.loop.saver import Position, Saver
 from elastic.loop.transfer import Standing, broadcast, exchange_standings, pass_on, roles
 from elastic.loop.view_group import ViewGroup
+from elastic.membership import hub_file
+from elastic.membership.messages import TakeClaim
 from elastic.membership.progress import Phase
 from elastic.state import identity as identities
 from elastic.state.train_state import TrainState, Tree
+
+_CANNOT_TELL = "storage that is no witness"
 
 
 class StateRestorer:
@@ -54,6 +61,7 @@ class StateRestorer:
         self.saver: Saver | None = None
         self.save_begun_s = time.monotonic()
         self.position = Position(epoch=0, step=0)
+        self._told_hub: dict[str, Any] | None = None
         self._accepted: list[str] = []  # fields in which the run that goes on was another
 
     @property
@@ -78,7 +86,12 @@ class StateRestorer:
         """
         self._agree_on_identity()
         tree, from_claim = self._claim_and_read()
-        self._check_that_storage_is_shared()
+        live = self._context.live
+        if live is not None:
+            live.witness(self.claim_document(), agreed=False)
+        shared = self._check_that_storage_is_shared()
+        if live is not None and shared:
+            live.witness(self.claim_document(), agreed=True)
         group = self._view_group.group
         if from_claim is not None or group.world_size > 1:
             keeps_trained = "trained" in self._accepted
@@ -102,6 +115,9 @@ class StateRestorer:
         """
         group = self._view_group.group
         parts = roles(exchange_standings(group, standing))
+        if self._context.live is not None:
+            self._context.live.entered()
+            self.tell_where_the_hub_is()
         if parts is None:
             if standing.step is not None:
                 raise StartFailed(
@@ -135,6 +151,7 @@ class StateRestorer:
             self._events.emit(schema.Loaded(step=step, epoch=epoch, from_claim=self.claim, accepted=[]))
         elif moved and standing.step is not None:
             self._tell_transfer("gives", standing.step, moved, begun_s)
+        self._learn_claim(self._view_group.claim)
         if group.rank == 0:
             self.take_over_saving()
         if self.saver is not None:
@@ -153,16 +170,73 @@ class StateRestorer:
         assert self._claimed is not None
         saver, beacon = self._open_saver(), self._view_group.beacon
         saver.last_s = self.save_begun_s
-        if beacon is not None and beacon[0] == self._claimed.nonce:
+        assert beacon is not None
+        if beacon[0] == self._claimed.nonce:
             saver.adopt(self._claimed)
         else:
-            self._claimed = saver.claim()
+            self._claimed = saver.succeed(self._claimed, answers=beacon, nodes=self._view_group.nodes)
+
+    def tell_where_the_hub_is(self) -> None:
+        """Beside the checkpoints, in the background: for nodes that join when no other way leads there any more."""
+        hub = self._view_group.hub
+        if hub is None or hub == self._told_hub or self._view_group.rank != 0:
+            return
+        self._told_hub = hub
+        url, options = self._config.url, self._config.storage_options
+
+        def tells() -> None:
+            with suppress(checkpoint.CheckpointError):  # the next view's coordinator tells it again
+                hub_file.write(url, options, hub)
+
+        threading.Thread(target=tells, name="elastic-hub-file", daemon=True).start()
+
+    def claim_for_next_view(self, words: TakeClaim) -> None:
+        """The hub has lost nodes to silence, or an earlier hub: if the storage gives us the next claim, nobody else
+        goes on with the run."""
+        live = self._context.live
+        assert live is not None
+        assert self._claimed is not None
+        assert words.beacon is not None
+        answers = words.beacon["nonce"], words.beacon["endpoint"]
+        self._phases.sign(Phase.SAVING, self.storage_s)
+        try:
+            saver = self._open_saver()
+            if not saver.can_exclude:
+                live.claimed(None, why="it creates objects although they exist, so it cannot tell two sides apart")
+                return
+            self._claimed = saver.succeed(self._claimed, answers=answers, nodes=words.nodes)
+            live.claimed(self._claimed.document())
+        except checkpoint.ClaimLost as lost:
+            live.claimed(None, why=f"others have gone on with the run: {lost}", moved_on=True)
+        except checkpoint.CheckpointError as failure:
+            live.claimed(None, why=str(failure))
+        finally:
+            self._phases.sign(Phase.WAITING)
+
+    def newest_claim(self) -> dict[str, object] | None:
+        """In storage, for the hub to compare with the run's: it knows then whether this node sees the same. None where
+        no other node can be, or where storage cannot tell."""
+        if not self._context.launch.several_nodes:
+            return None
+        with suppress(checkpoint.CheckpointError):
+            with self._look() as storage:
+                newest = storage.newest_claim() if storage.exclusive else None
+            return newest.document() if newest is not None else None
+        return None
+
+    def _learn_claim(self, known: dict[str, Any] | None) -> None:
+        """The hub's word: a worker may have taken a newer one for a view that is ours, too."""
+        if known is not None and (self._claimed is None or int(known["claim"]) > self._claimed.number):
+            self._claimed = checkpoint.Claim.from_document(known)
+            self._events.context(claim=self.claim)
+
+    def _look(self) -> checkpoint.Checkpointer:
+        return checkpoint.Checkpointer(self._config.url, storage_options=self._config.storage_options or None)
 
     def is_committed(self, step: int) -> bool:
         """Whether storage holds a commit of this run with at least so many steps; of what cannot be read, no."""
-        options = self._config.storage_options or None
         with suppress(checkpoint.CheckpointError):
-            with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
+            with self._look() as storage:
                 newest = storage.latest()
             return newest is not None and newest.step >= step and newest.claim >= self.claim
         return False
@@ -233,10 +307,11 @@ class StateRestorer:
     def _coordinate(self) -> tuple[Tree, int | None]:
         saver = self._open_saver()
         self._context.moment("claim")
+        claim = partial(saver.claim, self._view_group.nodes)
         if self._context.launch.restart:  # its storage has worked: what replaces a lost worker does not fail there
-            self._claimed = saver.patiently("the claim", saver.claim)
+            self._claimed = saver.patiently("the claim", claim)
         else:
-            self._claimed = saver.claim()
+            self._claimed = claim()
         self._context.moment("load")
         found = saver.read()
         if found is None:
@@ -256,22 +331,28 @@ class StateRestorer:
             )
         return tree, from_claim
 
-    def _check_that_storage_is_shared(self) -> None:
+    def _check_that_storage_is_shared(self) -> bool:
         """One worker of every other node looks for the coordinator's claim. A folder that only one node has is a trap:
-        when the coordinator comes to run on another node, the run begins anew there."""
+        when the coordinator comes to run on another node, the run begins anew there.
+
+        Returns whether all see it, in a storage that can tell two sides of a cut network apart.
+        """
         launch = self._context.launch
         if launch.one_node and launch.channel is None:
-            return
+            return True
         blind: str | None = None
-        if launch.local_rank == 0 and self._view_group.group.rank != 0:
-            options = self._config.storage_options or None
-            with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
-                if storage.newest_claim() < self.claim:
+        if launch.local_rank == 0:
+            with self._look() as storage:
+                newest = storage.newest_claim()
+                if newest is None or newest.number < self.claim:
                     blind = socket.gethostname()
+                elif launch.several_nodes and not storage.exclusive:
+                    blind = _CANNOT_TELL
         blind = self._view_group.first_answer(blind)
-        if blind is not None:
+        if blind is not None and blind != _CANNOT_TELL:
             self._context.console.say(
                 f"{blind} does not see the claim that rank 0 wrote to {redact(self._config.url)}: the folder is not "
                 "shared, and the run can go on only while its coordinator stays where it is; use shared or object "
                 "storage"
             )
+        return blind is None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -96,9 +96,27 @@ class Saver:
             failures_max=sys.maxsize,  # they are counted here, whichever way the saves are made
         )
 
-    def claim(self) -> checkpoint.Claim:
-        """Raises checkpoint.ClaimHeld where another job is alive on this URL."""
-        claim = self._checkpoints.claim(world={"world_size": self.world_size})
+    def claim(self, nodes: Sequence[str] = ()) -> checkpoint.Claim:
+        """nodes: of the view. Raises checkpoint.ClaimHeld where another job is alive on this URL."""
+        return self._claimed(self._checkpoints.claim(world={"world_size": self.world_size, "nodes": sorted(nodes)}))
+
+    def succeed(
+        self, to: checkpoint.Claim, *, answers: tuple[str, dict[str, Any]], nodes: Sequence[str]
+    ) -> checkpoint.Claim:
+        """The next claim, for those of the run's nodes that are here. Raises checkpoint.ClaimLost, StorageError."""
+
+        def ours(claim: checkpoint.Claim) -> bool:
+            return not set(nodes).isdisjoint((claim.world or {}).get("nodes", ()))
+
+        world = {"world_size": self.world_size, "nodes": sorted(nodes)}
+        return self._claimed(self._checkpoints.succeed(to, answers=answers, world=world, ours=ours))
+
+    @property
+    def can_exclude(self) -> bool:
+        """Whether the storage lets one of several claims win."""
+        return self._checkpoints.exclusive
+
+    def _claimed(self, claim: checkpoint.Claim) -> checkpoint.Claim:
         resumed = claim.resumed_from
         self._events.context(claim=claim.number)
         self._events.emit(schema.Claimed(resumed_from=resumed._asdict() if resumed is not None else None))

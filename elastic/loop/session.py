@@ -65,6 +65,7 @@ class Session:
         self.step_plan = lru_cache(maxsize=64)(config.plan.step)
         self.compiling: Compiling | None = None
         self.side_state_of_those_ahead: Tree | None = None
+        self._newest_claim: dict[str, object] | None = None
         self.trained = Trained(config.models, config.optimizers, config.check, config.rebuild)
         self.body = Body(self.trained, config.optimizers, config.extra)
         self.train_state = TrainState(
@@ -140,7 +141,8 @@ class Session:
             self.view_group.join()
             self.restorer.from_storage()
         else:
-            context.live.ready(shares=config.plan.virtual_workers, identity=identity)
+            self._newest_claim = self.restorer.newest_claim() if context.launch.local_rank == 0 else None
+            self._ready(identity, accepted=False)
             self.side_state_of_those_ahead = self._enter_first(identity)
         self._prepare()
 
@@ -203,7 +205,13 @@ class Session:
             except IdentityDiffers as other:
                 accept, where = self._config.accept, "the run that is under way"
                 identities.check(identity, other.identity, accept=accept, where=where)
-                live.ready(shares=self._config.plan.virtual_workers, identity=identity, accepted=True)
+                self._ready(identity, accepted=True)
+
+    def _ready(self, identity: identities.Identity, *, accepted: bool) -> None:
+        live = self.context.live
+        assert live is not None
+        shares = self._config.plan.virtual_workers
+        live.ready(shares=shares, identity=identity, accepted=accepted, newest=self._newest_claim)
 
     def _prepare(self) -> None:
         config = self._config

@@ -37,6 +37,9 @@ class ViewGroup:
     rank, world_size, generation  of this worker's present view; before the first one what the launcher said, and 0
     beacon                        (nonce, endpoint) of what answers for the run as long as its first agent lives; None:
                                   nobody does
+    claim  that the run writes under, as the hub knows it
+    nodes  of each worker
+    hub    where others find it, where there can be others
     """
 
     view: View
@@ -53,6 +56,9 @@ class ViewGroup:
         self._short_s = 0.0
         self._retired: list[threading.Thread] = []
         self.beacon: tuple[str, dict[str, object]] | None = None
+        self.claim: dict[str, Any] | None = None
+        self.nodes: list[str] = []
+        self.hub: dict[str, Any] | None = None
 
     def join(self) -> None:
         """The one view of this process. Raises RendezvousTimeout, PeerLost."""
@@ -80,6 +86,8 @@ class ViewGroup:
         context.progress.at(Phase.WAITING, generation=view.generation, step=step)
         context.events.context(rank=rank, world_size=view.world_size, generation=view.generation)
         context.moment("form")
+        self.claim, self.nodes = details.claim, details.nodes
+        self.hub = (details.beacon or {}).get("hub")
         self.beacon = (details.beacon["nonce"], details.beacon["endpoint"]) if details.beacon else None
         address = context.launch.address or ("127.0.0.1" if details.one_node else host_address(None))
         self._form(view, rank, live.board(), address)

@@ -58,6 +58,8 @@ class Launch:
     ordered                   unix seconds, when that agent asked for this worker
     status                    that agent shows the run's status
     terminal                  this worker shows it itself, on stderr: rank 0 under torchrun, on a terminal
+    several_nodes             the agent's run may have some
+    node                      the agent's name for its own
     hang_s                    how long a worker may compute without a step's end before it counts as hung, at least
     """
 
@@ -78,6 +80,8 @@ class Launch:
     ordered: float | None = None
     status: bool = False
     terminal: bool = False
+    several_nodes: bool = False
+    node: str = ""
     hang_s: float = 30.0
 
     @property
@@ -102,6 +106,8 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             token=env.get("ELASTIC_TOKEN"),
             ordered=float(env["ELASTIC_ORDERED"]) if "ELASTIC_ORDERED" in env else None,
             status=env.get("ELASTIC_STATUS") == "1",
+            several_nodes=env.get("ELASTIC_SEVERAL_NODES") == "1",
+            node=env.get("ELASTIC_NODE", ""),
             hang_s=float(env.get("ELASTIC_HANG_S", "30")),
         )
     if "RANK" not in env and "WORLD_SIZE" not in env:

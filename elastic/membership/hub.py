@@ -17,25 +17,32 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.membership.endings import AGAIN, KILLED, Bug, Ended, Endings
+from elastic.membership.going_on import GoingOn
 from elastic.membership.kills import Replace, Slot
 from elastic.membership.leaving import SAVED_NOTHING, see_off
 from elastic.membership.messages import (
     TO_HUB,
     Broken,
+    Bye,
+    Claimed,
     End,
+    Entered,
     Exited,
     Failed,
     Finished,
     Hello,
     KillHung,
     Leaving,
+    MovedOn,
     NewView,
     OnBoard,
     OtherIdentity,
+    Ping,
     Put,
     Ready,
     Regroup,
     Released,
+    Roster,
     RunIsOver,
     Save,
     Saved,
@@ -43,23 +50,30 @@ from elastic.membership.messages import (
     Start,
     Started,
     Status,
+    TakeClaim,
     ToAgent,
     ToWorker,
     Unstarted,
     ViewIsOver,
+    Witness,
     as_message,
     parse,
 )
+from elastic.membership.node_report import NodeReport
 from elastic.membership.rules import BOUNDARY, Standstill, next_view
 from elastic.membership.stalls import FRESH_S, STORAGE, Hung, Place, Sighting, Stall, judge
+from elastic.membership.succession import Claim, GoOn, Stay
 from elastic.membership.wire import Message, WireError
 from elastic.membership.workers import Worker, WorkerStatus
 
+_OF_AGENTS = (Started, Unstarted, Sighted, Bye, Ping)
 LEAVES = ("SIGTERM", "SIGINT")  # a worker that such a signal ended before it could leave in order was told to go
 _LEAVER_S = 30.0  # one that waits so long for others, who are busy, may save and go
 _SHORT_S = 1.0  # a node whose workers are being replaced is back by then
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named
 _GONE_MAX = 64  # that a view tells of
+_WITHOUT = "the run has gone on without this node, of which nothing was heard"
+_COMES_S = 1.5  # a node of the last view has so long to come to a hub that has taken over
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,7 @@ class Hub:
     below_min_s   how long the run waits for nodes
     ending_s      how long workers may take to come to a clean end
     stall_s       how long all may stand still at one place, at least
+    takes_over    from a hub that is gone, or goes: it learns of the run from the nodes that come to it
     """
 
     def __init__(
@@ -99,6 +114,7 @@ class Hub:
         below_min_s: float = 600.0,
         ending_s: float = 60.0,
         stall_s: float = 600.0,
+        takes_over: bool = False,
     ) -> None:
         self.generation = 0
         self._nodes_min = nodes_min
@@ -136,6 +152,13 @@ class Hub:
         self._ending_since_s = 0.0
         self._over = False
         self._gone: list[Message] = []  # since the last view, and why
+        self._going_on = GoingOn()
+        self._where: dict[str, tuple[str, int]] = {}  # nodes that listen
+        self._view_nodes: dict[str, str] = {}  # of the workers of the present view
+        self._takes_over = takes_over
+        self._come_by_s: float | None = None  # who is awaited after a takeover
+        self._stays: str | None = None
+        self._lost: set[str] = set()  # who is not awaited
         self._orders: list[Order] = []
 
     def receive(self, now_s: float, node: str, message: Message) -> list[Order]:
@@ -145,10 +168,8 @@ class Hub:
         """
         said = parse(TO_HUB, message)
         if isinstance(said, Hello):
-            self._on_hello(node, said)
-        elif node in self._nodes and (
-            isinstance(said, (Started, Unstarted, Sighted)) or self._is_of(node, said.worker)
-        ):
+            self._on_hello(now_s, node, said)
+        elif node in self._nodes and (isinstance(said, _OF_AGENTS) or self._is_of(node, said.worker)):
             self._heard(now_s, node, said)
         return self._decided(now_s)
 
@@ -174,13 +195,29 @@ class Hub:
                 self._on_sighted(now_s, node, said)
             case Put():
                 self._on_put(said)
+            case Entered(generation=generation):
+                self._going_on.met(generation)
+            case Witness():
+                if said.generation == self.generation:
+                    self._going_on.witness(said.claim, agreed=said.agreed)
+            case Claimed():
+                self._on_claimed(now_s, said)
+            case Bye():
+                self.without(now_s, node, left=True)
             case Exited():
                 self._on_exited(now_s, said)
 
-    def lost(self, now_s: float, node: str) -> list[Order]:
-        """An agent's connection ended: its process is gone, and its workers go with it."""
+    def lost(self, now_s: float, node: str, *, dead: bool = True) -> list[Order]:
+        """An agent is not to be reached any more: its workers are gone, or go on elsewhere.
+
+        dead  its process has ended, as the kernel of its machine says
+        """
+        self._lost.add(node)
+        if dead:
+            self._going_on.dead(node)
         if node in self._nodes:
             self._nodes.remove(node)
+            self._tell_roster()
             here = [worker for worker in self._workers.values() if worker.node == node]
             awaited = [place for place in self._awaited if place[0] == node]
             self._later = {place: at_s for place, at_s in self._later.items() if place[0] != node}
@@ -193,6 +230,17 @@ class Hub:
                 self._sightings.pop(worker.id, None)
         return self._decided(now_s)
 
+    def without(self, now_s: float, node: str, *, left: bool) -> list[Order]:
+        """Of a node that is not to be waited for. left: it has said that it goes"""
+        if left:
+            self._going_on.left(node)
+        self._lost.add(node)
+        return self.lost(now_s, node, dead=False)
+
+    def missing(self) -> list[str]:
+        """Nodes that the run may not go on without, as far as is known here."""
+        return sorted(self._going_on.missing(self._nodes))
+
     def tick(self, now_s: float) -> list[Order]:
         """What follows from time alone."""
         return self._decided(now_s)
@@ -204,13 +252,117 @@ class Hub:
             raise WireError(f"worker {id} is of {worker.node}, and {node} does not speak for it")
         return worker is not None
 
-    def _on_hello(self, node: str, said: Hello) -> None:
+    def _on_hello(self, now_s: float, node: str, said: Hello) -> None:
+        report = NodeReport.from_document(said.report) if said.report is not None else None
+        for worker in report.workers if report is not None else ():
+            self._is_of(node, worker)
         if self._over or (node not in self._nodes and len(self._nodes) >= self._nodes_max):
             why = "the run is over" if self._over else f"the run has its {self._nodes_max} nodes already"
             self._tell(node, RunIsOver(failed=False, why=why))
-        elif node not in self._nodes:
-            self._nodes.append(node)
-            self._awaited += [(node, local_rank) for local_rank in range(said.places)]
+            return
+        if report is not None and not self._may_come_back(node, report):
+            self._tell(node, MovedOn(why=_WITHOUT))
+            return
+        if node in self._nodes:
+            return
+        self._nodes.append(node)
+        self._going_on.is_here(node)
+        self._lost.discard(node)
+        if said.address is not None and said.port is not None:
+            self._where[node] = said.address, said.port
+        if report is not None:
+            self._on_report(now_s, node, report)
+        on_its_way = range(said.places) if report is None else said.starting
+        self._awaited += [(node, local_rank) for local_rank in on_its_way]
+        here = {worker.local_rank for worker in self._workers.values() if worker.node == node}
+        for local_rank in range(said.places):
+            if local_rank not in (*here, *on_its_way):
+                self._start((node, local_rank))
+        self._tell_roster()
+
+    def _may_come_back(self, node: str, report: NodeReport) -> bool:
+        """Whether what its workers are in is what the others are in, too."""
+        if self._takes_over and self.generation == 0:
+            return True
+        behind = max((worker.generation for worker in report.workers.values()), default=0)
+        return behind in (0, self.generation) or behind > self.generation or node in self._view_nodes.values()
+
+    def _on_report(self, now_s: float, node: str, report: NodeReport) -> None:
+        """Of a node that comes from another hub."""
+        self._begun = True
+        self._going_on.reported(report)
+        self._finished |= report.finished
+        self._saved = max(self._saved, report.saved)
+        for one in report.workers.values():
+            worker = Worker(one.worker, node, one.local_rank, since_s=now_s, started_s=now_s, within=one.generation)
+            self._workers[one.worker] = worker
+            if one.generation:
+                worker.was_member, worker.status = True, WorkerStatus.MEMBER
+            for said in one.said.values():
+                self._said_before(now_s, worker, said)
+        view = report.view
+        if view is not None and view.generation > self.generation:
+            self.generation, self._view = view.generation, tuple(view.workers)
+            self._view_nodes = dict(zip(view.workers, view.nodes, strict=True))
+            self._come_by_s = now_s + _COMES_S
+        self._move_on()
+
+    def _said_before(self, now_s: float, worker: Worker, said: Any) -> None:
+        """To the hub before this one."""
+        match said:
+            case Ready() if worker.within:
+                worker.shares, worker.identity, worker.accepted = said.shares, said.identity, said.accepted
+                self._identity = said.identity if self._identity is None else self._identity
+                self._going_on.is_here(worker.node, said.newest)
+            case Ready():
+                self._on_ready(now_s, said)
+            case ViewIsOver() | Leaving():
+                worker.stands(said)
+                leaves = isinstance(said, Leaving)
+                worker.status = WorkerStatus.LEAVING if leaves else WorkerStatus.OVER
+                worker.at = BOUNDARY if isinstance(said, Leaving) else said.at
+                worker.joins = not isinstance(said, Leaving) or said.joins
+                self._endings.applied(worker.step)
+                self._broken |= said.lost
+            case Failed():
+                worker.failed = said
+
+    def _move_on(self) -> None:
+        """Who comes to a hub that knows a newer view, without them, was moved on from."""
+        for node in list(self._nodes):
+            members = [worker for worker in self._workers.values() if worker.node == node and worker.within]
+            behind = [worker for worker in members if worker.within < self.generation]
+            self._broken |= bool(behind)
+            if members and behind == members and not any(worker.id in self._view for worker in members):
+                self._tell(node, MovedOn(why=_WITHOUT))
+                self._forget(node)
+
+    def _forget(self, node: str) -> None:
+        self._nodes.remove(node)
+        self._awaited = [place for place in self._awaited if place[0] != node]
+        for worker in [worker for worker in self._workers.values() if worker.node == node]:
+            del self._workers[worker.id]
+        self._going_on.left(node)
+
+    def _tell_roster(self) -> None:
+        """Who is to be the hub once this one is gone."""
+        nodes = [[node, *self._where[node]] for node in self._nodes if node in self._where]
+        if nodes:
+            for node in self._nodes:
+                self._tell(node, Roster(nodes=nodes))
+
+    def _on_claimed(self, now_s: float, said: Claimed) -> None:
+        if said.generation != self.generation + 1:
+            return
+        if said.claim is not None:
+            self._going_on.granted(said.claim, set(self._nodes))
+        elif said.moved_on:
+            self._over = True
+            for node in self._nodes:
+                self._tell(node, MovedOn(why=said.why))
+        else:
+            self._going_on.failed(now_s)
+            self._tell(self._nodes[0], Status(text=f"the run's storage cannot be asked who may go on: {said.why}"))
 
     def _on_started(self, now_s: float, node: str, said: Started) -> None:
         if said.worker in self._workers:
@@ -231,6 +383,7 @@ class Hub:
             return
         worker.shares, worker.identity, worker.since_s = said.shares, said.identity, now_s
         worker.accepted, worker.status = said.accepted, WorkerStatus.READY
+        self._going_on.is_here(worker.node, said.newest)
         self._compare(worker)
 
     def _compare(self, worker: Worker) -> None:
@@ -416,7 +569,7 @@ class Hub:
             del self._later[place]
             self._start(place)
         running = [worker for worker in self._members() if worker.status == WorkerStatus.MEMBER]
-        gone = any(id not in self._workers for id in self._view)
+        gone = any(id not in self._workers and not self._comes(now_s, id) for id in self._view)
         if running and (gone or self._broken or self._ending is not None):
             self._tell_broken(now_s, running)
         if self._ending is not None:
@@ -431,6 +584,8 @@ class Hub:
             if any(now_s - leaver.since_s > _LEAVER_S for leaver in self._leavers()):
                 self._sees_off([], go_on=False)
             return
+        if self._anybody() and (self._awaits_others(now_s) or not self._may_go_on(now_s)):
+            return
         if self._sees_off(newcomers, go_on=True):
             return  # somebody saves what nobody else holds
         survivors = self._survivors()
@@ -438,6 +593,45 @@ class Hub:
             self._form(now_s, survivors, newcomers)
         elif self._begun and not self._members() and (self._finished or not self._anybody()):
             self._finish(failed=self._loss is not None, why=self._loss or "")
+
+    def _comes(self, now_s: float, id: str) -> bool:
+        """Whether that worker of the view may be on a node that has not come to this hub yet."""
+        node = self._view_nodes.get(id, "")
+        if id in self._workers or node in self._nodes or node in self._lost:
+            return False
+        return self._come_by_s is not None and now_s < self._come_by_s
+
+    def _awaits_others(self, now_s: float) -> bool:
+        return any(self._comes(now_s, id) for id in self._view)
+
+    def _may_go_on(self, now_s: float) -> bool:
+        """Nobody trains here: whether nobody does elsewhere either, who would be in our way."""
+        verdict = self._going_on.verdict(now_s, self._nodes)
+        survivors = self._survivors()
+        if isinstance(verdict, GoOn) or (isinstance(verdict, Claim) and not survivors):
+            self._stays = None
+            return True  # newcomers claim the run's storage as they begin from it
+        if isinstance(verdict, Claim):
+            asked = self._going_on.asks(worker.id for worker in survivors)
+            if asked is not None:
+                beacon = self._beacon
+                words = TakeClaim(generation=self.generation + 1, nodes=sorted(self._nodes), beacon=beacon)
+                self._say(self._workers[asked], words)
+        if isinstance(verdict, Stay):
+            self._stay(now_s, verdict.why)
+        elif isinstance(verdict, str) and self._stays is None:
+            self._stays = verdict
+            self._tell(self._nodes[0], Status(text=f"{verdict}; the run's storage is asked who goes on"))
+        return False
+
+    def _stay(self, now_s: float, why: str) -> None:
+        if self._stays is None:
+            self._tell(
+                self._nodes[0], Status(text=f"the run stands still: {why}\n  next  it goes on once they are back")
+            )
+        self._stays = why
+        if self._going_on.waits_s(now_s) > self._below_min_s:
+            self._end(now_s, f"{why}\n  state  nobody came for {self._below_min_s:.0f} s; what was done is saved")
 
     def _survivors(self) -> list[Worker]:
         return [worker for worker in self._members() if worker.status == WorkerStatus.OVER]
@@ -572,8 +766,9 @@ class Hub:
         self.generation += 1
         gone, self._gone = self._gone, []
         short_s = now_s - self._short_since_s if self._short_since_s is not None else 0.0
-        self._short_since_s = None
+        self._short_since_s = self._come_by_s = None
         self._broken = self._asked = False
+        witness = self._going_on.publishes(self.generation, {worker.node for worker in chosen})
         if not self._finished:
             self._loss = None
         view = NewView(
@@ -585,11 +780,14 @@ class Hub:
             beacon=self._beacon,
             short_s=short_s,
             gone=gone,
+            claim=self._going_on.claim,
+            witness=witness,
         )
         for worker in chosen:
-            worker.status, worker.was_member = WorkerStatus.MEMBER, True
+            worker.status, worker.was_member, worker.within = WorkerStatus.MEMBER, True, self.generation
             self._say(worker, view)
         self._view = tuple(worker.id for worker in chosen)
+        self._view_nodes = {worker.id: worker.node for worker in chosen}
         if self._identity is None:
             self._identity = chosen[0].identity
             for worker in self._newcomers():

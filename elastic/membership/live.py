@@ -36,6 +36,7 @@ from elastic.membership.messages import (
     Regroup,
     Released,
     Save,
+    TakeClaim,
     ToWorker,
     parse,
 )
@@ -66,6 +67,14 @@ class ToldToLeave(ElasticError):
 
 class AskedToSave(Exception):
     """No view comes before this worker has saved what it holds, and said so."""
+
+
+class AskedToClaim(Exception):
+    """No view comes before this worker has asked the storage whether the run may go on here, and said so."""
+
+    def __init__(self, words: TakeClaim) -> None:
+        super().__init__("asked to claim")
+        self.words = words
 
 
 class Answer(Enum):
@@ -103,6 +112,7 @@ class Live:
         self._broken = 0
         self._regroup = 0
         self._asked = 0
+        self._claim: TakeClaim | None = None
         self._released: Released | None = None
         self._end: End | None = None
         self._identity: tuple[Any] | None = None  # the run's, where it is another
@@ -114,8 +124,21 @@ class Live:
 
     # saying
 
-    def ready(self, *, shares: int, identity: Any, accepted: bool = False) -> None:
-        self._say("ready", shares=shares, identity=identity, accepted=accepted)
+    def ready(self, *, shares: int, identity: Any, accepted: bool = False, newest: Message | None = None) -> None:
+        """newest: the newest claim in the run's storage, as this worker sees it"""
+        self._say("ready", shares=shares, identity=identity, accepted=accepted, newest=newest)
+
+    def entered(self) -> None:
+        """All workers of the present view have met."""
+        self._say("entered", generation=self._generation)
+
+    def witness(self, claim: Message, *, agreed: bool) -> None:
+        """See messages.Witness."""
+        self._say("witness", generation=self._generation, claim=claim, agreed=agreed)
+
+    def claimed(self, claim: Message | None, *, why: str = "", moved_on: bool = False) -> None:
+        """To AskedToClaim."""
+        self._say("claimed", generation=self._generation + 1, claim=claim, why=why, moved_on=moved_on)
 
     def view_is_over(self, *, step: int, at: str, lost: bool, whole: bool, torn: bool) -> None:
         """Done with the present view. lost: because a collective failed, so the others cannot go on either.
@@ -163,7 +186,7 @@ class Live:
     def next_view(self, *, within_s: float) -> tuple[View, NewView]:
         """Waits for a view that is newer than the present one.
 
-        Raises RunEnded, ToldToLeave, AskedToSave, IdentityDiffers, and RendezvousTimeout.
+        Raises RunEnded, ToldToLeave, AskedToSave, AskedToClaim, IdentityDiffers, and RendezvousTimeout.
         """
         began_s = time.monotonic()
         deadline = began_s + within_s
@@ -176,6 +199,9 @@ class Live:
                     raise RunEnded("the agent of this worker is gone, and nobody else can place it in a view")
                 if self._asked == self._generation > 0:
                     raise AskedToSave
+                if self._claim is not None:
+                    words, self._claim = self._claim, None
+                    raise AskedToClaim(words)
                 if self._identity is not None:
                     (identity,), self._identity = self._identity, None
                     raise IdentityDiffers(identity)
@@ -286,6 +312,8 @@ class Live:
                     self._regroup = generation
                 case Save(generation=generation):
                     self._asked = generation
+                case TakeClaim():
+                    self._claim = said
                 case messages.OtherIdentity(identity=identity):
                     self._identity = (identity,)
                 case Released():

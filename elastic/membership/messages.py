@@ -13,7 +13,7 @@ import binascii
 import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -42,9 +42,12 @@ class OfWorker:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready(OfWorker):
+    """newest  the newest claim that it reads in the run's storage"""
+
     shares: int
     identity: Any = None
     accepted: bool = False
+    newest: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +81,46 @@ class Leaving(OfWorker):
 class Saved(OfWorker):
     generation: int
     step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entered(OfWorker):
+    """All workers of the view have met."""
+
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Witness(OfWorker):
+    """In a view that began from storage: the run's claim.
+
+    agreed  all nodes of the view have read it in the storage, and all of them know of it; else this worker knows of it
+    """
+
+    generation: int
+    claim: dict[str, Any]
+    agreed: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _claim(self.claim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimed(OfWorker):
+    """To `claim`. claim: what was won; None: nothing, and why
+
+    moved_on  others have gone on with the run; else the storage failed
+    """
+
+    generation: int
+    claim: dict[str, Any] | None
+    why: str = ""
+    moved_on: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _claim(self.claim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,15 +161,24 @@ class RunStatus(OfWorker):
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """run  what only agents of this run know"""
+    """run     what only agents of this run know
+    port    where this agent listens for others, should the hub come to be here
+    places  how many workers the node has; 0: it leaves
+    starting  the places, by local rank, whose worker is on its way
+    report  what the node knows of the run, see node_report.py; None: nothing, it is new
+    """
 
     node: str = ""
     address: str | None = None
+    port: int | None = None
     places: int = 0
+    starting: list[int] = field(default_factory=list)
     run: str | None = None
+    report: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _within(0, self.places, _PLACES_MAX)
+        _within(0, len(self.starting), _PLACES_MAX)
         if len(self.node) > _NAME_MAX:
             raise WireError(f"a name of {len(self.node)} characters")
 
@@ -193,7 +245,67 @@ class Sighted:
         return [_made(_Seen, one if isinstance(one, Mapping) else {}).sighting() for one in self.workers]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bye:
+    """This node has no workers any more, and gets none."""
+
+
+# agent -> agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhereIsTheHub:
+    """run  see Hello"""
+
+    run: str
+
+
+# both ways, between an agent and the hub
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ping:
+    """Somebody is here. Said a few times per lease."""
+
+
 # hub -> agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """Who is in the run, in the order in which they become the hub.
+
+    nodes  of each [name, address, port]
+    """
+
+    nodes: list[list[Any]]
+
+    def __post_init__(self) -> None:
+        _within(0, len(self.nodes), _PLACES_MAX)
+        for one in self.nodes:
+            if not (len(one) == 3 and isinstance(one[0], str) and isinstance(one[1], str) and type(one[2]) is int):
+                raise WireError(f"no name, address and port: {_short(one)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handover:
+    """This hub goes; the next of the roster is the hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubIs:
+    """From an agent that was asked. address: None: it is being looked for   stays: it may not go on without others"""
+
+    address: str | None = None
+    port: int = 0
+    stays: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovedOn:
+    """The run has gone on without this node's workers; it may join again, with others."""
+
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +340,10 @@ class RunIsOver:
 
 @dataclass(frozen=True, kw_only=True)
 class NewView:
+    """claim    that the run writes under; None: the coordinator takes it, or the workers know it
+    witness  all nodes of the view see it in the storage
+    """
+
     generation: int
     workers: list[str]
     nodes: list[str]
@@ -236,6 +352,8 @@ class NewView:
     beacon: dict[str, Any] | None
     short_s: float
     gone: list[dict[str, Any]]
+    claim: dict[str, Any] | None = None
+    witness: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +387,18 @@ class Save:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TakeClaim:
+    """Without some of the last view's nodes the run goes on only under the next claim: this worker is to take it.
+
+    nodes  that are here
+    """
+
+    generation: int
+    nodes: list[str]
+    beacon: dict[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class OtherIdentity:
     identity: Any
 
@@ -291,8 +421,8 @@ class Released:
     safe: bool
 
 
-ToAgent = Start | Status | KillHung | RunIsOver
-ToWorker = NewView | OnBoard | Broken | Regroup | Save | OtherIdentity | End | Released | Leave
+ToAgent = Start | Status | KillHung | RunIsOver | Ping | Roster | Handover | HubIs | MovedOn
+ToWorker = NewView | OnBoard | Broken | Regroup | Save | TakeClaim | OtherIdentity | End | Released | Leave
 
 FROM_WORKER: Mapping[str, type] = {
     "ready": Ready,
@@ -300,6 +430,9 @@ FROM_WORKER: Mapping[str, type] = {
     "leaving": Leaving,
     "saved": Saved,
     "put": Put,
+    "entered": Entered,
+    "witness": Witness,
+    "claimed": Claimed,
     "failed": Failed,
     "finished": Finished,
 }
@@ -311,14 +444,28 @@ TO_HUB: Mapping[str, type] = {
     "unstarted": Unstarted,
     "exited": Exited,
     "sighted": Sighted,
+    "bye": Bye,
+    "ping": Ping,
 }
-TO_AGENT: Mapping[str, type] = {"start": Start, "status": Status, "kill_hung": KillHung, "run_is_over": RunIsOver}
+TO_LISTENER: Mapping[str, type] = {"hello": Hello, "where_is_the_hub": WhereIsTheHub}  # an agent that may be the hub
+TO_AGENT: Mapping[str, type] = {
+    "start": Start,
+    "status": Status,
+    "kill_hung": KillHung,
+    "run_is_over": RunIsOver,
+    "ping": Ping,
+    "roster": Roster,
+    "handover": Handover,
+    "hub_is": HubIs,
+    "moved_on": MovedOn,
+}
 TO_WORKER: Mapping[str, type] = {
     "view": NewView,
     "board": OnBoard,
     "broken": Broken,
     "regroup": Regroup,
     "save": Save,
+    "claim": TakeClaim,
     "identity": OtherIdentity,
     "released": Released,
     "end": End,
@@ -327,7 +474,7 @@ TO_WORKER: Mapping[str, type] = {
 
 
 _WORDS: Mapping[type, str] = {
-    kind: word for kinds in (TO_ITS_AGENT, TO_HUB, TO_AGENT, TO_WORKER) for word, kind in kinds.items()
+    kind: word for kinds in (TO_ITS_AGENT, TO_HUB, TO_LISTENER, TO_AGENT, TO_WORKER) for word, kind in kinds.items()
 }
 
 
@@ -365,7 +512,10 @@ def _made(kind: Callable[..., T], facts: Mapping[str, Any]) -> T:
 def _checks(kind: Any) -> dict[str, tuple[Callable[[Any], bool], bool]]:
     """name -> (whether a value has its type, whether it must be there)"""
     hints = get_type_hints(kind)
-    return {one.name: (_fits(hints[one.name]), one.default is MISSING) for one in fields(kind)}
+    return {
+        one.name: (_fits(hints[one.name]), one.default is MISSING and one.default_factory is MISSING)
+        for one in fields(kind)
+    }
 
 
 def _fits(hint: Any) -> Callable[[Any], bool]:
@@ -400,6 +550,11 @@ def _within(least: int, value: int, most: int) -> None:
 def _name(name: str) -> None:
     if not 0 < len(name) <= _NAME_MAX:
         raise WireError(f"a name of {len(name)} characters")
+
+
+def _claim(document: dict[str, Any] | None) -> None:
+    if document is not None and type(document.get("claim")) is not int:
+        raise WireError(f"no claim: {_short(document)}")
 
 
 def _decoded(value: str) -> bytes:

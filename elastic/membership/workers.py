@@ -45,6 +45,7 @@ class Worker:
     last_request: str | None = None
     released: bool = False
     safe: bool = False  # released, and what it holds is not lost with it
+    within: int = 0  # the generation of the view that it was told of last
 
     def stands(self, said: ViewIsOver | Leaving) -> None:
         self.step, self.whole, self.torn = said.step, said.whole, said.torn

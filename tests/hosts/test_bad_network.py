@@ -7,14 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from elastic.drill.end import End
-from tests.hosts.pending import LEASE
 from tests.kit.host_runs import HostRun
 from tests.kit.network import Way
 
 STEPS = 240
 
 
-@LEASE
+@pytest.mark.nightly(sample=1, of="hosts on a bad network")
 @pytest.mark.parametrize("way", ["in", "out"])
 @pytest.mark.parametrize("host", [3, 1])
 def test_a_cable_that_is_cut_in_one_direction_evicts_its_host(

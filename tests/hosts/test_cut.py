@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from elastic.drill.end import End
-from tests.hosts.pending import LEASE
 from tests.kit.host_runs import HostRun
 
 STEPS = 240
@@ -36,7 +35,7 @@ def test_a_cut_shorter_than_the_lease_is_a_pause(
     assert end.verdict.redone == 0
 
 
-@LEASE
+@pytest.mark.nightly(sample=1, of="silent hosts")
 @pytest.mark.parametrize("way", ["both", "power"])
 def test_a_host_that_is_silent_is_lost(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], way: str
@@ -56,7 +55,7 @@ def test_a_host_that_is_silent_is_lost(
     assert end.verdict.redone <= 1
 
 
-@LEASE
+@pytest.mark.nightly(sample=1, of="silent hosts")
 def test_two_of_five_hosts_are_silent_together(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

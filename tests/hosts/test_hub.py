@@ -7,13 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from elastic.drill.end import End
-from tests.hosts.pending import SUCCESSION
 from tests.kit.host_runs import HostRun
 
 STEPS = 240
 
 
-@SUCCESSION
+@pytest.mark.nightly(sample=1, of="the hub's host")
 @pytest.mark.parametrize("how", ["crash", "lose_power", "cut"])
 def test_the_hub_s_host_is_lost(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], how: str
@@ -35,7 +34,7 @@ def test_the_hub_s_host_is_lost(
     assert end.verdict.redone <= 1
 
 
-@SUCCESSION
+@pytest.mark.nightly(sample=1, of="the hub's host")
 def test_the_hub_s_host_is_told_to_stop(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
@@ -54,7 +53,7 @@ def test_the_hub_s_host_is_told_to_stop(
     assert end.verdict.redone == 0
 
 
-@SUCCESSION
+@pytest.mark.nightly(sample=1, of="the hub's host")
 def test_hub_after_hub_is_lost(host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]) -> None:
     """Down to one of five, which goes on by a claim in storage; then others join it."""
     run = host_run(7, nodes="1:5", steps=STEPS)
@@ -72,7 +71,7 @@ def test_hub_after_hub_is_lost(host_run: Callable[..., HostRun], elastic_undistu
     assert end.verdict.redone <= 4
 
 
-@SUCCESSION
+@pytest.mark.nightly(sample=1, of="the hub's host")
 def test_every_host_was_replaced_once(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

@@ -50,7 +50,7 @@ class HostRun:
     """One run on hosts.
 
     nodes     --nnodes
-    endpoint  --rdzv-endpoint
+    endpoint  --rdzv-endpoint, before the run's folder
     steps     of the script
     options   further flags of the launcher
     script    further flags of the script
@@ -74,7 +74,7 @@ class HostRun:
         self._folder = folder
         self._hurry = folder / "hurry"
         self._steps = steps
-        meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=hosts"]
+        meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint},{self.url}", "--rdzv-id=hosts"]
         launcher = [sys.executable, "-m", "elastic", "run", *meet, f"--nproc-per-node={workers}", *options]
         flags = [f"--steps={steps}", f"--seed={seed}", "--save-every=50", f"--slow-until={self._hurry}", *script]
         self._command = [*launcher, str(SCRIPT), str(self.url), *flags]

@@ -476,33 +476,23 @@ def test_nodes_meet_and_a_later_one_joins_without_a_restart(run: Run) -> None:
     assert first.finish(within_s=WITHIN_S) == 0
 
 
-def test_a_node_that_loses_the_hub_leaves_and_says_so(run: Run) -> None:
-    flags = meet("2:2")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["is killed", "hands over"])
+def test_the_hub_moves_to_the_node_that_is_left(run: Run, how: signal.Signals) -> None:
+    flags = meet("1:2")
     one, other = run(STAY, *flags), run(STAY, *flags)
     Here(one).wait(1)
     Here(other).wait(1)
     # The hub's agent has a port for it and one for the beacon; the store's may be either's.
-    lost, hub = sorted((one, other), key=lambda launch: len(processes.listening(launch.process.pid)))
-    hub.process.kill()
-    assert lost.finish(within_s=WITHIN_S) == 1
-    assert "the connection to the run's hub is lost" in lost.output
-
-
-@pytest.mark.nightly(sample=1, of="two agents")
-def test_the_first_node_leaves_and_goes_on_as_the_hub_of_the_others(run: Run) -> None:
-    flags = meet("1:2")
-    first = run(STAY, *flags)
-    Here(first).wait(1)
-    second = run(STAY, *flags)
-    (worker,) = Here(second).wait(1)
-    first.send(signal.SIGTERM)
-    first.wait_for(lambda: "goes on as the hub of" in first.output, "the notice", within_s=WITHIN_S)
-    os.kill(worker[1], signal.SIGKILL)
-    assert Here(second).wait(2)[1][0] == 0  # only the hub orders a replacement
-    assert len(Here(first).all()) == 1
-    second.send(signal.SIGTERM)
-    assert second.finish(within_s=WITHIN_S) == 0
-    assert first.finish(within_s=WITHIN_S) == 0
+    left, hub = sorted((one, other), key=lambda launch: len(processes.listening(launch.process.pid)))
+    hub.send(how)
+    if how == signal.SIGTERM:
+        assert hub.finish(within_s=WITHIN_S) == 0
+    left.wait_for(lambda: "this node is the run's hub now" in left.output, "the hub", within_s=WITHIN_S)
+    ((_, worker, _),) = Here(left).all()
+    os.kill(worker, signal.SIGKILL)
+    assert Here(left).wait(2)[1][0] == 0  # only the hub orders a replacement
+    left.send(signal.SIGTERM)
+    assert left.finish(within_s=WITHIN_S) == 0
 
 
 def test_a_node_alone_says_who_is_missing(run: Run) -> None:

@@ -11,15 +11,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from elastic.launch.hubs import _UNKNOWN_MAX, HubElsewhere, HubHere
+from elastic.launch.hub_link import _UNKNOWN_MAX, HubLink, Place
 from elastic.membership.hub import Hub
-from elastic.membership.wire import Message
 
 NONCE = "known to the run"
 
 
 class Stand:
-    """A hub in a loop that this test turns."""
+    """A node with the hub, in a loop that this test turns."""
 
     def __init__(self, opened: ExitStack) -> None:
         self._opened = opened
@@ -27,8 +26,16 @@ class Stand:
         self._address = listener.getsockname()
         self._loop = selectors.DefaultSelector()
         self.said: list[str] = []
-        self.hub = HubHere(Hub(nodes_max=9), "first", say=self.said.append, listener=listener, nonce=NONCE)
-        self.hub.open(self._loop, lambda worker, message: None, lambda why: None)
+        place = Place(node="first", address="127.0.0.1", run=NONCE)
+        self.hub = HubLink(place, lambda takes_over: Hub(nodes_max=9), say=self.said.append, listener=listener)
+        self.hub.open(
+            self._loop,
+            lambda worker, message: None,
+            gone=self.said.append,
+            moved_on=self.said.append,
+            places=lambda: (0, []),
+            catch_up=lambda: None,
+        )
         opened.callback(self.hub.close)
 
     def connect(self, *words: object) -> socket.socket:
@@ -103,48 +110,28 @@ def test_a_node_of_the_run_that_says_nonsense_is_told_once_in_the_log_and_change
     assert "more of the kind is dropped in silence" in stand.said[-1]
 
 
-@pytest.mark.parametrize("name", ["second", "first"], ids=["a living node's", "the hub's own"])
-def test_a_name_that_is_taken_is_nobody_elses(stand: Stand, name: str) -> None:
-    """The second one of a name took over what was meant for the first, and spoke for its workers."""
-    stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
-    stand.turn()
-    late = stand.connect({"say": "hello", "node": name, "run": NONCE, "places": 1})
+def test_the_hubs_own_name_is_nobody_elses(stand: Stand) -> None:
+    late = stand.connect({"say": "hello", "node": "first", "run": NONCE, "places": 1})
     stand.turn()
     late.settimeout(5)
     assert b"is here already" in late.recv(1000)
+    assert stand.hub.others() == []
+
+
+def test_a_node_that_comes_again_is_one_that_lost_its_connection(stand: Stand) -> None:
+    """It may know of that before we do. Who says hello knows what only agents of the run know."""
+    first = stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
+    stand.turn()
+    stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
+    stand.turn()
+    first.settimeout(5)
+    while first.recv(1000):
+        pass
     assert stand.hub.others() == ["second"]
 
 
-def test_where_the_hub_is_gone_one_worker_of_the_node_saves_before_they_go() -> None:
-    """Nobody else could tell them: the coordinator may have been lost with the hub's node."""
-    said: list[tuple[str | None, Message]] = []
-    gone: list[str] = []
-    loop = selectors.DefaultSelector()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        ours = socket.create_connection(listener.getsockname())
-        theirs, _ = listener.accept()
-    hub = HubElsewhere(ours, nonce=NONCE, say=gone.append)
-    hub.open(loop, lambda worker, message: said.append((worker, message)), gone.append)
-
-    def tell(say: str, worker: str, **facts: object) -> list[tuple[str | None, Message]]:
-        said.clear()
-        hub.tell({"say": say, "worker": worker, **facts})
-        return list(said)
-
-    def leaving(worker: str, *, step: int = 7, **facts: object) -> list[tuple[str | None, Message]]:
-        return tell("leaving", worker, generation=3, step=step, **facts)
-
-    save, go = {"say": "save", "generation": 3}, {"say": "released", "safe": True}
-    assert leaving("one") == []
-    theirs.close()
-    for key, _ in loop.select(1.0):
-        key.data()
-    assert gone
-    assert said == [("one", save)]
-    assert leaving("two") == []
-    assert tell("exited", "one", code=1) == [("two", save)]
-    assert leaving("three") == []
-    assert sorted(tell("saved", "two", generation=3, step=7)) == [("three", go), ("two", go)]
-    assert leaving("four", step=8, whole=False) == [("four", {"say": "released", "safe": False})]
-    assert leaving("five", saved=True) == [("five", go)]
-    hub.close()
+def test_whoever_knows_the_run_learns_where_its_hub_is(stand: Stand) -> None:
+    asks = stand.connect({"say": "where_is_the_hub", "run": NONCE})
+    stand.turn()
+    asks.settimeout(5)
+    assert json.loads(asks.recv(1000))["address"] == "127.0.0.1"

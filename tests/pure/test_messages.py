@@ -40,6 +40,11 @@ SAID: dict[str, dict[str, Any]] = {
         "joins": True,
     },
     "saved": {"worker": "A0", "generation": 1, "step": 3},
+    "entered": {"worker": "A0", "generation": 1},
+    "witness": {"worker": "A0", "generation": 1, "claim": {"claim": 1, "nonce": "n"}, "agreed": True},
+    "claimed": {"worker": "A0", "generation": 2, "claim": {"claim": 2, "nonce": "n"}, "why": "", "moved_on": False},
+    "bye": {},
+    "ping": {},
     "put": {"worker": "A0", "generation": 1, "key": "address", "value": "eA=="},
     "failed": {"worker": "A0", "error": "ValueError: bad", "trace": "", "step": None, "shown": False},
     "finished": {"worker": "A0", "step": 9},
@@ -100,6 +105,7 @@ def test_a_fact_that_is_missing_unknown_or_of_another_type_is_refused(say: str) 
         {"say": "put", "worker": "w", "generation": 1, "key": "k", "value": "no base64"},
         {"say": "sighted", "workers": [SEEN] * 5000},
         {"say": "told", "worker": "w"},
+        {"say": "witness", "worker": "w", "generation": 1, "claim": {"claim": "1"}, "agreed": True},
         {"say": ["view_is_over"]},
     ],
 )
@@ -149,5 +155,5 @@ def test_a_node_that_says_anything_at_all_leaves_the_others_alone(
         to_others = [order.message["say"] for order in orders if order.node == "B"]
         assert not {"start", "kill_hung"} & set(to_others), to_others
     alive = [order for order in hub.lost(2.0, "A") if order.node == "B"]
-    to_the_other = {"broken", "view", "board", "regroup", "released", "end", "run_is_over", "status"}
+    to_the_other = {"roster", "broken", "view", "board", "regroup", "released", "end", "run_is_over", "status"}
     assert {order.message["say"] for order in alive} <= to_the_other

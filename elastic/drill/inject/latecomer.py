@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elastic.launch.starter import Starter
 
 _LOOK_S = 0.02
-_IMPORTS = ("agent", "hubs", "logs", "nodes")
+_IMPORTS = ("agent", "hub_link", "logs", "nodes")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -156,6 +156,8 @@ def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Viola
         source = event["from_claim"] if event["from_claim"] != event["claim"] else None  # its own first commit: new
         origin[event["claim"]] = (source, event["step"])
         first[event["claim"]] = event
+    for claim, step in _taken_under_way(of_kind).items():
+        origin[claim] = max((one for one in origin if one < claim), default=None), step
 
     broken = []
     saved = {event.get("claim") for event in of_kind["saved"]}
@@ -172,6 +174,18 @@ def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Viola
             what = f"claim {claim} went back to step {step}, though step {newest} was saved"
             broken.append(Violation("durable", what, (*durable[-1:], first[claim])))
     return broken
+
+
+def _taken_under_way(of_kind: dict[str, list[Event]]) -> dict[int, int]:
+    """Claims under which the run went on with what it had in memory, as hosts were lost: with the first step of each.
+    Nobody has loaded anything from storage there."""
+    read = {event["claim"] for event in of_kind["loaded"] if event["from_claim"] != event["claim"]}
+    begun: dict[int, int] = {}
+    for event in of_kind["step_applied"]:
+        claim = event.get("claim") or 0
+        begun[claim] = min(event["step"], begun.get(claim, event["step"]))
+    claimed = {event["claim"] for event in of_kind["claimed"]}
+    return {claim: step for claim, step in begun.items() if claim in claimed - read and step > 0}
 
 
 def _writers(of_kind: dict[str, list[Event]]) -> Iterator[Violation]:

@@ -1,0 +1,49 @@
+"""A connection to another agent, made without waiting for it."""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+from collections.abc import Callable
+
+from checkpoint.net.keepalive import keep_alive
+
+Address = tuple[str, int]
+
+
+class Dial:
+    """Calls `done` once: with the connected socket, or with None.
+
+    refused  a kernel has said that nobody is there
+    """
+
+    def __init__(self, loop: selectors.BaseSelector, to: Address, done: Callable[[socket.socket | None], None]) -> None:
+        family = socket.AF_INET6 if ":" in to[0] else socket.AF_INET
+        self._loop = loop
+        self._done = done
+        self.refused = False
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._open = True
+        self._socket.connect_ex(to)  # what became of it is asked when the socket can be written to
+        loop.register(self._socket, selectors.EVENT_WRITE, self._connected)
+
+    def close(self) -> None:
+        """`done` is not called any more."""
+        if self._open:
+            self._open = False
+            self._loop.unregister(self._socket)
+            self._socket.close()
+
+    def _connected(self) -> None:
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            self.refused = error == errno.ECONNREFUSED
+            self.close()
+            self._done(None)
+            return
+        self._open = False
+        self._loop.unregister(self._socket)
+        keep_alive(self._socket)
+        self._done(self._socket)

@@ -1,0 +1,165 @@
+"""The run's hub in this process: hub.py decides, and the agents of other nodes are heard and told over TCP.
+
+A node speaks for itself and its own workers, as what it called itself first; what is malformed, or said for others, is
+dropped with a line in the log, whoever said it. The end of a connection is the node's loss, and so is its silence for a
+lease: a host that is cut off or without power sends nothing, not even an end.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+
+from elastic.launch.connection import Connection
+from elastic.launch.dialing import Address, Dial
+from elastic.membership.hub import Hub, Order
+from elastic.membership.messages import Handover, Hello, HubIs, Ping, ToAgent, as_message
+from elastic.membership.wire import Message, WireError
+
+Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
+
+LEASE_S = 3.0
+EVICT_S = LEASE_S + 0.6  # TCP sends again after 0.2, 0.6, 1.4 and 3.0 s: a cut of nearly a lease is heard through
+PING_S = 0.4
+HELD_UP_S = 1.0  # who comes so late to its own tick was stopped: that others were silent meanwhile says nothing
+_REFUSALS_TOLD = 10  # of one node: what comes after them is dropped without a word
+
+
+class HubHere:
+    """node: this node's name   deliver: to this node"""
+
+    def __init__(
+        self, hub: Hub, node: str, loop: selectors.BaseSelector, *, deliver: Deliver, say: Callable[[str], None]
+    ) -> None:
+        self.hub = hub
+        self._node = node
+        self._loop = loop
+        self._deliver = deliver
+        self._say = say
+        self._refusals: Counter[str] = Counter()
+        self._nodes: dict[str, Connection] = {}
+        self._listens: dict[str, Address] = {}
+        self._heard_s: dict[str, float] = {}
+        self._pinged_s = self._ticked_s = time.monotonic()
+        self._dials: list[Dial] = []
+        self._orders: deque[Order] = deque()
+        self._delivering = False
+
+    @property
+    def others(self) -> list[str]:
+        return list(self._nodes)
+
+    def takes(self, node: str, hello: Hello, message: Message, connection: Connection) -> Callable[[Message], None]:
+        """A node of the run has come; what it says from now on goes to what is returned."""
+        if node in self._nodes:  # it has lost its connection, and we have not yet
+            self.ended(self._nodes[node])
+        self._nodes[node] = connection
+        self._heard_s[node] = time.monotonic()
+        if hello.address is not None and hello.port is not None:
+            self._listens[node] = hello.address, hello.port
+
+        def heard(message: Message) -> None:
+            self._heard_s[node] = time.monotonic()
+            if message["say"] != "ping":
+                self.told(node, message)
+
+        self.told(node, message)
+        return heard
+
+    def ended(self, connection: Connection) -> None:
+        """The connection did. Whether the process did, too, its machine is asked."""
+        node = next((name for name, one in self._nodes.items() if one is connection), None)
+        if node is not None:
+            connection.close()
+            del self._nodes[node]
+            self._carry_out(self.hub.lost(time.monotonic(), node, dead=node not in self._listens))
+            if node in self._listens:
+                self._ask_if_dead(node)
+
+    def told(self, node: str, message: Message) -> None:
+        try:
+            orders = self.hub.receive(time.monotonic(), node, message)
+        except WireError as wrong:
+            self._refusals[node] += 1
+            if self._refusals[node] <= _REFUSALS_TOLD:
+                last = "; more of the kind is dropped in silence" if self._refusals[node] == _REFUSALS_TOLD else ""
+                self._say(f"a message of {node} is dropped: {wrong}{last}")
+            return
+        self._carry_out(orders)
+
+    def tick(self, now_s: float) -> None:
+        if now_s - self._ticked_s > HELD_UP_S:
+            self._heard_s = dict.fromkeys(self._heard_s, now_s)
+        self._ticked_s = now_s
+        if now_s - self._pinged_s >= PING_S:
+            self._pinged_s = now_s
+            self._say_all(Ping())
+        for node in [one for one in self._nodes if now_s - self._heard_s[one] > EVICT_S]:
+            self._say(f"{node} has been silent for {LEASE_S:.0f} s: it is taken for lost")
+            self._nodes.pop(node).close()
+            self._carry_out(self.hub.lost(now_s, node, dead=False))
+        self._carry_out(self.hub.tick(now_s))
+
+    def hands_over(self) -> None:
+        """This node leaves."""
+        self._say_all(Handover())
+        self._carry_out(self.hub.without(time.monotonic(), self._node, left=True))
+
+    def steps_down(self, to: Address | None) -> None:
+        """Another one is the hub."""
+        host, port = to or (None, 0)
+        self._say_all(HubIs(address=host, port=port))
+        self.close()
+
+    def missing(self) -> list[Address]:
+        """Where those listen without whom the run may not go on."""
+        return [self._listens[node] for node in self.hub.missing() if node in self._listens]
+
+    def close(self) -> None:
+        for connection in self._nodes.values():
+            connection.close()
+        for dial in self._dials:
+            dial.close()
+        self._nodes, self._dials = {}, []
+
+    def knows(self, roster: Iterable[tuple[str, Address]]) -> None:
+        """Where the nodes listen, from the hub before this one."""
+        self._listens.update(roster)
+
+    def invites(self) -> None:
+        """Asks the machines of those who have not come to this hub whether they are there at all."""
+        for node in self.hub.missing():
+            if node in self._listens:
+                self._ask_if_dead(node)
+
+    def _say_all(self, said: ToAgent) -> None:
+        for connection in list(self._nodes.values()):
+            connection.say({"to": None, **as_message(said)})
+
+    def _ask_if_dead(self, node: str) -> None:
+        def done(sock: socket.socket | None) -> None:
+            self._dials.remove(dial)
+            if sock is not None:
+                sock.close()
+            elif dial.refused and node not in self._nodes:
+                self._carry_out(self.hub.lost(time.monotonic(), node, dead=True))
+
+        dial = Dial(self._loop, self._listens[node], done)
+        self._dials.append(dial)
+
+    def _carry_out(self, orders: Iterable[Order]) -> None:
+        """In order, also those that follow from what is delivered meanwhile."""
+        self._orders.extend(orders)
+        if self._delivering:
+            return
+        self._delivering = True
+        while self._orders:
+            order = self._orders.popleft()
+            if order.node == self._node:
+                self._deliver(order.worker, order.message)
+            elif order.node in self._nodes:
+                self._nodes[order.node].say({"to": order.worker, **order.message})
+        self._delivering = False

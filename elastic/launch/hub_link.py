@@ -1,0 +1,548 @@
+"""A node's way to the run's hub, wherever that is: in this process, in another node's, or being looked for.
+
+    serves   the hub is here                                        hub_here.py
+    attends  it is elsewhere, over TCP; a silent lease ends that, too
+    seeks    it was lost: the next of the roster is asked, and the next, until one of them is the hub. Whose turn comes
+             before anybody has answered is the hub: it learns of the run from those who come to it
+
+Every agent listens, for any may come to be the hub. Whoever connects says hello with what only agents of this run
+know; an agent that is not the hub says where it is. What the workers of a node say meanwhile is kept in the node's
+report, and said to the next hub with its hello (node_report.py).
+"""
+
+from __future__ import annotations
+
+import hmac
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from checkpoint.net.keepalive import keep_alive
+from elastic.launch.connection import Connection
+from elastic.launch.dialing import Address, Dial
+from elastic.launch.hub_here import EVICT_S, HELD_UP_S, PING_S, Deliver, HubHere
+from elastic.membership.hub import Hub
+from elastic.membership.messages import (
+    TO_AGENT,
+    TO_HUB,
+    TO_LISTENER,
+    TO_WORKER,
+    Bye,
+    Handover,
+    Hello,
+    HubIs,
+    MovedOn,
+    Ping,
+    Roster,
+    RunIsOver,
+    WhereIsTheHub,
+    as_message,
+    parse,
+)
+from elastic.membership.node_report import NodeReport
+from elastic.membership.wire import Message, WireError
+
+_WELCOME_S = 2.0  # and so long one that is there, to come to be the hub
+_CALLER_S = 1.5  # so long after another one we may lose the hub, too
+_HELLO_S = 10.0
+_UNKNOWN_MAX = 64  # connections that have not said hello; more is no run of ours
+_TRY_S = 0.5  # so long a candidate may take to answer before the next one is asked
+_PAUSE_S = 0.5  # before all are asked once more
+_MET_MAX = 1024
+_SEEK_S = 600.0
+_SURE_S = 1.0  # who has heard the hub since then says where it is
+_MEET_S = 1.0  # between two looks for a hub that those who are missing may have
+_HANDED_OVER_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Of this node. node: its name   address: under which others find it   run: what only agents of this run know"""
+
+    node: str
+    address: str | None
+    run: str
+
+
+class Attendance:
+    """A connection to the hub elsewhere."""
+
+    def __init__(self, name: str | None, address: Address, connection: Connection) -> None:
+        self.name = name
+        self.address = address
+        self.connection = connection
+        self.heard_s = self.pinged_s = time.monotonic()
+        self.welcome = False
+
+    def welcomed(self, roster: list[tuple[str, Address]]) -> None:
+        self.welcome = True
+        self.name = next((name for name, at in roster if at == self.address), self.name)
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """Another node's agent, which has lost the hub before we have.
+
+    heard  to be given what hears it from now on
+    said   its hello, and what it has said since
+    """
+
+    hello: Hello
+    connection: Connection
+    heard: list[Callable[[Message], None]]
+    said: list[Message]
+    since_s: float
+
+
+class HubLink:
+    """
+    make_hub  a hub of this node's; takes_over: from another one
+    listener  for other nodes' agents; None on one node
+    connected to the hub elsewhere, by whom the rendezvous found it; None: the hub is here
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        make_hub: Callable[[bool], Hub],
+        *,
+        say: Callable[[str], None],
+        listener: socket.socket | None = None,
+        connected: socket.socket | None = None,
+    ) -> None:
+        self._place = place
+        self._make_hub = make_hub
+        self._say = say
+        self._listener = listener
+        self._port = listener.getsockname()[1] if listener is not None else None
+        self._connected = connected
+        self._report = NodeReport()
+        self._newcomer = self._first = True  # not in the run yet, or not any more
+        self._roster: list[tuple[str, Address]] = []
+        self._met: dict[str, Address] = {}  # all nodes that a roster ever named
+        self._serving: HubHere | None = None
+        self._attending: Attendance | None = None
+        self._seeking: list[tuple[str | None, Address]] | None = None  # who is to be asked yet
+        self._seeks_since_s: float | None = None
+        self._next_s = self._met_s = self._ticked_s = 0.0
+        self._lost: dict[str, bool] = {}  # nodes that are no candidates, and whether they said that they go
+        self._dials: list[Dial] = []
+        self._callers: list[_Caller] = []
+        self._unknown: dict[Connection, float] = {}  # has not said hello; since when
+        self._over = False
+        self._handed_over_s: float | None = None
+
+    def open(
+        self,
+        loop: selectors.BaseSelector,
+        deliver: Deliver,
+        *,
+        gone: Callable[[str], None],
+        moved_on: Callable[[str], None],
+        places: Callable[[], tuple[int, list[int]]],
+        catch_up: Callable[[], None],
+    ) -> None:
+        """Begins.
+
+        gone      why no hub can be found
+        moved_on  why this node's workers are of no use any more
+        places    how many workers it has, 0 if it leaves; and which of them, by local rank, are being started
+        catch_up  tells what its workers have said, and nobody has heard yet
+        """
+        self._places, self._catch_up = places, catch_up
+        self._loop, self._to_node, self._gone, self._on_moved_on = loop, deliver, gone, moved_on
+        if self._listener is not None:
+            self._listener.setblocking(False)
+            loop.register(self._listener, selectors.EVENT_READ, self._accept)
+        if self._connected is None:
+            self._serve(takes_over=False)
+        else:
+            host, port = self._connected.getpeername()[:2]
+            keep_alive(self._connected)
+            self._attend(None, (host, port), self._connected)
+
+    def tell(self, message: Message) -> None:
+        self._report.told(parse(TO_HUB, message))
+        if self._serving is not None:
+            self._serving.told(self._place.node, message)
+        elif self._attending is not None:
+            self._attending.connection.say(message)
+
+    def others(self) -> list[str]:
+        """The other nodes that need this process."""
+        return self._serving.others if self._serving is not None else []
+
+    def leave(self) -> bool:
+        """The workers of this node have left, and none will come. Whether this process may end: nobody needs it."""
+        if self._attending is not None and not self._over:
+            self._over = True
+            self._attending.connection.say(as_message(Bye()))
+        if self._serving is None or not self._serving.others:
+            return True
+        now_s = time.monotonic()
+        if self._handed_over_s is None:
+            self._over, self._handed_over_s = True, now_s
+            self._serving.hands_over()
+        return now_s - self._handed_over_s > _HANDED_OVER_S
+
+    def tick(self, now_s: float) -> None:
+        held_up = now_s - self._ticked_s > HELD_UP_S
+        self._ticked_s = now_s
+        for connection in [one for one, since_s in self._unknown.items() if now_s - since_s > _HELLO_S]:
+            del self._unknown[connection]
+            connection.close()
+        if self._serving is not None:
+            self._serving.tick(now_s)
+            self._look_for_another(now_s)
+        elif self._attending is not None:
+            self._watch(now_s, self._attending, held_up=held_up)
+        elif self._seeking is not None and now_s >= self._next_s:
+            self._ask_next(now_s)
+
+    def close(self) -> None:
+        self._over = True
+        for dial in self._dials:
+            dial.close()
+        for connection in (*self._unknown, *(caller.connection for caller in self._callers)):
+            connection.close()
+        if self._serving is not None:
+            self._serving.close()
+        if self._attending is not None:
+            self._attending.connection.close()
+        if self._listener is not None:
+            self._loop.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    # hearing the hub
+
+    def _deliver(self, worker: str | None, message: Message) -> None:
+        """To this node, from whichever hub."""
+        said = parse(TO_AGENT if worker is None else TO_WORKER, message)
+        self._report.ordered(worker, said)
+        match said:
+            case Ping():
+                pass
+            case Roster(nodes=nodes):
+                self._newcomer, self._seeking, self._lost, self._seeks_since_s = False, None, {}, None
+                if self._attending is not None:
+                    self._attending.welcomed(self._roster)
+                self._roster = [(name, (address, port)) for name, address, port in nodes]
+                self._met = dict([*self._met.items(), *self._roster][-_MET_MAX:])
+            case Handover():
+                if self._attending is not None:
+                    self._seek("the hub's node leaves", left=True)
+            case HubIs(address=address, port=port):
+                self._sent_elsewhere(address, port)
+            case MovedOn(why=why):
+                self._moved_on(why)
+            case _:
+                self._over |= isinstance(said, RunIsOver)
+                self._to_node(worker, message)
+
+    def _attend(self, name: str | None, address: Address, sock: socket.socket) -> None:
+        def heard(message: Message) -> None:
+            attendance.heard_s = time.monotonic()
+            worker = message.pop("to", None)
+            try:
+                self._deliver(worker if isinstance(worker, str) else None, message)
+            except WireError as wrong:
+                self._say(f"a message of the hub is dropped: {wrong}")
+
+        def ended(why: str | None) -> None:
+            if self._attending is attendance:
+                self._lost_hub(why or "it ended")
+
+        attendance = Attendance(name, address, Connection(self._loop, sock, heard, ended))
+        self._attending, self._seeking = attendance, None
+        attendance.connection.say(self._hello())
+        self._answer_callers()
+
+    def _hello(self) -> Message:
+        place = self._place
+        self._catch_up()
+        report = None if self._first else self._report.document()
+        self._first = False
+        places, starting = self._places()
+        return as_message(
+            Hello(
+                node=place.node,
+                address=place.address,
+                port=self._port,
+                places=places,
+                starting=starting,
+                run=place.run,
+                report=report,
+            )
+        )
+
+    def _watch(self, now_s: float, hub: Attendance, *, held_up: bool) -> None:
+        if held_up:
+            hub.heard_s = now_s
+        if now_s - hub.pinged_s >= PING_S:
+            hub.pinged_s = now_s
+            hub.connection.say(as_message(Ping()))
+        if self._attending is hub and now_s - hub.heard_s > (EVICT_S if hub.welcome else _WELCOME_S):
+            self._lost_hub(f"nothing was heard of it for {now_s - hub.heard_s:.1f} s")
+        elif any(now_s - caller.since_s > _CALLER_S for caller in self._callers):
+            self._answer_callers()
+
+    def _lost_hub(self, why: str) -> None:
+        if not self._over:
+            self._say(f"the connection to the run's hub is lost: {why}; the next of {len(self._roster)} nodes is asked")
+        self._seek(why)
+
+    def _sent_elsewhere(self, address: str | None, port: int) -> None:
+        """By an agent that is not the hub."""
+        assert self._attending is not None
+        at = self._attending.address
+        self._end_attendance()
+        if address is not None and (address, port) != at:
+            self._seeking = [(None, (address, port)), *(self._seeking or [])]
+        self._begin_seeking(pause=address is None)
+
+    def _moved_on(self, why: str) -> None:
+        """The run has gone on without this node: what its workers hold is of no use, and they end."""
+        self._report, self._newcomer = NodeReport(), True
+        if self._serving is not None:
+            self._serving.steps_down(None)
+            self._serving = None
+        self._end_attendance()
+        self._on_moved_on(why)
+        self._lost = {}
+        self._begin_seeking(pause=True)
+
+    # seeking
+
+    def _seek(self, why: str, *, left: bool = False) -> None:
+        """The hub that was attended is lost, or goes."""
+        assert self._attending is not None
+        name = self._attending.name
+        self._end_attendance()
+        if self._over:
+            return
+        if name is not None:
+            self._lost[name] = left
+        if self._newcomer and not self._roster:
+            self._gone(why)
+            return
+        self._begin_seeking()
+
+    def _begin_seeking(self, *, pause: bool = False) -> None:
+        now_s = time.monotonic()
+        if self._seeks_since_s is None:
+            self._seeks_since_s = now_s
+        if self._seeking is None:
+            self._seeking = self._candidates()
+        self._next_s = now_s + (_PAUSE_S if pause else 0.0)
+        if not pause:
+            self._ask_next(now_s)
+
+    def _candidates(self) -> list[tuple[str | None, Address]]:
+        """In order; last those who may be on another side of a cut."""
+        return [(name, at) for name, at in dict([*self._roster, *self._met.items()]).items() if name not in self._lost]
+
+    def _ask_next(self, now_s: float) -> None:
+        assert self._seeking is not None
+        for dial in self._dials:
+            dial.close()
+        self._dials = []
+        if self._seeks_since_s is not None and now_s - self._seeks_since_s > _SEEK_S:
+            self._seeking = None
+            self._gone(f"no hub was found within {_SEEK_S:.0f} s")
+        elif not self._seeking:
+            self._lost = {}  # they may be back
+            self._seeking = self._candidates()
+            self._next_s = now_s + _PAUSE_S
+        else:
+            name, address = self._seeking.pop(0)
+            if name != self._place.node:
+                self._ask(name, address, now_s)
+            elif not self._newcomer:
+                self._serve(takes_over=True)
+
+    def _ask(self, name: str | None, address: Address, now_s: float) -> None:
+        self._next_s = now_s + _TRY_S
+
+        def done(sock: socket.socket | None) -> None:
+            self._dials.remove(dial)
+            if sock is not None:
+                seeking = self._seeking
+                self._attend(name, address, sock)
+                self._seeking = seeking
+            else:
+                self._failed(name)
+                self._next_s = 0.0
+
+        dial = Dial(self._loop, address, done)
+        self._dials.append(dial)
+
+    def _failed(self, name: str | None) -> None:
+        if name is not None:
+            self._lost.setdefault(name, False)
+
+    def _end_attendance(self) -> None:
+        if self._attending is not None:
+            self._attending.connection.close()
+            self._attending = None
+
+    # serving
+
+    def _serve(self, *, takes_over: bool) -> None:
+        place = self._place
+        self._seeking = None
+        hub = self._make_hub(takes_over)
+        self._serving = HubHere(hub, place.node, self._loop, deliver=self._deliver, say=self._say)
+        self._serving.knows(self._met.items())
+        now_s = time.monotonic()
+        if takes_over:
+            before = ", ".join(f"{node}, which leaves" if left else node for node, left in self._lost.items())
+            self._say(f"this node is the run's hub now, after {before or 'one that could not be reached'}")
+            self._met_s = now_s
+            for node, left in self._lost.items():
+                hub.without(now_s, node, left=left)
+        self._serving.told(place.node, self._hello())
+        self._answer_callers()
+        if takes_over and self._serving is not None:
+            self._serving.invites()
+        self._lost = {}
+
+    def _look_for_another(self, now_s: float) -> None:
+        """While this side may not go on: those who are missing may have a hub, and this one steps down for it."""
+        assert self._serving is not None
+        if now_s - self._met_s < _MEET_S:
+            return
+        self._met_s = now_s
+        for dial in self._dials:
+            dial.close()
+        self._dials = []
+        for address in self._serving.missing():
+            self._ask_for_hub(address)
+
+    def _ask_for_hub(self, address: Address) -> None:
+        def done(sock: socket.socket | None) -> None:
+            self._dials.remove(dial)
+            if sock is None:
+                return
+
+            def heard(message: Message) -> None:
+                connection.close()
+                message.pop("to", None)
+                said = parse(TO_AGENT, message)
+                if isinstance(said, HubIs) and said.address is not None and self._yields_to(said):
+                    self._steps_down((said.address, said.port))
+
+            connection = Connection(self._loop, sock, heard, lambda why: None)
+            self._unknown[connection] = time.monotonic()
+            connection.say(as_message(WhereIsTheHub(run=self._place.run)))
+
+        dial = Dial(self._loop, address, done)
+        self._dials.append(dial)
+
+    def _yields_to(self, other: HubIs) -> bool:
+        ours = (self._place.address or "", self._port or 0)
+        theirs = (other.address or "", other.port)
+        return theirs != ours and (not other.stays or theirs < ours)
+
+    def _steps_down(self, to: Address) -> None:
+        if self._serving is None or not self._serving.missing():
+            return
+        self._say(f"the run's hub is at {to[0]}:{to[1]}; this node goes there")
+        self._serving.steps_down(to)
+        self._serving = None
+        self._seeking = [(None, to), *self._candidates()]
+        self._begin_seeking()
+
+    # others' agents
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        keep_alive(sock)
+        known: list[Callable[[Message], None]] = []
+        said: list[Message] = []
+
+        def heard(message: Message) -> None:
+            if known:
+                known[0](message)
+                return
+            said.append(message)
+            if len(said) > 1:
+                return  # it waits to hear whether we are the hub
+            del self._unknown[connection]
+            try:
+                hello = self._introduced(message)
+                if isinstance(hello, WhereIsTheHub):
+                    connection.say(self._where())
+                    return
+            except WireError as wrong:
+                connection.say(as_message(RunIsOver(failed=True, why=str(wrong))))
+                connection.close()
+                return
+            self._came(_Caller(hello, connection, known, said, time.monotonic()))
+
+        def ended(_why: str | None) -> None:
+            self._unknown.pop(connection, None)
+            self._callers = [caller for caller in self._callers if caller.connection is not connection]
+            if self._serving is not None:
+                self._serving.ended(connection)
+
+        connection = Connection(self._loop, sock, heard, ended)
+        self._unknown[connection] = time.monotonic()
+        if len(self._unknown) > _UNKNOWN_MAX:
+            oldest = next(iter(self._unknown))
+            del self._unknown[oldest]
+            oldest.close()
+
+    def _came(self, caller: _Caller) -> None:
+        hello, connection = caller.hello, caller.connection
+        if self._serving is not None:
+            caller.heard.append(self._serving.takes(hello.node, hello, caller.said[0], connection))
+            for message in caller.said[1:]:
+                caller.heard[0](message)
+        elif self._attending is not None and time.monotonic() - caller.since_s > _CALLER_S:
+            connection.say(self._where())
+        else:
+            self._callers.append(caller)  # until we are the hub, or know where it is
+
+    def _answer_callers(self) -> None:
+        callers, self._callers = self._callers, []
+        for caller in callers:
+            self._came(caller)
+
+    def _where(self) -> Message:
+        if self._serving is not None:
+            where = HubIs(address=self._place.address, port=self._port or 0, stays=bool(self._serving.missing()))
+        elif self._attending is not None and time.monotonic() - self._attending.heard_s < _SURE_S:
+            where = HubIs(address=self._attending.address[0], port=self._attending.address[1])
+        else:
+            where = HubIs()
+        return {"to": None, **as_message(where)}
+
+    def _introduced(self, message: Message) -> Hello | WhereIsTheHub:
+        """Raises WireError."""
+        another = WireError("this hub belongs to another run")
+        try:
+            hello = parse(TO_LISTENER, message)
+        except WireError:
+            raise another from None
+        if not isinstance(hello, Hello | WhereIsTheHub) or not self._is_ours(hello.run):
+            raise another
+        if isinstance(hello, WhereIsTheHub):
+            return hello
+        if not hello.node or hello.node == self._place.node:
+            raise WireError(f"a node that calls itself {hello.node!r} is here already")
+        return hello
+
+    def _is_ours(self, run: object) -> bool:
+        return isinstance(run, str) and hmac.compare_digest(_bytes(run), _bytes(self._place.run))
+
+
+def _bytes(text: str) -> bytes:
+    """Of any text that JSON may carry, lone surrogates too."""
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,40 @@
+"""Where the run's hub is, as the coordinator writes it beside the checkpoints: for nodes that come when the machine on
+which the first ones met is gone.
+
+    elastic/hub.json   {"host", "port", "nonce"}
+
+Whoever can read the run's storage can join the run. What lies there is a hint: a hub that has moved on says where to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from checkpoint.errors import CheckpointError
+from checkpoint.storage import Missing, get_bounded, open_storage
+
+KEY = "elastic/hub.json"
+_BYTES_MAX = 1 << 12
+_RETRY_S = 10.0
+
+
+def write(url: str | os.PathLike[str], options: Mapping[str, Any] | None, where: Mapping[str, Any]) -> None:
+    """Raises CheckpointError."""
+    with contextlib.closing(open_storage(url, dict(options or {}), retry_s=_RETRY_S)) as storage:
+        storage.put(KEY, json.dumps(dict(where)).encode())
+
+
+def read(url: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """None: there is nothing of the kind. Raises CheckpointError where the storage cannot be read."""
+    with contextlib.closing(open_storage(url, retry_s=_RETRY_S)) as storage, contextlib.suppress(Missing, ValueError):
+        found = json.loads(get_bounded(storage, KEY, _BYTES_MAX))
+        if isinstance(found, dict) and found.keys() >= {"host", "port", "nonce"}:
+            return found
+    return None
+
+
+__all__ = ["KEY", "CheckpointError", "read", "write"]

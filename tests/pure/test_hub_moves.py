@@ -1,0 +1,253 @@
+"""A hub is lost, and the next one learns of the run from the nodes that come to it; nodes are lost, and the others may
+go on or may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic.membership.hub import Hub
+from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
+from elastic.membership.node_report import NodeReport
+from elastic.membership.rules import BOUNDARY
+from elastic.membership.wire import WireError
+from tests.kit.stage import MID_STEP
+
+CLAIM = {"claim": 1, "nonce": "first"}
+
+
+class Run:
+    """Nodes with a worker each, called A0, B0, …, in view 1 under the first hub."""
+
+    def __init__(self, nodes: str, *, witness: bool) -> None:
+        self.now_s = 0.0
+        self.reports = {node: NodeReport() for node in nodes}
+        self.heard: dict[str, list[dict[str, Any]]] = {node: [] for node in nodes}
+        self.hub = Hub(nodes_max=len(nodes), nodes_first=len(nodes))
+        for node in nodes:
+            self.tell(node, "hello", places=1, address=f"10.0.0.{ord(node)}", port=1)
+            self.tell(node, "started", worker=f"{node}0", local_rank=0)
+        for node in nodes:
+            self.tell(node, "ready", worker=f"{node}0", shares=8, identity="one")
+        for agreed in (False, True) if witness else ():
+            for node in nodes:
+                self.tell(node, "witness", worker=f"{node}0", generation=1, claim=CLAIM, agreed=agreed)
+        self.meets(nodes)
+
+    def tell(self, node: str, say: str, **facts: Any) -> None:
+        message = {"say": say, **facts}
+        self.reports[node].told(parse(TO_HUB, message))
+        self.orders(self.hub.receive(self.now_s, node, message))
+
+    def orders(self, orders: list[Any]) -> None:
+        for order in orders:
+            said = parse(TO_AGENT if order.worker is None else TO_WORKER, order.message)
+            self.reports[order.node].ordered(order.worker, said)
+            self.heard[order.node].append(order.message)
+
+    def meets(self, nodes: str) -> None:
+        for node in nodes:
+            self.tell(node, "entered", worker=f"{node}0", generation=self.hub.generation)
+
+    def over(self, nodes: str, *, step: int = 7, at: str = MID_STEP) -> None:
+        for node in nodes:
+            facts = {"generation": self.hub.generation, "step": step, "at": at, "lost": at != BOUNDARY}
+            self.tell(node, "view_is_over", worker=f"{node}0", **facts)
+
+    def moves(self, nodes: str, *, lost: str = "", left: str = "") -> None:
+        """The hub is gone; these nodes come to the next one."""
+        self.hub = Hub(nodes_max=9, takes_over=True)
+        for node in (*lost, *left):
+            self.orders(self.hub.without(self.now_s, node, left=node in left))
+        for node in nodes:
+            self.comes(node)
+
+    def comes(self, node: str) -> None:
+        report = self.reports[node].document()
+        hello = {"say": "hello", "places": 1, "address": f"10.0.0.{ord(node)}", "port": 1, "report": report}
+        self.orders(self.hub.receive(self.now_s, node, hello))
+
+    def later(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.orders(self.hub.tick(self.now_s))
+
+    def said(self, node: str, say: str) -> list[dict[str, Any]]:
+        return [message for message in self.heard[node] if message["say"] == say]
+
+    def view(self, node: str) -> str:
+        """Of the newest view that its worker was told of."""
+        return " ".join(self.said(node, "view")[-1]["workers"])
+
+    def claims(self, node: str) -> None:
+        """Its worker was asked to, and does."""
+        (words,) = self.said(node, "claim")[-1:]
+        claim = {"claim": 2, "nonce": "second", "nodes": words["nodes"]}
+        self.tell(node, "claimed", worker=f"{node}0", generation=words["generation"], claim=claim)
+
+
+def test_a_hub_that_hands_over_costs_no_view() -> None:
+    run = Run("ABC", witness=True)
+    run.tell("A", "leaving", worker="A0", generation=1, step=7)
+    run.over("BC", at=BOUNDARY)
+    run.tell("A", "exited", worker="A0", code=0, expected=True)
+    run.meets("BC")
+    run.moves("B", left="A")
+    run.later(1.0)
+    run.comes("C")
+    run.later(10.0)
+    assert run.hub.generation == 2
+    assert run.view("B") == run.view("C") == "B0 C0"
+    assert not run.said("B", "broken") + run.said("C", "broken")
+
+
+def test_the_hub_crashes_and_those_who_are_left_go_on_under_the_next_claim() -> None:
+    run = Run("ABC", witness=True)
+    run.moves("BC", lost="A")
+    assert run.said("B", "broken")
+    assert run.said("C", "broken")
+    run.over("BC")
+    assert not run.said("C", "claim")
+    run.claims("B")
+    assert run.view("B") == run.view("C") == "B0 C0"
+    assert run.hub.generation == 2
+    assert run.said("C", "view")[-1]["claim"]["nonce"] == "second"
+    assert run.said("C", "view")[-1]["witness"]
+
+
+def test_what_workers_said_to_the_hub_before_is_not_asked_again() -> None:
+    run = Run("ABC", witness=False)
+    run.over("BC")
+    run.moves("BC", lost="A")
+    assert run.view("B") == "B0 C0"
+
+
+def test_a_view_waits_for_those_who_have_not_come_to_the_next_hub_yet() -> None:
+    run = Run("ABCD", witness=False)
+    run.moves("BC", lost="A")
+    run.over("BC")
+    run.later(1.0)
+    assert run.hub.generation == 1
+    run.comes("D")
+    run.over("D")
+    assert run.view("B") == "B0 C0 D0"
+
+
+def test_one_that_does_not_come_is_gone_where_the_others_are_a_majority() -> None:
+    run = Run("ABCDE", witness=False)
+    run.moves("BCE", lost="A")
+    run.over("BCE")
+    run.later(1.0)
+    assert run.hub.generation == 1
+    run.later(1.0)
+    assert run.view("B") == "B0 C0 E0"
+
+
+def test_a_minority_stays_says_why_and_goes_on_once_the_others_are_back() -> None:
+    run = Run("ABCD", witness=False)
+    run.moves("BC", lost="AD")
+    run.over("BC")
+    run.later(60.0)
+    assert run.hub.generation == 1
+    assert "2 of the 4 nodes of view 1 are here" in run.said("B", "status")[-1]["text"]
+    assert run.hub.missing() == ["A", "D"]
+    run.comes("D")
+    run.over("D")
+    assert run.view("B") == "B0 C0 D0"
+
+
+def test_one_half_leaves_the_claim_to_the_others_for_a_moment() -> None:
+    run = Run("ABCD", witness=True)
+    run.moves("BC", lost="AD")
+    run.over("BC")
+    assert not run.said("B", "claim")
+    assert "2 of the 4 nodes of view 1 are here, which is no majority" in run.said("B", "status")[-1]["text"]
+    run.later(1.1)
+    run.claims("B")
+    assert run.view("B") == "B0 C0"
+
+
+def test_the_side_that_does_not_get_the_claim_is_moved_on_from() -> None:
+    run = Run("ABCD", witness=True)
+    run.moves("BC", lost="AD")
+    run.over("BC")
+    run.later(1.1)
+    run.tell("B", "claimed", worker="B0", generation=2, claim=None, why="claim 2 is newer", moved_on=True)
+    assert run.said("B", "moved_on")
+    assert run.said("C", "moved_on")
+    assert run.hub.generation == 1
+
+
+def test_a_storage_that_fails_is_asked_again() -> None:
+    run = Run("ABC", witness=True)
+    run.moves("BC", lost="A")
+    run.over("BC")
+    run.tell("B", "claimed", worker="B0", generation=2, claim=None, why="timed out")
+    assert any("timed out" in status["text"] for status in run.said("B", "status"))
+    assert len(run.said("B", "claim")) == 1
+    run.later(1.1)
+    assert len(run.said("B", "claim")) == 2
+    run.claims("B")
+    assert run.view("B") == "B0 C0"
+
+
+def test_another_one_is_asked_where_the_first_dies_as_it_claims() -> None:
+    run = Run("ABCD", witness=True)
+    run.moves("BCD", lost="A")
+    run.over("BCD")
+    assert run.said("B", "claim")
+    run.tell("B", "exited", worker="B0", signal="SIGKILL")
+    run.claims("C")
+    assert run.view("C") == "C0 D0"
+
+
+def test_a_node_of_an_older_view_is_moved_on_from_and_joins_again() -> None:
+    run = Run("ABC", witness=True)
+    run.orders(run.hub.lost(0.0, "C", dead=False))
+    run.over("AB")
+    run.claims("A")
+    assert run.view("A") == "A0 B0"
+    run.comes("C")
+    assert run.said("C", "moved_on")
+    run.reports["C"] = NodeReport()
+    run.comes("C")
+    assert run.said("C", "start") == [{"say": "start", "local_rank": 0}]
+
+
+def test_a_hub_that_was_away_gives_way_to_a_newer_view_and_its_own_node_is_moved_on_from() -> None:
+    run = Run("ABC", witness=False)
+    old = run.hub
+    run.moves("BC", lost="A")
+    run.over("BC")
+    assert run.view("B") == "B0 C0"
+    run.hub = old
+    run.orders(old.lost(0.0, "B", dead=False))
+    run.comes("B")
+    assert run.said("A", "moved_on")
+
+
+def test_a_place_whose_worker_is_on_its_way_gets_no_second_one() -> None:
+    hub = Hub(nodes_max=2, takes_over=True)
+    empty = NodeReport().document()
+    orders = hub.receive(0.0, "B", {"say": "hello", "places": 2, "starting": [1], "report": empty})
+    assert [order.message for order in orders if order.message["say"] == "start"] == [{"say": "start", "local_rank": 0}]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"view": {}},
+        {"view": {"say": "end", "why": "x"}},
+        {"known": [{"generation": "x"}]},
+        {"workers": [{"worker": "C0", "local_rank": 0, "generation": 1, "said": [{"say": "put"}]}]},
+        {"workers": [{"worker": "A0", "local_rank": 0, "generation": 1, "said": []}]},
+    ],
+)
+def test_a_report_that_is_none_or_speaks_for_others_changes_nothing(wrong: dict[str, Any]) -> None:
+    run = Run("ABC", witness=True)
+    run.orders(run.hub.lost(0.0, "C", dead=False))
+    report = {**run.reports["C"].document(), **wrong} if wrong else wrong
+    with pytest.raises(WireError):
+        run.hub.receive(0.0, "C", {"say": "hello", "places": 1, "report": report})
+    assert not run.said("A", "moved_on")
