@@ -178,9 +178,13 @@ class StateRestorer:
 
     def tell_where_the_hub_is(self) -> None:
         """Beside the checkpoints, in the background: for nodes that join when no other way leads there any more."""
-        hub = self._view_group.hub
-        if hub is None or hub == self._told_hub or self._view_group.rank != 0:
-            return
+        hub, live = self._view_group.hub, self._context.live
+        if live is not None:
+            live.on_hub_moved = self._write_where_the_hub_is
+        if hub is not None and hub != self._told_hub and self._view_group.rank == 0:
+            self._write_where_the_hub_is(hub)
+
+    def _write_where_the_hub_is(self, hub: dict[str, Any]) -> None:
         self._told_hub = hub
         url, options = self._config.url, self._config.storage_options
 

@@ -31,6 +31,7 @@ from elastic.membership.messages import (
     Failed,
     Finished,
     Hello,
+    HubAt,
     KillHung,
     Leaving,
     MovedOn,
@@ -306,6 +307,10 @@ class Hub:
             self._view_nodes = dict(zip(view.workers, view.nodes, strict=True))
             self._come_by_s = now_s + _COMES_S
         self._move_on()
+        coordinator = self._workers.get(self._view[0]) if self._view else None
+        hub = (self._beacon or {}).get("hub")
+        if coordinator is not None and coordinator.node == node and hub is not None:
+            self._say(coordinator, HubAt(hub=hub))
 
     def _said_before(self, now_s: float, worker: Worker, said: Any) -> None:
         """To the hub before this one."""

@@ -30,6 +30,7 @@ from elastic.membership.messages import (
     TO_WORKER,
     Broken,
     End,
+    HubAt,
     Leave,
     NewView,
     OnBoard,
@@ -100,6 +101,7 @@ class Live:
 
     leave     why this worker should leave, once somebody says so
     on_broken called in the channel's thread when the present view is broken
+    on_hub_moved  called there on the coordinator, with where the hub is now
     """
 
     def __init__(self, channel: int) -> None:
@@ -119,6 +121,7 @@ class Live:
         self._gone = False
         self.leave: str | None = None
         self.on_broken: Callable[[], None] | None = None
+        self.on_hub_moved: Callable[[Message], None] | None = None
         self._thread = threading.Thread(target=self._listen, name="elastic-channel", daemon=True)
         self._thread.start()
 
@@ -298,7 +301,7 @@ class Live:
         faulthandler.dump_traceback_later(ORPHAN_S, exit=True)  # a thread of C: it ends what holds Python's lock, too
 
     def _heard(self, said: ToWorker) -> None:
-        broken = False
+        broken, moved = False, None
         with self._changed:
             match said:
                 case NewView():
@@ -314,6 +317,8 @@ class Live:
                     self._asked = generation
                 case TakeClaim():
                     self._claim = said
+                case HubAt(hub=hub):
+                    moved = hub
                 case messages.OtherIdentity(identity=identity):
                     self._identity = (identity,)
                 case Released():
@@ -326,6 +331,8 @@ class Live:
             self._changed.notify_all()
         if broken and self.on_broken is not None:
             self.on_broken()
+        if moved is not None and self.on_hub_moved is not None:
+            self.on_hub_moved(moved)
 
 
 def said(say: str, facts: Message) -> bytes:

@@ -399,6 +399,13 @@ class TakeClaim:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HubAt:
+    """To the coordinator: the hub has moved, and nobody left the view for it. hub: see hub_file.py"""
+
+    hub: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class OtherIdentity:
     identity: Any
 
@@ -422,7 +429,7 @@ class Released:
 
 
 ToAgent = Start | Status | KillHung | RunIsOver | Ping | Roster | Handover | HubIs | MovedOn
-ToWorker = NewView | OnBoard | Broken | Regroup | Save | TakeClaim | OtherIdentity | End | Released | Leave
+ToWorker = NewView | OnBoard | Broken | Regroup | Save | TakeClaim | HubAt | OtherIdentity | End | Released | Leave
 
 FROM_WORKER: Mapping[str, type] = {
     "ready": Ready,
@@ -466,6 +473,7 @@ TO_WORKER: Mapping[str, type] = {
     "regroup": Regroup,
     "save": Save,
     "claim": TakeClaim,
+    "hub_at": HubAt,
     "identity": OtherIdentity,
     "released": Released,
     "end": End,

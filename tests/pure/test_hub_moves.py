@@ -115,6 +115,15 @@ def test_the_hub_crashes_and_those_who_are_left_go_on_under_the_next_claim() -> 
     assert run.said("C", "view")[-1]["witness"]
 
 
+def test_the_coordinator_learns_where_the_hub_is_though_no_view_comes() -> None:
+    run = Run("ABC", witness=True)
+    run.hub = Hub(nodes_max=9, takes_over=True, beacon={"hub": {"host": "b", "port": 2, "nonce": "n"}})
+    run.comes("B")
+    assert not run.said("B", "hub_at")
+    run.comes("A")
+    assert run.said("A", "hub_at") == [{"say": "hub_at", "hub": {"host": "b", "port": 2, "nonce": "n"}}]
+
+
 def test_what_workers_said_to_the_hub_before_is_not_asked_again() -> None:
     run = Run("ABC", witness=False)
     run.over("BC")
