@@ -334,7 +334,7 @@ class Agent:
         self._say(
             f"the run's hub is lost, and there is no other: {why}\n"
             f"  state  the {len(self._workers)} workers of this node finish their step, save what they may, and leave\n"
-            "  next   see what became of the first node; the same command goes on from what is saved"
+            "  next   see what became of the other nodes; the same command goes on from what is saved"
         )
         self.leave("the loss of the hub")
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from elastic.membership.messages import NewView
 from elastic.membership.node_report import NodeReport, number_of
 from elastic.membership.succession import Claim, GoOn, KnownView, Share, Stay, may_go_on
 
@@ -136,8 +135,3 @@ class GoingOn:
     def _newest_met(self) -> tuple[KnownView, ...]:
         met = [view for view in self._known if view.met]
         return (max(met, key=lambda view: view.generation),) if met else ()
-
-
-def newest_view(reports: Iterable[NodeReport]) -> NewView | None:
-    views = [report.view for report in reports if report.view is not None]
-    return max(views, key=lambda view: view.generation, default=None)
