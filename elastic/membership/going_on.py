@@ -87,6 +87,10 @@ class GoingOn:
         if self._known and self._known[-1].generation == generation:
             self._known = (replace(self._known[-1], met=True),)
 
+    def has_met(self, generation: int) -> bool:
+        """Whether all workers of this view have met, as far as is known."""
+        return any(view.met and view.generation == generation for view in self._known)
+
     def witness(self, claim: ClaimDocument, *, agreed: bool) -> None:
         """See messages.Witness."""
         self.claim = claim

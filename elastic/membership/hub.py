@@ -74,6 +74,7 @@ _SHORT_S = 1.0  # a node whose workers are being replaced is back by then
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named
 _GONE_MAX = 64  # that a view tells of
 _WITHOUT = "the run has gone on without this node, of which nothing was heard"
+_ALONE_S = 10.0  # a hub that took over, and to which nobody of any view has come by then, begins anew with newcomers
 _COMES_S = 1.5  # a node of the last view has so long to come to a hub that has taken over
 
 
@@ -157,7 +158,9 @@ class Hub:
         self._where: dict[str, tuple[str, int]] = {}  # nodes that listen
         self._view_nodes: dict[str, str] = {}  # of the workers of the present view
         self._takes_over = takes_over
+        self._took_over_s: float | None = None
         self._come_by_s: float | None = None  # who is awaited after a takeover
+        self._forms_under_another = False  # hub, maybe: the present view
         self._stays: str | None = None
         self._lost: set[str] = set()  # who is not awaited
         self._orders: list[Order] = []
@@ -305,7 +308,7 @@ class Hub:
         if view is not None and view.generation > self.generation:
             self.generation, self._view = view.generation, tuple(view.workers)
             self._view_nodes = dict(zip(view.workers, view.nodes, strict=True))
-            self._come_by_s = now_s + _COMES_S
+            self._come_by_s, self._forms_under_another = now_s + _COMES_S, True
         self._move_on()
         coordinator = self._workers.get(self._view[0]) if self._view else None
         hub = (self._beacon or {}).get("hub")
@@ -562,6 +565,8 @@ class Hub:
             self._ending, self._ending_since_s = why, now_s
 
     def _decided(self, now_s: float) -> list[Order]:
+        if self._took_over_s is None:
+            self._took_over_s = now_s
         if not self._over:
             self._decide(now_s)
         orders, self._orders = self._orders, []
@@ -574,6 +579,10 @@ class Hub:
             del self._later[place]
             self._start(place)
         running = [worker for worker in self._members() if worker.status == WorkerStatus.MEMBER]
+        if self._forms_under_another and not self._awaits_others(now_s):
+            # What they told each other to form their group may be lost with that hub.
+            self._forms_under_another = False
+            self._broken |= not self._going_on.has_met(self.generation)
         gone = any(id not in self._workers and not self._comes(now_s, id) for id in self._view)
         if running and (gone or self._broken or self._ending is not None):
             self._tell_broken(now_s, running)
@@ -607,6 +616,8 @@ class Hub:
         return self._come_by_s is not None and now_s < self._come_by_s
 
     def _awaits_others(self, now_s: float) -> bool:
+        if self._takes_over and self.generation == 0:
+            return self._took_over_s is None or now_s - self._took_over_s < _ALONE_S
         return any(self._comes(now_s, id) for id in self._view)
 
     def _may_go_on(self, now_s: float) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 
 from elastic.loop.transfer import Standing, roles
 from elastic.membership.hub import AGAIN, Hub, Order
+from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
+from elastic.membership.node_report import NodeReport
 from elastic.membership.rules import BOUNDARY
 from elastic.membership.wire import Message
 
@@ -109,12 +111,10 @@ class Worker:
             case "identity":
                 self.other = True
             case "released":
-                assert self.released is None
                 self.released = message
             case "leave":
                 self.leave = True
             case "end":
-                assert self.end is None
                 self.end = message
                 self.sever()
             case "save":
@@ -385,6 +385,7 @@ class Worker:
         rewinds = not self.world.chance(self.world.strands)
         standing = Standing(step=step, agreements=len(self.agreements), torn=self.updating, rewinds=rewinds)
         standings = yield from self.collective("standings", standing)
+        self.say("entered", generation=self.generation)
         parts = roles(standings)
         rank = members.index(self.id)
         if parts is None:
@@ -418,14 +419,23 @@ class Node:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.report = NodeReport()
         self.up: deque[Message] = deque()
         self.down: deque[Order] = deque()
         self.requests: deque[int] = deque()
         self.workers: dict[str, Worker] = {}
+        self.places = 0
+        self.before: set[str] = set()  # its workers so far, when it came to another hub
         self.leaving = False
         self.admitted = True
         self.over: Message | None = None
         self.deadline_s = float("inf")
+
+    def tells(self, say: str, **facts: Any) -> None:
+        """The hub, whichever it will be when it is heard."""
+        message = {"say": say, **facts}
+        self.report.told(parse(TO_HUB, message))
+        self.up.append(message)
 
     @property
     def done(self) -> bool:
@@ -434,7 +444,10 @@ class Node:
 
 
 class World:
-    """places: workers per node, by node name; the first node has the hub, and is never lost."""
+    """places: workers per node, by node name; the first node has the hub, until it is lost or leaves.
+
+    watch  is told what the hub orders   moved: that there is another hub
+    """
 
     def __init__(
         self,
@@ -444,6 +457,7 @@ class World:
         shares: int = 8,
         has_run: bool = True,
         watch: Callable[[World, list[Order]], None],
+        moved: Callable[[World], None] = lambda world: None,
         **hub: Any,
     ) -> None:
         self.random = random.Random(seed)
@@ -452,6 +466,11 @@ class World:
         self.bug_at: int | None = None
         self.others = False  # whether newcomers differ from the run, and accept it
         self.hub = Hub(**hub)
+        self._rules = hub
+        self.hub_at = "node0"
+        self.hubs = 1
+        self.gone: set[str] = set()
+        self._moved = moved
         self.now_s = 0.0
         self.nodes: dict[str, Node] = {}
         self.every: dict[str, Worker] = {}
@@ -479,12 +498,46 @@ class World:
 
     def comes(self, name: str, places: int) -> None:
         node = self.nodes[name] = Node(name)
+        self.gone.discard(name)
+        node.places = places
         node.up.append({"say": "hello", "node": name, "places": places})
         node.requests.extend(range(places))
 
+    def hub_moves(self) -> None:
+        """Its node was lost, or leaves: what was on its way is lost, and the others come to another one."""
+        name, left = self.hub_at, self.nodes[self.hub_at].leaving
+        node = self.nodes.pop(name)
+        self.gone.add(name)
+        node.leaving |= node.over is None
+        for worker in node.workers.values():
+            worker.ends(None, "SIGKILL") if worker.alive else None
+        self.told_exited |= node.workers.keys()
+        if not self.nodes:
+            return
+        self.hubs += 1
+        self.hub_at = self.random.choice(list(self.nodes))
+        self.hub = Hub(takes_over=True, **self._rules)
+        self._moved(self)
+        self._orders(self.hub.without(self.now_s, name, left=left))
+        for gone in self.gone - {name} if left else self.gone:  # whose machines refuse connections
+            self._orders(self.hub.lost(self.now_s, gone, dead=True))
+        for other in self.nodes.values():
+            other.up.clear()
+            other.down.clear()
+            other.before = {id for id, worker in self.every.items() if worker.node is other}
+            if other.over is not None:
+                continue
+            places = 0 if other.leaving else other.places
+            hello = {"say": "hello", "node": other.name, "places": places, "starting": list(other.requests)}
+            other.up.append({**hello, "report": other.report.document()})
+
     def lost(self, name: str) -> None:
         """The agent is gone, and its workers with it. What it said last may be lost on the way."""
+        if name == self.hub_at:
+            self.hub_moves()
+            return
         node = self.nodes.pop(name)
+        self.gone.add(name)
         node.leaving |= node.over is None
         for worker in node.workers.values():
             worker.ends(None, "SIGKILL") if worker.alive else None
@@ -498,7 +551,7 @@ class World:
         if node.deadline_s == float("inf"):
             node.deadline_s = self.now_s + LEAVE_S
         while node.requests:
-            node.up.append({"say": "unstarted", "local_rank": node.requests.popleft()})
+            node.tells("unstarted", local_rank=node.requests.popleft())
         for worker in node.workers.values():
             worker.expected = True
             if worker.is_ready:
@@ -531,7 +584,7 @@ class World:
         if not self.nodes:
             return
         chance, node = self.random.random(), self.random.choice(list(self.nodes.values()))
-        if node.done and (node.name != "node0" or node.leaving):  # the first one stays, as the hub only
+        if node.done and (node.name != self.hub_at or node.leaving):
             self.lost(node.name)
             return
         if chance < 0.05:
@@ -550,7 +603,7 @@ class World:
             worker = self.random.choice(list(node.workers.values()))
             chance = self.random.random()
             if worker.up and chance < 0.4:
-                node.up.append({**worker.up.popleft(), "worker": worker.id})
+                node.tells(**{**worker.up.popleft(), "worker": worker.id})
             elif worker.down and chance < 0.6:
                 message = worker.down.popleft()
                 worker.hear(message) if worker.alive else None
@@ -572,27 +625,28 @@ class World:
         assert not any(worker.local_rank == local_rank for worker in node.workers.values()), "a place is taken"
         worker = Worker(self, node, local_rank, len(self.every))
         self.every[worker.id] = node.workers[worker.id] = worker
-        node.up.append({"say": "started", "worker": worker.id, "local_rank": local_rank})
+        node.tells("started", worker=worker.id, local_rank=local_rank)
 
     def _reaped(self, node: Node, worker: Worker) -> None:
-        node.up.extend({**message, "worker": worker.id} for message in worker.up)
+        for message in worker.up:
+            node.tells(**{**message, "worker": worker.id})
         del node.workers[worker.id]
         code, signal = worker.exit
-        exited = {"say": "exited", "code": code, "signal": signal, "hung": worker.hung, "expected": worker.expected}
-        node.up.append({**exited, "worker": worker.id, "step": worker.at_step})
+        how = {"code": code, "signal": signal, "hung": worker.hung, "expected": worker.expected}
+        node.tells("exited", worker=worker.id, step=worker.at_step, **how)
 
     def _ordered(self, node: Node, order: Order) -> None:
+        node.report.ordered(order.worker, parse(TO_AGENT if order.worker is None else TO_WORKER, order.message))
         if order.worker is not None:
             assert self.every[order.worker].node is node
             if order.worker in node.workers:
                 node.workers[order.worker].down.append(order.message)
         elif order.message["say"] == "start":
             if node.leaving or node.over is not None:
-                node.up.append({"say": "unstarted", "local_rank": order.message["local_rank"]})
+                node.tells("unstarted", local_rank=order.message["local_rank"])
             else:
                 node.requests.append(order.message["local_rank"])
-        elif order.message["say"] == "run_is_over":
-            assert node.over is None, "over twice"
+        elif order.message["say"] == "run_is_over" and node.over is None:
             node.over = order.message
             node.admitted = order.message["why"] not in REFUSALS
             self.leaves(node)
@@ -600,6 +654,9 @@ class World:
     def _told(self, node: Node, message: Message) -> None:
         if message["say"] == "exited":
             self.told_exited.add(message["worker"])
+        elif message.get("report") is not None:
+            reported = {worker["worker"] for worker in message["report"]["workers"]}
+            self.told_exited |= node.before - reported
         self._orders(self.hub.receive(self.now_s, node.name, message))
 
     def _orders(self, orders: list[Order]) -> None:

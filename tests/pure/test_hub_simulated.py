@@ -22,6 +22,7 @@ class Judge:
 
     def __init__(self) -> None:
         self.view: list[str] = []
+        self.listed: list[str] = []  # in it, be they told of it or not
         self.generation = 0
         self.saving: list[str] = []  # in this generation
         self.released: set[tuple[int, str]] = set()
@@ -37,7 +38,7 @@ class Judge:
                 published.setdefault(order.message["generation"], []).append(order)
             elif say in ("broken", "regroup", "board"):
                 assert order.message["generation"] == self.generation or say in ("regroup", "board")
-                assert order.worker in (published[max(published)][0].message["workers"] if published else self.view)
+                assert order.worker in (published[max(published)][0].message["workers"] if published else self.listed)
             elif say == "released" and order.message["safe"]:
                 self.judge_release(world, order.worker or "")
             elif say == "save":
@@ -49,6 +50,17 @@ class Judge:
                 self.saving.append(order.worker or "")
         for generation, views in sorted(published.items()):
             self.judge_view(world, generation, views)
+
+    def moved(self, world: World) -> None:
+        """To another hub, which knows the views that somebody was told of."""
+        views = [node.report.view for node in world.nodes.values() if node.report.view is not None]
+        newest = max(views, key=lambda view: view.generation, default=None)
+        self.listed, self.generation = (newest.workers, newest.generation) if newest is not None else ([], 0)
+        within = {id: one.generation for node in world.nodes.values() for id, one in node.report.workers.items()}
+        self.view = [
+            id for id in self.listed if within.get(id) != 0
+        ]  # who was in none yet, and not told, is a newcomer still
+        self.saving = []
 
     def judge_release(self, world: World, id: str) -> None:
         """Nobody who leaves in order throws the newest state away. (Whom the hub takes for living may be dead, or die
@@ -70,9 +82,11 @@ class Judge:
         assert len(list(dict.fromkeys(nodes))) == sum(a != b for a, b in zip([None, *nodes], nodes, strict=False))
 
         leaving = {id for id in self.view if (self.generation, id) in world.leaving_in}
-        said = {id: world.over_at.get((self.generation, id), BOUNDARY if id in leaving else None) for id in self.view}
+        at = {id: min(self.generation, world.every[id].generation or self.generation) for id in self.view}
+        said = {id: world.over_at.get((at[id], id), BOUNDARY if id in leaving else None) for id in self.view}
         for id in self.view:
             done = said[id] is not None or world.every[id].left or world.every[id].step >= STEPS
+            done |= world.every[id].generation < self.generation  # it was never told of that view
             assert done or not world.every[id].alive, f"{id} of view {self.generation} is still in it"
         survivors = [id for id in self.view if said[id] is not None and id not in world.told_exited]
         survivors = [id for id in survivors if id in view or id not in leaving]  # some stay that wanted to leave
@@ -82,12 +96,12 @@ class Judge:
             assert all(said[id] == BOUNDARY for id in survivors), "a newcomer joins in the middle of a step"
             assert not set(self.view) & (set(view) - set(survivors)), "one that left is back"
         self.saving = []
-        self.view, self.generation = view, generation
+        self.view, self.listed, self.generation = view, view, generation
 
 
 def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
     workers = [worker for worker in world.workers() if worker.alive and not worker.stopped]
-    others = [node for name, node in world.nodes.items() if name != "node0" and not node.leaving]
+    others = [node for name, node in world.nodes.items() if name != world.hub_at and not node.leaving]
     kind = chance.choice(allowed)
     if kind == "comes":
         missing = [f"node{i}" for i in range(1, 4) if f"node{i}" not in world.nodes]
@@ -98,6 +112,9 @@ def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
     elif kind == "lost":
         if others:
             world.lost(chance.choice(others).name)
+    elif kind == "hub":
+        if len(world.nodes) > 1:
+            world.lost(world.hub_at)
     elif kind == "drain":
         drain(world, chance.choice([node for node in world.nodes.values() if node.over is None] or [None]))
     elif workers:
@@ -148,11 +165,13 @@ def simulate(seed: int) -> World:
     chance = random.Random(f"plan {seed}")
     count = chance.choice([1, 1, 2, 3])
     nodes_min = chance.randrange(1, count + 1)
+    judge = Judge()
     world = World(
         seed,
         {f"node{i}": chance.randrange(1, 5 - count) for i in range(count)},
         shares=chance.choice([2, 3, 4, 8]),
-        watch=Judge(),
+        watch=judge,
+        moved=judge.moved,
         nodes_min=nodes_min,
         nodes_max=3,
         nodes_first=chance.choice([1, count]),
@@ -179,7 +198,7 @@ def simulate(seed: int) -> World:
         "quit",
         "cannot save",
     ]
-    kinds += ["comes", "comes", "lost", "drain"] if count > 1 or chance.random() < 0.3 else []
+    kinds += ["comes", "comes", "lost", "hub", "drain"] if count > 1 or chance.random() < 0.3 else []
     allowed = chance.sample(kinds, chance.randrange(1, len(kinds)))
     rate = chance.choice([0.001, 0.01, 0.05])
     for _ in range(chance.randrange(1500)):
@@ -224,7 +243,8 @@ def test_views_are_agreed_on_and_runs_end_whatever_happens() -> None:
 
 
 def quietly(seed: int, workers: int) -> World:
-    return World(seed, {"node0": workers}, watch=Judge())
+    judge = Judge()
+    return World(seed, {"node0": workers}, watch=judge, moved=judge.moved)
 
 
 def finish(world: World) -> None:
