@@ -401,6 +401,7 @@ class HubLink:
             before = ", ".join(f"{node}, which leaves" if left else node for node, left in self._lost.items())
             self._say(f"this node is the run's hub now, after {before or 'one that could not be reached'}")
             self._met_s = now_s
+            hub.expect(name for name, _ in self._roster)
             for node, left in self._lost.items():
                 hub.without(now_s, node, left=left)
         self._serving.told(place.node, self._hello())

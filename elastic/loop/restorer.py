@@ -201,19 +201,19 @@ class StateRestorer:
         assert live is not None
         assert self._claimed is not None
         assert words.beacon is not None
-        answers = words.beacon["nonce"], words.beacon["endpoint"]
+        answers, at = (words.beacon["nonce"], words.beacon["endpoint"]), words.generation
         self._phases.sign(Phase.SAVING, self.storage_s)
         try:
             saver = self._open_saver()
             if not saver.can_exclude:
-                live.claimed(None, why="it creates objects although they exist, so it cannot tell two sides apart")
+                live.claimed(at, None, why="it creates objects although they exist, so it cannot tell two sides apart")
                 return
             self._claimed = saver.succeed(self._claimed, answers=answers, nodes=words.nodes)
-            live.claimed(self._claimed.document())
+            live.claimed(at, self._claimed.document())
         except checkpoint.ClaimLost as lost:
-            live.claimed(None, why=f"others have gone on with the run: {lost}", moved_on=True)
+            live.claimed(at, None, why=f"others have gone on with the run: {lost}", moved_on=True)
         except checkpoint.CheckpointError as failure:
-            live.claimed(None, why=str(failure))
+            live.claimed(at, None, why=str(failure))
         finally:
             self._phases.sign(Phase.WAITING)
 

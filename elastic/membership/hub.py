@@ -159,6 +159,8 @@ class Hub:
         self._view_nodes: dict[str, str] = {}  # of the workers of the present view
         self._takes_over = takes_over
         self._took_over_s: float | None = None
+        self._above = 0  # generations that there were
+        self._expected: set[str] = set()
         self._come_by_s: float | None = None  # who is awaited after a takeover
         self._forms_under_another = False  # hub, maybe: the present view
         self._stays: str | None = None
@@ -241,6 +243,10 @@ class Hub:
         self._lost.add(node)
         return self.lost(now_s, node, dead=False)
 
+    def expect(self, nodes: Iterable[str]) -> None:
+        """After a takeover: what these know is waited for, if they come soon."""
+        self._expected = set(nodes)
+
     def missing(self) -> list[str]:
         """Nodes that the run may not go on without, as far as is known here."""
         return sorted(self._going_on.missing(self._nodes))
@@ -294,6 +300,7 @@ class Hub:
     def _on_report(self, now_s: float, node: str, report: NodeReport) -> None:
         """Of a node that comes from another hub."""
         self._begun = True
+        self._above = max(self._above, report.generation)
         self._going_on.reported(report)
         self._finished |= report.finished
         self._saved = max(self._saved, report.saved)
@@ -357,10 +364,10 @@ class Hub:
         nodes = [[node, *self._where[node]] for node in self._nodes if node in self._where]
         if nodes:
             for node in self._nodes:
-                self._tell(node, Roster(nodes=nodes))
+                self._tell(node, Roster(nodes=nodes, generation=self.generation))
 
     def _on_claimed(self, now_s: float, said: Claimed) -> None:
-        if said.generation != self.generation + 1:
+        if said.generation != self._next_generation:
             return
         if said.claim is not None:
             self._going_on.granted(said.claim, set(self._nodes))
@@ -615,9 +622,16 @@ class Hub:
             return False
         return self._come_by_s is not None and now_s < self._come_by_s
 
+    @property
+    def _next_generation(self) -> int:
+        return max(self.generation, self._above) + 1
+
     def _awaits_others(self, now_s: float) -> bool:
-        if self._takes_over and self.generation == 0:
-            return self._took_over_s is None or now_s - self._took_over_s < _ALONE_S
+        if self._takes_over and self._took_over_s is not None:
+            since_s = now_s - self._took_over_s
+            to_come = self._expected.difference(self._nodes, self._lost)
+            if (to_come and since_s < _COMES_S) or (self.generation == 0 and since_s < _ALONE_S):
+                return True
         return any(self._comes(now_s, id) for id in self._view)
 
     def _may_go_on(self, now_s: float) -> bool:
@@ -631,7 +645,9 @@ class Hub:
             asked = self._going_on.asks(worker.id for worker in survivors)
             if asked is not None:
                 beacon = self._beacon
-                words = TakeClaim(generation=self.generation + 1, nodes=sorted(self._nodes), beacon=beacon)
+                words = TakeClaim(
+                    generation=max(self.generation, self._above) + 1, nodes=sorted(self._nodes), beacon=beacon
+                )
                 self._say(self._workers[asked], words)
         if isinstance(verdict, Stay):
             self._stay(now_s, verdict.why)
@@ -779,7 +795,7 @@ class Hub:
 
     def _publish(self, now_s: float, chosen: list[Worker]) -> None:
         """With it goes who is gone since the last view, and how long the run was short of nodes."""
-        self.generation += 1
+        self.generation = self._next_generation
         gone, self._gone = self._gone, []
         short_s = now_s - self._short_since_s if self._short_since_s is not None else 0.0
         self._short_since_s = self._come_by_s = None
@@ -804,6 +820,7 @@ class Hub:
             self._say(worker, view)
         self._view = tuple(worker.id for worker in chosen)
         self._view_nodes = {worker.id: worker.node for worker in chosen}
+        self._tell_roster()
         if self._identity is None:
             self._identity = chosen[0].identity
             for worker in self._newcomers():

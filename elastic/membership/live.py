@@ -139,9 +139,9 @@ class Live:
         """See messages.Witness."""
         self._say("witness", generation=self._generation, claim=claim, agreed=agreed)
 
-    def claimed(self, claim: Message | None, *, why: str = "", moved_on: bool = False) -> None:
-        """To AskedToClaim."""
-        self._say("claimed", generation=self._generation + 1, claim=claim, why=why, moved_on=moved_on)
+    def claimed(self, generation: int, claim: Message | None, *, why: str = "", moved_on: bool = False) -> None:
+        """To AskedToClaim. generation: of the view that it is for"""
+        self._say("claimed", generation=generation, claim=claim, why=why, moved_on=moved_on)
 
     def view_is_over(self, *, step: int, at: str, lost: bool, whole: bool, torn: bool) -> None:
         """Done with the present view. lost: because a collective failed, so the others cannot go on either.

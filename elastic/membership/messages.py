@@ -275,10 +275,12 @@ class Ping:
 class Roster:
     """Who is in the run, in the order in which they become the hub.
 
-    nodes  of each [name, address, port]
+    nodes       of each [name, address, port]
+    generation  of the newest view: the next hub may hear of it from nobody else
     """
 
     nodes: list[list[Any]]
+    generation: int = 0
 
     def __post_init__(self) -> None:
         _within(0, len(self.nodes), _PLACES_MAX)

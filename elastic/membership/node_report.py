@@ -21,6 +21,7 @@ from elastic.membership.messages import (
     Leaving,
     NewView,
     Ready,
+    Roster,
     Saved,
     Started,
     ViewIsOver,
@@ -46,10 +47,12 @@ class ReportedWorker:
 
 @dataclass
 class NodeReport:
-    """view    the newest that any worker of this node was told of
+    """generation  the newest that this node has heard of
+    view    the newest that any worker of this node was told of
     claim   the run's, as far as is known here
     """
 
+    generation: int = 0
     view: NewView | None = None
     known: tuple[KnownView, ...] = ()
     claim: dict[str, Any] | None = None
@@ -80,6 +83,8 @@ class NodeReport:
 
     def ordered(self, worker: str | None, said: Any) -> None:
         """By the hub."""
+        if isinstance(said, Roster | NewView):
+            self.generation = max(self.generation, said.generation)
         if not isinstance(said, NewView):
             return
         if worker in self.workers:
@@ -97,6 +102,7 @@ class NodeReport:
 
     def document(self) -> dict[str, Any]:
         return {
+            "generation": self.generation,
             "view": as_message(self.view) if self.view is not None else None,
             "known": [_document(one) for one in self.known],
             "claim": self.claim,
@@ -118,6 +124,7 @@ class NodeReport:
         """Raises WireError."""
         try:
             return cls(
+                generation=int(facts["generation"]),
                 view=_view(facts["view"]),
                 known=tuple(_known(one) for one in facts["known"]),
                 claim=facts["claim"] if isinstance(facts["claim"], dict) else None,

@@ -377,7 +377,7 @@ class Worker:
             if self.broken >= self.generation or self.end is not None:
                 raise Lost
             yield
-        self.group = self.world.groups.setdefault(self.generation, Group(members))
+        self.group = self.world.groups.setdefault((self.generation, *members), Group(members))
         self.round = 0
         if self.broken >= self.generation:
             self.sever()
@@ -474,7 +474,7 @@ class World:
         self.now_s = 0.0
         self.nodes: dict[str, Node] = {}
         self.every: dict[str, Worker] = {}
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[tuple[object, ...], Group] = {}
         self.over_at: dict[tuple[int, str], str] = {}
         self.leaving_in: set[tuple[int, str]] = set()  # who has said so, in which generation
         self.told_exited: set[str] = set()
@@ -500,7 +500,7 @@ class World:
         node = self.nodes[name] = Node(name)
         self.gone.discard(name)
         node.places = places
-        node.up.append({"say": "hello", "node": name, "places": places})
+        node.up.append({"say": "hello", "node": name, "places": places, "address": name, "port": 1})
         node.requests.extend(range(places))
 
     def hub_moves(self) -> None:
@@ -517,6 +517,7 @@ class World:
         self.hubs += 1
         self.hub_at = self.random.choice(list(self.nodes))
         self.hub = Hub(takes_over=True, **self._rules)
+        self.hub.expect(other.name for other in self.nodes.values() if other.over is None)
         self._moved(self)
         self._orders(self.hub.without(self.now_s, name, left=left))
         for gone in self.gone - {name} if left else self.gone:  # whose machines refuse connections
@@ -528,8 +529,8 @@ class World:
             if other.over is not None:
                 continue
             places = 0 if other.leaving else other.places
-            hello = {"say": "hello", "node": other.name, "places": places, "starting": list(other.requests)}
-            other.up.append({**hello, "report": other.report.document()})
+            hello = {"say": "hello", "node": other.name, "places": places, "address": other.name, "port": 1}
+            other.up.append({**hello, "starting": list(other.requests), "report": other.report.document()})
 
     def lost(self, name: str) -> None:
         """The agent is gone, and its workers with it. What it said last may be lost on the way."""

@@ -142,6 +142,22 @@ def test_a_view_waits_for_those_who_have_not_come_to_the_next_hub_yet() -> None:
     assert run.view("B") == "B0 C0 D0"
 
 
+def test_what_a_node_of_the_roster_knows_is_waited_for() -> None:
+    """It may be the only one that was told of a newer view."""
+    run = Run("AB", witness=False)
+    run.over("AB", at=BOUNDARY)
+    assert run.hub.generation == 2
+    run.hub = Hub(nodes_max=9, takes_over=True)
+    run.hub.expect("AB")
+    older = Run("AB", witness=False)
+    older.over("B", at=BOUNDARY)
+    run.reports["B"] = older.reports["B"]
+    run.comes("B")
+    assert run.hub.generation == 1
+    run.comes("A")
+    assert run.hub.generation == 2
+
+
 def test_one_that_does_not_come_is_gone_where_the_others_are_a_majority() -> None:
     run = Run("ABCDE", witness=False)
     run.moves("BCE", lost="A")

@@ -73,7 +73,7 @@ class Judge:
 
     def judge_view(self, world: World, generation: int, orders: list[Order]) -> None:
         view = orders[0].message["workers"]
-        assert generation == self.generation + 1
+        assert generation == self.generation + 1 or (world.hubs > 1 and generation > self.generation)
         assert all(order.message == orders[0].message for order in orders)
         assert [order.worker for order in orders] == view
         assert 0 < len(view) <= world.shares
