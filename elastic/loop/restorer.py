@@ -168,13 +168,9 @@ class StateRestorer:
         if self.saver is not None:
             return
         assert self._claimed is not None
-        saver, beacon = self._open_saver(), self._view_group.beacon
+        saver = self._open_saver()
         saver.last_s = self.save_begun_s
-        assert beacon is not None
-        if beacon[0] == self._claimed.nonce:
-            saver.adopt(self._claimed)
-        else:
-            self._claimed = saver.succeed(self._claimed, answers=beacon, nodes=self._view_group.nodes)
+        saver.adopt(self._claimed)  # a view that needs another claim has got it before it was formed (succession.py)
 
     def tell_where_the_hub_is(self) -> None:
         """Beside the checkpoints, in the background: for nodes that join when no other way leads there any more."""
