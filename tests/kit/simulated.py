@@ -511,7 +511,7 @@ class World:
         node.leaving |= node.over is None
         for worker in node.workers.values():
             worker.ends(None, "SIGKILL") if worker.alive else None
-        self.told_exited |= node.workers.keys()
+        self.told_exited |= self._all_of(node)
         if not self.nodes:
             return
         self.hubs += 1
@@ -525,12 +525,16 @@ class World:
         for other in self.nodes.values():
             other.up.clear()
             other.down.clear()
-            other.before = {id for id, worker in self.every.items() if worker.node is other}
+            other.before = self._all_of(other)
             if other.over is not None:
                 continue
             places = 0 if other.leaving else other.places
             hello = {"say": "hello", "node": other.name, "places": places, "address": other.name, "port": 1}
             other.up.append({**hello, "starting": list(other.requests), "report": other.report.document()})
+
+    def _all_of(self, node: Node) -> set[str]:
+        """Its workers, those that have ended included."""
+        return {id for id, worker in self.every.items() if worker.node is node}
 
     def lost(self, name: str) -> None:
         """The agent is gone, and its workers with it. What it said last may be lost on the way."""
@@ -544,7 +548,7 @@ class World:
             worker.ends(None, "SIGKILL") if worker.alive else None
         for _ in range(self.random.randrange(len(node.up) + 1)):
             self._told(node, node.up.popleft())
-        self.told_exited |= node.workers.keys()
+        self.told_exited |= self._all_of(node)
         self._orders(self.hub.lost(self.now_s, name))
 
     def leaves(self, node: Node) -> None:

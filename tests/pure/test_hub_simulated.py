@@ -207,8 +207,10 @@ def simulate(seed: int) -> World:
         if chance.random() < rate:
             fault(world, chance, allowed)
         world.moment()
-    patience = world.moments + PATIENCE
+    hubs, patience = world.hubs, world.moments + PATIENCE
     while not world.over:
+        if world.hubs > hubs:  # a hub that ended the run may be lost before all have heard so: the next one ends it
+            hubs, patience = world.hubs, world.moments + PATIENCE
         assert world.moments < patience, "somebody waits for ever"
         world.moment()
         if world.moments == patience - PATIENCE // 2:
@@ -248,8 +250,10 @@ def quietly(seed: int, workers: int) -> World:
 
 
 def finish(world: World) -> None:
-    patience = world.moments + PATIENCE
+    hubs, patience = world.hubs, world.moments + PATIENCE
     while not world.over:
+        if world.hubs > hubs:  # a hub that ended the run may be lost before all have heard so: the next one ends it
+            hubs, patience = world.hubs, world.moments + PATIENCE
         assert world.moments < patience, "somebody waits for ever"
         world.moment()
 
