@@ -22,7 +22,7 @@ from elastic.membership.wire import Message, WireError
 Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
 
 LEASE_S = 3.0
-EVICT_S = LEASE_S + 0.6  # TCP sends again after 0.2, 0.6, 1.4 and 3.0 s: a cut of nearly a lease is heard through
+EVICT_S = LEASE_S + 0.6  # what was lost is sent again later: a cut of nearly a lease is heard through
 PING_S = 0.4
 HELD_UP_S = 1.0  # who comes so late to its own tick was stopped: that others were silent meanwhile says nothing
 _REFUSALS_TOLD = 10  # of one node: what comes after them is dropped without a word

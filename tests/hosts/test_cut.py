@@ -21,7 +21,7 @@ def test_a_cut_shorter_than_the_lease_is_a_pause(
     run = host_run(3, nodes="1:3", steps=STEPS)
     run.join(1, 2, 3)
     view = run.wait_for_steps(1, 2, 3)
-    for host, cut_s in ((3, 1.0), (1, 1.0), *[(2, 0.3)] * 4):
+    for host, cut_s in ((3, 1.0), (1, 1.0), *[(2, 0.3)] * 4, *[(1, 0.6)] * 4):
         begun = time.monotonic()
         run.hosts.cut(host)
         time.sleep(cut_s)
