@@ -15,9 +15,7 @@ _THIN_LINEAR_TIMEOUTS = 16  # linux/tcp.h; Python has no name for it
 def keep_alive(connection: socket.socket) -> None:
     """A machine that is silent for LOST_S ends its connection, as one that closes it does. Nothing waits to be sent.
 
-    What was lost on the way is sent again each 0.2 s at first, not after 0.2, 0.4, 0.8 s and so on: a cable that is
-    loose for a moment now and then would be loose each time that it is tried. (Linux does so for connections with
-    little under way; not under BBR, which never learns that a connection was slow at first.)
+    It carries little, so nothing is lost with reno, under which `send_again_soon` has its effect.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -29,7 +27,17 @@ def keep_alive(connection: socket.socket) -> None:
     ):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if sys.platform == "linux":
-        with suppress(OSError):  # a kernel may refuse either: it waits longer then
-            connection.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
+    send_again_soon(connection)
+    if hasattr(socket, "TCP_CONGESTION"):
+        with suppress(OSError):  # the kernel may not have it
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def send_again_soon(connection: socket.socket) -> None:
+    """What was lost on the way is sent again each 0.2 s at first, not after 0.2, 0.4, 0.8 s and so on: a cable that is
+    loose for a moment now and then would be loose each time that it is tried. Linux does so while little is under way;
+    not under BBR, which never learns that a connection was slow at first.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from checkpoint.linux import descriptors
+from checkpoint.net.keepalive import send_again_soon
 
 
 def listening_ports() -> set[int]:
@@ -29,7 +30,7 @@ def listening_ports() -> set[int]:
 def connections(own_ports: Collection[int], peer_ports: Collection[int]) -> list[socket.socket]:
     """Copies of this process's connections that came in at one of its ports or go to one of its peers'.
 
-    The caller closes them. A connection that the peer has reset already is not among them.
+    What is lost on the way through them is sent again soon. The caller closes the copies. A connection that the peer has reset already is not among them.
     """
     found = []
     for copy in _copies():
@@ -39,6 +40,7 @@ def connections(own_ports: Collection[int], peer_ports: Collection[int]) -> list
         except OSError:
             ours = False
         if ours:
+            send_again_soon(copy)
             found.append(copy)
         else:
             copy.close()

@@ -27,6 +27,7 @@ Way = Literal["in", "out"]
 WITHIN_S = 30.0  # what the kernel does at once
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _DROP, _PASS = 2, 0  # TC_ACT_SHOT, TC_ACT_OK
+_CONGESTION = "reno"  # what any kernel has; this machine's own may be BBR
 _CABLE = Path(__file__).with_name("cable.py")
 
 
@@ -56,6 +57,7 @@ class Network:
         self._on_switch("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(holder))
         for command in ("link set lo up", f"addr add {address(host)}/24 dev eth0", "link set eth0 up"):
             _run(*_inside(holder), "ip", *command.split())
+        _run(*_inside(holder), "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={_CONGESTION}")
         self._on_switch("ip", "link", "set", port, "up")
         self._on_switch("tc", "qdisc", "add", "dev", port, "clsact")
         self._plug(host, self._bridge_for(0))
