@@ -30,7 +30,8 @@ def listening_ports() -> set[int]:
 def connections(own_ports: Collection[int], peer_ports: Collection[int]) -> list[socket.socket]:
     """Copies of this process's connections that came in at one of its ports or go to one of its peers'.
 
-    What is lost on the way through them is sent again soon. The caller closes the copies. A connection that the peer has reset already is not among them.
+    What is lost on the way through them is sent again soon. The caller closes the copies. A connection that the peer
+    has reset already is not among them.
     """
     found = []
     for copy in _copies():
