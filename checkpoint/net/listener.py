@@ -5,6 +5,7 @@ The port dies with its process: a forked child closes its copy at once.
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import threading
@@ -13,8 +14,23 @@ from collections.abc import Callable
 
 from checkpoint.forks import close_in_children, forget
 
+_BACKLOG = 128
 _PAUSE_S = 0.1
 _CLOSE_S = 60.0  # what is being sent may take so long
+
+
+def listen(address: str, ports: range | None = None, *, backlog: int = _BACKLOG) -> socket.socket:
+    """A socket at the first of these ports that is free, None: at any; of one address, or of all of this machine ("").
+    Raises OSError."""
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
+    for port in (0,) if ports is None else ports:
+        try:
+            return socket.create_server((address, port), family=family, backlog=backlog, dualstack_ipv6=both)
+        except OSError as taken:
+            if taken.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, "no port of the range is free" if ports is not None else "no port is free")
 
 
 class Listener:
@@ -23,16 +39,22 @@ class Listener:
     port  on all addresses of this machine
     """
 
-    def __init__(self, name: str, accepted: Callable[[socket.socket], None], *, backlog: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        accepted: Callable[[socket.socket], None],
+        *,
+        backlog: int,
+        ports: range | None = None,
+    ) -> None:
         """
         name      of the thread
         accepted  is called in it with each connection, which is the callee's to close, or to have watched
+        ports     the first of them that is free; None: any
         Raises OSError where no socket can be opened.
         """
         self._accepted = accepted
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        self._socket = socket.create_server(("", 0), family=family, backlog=backlog, dualstack_ipv6=both)
+        self._socket = listen("", ports, backlog=backlog)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._wake_read, self._wake_write = socket.socketpair()

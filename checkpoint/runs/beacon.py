@@ -61,10 +61,10 @@ class Unknown:
 class Beacon:
     """Listens until `close()`, or until this process ends. A daemon thread answers."""
 
-    def __init__(self, *, nonce: str, job: str | None) -> None:
-        """Raises OSError where no socket can be opened."""
+    def __init__(self, *, nonce: str, job: str | None, ports: range | None = None) -> None:
+        """ports: to listen on one of them; None: on any. Raises OSError where no socket can be opened."""
         self._line = encode({"nonce": nonce, "job": job})
-        self._listener = Listener("checkpoint-beacon", self._answer, backlog=16)
+        self._listener = Listener("checkpoint-beacon", self._answer, backlog=16, ports=ports)
         self.port = self._listener.port
 
     def endpoint(self) -> dict[str, Any]:

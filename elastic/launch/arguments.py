@@ -16,6 +16,7 @@ from typing import Any
 from torch.distributed.run import config_from_args, get_args_parser
 
 from elastic.errors import ConfigError
+from elastic.launch.addresses import port_range
 from elastic.launch.logs import PREFIX, LogRules
 from elastic.launch.script import Script
 
@@ -40,7 +41,8 @@ _HELP = {
     "signals_to_handle": "Signals that make this node's workers leave at the next step boundary.",
     "log_dir": "Folder for log files: LOG_DIR/<rdzv id>_<random>/attempt_<n>/<local rank>/stdout.log, where n counts "
     "how often the worker of that local rank was replaced before.",
-    "local_addr": "This node's IPv4 address: workers and, on the first node, the agent listen on it.",
+    "local_addr": "This node's address, or the interface that has it: agents and workers listen on it. Default: the "
+    "address from which packets to the rendezvous leave; which one that is, and why, is said at the start.",
 }
 _REFUSED = {
     "no_python": (False, "workers are forked from an interpreter; give a Python script, or use torchrun"),
@@ -77,6 +79,7 @@ class Arguments:
     run_id: str | None = None
     fresh: bool = False
     local_addr: str | None = None
+    ports: range | None = None
     status: bool = True
     rdzv_endpoint: str = ""
     rdzv: Mapping[str, Any] = field(default_factory=dict)
@@ -108,6 +111,13 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="Do not keep the terminal's last two lines for the run's status: step, loss, speed, workers, last fault, "
         "last save. Where stderr is no terminal, a line is written after each change of the view instead.",
+    )
+    made.add_argument(
+        "--port-range",
+        metavar="FIRST-LAST",
+        help="Ports on which this node's agent listens, for firewalls; it takes two, and another one whenever it "
+        "becomes the run's hub. Default: any. The rendezvous has the port of its endpoint; those of gloo are the "
+        "system's (net.ipv4.ip_local_port_range).",
     )
     for name, value in (("max_restarts", RESTARTS_MAX), ("start_method", "forkserver")):
         if f"PET_{name.upper()}" not in os.environ:  # where torchrun's parser takes its defaults from
@@ -157,6 +167,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         fresh=options.start_method == "spawn",
         status=not options.no_status,
         local_addr=config.local_addr,
+        ports=port_range(options.port_range) if options.port_range is not None else None,
         rdzv_endpoint=config.rdzv_endpoint,
         rdzv={} if one_node else config.rdzv_configs,
         logs=LogRules(

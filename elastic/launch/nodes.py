@@ -14,7 +14,6 @@ with is blocked for all, and the pickled state that `participants` reads (for an
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import logging
 import pickle
@@ -32,7 +31,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic.errors import ConfigError, ElasticError
-from elastic.membership.environment import host_address
+from elastic.launch import addresses
 from elastic.membership.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
 from elastic.membership.wire import Lines, Message, WireError, encode, read
 
@@ -52,7 +51,7 @@ class Meeting:
 
     listener   other agents connect here: the hub is here, or may come to be
     connected  to the hub, elsewhere; None: it is here
-    address    this node's IPv4 address, as the others see it
+    address    this node's, as the others see it
     first      how many nodes met in the first round; 0 where that is the hub's to know
     publish    tells those who come later where the hub is now, if the store still lives
     kept       what must live as long as this process: the store may be here, and absence would end our membership
@@ -75,12 +74,14 @@ def meet(
     nodes_max: int,
     conf: Mapping[str, Any],
     local_addr: str | None = None,
+    ports: range | None = None,
     say: Callable[[str], None],
 ) -> Meeting:
-    """Raises NodesMissing."""
+    """Raises NodesMissing, ConfigError."""
     endpoint, url = _places(endpoint)
-    address = _address(endpoint, local_addr)
-    listener = socket.create_server((address, 0), family=socket.AF_INET, backlog=128)
+    host, _ = parse_rendezvous_endpoint(endpoint, _DEFAULT_PORT)
+    chosen = addresses.choose(host if endpoint else "", local_addr)
+    address, listener = chosen.address, addresses.listen(chosen.address, ports)
     unreachable: dict[str, str] = {}
 
     def joins(found: Mapping[str, Any] | None, kept: tuple[Any, ...] = ()) -> Meeting | None:
@@ -94,7 +95,7 @@ def meet(
     join_s = float(conf["join_timeout"])
     deadline_s = time.monotonic() + join_s
     params = RendezvousParameters(
-        "c10d", endpoint, run_id, nodes_min, nodes_max, local_addr, **{"read_timeout": min(60, int(join_s)), **conf}
+        "c10d", endpoint, run_id, nodes_min, nodes_max, address, **{"read_timeout": min(60, int(join_s)), **conf}
     )
     if url is not None and (meeting := joins(_written(url))) is not None:
         return meeting
@@ -116,7 +117,8 @@ def meet(
             _met()
             return replace(meeting, publish=_publisher(store, key, meeting.nonce))
         if not round_.begun:
-            say(f"waiting at {endpoint or 'localhost'} for {nodes_min} to {nodes_max} nodes of run {run_id!r}")
+            nodes = f"{nodes_min} to {nodes_max} nodes of run {run_id!r}"
+            say(f"waiting at {endpoint or 'localhost'} for {nodes}, as {_in_words(chosen, local_addr)}")
             round_.begin()
         if round_.info is not None and round_.info.rank == 0:
             nonce = secrets.token_hex(16)
@@ -216,9 +218,10 @@ def participants(backend: Any) -> str:
 
 def _backend(params: RendezvousParameters, deadline_s: float) -> tuple[Any, Any]:
     """The store may start a little later than this node. TCPStore waits for it by itself, and now and then gives up."""
+    hosts = "is_host" not in params.config and addresses.is_own(parse_rendezvous_endpoint(params.endpoint, 0)[0])
     while True:
         try:
-            return create_backend(params)
+            return _create(params, hosts=hosts)
         except RendezvousError as failure:
             if time.monotonic() > deadline_s:
                 raise NodesMissing(
@@ -227,6 +230,24 @@ def _backend(params: RendezvousParameters, deadline_s: float) -> tuple[Any, Any]
                     "  next   start `elastic run` on that host, too; it hosts the store"
                 ) from failure
             time.sleep(_POLL_S)
+
+
+def _create(params: RendezvousParameters, *, hosts: bool) -> tuple[Any, Any]:
+    """hosts: the store may be this process's. torch finds that out, too, but not of all addresses that a machine has,
+    and not where the machine's own name stands for nothing."""
+    if "is_host" in params.config:
+        return create_backend(params)
+    if hosts:
+        with contextlib.suppress(RendezvousError):  # another node of this machine hosts it
+            return create_backend(_with(params, is_host=1))
+    return create_backend(_with(params, is_host=0))
+
+
+def _with(params: RendezvousParameters, **config: Any) -> RendezvousParameters:
+    known = {**params.config, **config}
+    return RendezvousParameters(
+        params.backend, params.endpoint, params.run_id, params.min_nodes, params.max_nodes, params.local_addr, **known
+    )
 
 
 def _published(store: Any, key: str) -> dict[str, Any] | None:
@@ -259,19 +280,7 @@ def _connect(hub: Mapping[str, Any], unreachable: dict[str, str]) -> socket.sock
     return None
 
 
-def _address(endpoint: str, local_addr: str | None) -> str:
-    if local_addr is not None:
-        return str(socket.getaddrinfo(local_addr, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-    host, _ = parse_rendezvous_endpoint(endpoint, _DEFAULT_PORT)
-    address = host_address(host)
-    # The store's own host may be known to itself by a loopback address, under which nobody else finds it.
-    return host_address(None) if ipaddress.ip_address(address).is_loopback and not _loopback(host) else address
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _in_words(chosen: addresses.Chosen, asked: str | None) -> str:
+    if asked is not None or not (others := addresses.others(chosen)):
+        return str(chosen)
+    return f"{chosen}, not {', '.join(others)}: --local-addr chooses"

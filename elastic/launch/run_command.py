@@ -124,6 +124,7 @@ def _meet(arguments: Arguments, say: Callable[[str], None]) -> Meeting | None:
         nodes_max=arguments.nodes_max,
         conf=arguments.rdzv,
         local_addr=arguments.local_addr,
+        ports=arguments.ports,
         say=say,
     )
 
@@ -135,7 +136,7 @@ def _hub(arguments: Arguments, meeting: Meeting | None, stack: contextlib.ExitSt
     from elastic.membership.stalls import STALL_LIMITS
 
     nonce = secrets.token_hex(16)
-    beacon = Beacon(nonce=nonce, job=arguments.run_id)
+    beacon = Beacon(nonce=nonce, job=arguments.run_id, ports=arguments.ports)
     stack.callback(beacon.close)
     hub: dict[str, Any] | None = None
     if meeting is not None:

@@ -15,13 +15,13 @@ from typing import Any
 
 from torch.distributed import DistError, Store
 
+from checkpoint.net.machine import host_address
 from elastic.errors import PeerLost
 from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.group.form import Group, form, gather_bytes
 from elastic.loop.assignment import assign_shares
 from elastic.loop.context import Context
-from elastic.membership.environment import host_address
 from elastic.membership.progress import Phase
 from elastic.membership.rendezvous import meet
 from elastic.membership.view import View

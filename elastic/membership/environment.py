@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -192,13 +191,3 @@ def drill_storage() -> tuple[str | None, dict[str, Any] | None]:
     """Where a drill makes the run live, and with which options. Both may hold credentials, and so are in no file."""
     url, options = json.loads(os.environ.get(DRILL_STORAGE, "[null, null]"))
     return url, options
-
-
-def host_address(towards: str | None) -> str:
-    """This machine's IPv4 address as seen from `towards` (or from outside); 127.0.0.1 if it has no route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((towards or "192.0.2.1", 9))  # a UDP connect sends nothing; it only picks a route
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"

@@ -24,12 +24,14 @@ from datetime import timedelta
 
 from torch.distributed import DistError, Store, TCPStore
 
+from checkpoint.net.listener import listen
+from checkpoint.net.machine import host_address
 from elastic.errors import RendezvousTimeout
-from elastic.membership.environment import Launch, host_address
+from elastic.membership.environment import Launch
 from elastic.membership.view import View
 
 _PUBLISHED = "elastic/endpoint"
-_ANY = "0.0.0.0"
+_ANY = ""
 _POLL_S = 0.01
 _CONNECT_S = 5.0
 _REFUSED_S = 5.0
@@ -165,15 +167,12 @@ def _endpoint(launch: Launch, agent: Store | None) -> tuple[str, int] | None:
 
 
 def _listen(address: str, port: int, deadline: float, timeout_s: float) -> TCPStore:
-    """A store on an IPv4 socket of ours: TCPStore's own may listen on IPv6 alone."""
+    """A store on a socket of ours: TCPStore's own may listen on IPv6 alone."""
     while True:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((address, port))
+            listener = listen(address, range(port, port + 1), backlog=2048)
             break
         except OSError as taken:  # the rank 0 of the round before may still be closing its own
-            listener.close()
             if time.monotonic() > deadline:
                 raise RendezvousTimeout(
                     f"rank 0 could not listen on port {port} within {timeout_s:.0f} s: {taken}\n"
@@ -181,7 +180,6 @@ def _listen(address: str, port: int, deadline: float, timeout_s: float) -> TCPSt
                     missing=[],
                 ) from taken
             time.sleep(_POLL_S)
-    listener.listen(2048)
     port = listener.getsockname()[1]
     return TCPStore(
         "127.0.0.1" if address == _ANY else address,

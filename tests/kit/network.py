@@ -1,8 +1,8 @@
 """A network of hosts h1, h2, … on this machine: what happens to the cables between them. Of their machines: hosts.py.
 
-A host is a network namespace with an address of its own, 10.77.0.i, plugged into a bridge in another namespace. Nothing
-has a name outside of them, and they live as long as a process of ours holds them, which the kernel kills with the
-process that runs the tests: so nothing collides, and nothing stays, however a test ends.
+A host is a network namespace with addresses of its own, 10.77.0.i and fd77::i, plugged into a bridge in another
+namespace. Nothing has a name outside of them, and they live as long as a process of ours holds them, which the kernel
+kills with the process that runs the tests: so nothing collides, and nothing stays, however a test ends.
 
 The kernel may lack netem: packets are dropped by a classic BPF filter on the bridge's side of a cable, and delayed by a
 process (cable.py).
@@ -55,7 +55,8 @@ class Network:
         holder = self._holder[host] = self._hold()
         port = self._port[host] = f"v{host}"
         self._on_switch("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(holder))
-        for command in ("link set lo up", f"addr add {address(host)}/24 dev eth0", "link set eth0 up"):
+        addresses = [f"addr add {address(host)}/24 dev eth0", f"addr add {ipv6_address(host)}/64 dev eth0 nodad"]
+        for command in ("link set lo up", *addresses, "link set eth0 up"):
             _run(*_inside(holder), "ip", *command.split())
         _run(*_inside(holder), "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={_CONGESTION}")
         self._on_switch("ip", "link", "set", port, "up")
@@ -180,6 +181,10 @@ def name(host: int) -> str:
 
 def address(host: int) -> str:
     return f"10.77.0.{host}"
+
+
+def ipv6_address(host: int) -> str:
+    return f"fd77::{host}"
 
 
 def until(holds: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:

@@ -1,0 +1,142 @@
+"""Under which address do other nodes find this one, and at which of its ports may they?
+
+    as asked       --local-addr: an address of this machine, or an interface or a name that stands for one
+    the way there  otherwise the kernel's choice: the address from which a packet to the rendezvous would leave. On the
+                   rendezvous' own host, that which others know it by
+    any way        otherwise that of the default route
+
+Nodes tell each other addresses and never names: a name may mean something else elsewhere, or nothing. IPv4 where the
+rendezvous' host has it, so that all nodes choose alike.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from checkpoint.net import listener, machine
+from checkpoint.net.machine import host_address, interfaces, only_near
+from elastic.errors import ConfigError
+
+_LOOPBACK = "127.0.0.1"
+
+Resolve = Callable[[str], Sequence[str]]
+Route = Callable[[str | None], str]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """This node's address, the interface that has it where that is known, and why this one."""
+
+    address: str
+    interface: str | None
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.address} ({self.interface}, {self.why})" if self.interface else f"{self.address} ({self.why})"
+
+
+def choose(
+    towards: str,
+    asked: str | None,
+    *,
+    known: Mapping[str, Sequence[str]] | None = None,
+    resolve: Resolve = machine.resolve,
+    route: Route = host_address,
+) -> Chosen:
+    """
+    towards  the rendezvous' host; empty: there is none
+    asked    --local-addr
+    known    the machine's addresses by interface; None: it is asked
+    Raises ConfigError where `asked` is nothing of this machine's.
+    """
+    known = interfaces() if known is None else known
+    if asked is not None:
+        return _asked(asked, known, resolve)
+    there = resolve(towards) if towards else []
+    if towards == "localhost" or (there and all(map(_is_loopback, there)) and towards in there):
+        return Chosen(there[0] if there else _LOOPBACK, None, "this machine alone reaches it, as its rendezvous")
+    for address in there:
+        if not _is_loopback(address) and not _is_loopback(way := route(address)):
+            why = "the rendezvous' own" if way == address else f"the way to {towards}"
+            return Chosen(way, _of(way, known), why)
+    way = route(None)  # a host may know itself by a loopback address, under which nobody else finds it
+    if not _is_loopback(way):
+        return Chosen(way, _of(way, known), "the way out of this machine")
+    for name, addresses in known.items():
+        for address in _fit(addresses):
+            return Chosen(address, name, "its first; the machine has no route")
+    return Chosen(_LOOPBACK, None, "this machine has no other")
+
+
+def others(chosen: Chosen, known: Mapping[str, Sequence[str]] | None = None) -> list[str]:
+    """What else it could have been, in words: one for each other interface."""
+    known = interfaces() if known is None else known
+    return [f"{fit[0]} ({name})" for name, all_ in known.items() if name != chosen.interface and (fit := _fit(all_))]
+
+
+def listen(address: str, ports: range | None) -> socket.socket:
+    """Raises ConfigError where no port is free."""
+    try:
+        return listener.listen(address, ports)
+    except OSError as refused:
+        if ports is None:
+            raise
+        raise ConfigError(
+            f"--port-range={ports.start}-{ports.stop - 1}: {address}: {refused.strerror}\n"
+            "  next  end what listens there, or name more: an agent takes two ports, and one when it becomes the hub"
+        ) from refused
+
+
+def port_range(text: str) -> range:
+    """Of FIRST-LAST. Raises ConfigError."""
+    first, _, last = text.partition("-")
+    if first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16:
+        return range(int(first), int(last) + 1)
+    raise ConfigError(f"--port-range is FIRST-LAST, two ports from 1 to 65535; found {text!r}")
+
+
+def is_own(host: str) -> bool:
+    """Whether this name or address is this machine's: torch looks at what its own name stands for, which may be
+    nothing, and is not all that it has."""
+    if host in ("localhost", socket.gethostname()):
+        return True
+    own = {address for addresses in interfaces().values() for address in addresses}
+    return any(_is_loopback(address) or address in own for address in machine.resolve(host))
+
+
+def _asked(asked: str, known: Mapping[str, Sequence[str]], resolve: Resolve) -> Chosen:
+    why = "as --local-addr asks"
+    if asked in known:
+        if not known[asked]:
+            raise ConfigError(f"--local-addr={asked}: this interface has no address")
+        return Chosen(sorted(known[asked], key=_last_resort)[0], asked, why)
+    found = resolve(asked)
+    for address in found:
+        if (name := _of(address, known)) is not None or _is_loopback(address):
+            return Chosen(address, name, why)
+    has = ", ".join(f"{name} ({' '.join(addresses)})" for name, addresses in known.items() if addresses)
+    raise ConfigError(
+        f"--local-addr={asked} is no address, interface or name of this machine\n"
+        f"  found  {asked} stands for {', '.join(found) or 'nothing'}; this machine has {has or 'no address'}\n"
+        "  next   name one of these, or leave it out: the way to the rendezvous is taken then"
+    )
+
+
+def _of(address: str, known: Mapping[str, Sequence[str]]) -> str | None:
+    return next((name for name, addresses in known.items() if address in addresses), None)
+
+
+def _fit(addresses: Iterable[str]) -> list[str]:
+    """That others may reach, the best first."""
+    return sorted((address for address in addresses if not only_near(address)), key=_last_resort)
+
+
+def _last_resort(address: str) -> tuple[bool, bool]:
+    return only_near(address), ":" in address
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
