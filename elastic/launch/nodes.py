@@ -281,6 +281,6 @@ def _connect(hub: Mapping[str, Any], unreachable: dict[str, str]) -> socket.sock
 
 
 def _in_words(chosen: addresses.Chosen, asked: str | None) -> str:
-    if asked is not None or not (others := addresses.others(chosen)):
+    if asked is not None or chosen.interface is None or not (others := addresses.others(chosen)):
         return str(chosen)
     return f"{chosen}, not {', '.join(others)}: --local-addr chooses"
