@@ -16,8 +16,8 @@ agent saw it. Each record of its own that ends a stretch (`_ENDS`) accounts for 
     redone         spent on what does not count: a step in flight that was lost with a peer or with this worker, steps
                    that nobody survived who had applied them, steps after the save that a restart went back to
     detecting      from a peer's fault (its death, its exception, its last sign of life) to this worker's knowing of
-                   it, and of a stuck worker until it is killed. Where no agent saw the fault (torchrun): the wait in
-                   the exchange that failed
+                   it, and of a stuck worker until it is killed. Where no agent saw a fault (a host that was cut off):
+                   all since what this worker did last; under torchrun, the wait in the exchange that failed
     unknown        records that were removed to bound the log (compaction.py) and are not of steps alone
 
     goodput  = (productive + data_wait + exchange_wait) / whole: the share of the time that went into steps that count
@@ -193,16 +193,20 @@ class Faults:
         raised = {event["worker"]: float(event["t"]) for event in events if event["event"] == "error"}
         self.died: dict[str, float] = {event["lost"]: float(event["died_t"]) for event in seen}
         self.begun: dict[str, float] = {}
-        self._in_view: dict[tuple[int, int], float] = {}
-        for event in seen:
-            lost, died_s = event["lost"], self.died[event["lost"]]
-            begun_s = self.begun[lost] = min(died_s - stuck.get(lost, 0.0), raised.get(lost, died_s))
-            view = event.get("claim") or 0, event.get("generation") or 0
-            self._in_view[view] = min(begun_s, self._in_view.get(view, begun_s))
+        for lost, died_s in self.died.items():
+            self.begun[lost] = min(died_s - stuck.get(lost, 0.0), raised.get(lost, died_s))
+        self._told: dict[tuple[int, str], float] = {}  # (generation, by whom) -> when the first of these began
+        for event in events:
+            if event["event"] == "fault_detected":
+                at, begun_s = (event.get("generation") or 0, event["worker"]), self.begun.get(event["lost"], -math.inf)
+                self._told[at] = min(begun_s, self._told.get(at, begun_s))
 
-    def met(self, lost: Event) -> float | None:
-        """When the fault began that a peer_lost is of: the next view tells of it."""
-        return self._in_view.get((lost.get("claim") or 0, (lost.get("generation") or 0) + 1))
+    def met(self, view: Event | None) -> float | None:
+        """When the fault began that a worker met before it formed this view, whose first rank tells of it: -inf where
+        nobody saw it. None: nothing is told."""
+        if view is None or not view.get("workers"):
+            return None
+        return self._told.get((view.get("generation") or 0, view["workers"][0]))
 
 
 def _stalls(events: Iterable[Event]) -> dict[tuple[int, int], float]:
@@ -221,7 +225,7 @@ def _account(
     begin_s = min(float(own[0]["t"]), *ages, math.inf)
     account = Account(own[0]["worker"], begin_s, begin_s)
     before: Event | None = None
-    for event in own:
+    for index, event in enumerate(own):
         t = float(event["t"])
         if event["event"] not in _ENDS:
             continue
@@ -236,7 +240,8 @@ def _account(
             case "transfer":
                 account.take(t, rest="transferring")
             case "peer_lost":
-                _lose(account, event, t, before, faults.met(event))
+                after = next((one for one in own[index:] if one["event"] == "view_formed"), None)
+                _lose(account, event, t, before, faults.met(after))
             case "step_applied":
                 _step(account, event, t, counts.counts(event), stalls)
             case "folded":
@@ -260,6 +265,7 @@ def _lose(account: Account, lost: Event, t: float, before: Event | None, begun_s
     if begun_s is None:
         account.take(t, ("detecting", lost.get(WAIT, 0.0)), rest=in_vain)
     else:
+        begun_s = max(begun_s, account.end_s + lost.get(SAVE, 0.0))
         account.take(min(begun_s, t), ("save_stall", lost.get(SAVE, 0.0)), rest=in_vain)
         account.take(t, rest="detecting")
 

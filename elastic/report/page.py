@@ -176,7 +176,10 @@ def _recovery_times(changes: Sequence[ViewChange], axis: Axis) -> str:
     y = Axis(low - 0.15, high + 0.05)
     labels = [Label(100 - y.at(power) / 10, round_seconds(10.0**power)) for power in range(low, high + 1)]
     said = f"{len(sticks)} recoveries, of {words.seconds(least)} to {words.seconds(longest)}."
-    title = "Recovery times: from a fault, or a launch's end, to the next step (each line is ten times the one below)"
+    title = (
+        "Recovery times: from a fault (a silent one: from the last step before it), or a launch's end, to the next "
+        "step; each line is ten times the one below"
+    )
     drawing = sticks_drawing([(t, math.log10(max(cost, 1e-3)), text) for t, cost, text in sticks], axis, y)
     return figure(title, drawing, height=120, units=100, said=said, x=time_labels(axis), y=labels[-6:])
 

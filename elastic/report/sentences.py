@@ -14,7 +14,7 @@ PART_WORDS = {
     "exchange_wait": ("exchange", "of steps that count: in collectives, the wait for slower workers included"),
     "save_stall": ("save stall", "training stood still for a save, or waited for the coordinator's"),
     "redone": ("redone or lost", "spent on steps that do not count: lost in flight, or taken back by a restart"),
-    "detecting": ("detecting", "from a fault to a worker's knowing of it"),
+    "detecting": ("detecting", "from a fault, or the last step before a silent one, to a worker's knowing of it"),
     "forming": ("forming views", "waiting for a view and forming its group"),
     "transferring": ("transferring", "state on its way to those without it"),
     "loading": ("loading", "claiming the storage, reading or committing the first state"),
@@ -33,12 +33,14 @@ def sentence(change: ViewChange) -> str:
         case "start":
             return f"{on} begin" + (f" at step {change.step}" if change.step else "")
         case "restart":
-            after = f", {words.seconds(cost)} after the last sign of the launch before" if cost is not None else ""
+            last = "sign" if change.detected_s is None else "progress"
+            after = f", {words.seconds(cost)} after the last {last} of the launch before" if cost is not None else ""
+            after += _noticed(change)
             return f"started again: {on} go on from step {change.step}{after}"
         case "loss":
             lost = f"lost {_who(change) if len(change.lost) <= 3 else words.workers(len(change.lost))}: "
             went = (
-                f"{on} trained again {words.seconds(cost)} later"
+                f"{on} trained again {words.seconds(cost)} later{_noticed(change)}"
                 if cost is not None
                 else f"{on} formed a view, no step followed"
             )
@@ -46,7 +48,7 @@ def sentence(change: ViewChange) -> str:
             redone = f", {change.redone} step{'s' if change.redone != 1 else ''} redone" if change.redone else ""
             return lost + went + joined + redone
         case "broken":
-            return f"a collective failed, and nobody was lost: {on} go on" + _paused(change)
+            return f"a collective failed, and nobody was lost: {on} go on" + _paused(change) + _noticed(change)
         case "leave":
             return f"{words.workers(change.left)} left: {on} go on" + _paused(change)
         case _:
@@ -55,8 +57,23 @@ def sentence(change: ViewChange) -> str:
 
 
 def _who(change: ViewChange) -> str:
-    lost = change.lost.items()
-    return ", ".join(f"{worker} ({words.short_cause(cause)})" if cause else worker for worker, cause in lost)
+    return ", ".join(worker + _how(change, worker) for worker in change.lost)
+
+
+def _how(change: ViewChange, worker: str) -> str:
+    cause = words.short_cause(change.lost[worker])
+    back = "it came back, heard that the run had gone on, and ended" if worker in change.came_back else ""
+    said = "; ".join(filter(None, (cause, back)))
+    return f" ({said})" if said else ""
+
+
+def _noticed(change: ViewChange) -> str:
+    """Where most of the time went before anybody knew."""
+    cost_s, unnoticed_s = change.cost_s, change.unnoticed_s
+    if cost_s is None or unnoticed_s is None or unnoticed_s <= 0.5 * cost_s:
+        return ""
+    going_on = words.seconds(cost_s - unnoticed_s)
+    return f" ({words.seconds(unnoticed_s)} until it was noticed, {going_on} to go on)"
 
 
 def _paused(change: ViewChange) -> str:
@@ -74,4 +91,4 @@ def recoveries(changes: Sequence[ViewChange]) -> str | None:
         if len(costs) > 1
         else words.seconds(costs[0])
     )
-    return f"{len(costs)}, from the fault to the next step: {spread}"
+    return f"{len(costs)}, from the fault, or the last step before a silent one, to the next step: {spread}"

@@ -1,13 +1,21 @@
 """How a run's view changed, and what each change cost: starts, restarts, losses, leaves and joins. Pure.
 
 There is one for each view that at least one of its workers formed (views.py). It cost the time from its cause to the
-first step applied in it: the fault of the first worker that was lost, the end of the launch before a restart, or, where
-some only left or joined, the last step applied before.
+first step applied in it:
+
+    loss      from the first fault of a worker that was lost, as its agent saw it. Where nobody saw it, from the last
+              that the survivors did in the view: a silent loss is noticed late, and nothing was trained meanwhile
+    restart   from the end of the launch before; where that lost a peer, from the last that it did
+    others    from the last step applied before
+
+A fault comes after the last step that survivors applied, since all workers of a view take part in a step: so the clock
+of another host decides no more than the time since then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic.events.event import Event
@@ -23,7 +31,8 @@ class ViewChange:
     begun_t      unix seconds: its cause
     formed_t     when the first worker had formed the view
     trained_t    when the first step was applied in it; None: none was
-    detected_s   of a loss: from the fault to the last survivor's knowing of it; None: nobody says
+    detected_s   of a loss, or a restart after one: from begun_t to the last survivor's knowing; None: nobody says
+    came_back    those of `lost` that lived on, and ended when they were told that the run had gone on without them
     transfer_s   the longest that a worker gave or took state, and how much state that was
     transfer_bytes
     step         steps applied when it formed; None: unknown
@@ -43,6 +52,7 @@ class ViewChange:
     joined: int
     left: int
     detected_s: float | None = None
+    came_back: tuple[str, ...] = ()
     transfer_s: float = 0.0
     transfer_bytes: int = 0
     redone: int = 0
@@ -51,6 +61,15 @@ class ViewChange:
     def cost_s(self) -> float | None:
         """From its cause to the next step; None if no step followed."""
         return None if self.trained_t is None else max(0.0, self.trained_t - self.begun_t)
+
+    @property
+    def unnoticed_s(self) -> float | None:
+        """How much of that passed before all knew of the loss."""
+        cost_s = self.cost_s
+        return None if cost_s is None or self.detected_s is None else min(self.detected_s, cost_s)
+
+
+_PROGRESS = frozenset({"view_formed", "loaded", "transfer", "step_applied", "folded"})
 
 
 class _Gathered:
@@ -61,18 +80,38 @@ class _Gathered:
         self.trained_t: float | None = None
         self.last_step: Event | None = None
         self.last_t = float(view.record["t"])
-        self.lost_t: list[float] = []
+        self.noticed: list[tuple[str, float]] = []  # that a peer was lost: who, when
+        self.progress: dict[str, float] = {}  # worker -> when it was last known to get on
+        self.applied: dict[str, float] = {}  # worker -> when it last applied a step
+        self.came_back: list[str] = []
         self.faults: dict[str, str] = {}
         self.loaded_step: int | None = None
         self.transfer_s = 0.0
         self.transfer_bytes = 0
         self.redone: set[int] = set()
 
+    def noticed_t(self, lost: Collection[str]) -> list[float]:
+        """When the others knew that a peer was gone. One that was cut off knows it, too, and maybe much later."""
+        return [t for worker, t in self.noticed if worker not in lost] or [t for _, t in self.noticed]
+
+    def stood_still_t(self, lost: Collection[str]) -> float:
+        """When the others were last known to get on."""
+        return _latest(self.progress, lost, default=self.last_t)
+
+    def fault_t(self, worker: str, lost: Collection[str], faults: Faults) -> float:
+        """When what took this worker began."""
+        if worker not in faults.begun:
+            return self.stood_still_t(lost)
+        return max(faults.begun[worker], _latest(self.applied, lost, default=-math.inf))
+
     def take(self, event: Event) -> None:
         t = float(event["t"])
         self.last_t = max(self.last_t, t)
+        if event["event"] in _PROGRESS:
+            self.progress[event["worker"]] = t
         match event["event"]:
             case "step_applied":
+                self.applied[event["worker"]] = t
                 self.trained_t = t if self.trained_t is None else self.trained_t
                 if self.last_step is None or event["step"] >= self.last_step["step"]:
                     self.last_step = event
@@ -80,7 +119,9 @@ class _Gathered:
                 self.trained_t = float(event["since"]) if self.trained_t is None else self.trained_t
                 self.last_step = {**event, "step": event["last"]}
             case "peer_lost":
-                self.lost_t.append(t)
+                self.noticed.append((event["worker"], t))
+            case "moved_on":
+                self.came_back.append(event["worker"])
             case "fault_detected":
                 self.faults[event["lost"]] = event["cause"]
             case "hang" if event["lost"] in self.faults:
@@ -127,16 +168,17 @@ def _change(one: _Gathered, before: _Gathered | None, faults: Faults) -> ViewCha
     if before is None:
         kind, begun_t = "start", formed_t
     elif restarted:
-        kind, begun_t = "restart", before.last_t
+        kind, begun_t = "restart", before.stood_still_t(()) if before.noticed else before.last_t
         lost = {worker: one.faults.get(worker, "") for worker in before.view.workers if worker not in view.workers}
-    elif lost or (before.lost_t and not joined and not gone):
+    elif lost or (before.noticed and not joined and not gone):
         kind = "loss" if lost else "broken"
-        known = [faults.begun[worker] for worker in lost if worker in faults.begun]
-        begun_t = min([*known, *before.lost_t], default=before.last_t)
-        detected_s = max(0.0, max(before.lost_t) - begun_t) if before.lost_t else None
+        begun = [before.fault_t(worker, lost, faults) for worker in lost] or [before.stood_still_t(())]
+        begun_t = min(*begun, *before.noticed_t(lost), formed_t)
     else:
         kind = "leave" if gone else "join"
         begun_t = float(before.last_step["t"]) if before.last_step is not None else before.last_t
+    if kind in ("loss", "broken", "restart") and before is not None and before.noticed:
+        detected_s = max(0.0, max(before.noticed_t(lost if kind == "loss" else ())) - begun_t)
     step = one.loaded_step if one.loaded_step is not None else _step_after(before)
     return ViewChange(
         launch=view.launch,
@@ -151,10 +193,16 @@ def _change(one: _Gathered, before: _Gathered | None, faults: Faults) -> ViewCha
         joined=joined,
         left=len(gone) - len(view.lost) if not restarted else 0,
         detected_s=detected_s,
+        came_back=tuple(worker for worker in lost if before is not None and worker in before.came_back),
         transfer_s=one.transfer_s,
         transfer_bytes=one.transfer_bytes,
         redone=len(one.redone),
     )
+
+
+def _latest(times: Mapping[str, float], lost: Collection[str], *, default: float) -> float:
+    """Of those who were not lost; of all, where all were."""
+    return max([t for worker, t in times.items() if worker not in lost] or times.values(), default=default)
 
 
 def _step_after(view: _Gathered | None) -> int | None:

@@ -53,6 +53,8 @@ def _health(status: dict[str, Any], now_t: float) -> Text:
         why = f": {fault['why']}" if fault["why"] else ""
         parts += [("  lost ", "dim"), f"{status['lost']}", (", the last ", "dim"), _ago(fault, now_t)]
         parts += [f", cost {words.seconds(fault['cost_s'])}", (why, "dim")]
+        if fault["unnoticed_s"] > 0.5 * fault["cost_s"]:
+            parts += [(f", {words.seconds(fault['unnoticed_s'])} until it was noticed", "dim")]
     return Text.assemble(*parts)
 
 

@@ -9,7 +9,7 @@ It costs a step some microseconds. Only the coordinator's is shown, since it alo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from elastic.events import words
@@ -51,6 +51,7 @@ class StatusTracker:
         self._useful_s = 0.0
         self._step_s: float | None = None
         self._lost_t: float | None = None
+        self._stood_still_t = 0.0  # what this worker did last before that
         self._faults: list[Event] = []
         self._stuck_s = 0.0
         self._workers: list[str] | None = None
@@ -68,7 +69,8 @@ class StatusTracker:
             case "view_formed":
                 self._formed(event)
             case "peer_lost":
-                self._lost_t = self._lost_t or t
+                if self._lost_t is None:
+                    self._lost_t, self._stood_still_t = t, self._before_t
             case "fault_detected":
                 self._faults.append(event)
             case "hang":
@@ -121,20 +123,32 @@ class StatusTracker:
         lost_t, self._lost_t = self._lost_t, None
         line = f"step {event['step']}: {words.workers(world_size)}"
         if lost_t is not None:
-            died_t = [fault["died_t"] for fault in faults if fault.get("died_t") is not None]
-            began_t, self._stuck_s = min([lost_t, *died_t]) - self._stuck_s, 0.0
+            began_t = self._began_t(lost_t, [fault.get("died_t") for fault in faults])
             causes = sorted({words.short_cause(fault["cause"]) for fault in faults})
-            cost_s = max(0.0, t - began_t)
+            cost_s, unnoticed_s = max(0.0, t - began_t), max(0.0, lost_t - began_t)
             self.status["lost"] += max(gone, 1)
             why = ", ".join(causes)[:_CAUSE_MAX]
             kinds = ", ".join(sorted({cause.partition(":")[0] for cause in causes}))  # the agent has shown the rest
-            self.status["fault"] = {"t": t, "why": why, "cost_s": cost_s}
+            self.status["fault"] = {"t": t, "why": why, "cost_s": cost_s, "unnoticed_s": unnoticed_s}
             line += f", {words.seconds(cost_s)} after the loss of {gone or 'a peer'}" + (f" ({kinds})" if kinds else "")
+            line += f", {words.seconds(unnoticed_s)} until it was noticed" if unnoticed_s > 0.5 * cost_s else ""
         elif gone:
             line += f", {gone} left"
         line += f", {joined} joined" if joined else ""
         if self._say is not None:
             self._say(f"{line}; goodput {words.percent(self._goodput(t))}")
+
+    def _began_t(self, lost_t: float, died_t: Sequence[float | None]) -> float:
+        """The fault of a loss that was noticed at lost_t. died_t: as the agents saw it, by their hosts' clocks.
+
+        One that no agent saw, and one by a clock that is wrong, began when this worker last did something: all workers
+        of a view take part in a step.
+        """
+        seen = [t for t in died_t if t is not None]
+        stuck_s, self._stuck_s = self._stuck_s, 0.0
+        if len(seen) < max(len(died_t), 1):
+            return self._stood_still_t
+        return min(max(min(lost_t, *seen) - stuck_s, self._stood_still_t), lost_t)
 
     def _finished(self, event: Event) -> None:
         if self._say is not None and self._begun_t is not None and self.status["lost"]:

@@ -122,7 +122,7 @@ def test_a_death_costs_its_worker_the_step_in_flight_and_the_survivor_that_and_t
     dead = Worker("dead", 3.0, claim=1, generation=1).begins().steps(0, 2)  # until 8.0
     survivor = Worker("alive", 3.0, claim=1, generation=1).begins().steps(0, 2)
     survivor.then("peer_lost", 0.75, step=2, phase="x", error="e", missing=[], wait_s=0.5).at(generation=2)
-    survivor.then("view_formed", 0.5, workers=[], shares=[0, 2], idle_s=0.125)
+    survivor.then("view_formed", 0.5, workers=["alive"], shares=[0, 2], idle_s=0.125)
     survivor.then("fault_detected", lost="dead", cause="SIGKILL", died_t=8.5, step=2)
     survivor.then("redo", step=2, attempt=1).then("step_applied", 1.0, step=2, attempt=1, count=8, wait_s=0.25)
     found = ledger(together(dead, survivor))
@@ -151,7 +151,7 @@ def test_a_worker_that_was_stuck_is_being_detected_from_its_last_sign_on() -> No
     dead = Worker("dead", 3.0, claim=1, generation=1).begins().steps(0, 1)  # until 7.0
     survivor = Worker("alive", 3.0, claim=1, generation=1).begins().steps(0, 1)
     survivor.then("peer_lost", 3.0, step=1, phase="x", error="e", missing=[], wait_s=2.5).at(generation=2)
-    survivor.then("view_formed", workers=[], shares=[0, 2])
+    survivor.then("view_formed", workers=["alive"], shares=[0, 2])
     survivor.then("fault_detected", lost="dead", cause="hang", died_t=9.75, step=1).then(
         "hang", lost="dead", step=1, stuck_s=2.25
     )
@@ -166,6 +166,19 @@ def test_where_no_agent_saw_the_death_the_wait_that_failed_was_its_detection() -
     survivor.then("peer_lost", 2.0, step=1, phase="x", error="e", missing=[], wait_s=1.5)
     found = parts(survivor)
     assert (found["redone"], found["detecting"]) == (0.5, 1.5)
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["and another was killed meanwhile", "alone"])
+def test_a_host_that_was_cut_off_was_being_detected_since_the_last_step(killed: bool) -> None:
+    """Waits inside a backward pass are no collective's, and under the next claim the next view is told of."""
+    survivor = Worker("a", 3.0, claim=1, generation=1).begins().steps(0, 1)
+    survivor.then("peer_lost", 4.0, step=1, phase="x", error="e", missing=[], save_s=0.5).at(generation=3, claim=2)
+    survivor.then("view_formed", workers=["a", "b"], shares=[0, 2])
+    survivor.then("fault_detected", lost="cut", cause="its node was lost", died_t=None, step=1)
+    if killed:
+        survivor.then("fault_detected", lost="killed", cause="SIGKILL", died_t=survivor.t - 0.125, step=1)
+    found = parts(survivor)
+    assert (found.get("redone", 0.0), found["save_stall"], found["detecting"]) == (0.0, 0.5, 3.5)
 
 
 def test_a_newcomer_takes_the_state_and_a_donor_gives_it() -> None:

@@ -68,11 +68,32 @@ def test_a_loss_is_told_with_its_cause_and_what_it_cost_once_the_run_is_under_wa
     assert shown.lines == []
     shown.steps(8, 12)
 
-    assert shown.lines == ["step 8: 2 workers, 750 ms after the loss of 1 (SIGKILL); goodput 69.2 %"]
-    assert shown.statuses[-1]["fault"] == {"t": shown.now - 0.75, "why": "SIGKILL", "cost_s": 0.75}
+    line = "step 8: 2 workers, 750 ms after the loss of 1 (SIGKILL), 500 ms until it was noticed; goodput 69.2 %"
+    assert shown.lines == [line]
+    fault = {"t": shown.now - 0.75, "why": "SIGKILL", "cost_s": 0.75, "unnoticed_s": 0.5}
+    assert shown.statuses[-1]["fault"] == fault
     assert shown.statuses[-1]["lost"] == 1
     shown.then("finished", step=12)
     assert shown.lines[-1].startswith("finished: 12 steps, 1 lost on the way, goodput ")
+
+
+@pytest.mark.parametrize(
+    ("died_s", "cost_s", "unnoticed_s"),
+    [(None, 3.95, 3.7), (-3600.0, 3.95, 3.7), (3600.0, 0.25, 0.0)],
+    ids=["cut off", "a clock that is behind", "a clock that is ahead"],
+)
+def test_a_loss_that_nobody_saw_counts_from_the_last_step_on(
+    died_s: float | None, cost_s: float, unnoticed_s: float
+) -> None:
+    """No agent, or by a clock that is wrong: other hosts' clocks decide no more than the time since that step."""
+    shown = Shown().view("a", "b", "c").steps(0, 8).then("peer_lost", 3.7).view("a", "b", generation=2)
+    died_t = None if died_s is None else shown.now + died_s
+    shown.then("fault_detected", lost="c", cause="its node was lost", died_t=died_t).steps(8, 10)
+    fault = shown.statuses[-1]["fault"]
+    assert (fault["cost_s"], fault["unnoticed_s"]) == (pytest.approx(cost_s), pytest.approx(unnoticed_s))
+    said = ", 3.7 s until it was noticed" if unnoticed_s else ""
+    assert f"{'4.0 s' if said else '250 ms'} after the loss of 1 (its node was lost){said}; goodput" in shown.lines[0]
+    assert plain(shown.statuses[-1], shown.now).endswith(f": its node was lost{said}")
 
 
 def test_an_exception_is_told_by_its_class_in_a_line_for_its_message_was_shown_before() -> None:
@@ -114,13 +135,13 @@ def plain(status: Status, now: float, width: int = 200) -> str:
 def test_the_lines_are_short_and_say_what_matters_first() -> None:
     shown = Shown().view("a", "b", "c").steps(0, 8).then("saved", step=8).then("peer_lost", 1.0)
     shown.view("a", "b", generation=2).then("fault_detected", lost="c", cause="hang", died_t=shown.now)
-    shown.then("hang", lost="c", stuck_s=1.5).steps(8, 12)
+    shown.then("hang", lost="c", stuck_s=0.75).steps(8, 12)
     text = plain(shown.statuses[-1], shown.now + 100.0)
 
     assert text.splitlines() == [
         "step 11 of 100 █▊·············· 11.0 %  loss 0.5  256 examples/s  250 ms a step  22 s left",
         "2 workers  view 2  balance 100 %  goodput 73.3 %  saved step 8, 102 s ago"
-        "  lost 1, the last 101 s ago, cost 1.8 s: hang",
+        "  lost 1, the last 101 s ago, cost 1.0 s: hang, 750 ms until it was noticed",
     ]
     for width in (20, 40, 80):
         assert all(len(line) < width for line in plain(shown.statuses[-1], shown.now, width).splitlines())
