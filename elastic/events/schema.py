@@ -169,6 +169,14 @@ class Left(EndOfStretch):
     step: Annotated[int, "steps applied"]
 
 
+class MovedOn(TypedEvent):
+    """The worker, of a host that was cut off or stood still, hears that the run has gone on without it, and ends. Its
+    `generation` is that of the last view which it knew; nothing that it does counts any more."""
+
+    step: Annotated[int, "steps applied"]
+    why: Annotated[str, "in words"]
+
+
 class RepeatedFailure(TypedEvent):
     """A worker learns that the run ends because one failure came again and again."""
 

@@ -11,6 +11,7 @@ Promises  a worker's death is reported at once, after everything that it had sai
           that somebody has stopped is killed.
           SIGTERM or Ctrl-C makes this node's workers leave in order, and then the agent exits with 0. A second
           Ctrl-C ends everything at once, with 130.
+          A node that finds the run full has no workers while it waits; with 75 it ends if no place comes free.
           No process that was started here, by whomever, outlives the agent. (That of an agent that is killed
           outright is the kernel's and the workers' doing, see worker.py.)
 Leaves    every decision on views, replacements and the run's end to membership/hub.py.
@@ -39,7 +40,7 @@ from elastic.launch.memory import OomKills, oom_kills, sentence, struck
 from elastic.launch.progress import Doubts, Patience, sighting
 from elastic.launch.starter import Request, Starter
 from elastic.launch.worker import SHARED_STDERR
-from elastic.membership.endings import KILLED
+from elastic.membership.endings import AGAIN, KILLED
 from elastic.membership.messages import (
     TO_AGENT,
     TO_ITS_AGENT,
@@ -47,6 +48,7 @@ from elastic.membership.messages import (
     Failed,
     KillHung,
     Leave,
+    MovedOn,
     Ready,
     RunIsOver,
     RunStatus,
@@ -65,6 +67,7 @@ from elastic.signal_pipe import SignalPipe
 from elastic.status.terminal import StatusTerminal
 
 FAILED, INTERRUPTED = 1, 130
+NO_PLACE = AGAIN  # it may be tried again: EX_TEMPFAIL, as a worker's
 _ONLY_SLOW = (
     "\n  next   if it was only slow there: `with run.long_section():` around what takes long between steps, or a "
     "longer --hang-limit for all"
@@ -73,6 +76,7 @@ _TICK_S = 0.1
 _LOOK_S = 0.25
 _SIGHTED_S = 0.9  # between two reports of a node where somebody is quiet
 _HELD_UP_S = 1.0  # a look that comes so late says that this process was stopped, and likely its workers, too
+_LAST_WORD_S = 1.0  # for a worker without which the run has gone on, to put that on record
 _DUMP_S = 0.5  # for a stuck worker to print its stacks
 _TERM_S = 5.0  # from SIGTERM to SIGKILL
 _TWICE_S = 0.5  # launchers forward what the terminal has sent already: two SIGINT within this are one
@@ -118,6 +122,8 @@ class _Worker:
     stuck_s: float | None = None
     late: bool = False
     hung: bool = False
+    verdict: KillHung | None = None  # its stacks are being printed; then it is killed, unless it gave a sign
+    dumped_by_s: float = 0.0
     oom_kills: OomKills | None = None  # when it was started
     kill_at_s: float | None = None
     patience: Patience = field(default_factory=Patience)
@@ -143,7 +149,7 @@ class Agent:
         self._starts: Counter[int] = Counter()
         self._leaving = False
         self._over: RunIsOver | None = None
-        self._hub_gone = False
+        self._hub_gone = self._no_place = False
         self._deadline_s: float | None = None  # for the workers' end
         self._written_by_s: float | None = None
         self._disorder = False
@@ -167,6 +173,8 @@ class Agent:
                     self._ordered,
                     gone=self._lost_hub,
                     moved_on=self._moved_on,
+                    waits=self._waits,
+                    no_place=self._found_no_place,
                     places=self._places,
                     catch_up=self._catch_up,
                 )
@@ -188,7 +196,7 @@ class Agent:
             return True
         if self._workers:
             return False
-        over = self._over is not None or self._hub_gone or (self._leaving and self._hub.leave())
+        over = self._over is not None or self._hub_gone or self._no_place or (self._leaving and self._hub.leave())
         return over and self._all_is_written()
 
     def _catch_up(self) -> None:
@@ -207,13 +215,35 @@ class Agent:
             "  state  what they held is not lost: others hold it, or what came of it\n"
             "  next   nothing; this node joins the run again as soon as it reaches the others"
         )
+        self._end_useless(MovedOn(why=why))
+
+    def _waits(self, why: str) -> None:
+        """The run is full. This node's workers have hardly begun; others are ordered once it has a place."""
+        self._say(why)
+        self._end_useless()
+
+    def _found_no_place(self, why: str) -> None:
+        self._no_place = True
+        self._say(
+            f"{why}\n"
+            "  state  nothing was started here, and the run goes on without this node\n"
+            f"  next   try again later (exit status {NO_PLACE}), allow more nodes with --nnodes=MIN:MAX, or wait "
+            "longer with --rdzv-conf join_timeout=SECONDS"
+        )
+
+    def _end_useless(self, last: MovedOn | None = None) -> None:
+        """Its workers hold nothing that counts. last: what those in the run are told, to put it on record, and end."""
         for token in self._starter.cancel():
             worker = self._workers.pop(token)
             worker.channel.close()
             self._close(worker)
         for worker in self._workers.values():
             worker.expected = worker.moved_on = True
-            self._kill(worker)
+            if last is not None and worker.ready:
+                worker.channel.say(as_message(last))
+                worker.kill_at_s = time.monotonic() + _LAST_WORD_S
+            else:
+                self._kill(worker)
 
     def _all_is_written(self) -> bool:
         """Whether no save of a worker that died is being finished any more; or too long."""
@@ -231,6 +261,8 @@ class Agent:
         if self._over is not None and self._over.failed:
             self._explain(self._over.why)
             return FAILED
+        if self._no_place and self._over is None:
+            return NO_PLACE
         if self._over is not None and self._over.why:
             self._say(self._over.why)
         unsafe = self._taken and self._over is None  # else the hub says that what it held is not lost
@@ -287,6 +319,8 @@ class Agent:
     # hearing
 
     def _heard(self, worker: _Worker, message: Message) -> None:
+        if worker.moved_on:
+            return
         signed = {**message, "worker": worker.id}
         try:
             said = parse(TO_ITS_AGENT, signed)
@@ -383,6 +417,8 @@ class Agent:
                 tail.show()
             if worker.kill_at_s is not None and now_s >= worker.kill_at_s:
                 self._kill(worker)
+            if worker.verdict is not None and now_s >= worker.dumped_by_s:
+                self._kill_if_still_hung(worker, worker.verdict, now_s)
         if self._deadline_s is not None and now_s > self._deadline_s and self._workers:
             self._late(now_s)
         if now_s - self._looked_s >= _LOOK_S:
@@ -432,11 +468,25 @@ class Agent:
         if worker is None or worker.stuck or (record := Record.read(worker.progress)).sequence != verdict.sign:
             return
         self._stuck(worker, now_s, record, verdict.why, _ONLY_SLOW)
-        worker.hung = True
+        worker.hung, worker.verdict, worker.dumped_by_s = True, verdict, now_s + _DUMP_S
+        os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see worker.py
+
+    def _kill_if_still_hung(self, worker: _Worker, verdict: KillHung, now_s: float) -> None:
+        worker.verdict, record = None, Record.read(worker.progress)
+        if self._acquitted(worker, verdict, record):
+            self._say(f"{worker.called} went on while its stacks were printed, and lives")
+            return
         others = [Record.read(other.progress) for other in self._workers.values() if other.pid and not other.stuck]
         self._doubts.killed(now_s, record, worker.stuck_s or 0.0, others)
-        os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see worker.py
-        worker.kill_at_s = now_s + _DUMP_S
+        self._kill(worker)
+
+    def _acquitted(self, worker: _Worker, verdict: KillHung, record: Record) -> bool:
+        """Whether it went on while its stacks were printed: the verdict speaks of its sign before."""
+        went_on = record.sequence != verdict.sign
+        if went_on:
+            worker.stuck = worker.hung = False
+            worker.stuck_s = None
+        return went_on
 
     def _stuck(self, worker: _Worker, now_s: float, record: Record, why: str, hint: str = "") -> None:
         worker.stuck, worker.stuck_s = True, now_s - record.since_s if record.since_s else 0.0
@@ -457,7 +507,10 @@ class Agent:
 
     def _exited(self, worker: _Worker, ended: children.Ended, *, peak_bytes: int) -> None:
         worker.channel.drain()
-        step = Record.read(worker.progress).at_step
+        record = Record.read(worker.progress)
+        step = record.at_step
+        if worker.verdict is not None:  # it ended by itself
+            self._acquitted(worker, worker.verdict, record)
         del self._workers[worker.token], self._ids[worker.id]
         self._close(worker)
         killed = ended.signal == KILLED and not (worker.stuck or worker.late)

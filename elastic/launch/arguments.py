@@ -86,9 +86,16 @@ class Arguments:
     logs: LogRules = field(default_factory=LogRules)
 
 
+_EPILOG = (
+    "Exit status: 0 the run is finished, or this node left in order; 1 it failed; 2 it cannot be done as asked; 75 the "
+    "run had its most nodes for as long as --rdzv-conf join_timeout says, and may be joined later; 130 interrupted."
+)
+
+
 def parser() -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = get_args_parser()
     made.prog = "elastic run"
+    made.epilog = _EPILOG
     made.description = (
         "Runs a training script on one or more nodes and recovers live: a lost worker is replaced, survivors go on in "
         "the same processes. The flags are torchrun's; where one means something else, its description says so."

@@ -23,6 +23,7 @@ from checkpoint.net.keepalive import keep_alive
 from elastic.launch.connection import Connection
 from elastic.launch.dialing import Address, Dial
 from elastic.launch.hub_here import EVICT_S, HELD_UP_S, PING_S, Deliver, HubHere
+from elastic.launch.place_wait import PlaceWait
 from elastic.membership.hub import Hub
 from elastic.membership.messages import (
     TO_AGENT,
@@ -30,6 +31,7 @@ from elastic.membership.messages import (
     TO_LISTENER,
     TO_WORKER,
     Bye,
+    Full,
     Handover,
     Hello,
     HubIs,
@@ -101,6 +103,7 @@ class HubLink:
     make_hub  a hub of this node's; takes_over: from another one
     listener  for other nodes' agents; None on one node
     connected to the hub elsewhere, by whom the rendezvous found it; None: the hub is here
+    join_s    how long to wait for a place in a run that has its most nodes
     """
 
     def __init__(
@@ -111,7 +114,10 @@ class HubLink:
         say: Callable[[str], None],
         listener: socket.socket | None = None,
         connected: socket.socket | None = None,
+        join_s: float = 0.0,
     ) -> None:
+        self._join_s = join_s
+        self._wait: PlaceWait | None = None
         self._place = place
         self._make_hub = make_hub
         self._say = say
@@ -141,6 +147,8 @@ class HubLink:
         *,
         gone: Callable[[str], None],
         moved_on: Callable[[str], None],
+        waits: Callable[[str], None],
+        no_place: Callable[[str], None],
         places: Callable[[], tuple[int, list[int]]],
         catch_up: Callable[[], None],
     ) -> None:
@@ -148,10 +156,13 @@ class HubLink:
 
         gone      why no hub can be found
         moved_on  why this node's workers are of no use any more
+        waits     why they are of no use yet: the run has its most nodes, and a place is waited for
+        no_place  why that was given up
         places    how many workers it has, 0 if it leaves; and which of them, by local rank, are being started
         catch_up  tells what its workers have said, and nobody has heard yet
         """
         self._places, self._catch_up = places, catch_up
+        self._on_wait, self._on_no_place = waits, no_place
         self._loop, self._to_node, self._gone, self._on_moved_on = loop, deliver, gone, moved_on
         if self._listener is not None:
             self._listener.setblocking(False)
@@ -193,6 +204,8 @@ class HubLink:
         for connection in [one for one, since_s in self._unknown.items() if now_s - since_s > _HELLO_S]:
             del self._unknown[connection]
             connection.close()
+        if self._wait is not None and not self._over:
+            self._wait_for_place(now_s, self._wait)
         if self._serving is not None:
             self._serving.tick(now_s)
             self._look_for_another(now_s)
@@ -225,7 +238,10 @@ class HubLink:
         match said:
             case Ping():
                 pass
+            case Full():
+                self._is_full(said)
             case Roster(nodes=nodes):
+                self._wait = None
                 self._newcomer, self._seeking, self._lost, self._seeks_since_s = False, None, {}, None
                 if self._attending is not None:
                     self._attending.welcomed(self._roster)
@@ -291,7 +307,9 @@ class HubLink:
 
     def _lost_hub(self, why: str) -> None:
         if not self._over:
-            self._say(f"the connection to the run's hub is lost: {why}; the next of {len(self._roster)} nodes is asked")
+            self._say(
+                f"the connection to the run's hub is lost: {why}; the next of {len(self._candidates())} nodes is asked"
+            )
         self._seek(why)
 
     def _sent_elsewhere(self, address: str | None, port: int) -> None:
@@ -314,6 +332,28 @@ class HubLink:
         self._lost = {}
         self._begin_seeking(pause=True)
 
+    # waiting for a place
+
+    def _is_full(self, said: Full) -> None:
+        """This node's workers hold nothing, for they are in no view: others are ordered once there is a place."""
+        nodes = [(name, (address, port)) for name, address, port in said.nodes]
+        self._met |= dict(nodes)
+        self._newcomer, self._seeking, self._seeks_since_s = True, None, None
+        if self._attending is not None:
+            self._attending.welcomed(nodes)
+        if self._wait is None:
+            self._wait = PlaceWait(time.monotonic(), self._join_s)
+            self._report = NodeReport()
+            wait = f"this node waits for a place, {self._join_s:.0f} s at most (--rdzv-conf join_timeout)"
+            self._on_wait(f"the run has its {said.nodes_max} nodes already: {wait}")
+
+    def _wait_for_place(self, now_s: float, wait: PlaceWait) -> None:
+        if wait.is_over(now_s):
+            self._wait, self._over = None, True
+            self._on_no_place(f"no place in the run came free within {wait.within_s:.0f} s")
+        elif self._attending is not None and wait.is_due(now_s):
+            self._attending.connection.say(self._hello())
+
     # seeking
 
     def _seek(self, why: str, *, left: bool = False) -> None:
@@ -325,7 +365,7 @@ class HubLink:
             return
         if name is not None:
             self._lost[name] = left
-        if self._newcomer and not self._roster:
+        if self._newcomer and not (self._roster or self._met):
             self._gone(why)
             return
         self._begin_seeking()

@@ -92,10 +92,10 @@ def meet(
 
     conf = {"last_call_timeout": LAST_CALL_S, **conf}
     conf.setdefault("join_timeout", conf.get("timeout", JOIN_S))
-    join_s = float(conf["join_timeout"])
-    deadline_s = time.monotonic() + join_s
+    within_s = join_s(conf)
+    deadline_s = time.monotonic() + within_s
     params = RendezvousParameters(
-        "c10d", endpoint, run_id, nodes_min, nodes_max, address, **{"read_timeout": min(60, int(join_s)), **conf}
+        "c10d", endpoint, run_id, nodes_min, nodes_max, address, **{"read_timeout": min(60, int(within_s)), **conf}
     )
     if url is not None and (meeting := joins(_written(url))) is not None:
         return meeting
@@ -136,7 +136,7 @@ def meet(
             )
         if round_.error is not None or time.monotonic() > deadline_s:
             raise NodesMissing(
-                f"the nodes of run {run_id!r} did not meet within {join_s:.0f} s at {endpoint or 'localhost'}\n"
+                f"the nodes of run {run_id!r} did not meet within {within_s:.0f} s at {endpoint or 'localhost'}\n"
                 f"  found     {participants(backend)}, and at least {nodes_min} are needed\n"
                 + "".join(f"  hub       {where} {why}\n" for where, why in unreachable.items())
                 + f"  state     nothing was started here ({round_.error or 'no round was completed'})\n"
@@ -144,6 +144,11 @@ def meet(
                 "--nnodes=MIN:MAX, or wait longer with --rdzv-conf join_timeout=SECONDS"
             ) from round_.error
         time.sleep(_POLL_S)
+
+
+def join_s(conf: Mapping[str, Any]) -> float:
+    """How long a node waits for others, and for a place among them."""
+    return float(conf.get("join_timeout", conf.get("timeout", JOIN_S)))
 
 
 class _Round:

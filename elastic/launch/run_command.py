@@ -28,7 +28,8 @@ _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None) -> int:
-    """2 for what cannot be done as asked; else the agent's status: 0, 1 for a run that failed, 130.
+    """2 for what cannot be done as asked; else the agent's status: 0, 1 for a run that failed, 75 where the run has had
+    its most nodes for join_timeout, 130.
 
     waits  called before this node meets others, while its warm process imports
     Where nodes have met, or were to, it ends the process by itself: torch's rendezvous keeps its membership alive in a
@@ -91,6 +92,7 @@ def _run(arguments: Arguments, environ: Mapping[str, str], waits: Callable[[Star
             say=say,
             listener=meeting.listener if meeting else None,
             connected=meeting.connected if meeting else None,
+            join_s=_join_s(arguments),
         )
         rules = NodeRules(
             node=node,
@@ -109,6 +111,14 @@ def _run(arguments: Arguments, environ: Mapping[str, str], waits: Callable[[Star
 
 def _at_once(_: Starter) -> None:
     """A node that somebody starts is wanted now."""
+
+
+def _join_s(arguments: Arguments) -> float:
+    if arguments.nodes_max == 1:
+        return 0.0
+    from elastic.launch.nodes import join_s
+
+    return join_s(arguments.rdzv)
 
 
 def _meet(arguments: Arguments, say: Callable[[str], None]) -> Meeting | None:

@@ -33,6 +33,7 @@ from elastic.loop.restorer import StateRestorer
 from elastic.loop.run_state import RunState
 from elastic.loop.transfer import Standing
 from elastic.loop.view_group import ViewGroup
+from elastic.membership.endings import AGAIN
 from elastic.membership.live import IdentityDiffers, RunEnded
 from elastic.membership.progress import Phase
 from elastic.membership.rules import BOUNDARY
@@ -134,6 +135,8 @@ class Session:
                 age_s=age_s(context.launch.ordered),
             )
         )
+        if context.live is not None:
+            context.live.on_moved_on = self._end_moved_on
         self.restorer.identity = identity
         self.on_close(lambda: self.view_group.close(abruptly=self._abruptly))
         self.on_close(self._close_restorer)
@@ -150,6 +153,13 @@ class Session:
         """Records why no view comes any more."""
         why = str(ended)
         self.context.events.emit(schema.RepeatedFailure(why=why) if ended.repeated else schema.Ended(why=why))
+
+    def _end_moved_on(self, why: str) -> None:
+        """In the channel's thread: whatever the others may be in, what this worker holds must change nothing any more.
+        Its agent kills it soon, should the storage be slow to take the record."""
+        self.context.events.emit(schema.MovedOn(step=self.state.step, why=why))
+        self.context.events.flush(wait=True)
+        os._exit(AGAIN)
 
     def tell_finished(self) -> None:
         digest = self.train_state.weights_digest()

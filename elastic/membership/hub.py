@@ -30,6 +30,7 @@ from elastic.membership.messages import (
     Exited,
     Failed,
     Finished,
+    Full,
     Hello,
     HubAt,
     KillHung,
@@ -74,6 +75,7 @@ _SHORT_S = 1.0  # a node whose workers are being replaced is back by then
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named
 _GONE_MAX = 64  # that a view tells of
 _WITHOUT = "the run has gone on without this node, of which nothing was heard"
+_OVER = "the run is over"
 _ALONE_S = 10.0  # a hub that took over, and to which nobody of any view has come by then, begins anew with newcomers
 _COMES_S = 1.5  # a node of the last view has so long to come to a hub that has taken over
 
@@ -165,6 +167,7 @@ class Hub:
         self._forms_under_another = False  # hub, maybe: the present view
         self._stays: str | None = None
         self._lost: set[str] = set()  # who is not awaited
+        self._refused: set[str] = set()  # who waits for a place
         self._orders: list[Order] = []
 
     def receive(self, now_s: float, node: str, message: Message) -> list[Order]:
@@ -219,6 +222,7 @@ class Hub:
         dead  its process has ended, as the kernel of its machine says
         """
         self._lost.add(node)
+        self._refused.discard(node)
         if dead:
             self._going_on.dead(node)
         if node in self._nodes:
@@ -266,15 +270,19 @@ class Hub:
         report = NodeReport.from_document(said.report) if said.report is not None else None
         for worker in report.workers if report is not None else ():
             self._is_of(node, worker)
-        if self._over or (node not in self._nodes and len(self._nodes) >= self._nodes_max):
-            why = "the run is over" if self._over else f"the run has its {self._nodes_max} nodes already"
-            self._tell(node, RunIsOver(failed=False, why=why))
+        if self._over:
+            self._tell(node, RunIsOver(failed=False, why=_OVER))
             return
         if report is not None and not self._may_come_back(node, report):
             self._tell(node, MovedOn(why=_WITHOUT))
             return
         if node in self._nodes:
             return
+        if not self._has_place(now_s, node, report):
+            self._refused.add(node)
+            self._tell(node, Full(nodes_max=self._nodes_max, nodes=self._listening()))
+            return
+        self._refused.discard(node)
         self._nodes.append(node)
         self._going_on.is_here(node)
         self._lost.discard(node)
@@ -289,6 +297,14 @@ class Hub:
             if local_rank not in (*here, *on_its_way):
                 self._start((node, local_rank))
         self._tell_roster()
+
+    def _has_place(self, now_s: float, node: str, report: NodeReport | None) -> bool:
+        """One whose workers are in the view has, and newcomers do not take that of those who are to come yet."""
+        if report is not None and any(worker.generation for worker in report.workers.values()):
+            return True
+        fresh = self._takes_over and self._took_over_s is not None and now_s - self._took_over_s < _COMES_S
+        to_come = self._expected.difference(self._lost) if fresh or self._took_over_s is None else set()
+        return len(to_come.union(self._nodes) - {node}) < self._nodes_max
 
     def _may_come_back(self, node: str, report: NodeReport) -> bool:
         """Whether what its workers are in is what the others are in, too."""
@@ -361,10 +377,13 @@ class Hub:
 
     def _tell_roster(self) -> None:
         """Who is to be the hub once this one is gone."""
-        nodes = [[node, *self._where[node]] for node in self._nodes if node in self._where]
+        nodes = self._listening()
         if nodes:
             for node in self._nodes:
                 self._tell(node, Roster(nodes=nodes, generation=self.generation))
+
+    def _listening(self) -> list[list[Any]]:
+        return [[node, *self._where[node]] for node in self._nodes if node in self._where]
 
     def _on_claimed(self, now_s: float, said: Claimed) -> None:
         if said.generation != self._next_generation:
@@ -859,6 +878,8 @@ class Hub:
                 self._say(worker, End(why=why, repeated=self._repeated))
         for node in self._nodes:
             self._tell(node, RunIsOver(failed=failed, why=why))
+        for node in sorted(self._refused):
+            self._tell(node, RunIsOver(failed=False, why=_OVER))
 
     def _members(self) -> list[Worker]:
         """Those of the present view that live, in rank order."""

@@ -102,6 +102,7 @@ class Live:
     leave     why this worker should leave, once somebody says so
     on_broken called in the channel's thread when the present view is broken
     on_hub_moved  called there on the coordinator, with where the hub is now
+    on_moved_on   called there when the run has gone on without this worker, with the reason: it is to end at once
     """
 
     def __init__(self, channel: int) -> None:
@@ -122,6 +123,7 @@ class Live:
         self.leave: str | None = None
         self.on_broken: Callable[[], None] | None = None
         self.on_hub_moved: Callable[[Message], None] | None = None
+        self.on_moved_on: Callable[[str], None] | None = None
         self._thread = threading.Thread(target=self._listen, name="elastic-channel", daemon=True)
         self._thread.start()
 
@@ -301,7 +303,7 @@ class Live:
         faulthandler.dump_traceback_later(ORPHAN_S, exit=True)  # a thread of C: it ends what holds Python's lock, too
 
     def _heard(self, said: ToWorker) -> None:
-        broken, moved = False, None
+        broken, moved, moved_on = False, None, None
         with self._changed:
             match said:
                 case NewView():
@@ -323,6 +325,8 @@ class Live:
                     self._identity = (identity,)
                 case Released():
                     self._released = said
+                case messages.MovedOn(why=why):
+                    moved_on, broken = why, True
                 case Leave():
                     self.leave = self.leave or "a notice to its node"
                 case End():
@@ -333,6 +337,8 @@ class Live:
             self.on_broken()
         if moved is not None and self.on_hub_moved is not None:
             self.on_hub_moved(moved)
+        if moved_on is not None and self.on_moved_on is not None:
+            self.on_moved_on(moved_on)
 
 
 def said(say: str, facts: Message) -> bytes:

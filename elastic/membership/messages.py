@@ -283,10 +283,23 @@ class Roster:
     generation: int = 0
 
     def __post_init__(self) -> None:
-        _within(0, len(self.nodes), _PLACES_MAX)
-        for one in self.nodes:
-            if not (len(one) == 3 and isinstance(one[0], str) and isinstance(one[1], str) and type(one[2]) is int):
-                raise WireError(f"no name, address and port: {_short(one)}")
+        _addresses(self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Full:
+    """The run has its most nodes already, and this one has no place; it may ask again.
+
+    nodes_max  how many
+    nodes      see Roster: who may be asked, should this hub be lost meanwhile
+    """
+
+    nodes_max: int
+    nodes: list[list[Any]]
+
+    def __post_init__(self) -> None:
+        _within(1, self.nodes_max, _NUMBER_MAX)
+        _addresses(self.nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +318,7 @@ class HubIs:
 
 @dataclass(frozen=True, kw_only=True)
 class MovedOn:
-    """The run has gone on without this node's workers; it may join again, with others."""
+    """The run has gone on without this node's workers, whom their agent tells; it may join again, with others."""
 
     why: str
 
@@ -430,8 +443,10 @@ class Released:
     safe: bool
 
 
-ToAgent = Start | Status | KillHung | RunIsOver | Ping | Roster | Handover | HubIs | MovedOn
-ToWorker = NewView | OnBoard | Broken | Regroup | Save | TakeClaim | HubAt | OtherIdentity | End | Released | Leave
+ToAgent = Start | Status | KillHung | RunIsOver | Ping | Roster | Full | Handover | HubIs | MovedOn
+ToWorker = (
+    NewView | OnBoard | Broken | Regroup | Save | TakeClaim | HubAt | OtherIdentity | End | Released | Leave | MovedOn
+)
 
 FROM_WORKER: Mapping[str, type] = {
     "ready": Ready,
@@ -464,6 +479,7 @@ TO_AGENT: Mapping[str, type] = {
     "run_is_over": RunIsOver,
     "ping": Ping,
     "roster": Roster,
+    "full": Full,
     "handover": Handover,
     "hub_is": HubIs,
     "moved_on": MovedOn,
@@ -480,6 +496,7 @@ TO_WORKER: Mapping[str, type] = {
     "released": Released,
     "end": End,
     "leave": Leave,
+    "moved_on": MovedOn,
 }
 
 
@@ -560,6 +577,13 @@ def _within(least: int, value: int, most: int) -> None:
 def _name(name: str) -> None:
     if not 0 < len(name) <= _NAME_MAX:
         raise WireError(f"a name of {len(name)} characters")
+
+
+def _addresses(nodes: list[list[Any]]) -> None:
+    _within(0, len(nodes), _PLACES_MAX)
+    for one in nodes:
+        if not (len(one) == 3 and isinstance(one[0], str) and isinstance(one[1], str) and type(one[2]) is int):
+            raise WireError(f"no name, address and port: {_short(one)}")
 
 
 def _claim(document: dict[str, Any] | None) -> None:

@@ -36,6 +36,7 @@ def test_a_host_that_stood_still_is_told_that_it_was_moved_on_from(
     assert end.verdict.ok, f"{end.verdict}\n{run.state()}"
     late = {e["event"] for e in end.events[seen:] if e["worker"] in old}
     assert not late & {"saved", "claimed"}
+    assert [e["worker"] for e in end.events if e["event"] == "moved_on"] == old
     applied = [e for e in end.events[seen:] if e["worker"] in old and e["event"] == "step_applied"]
     assert len(applied) <= 1, applied  # the step in flight: what it takes for it may have come before it stood still
     assert end.verdict.redone <= 1

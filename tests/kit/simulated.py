@@ -26,7 +26,8 @@ STEPS, EVALUATE_EVERY, SAVE_EVERY = 9, 3, 2
 LEAVE_S = 60.0
 COLLECTIVES = ("standings", "claim", "side_state", "transfer", "exchange", "evaluation", "save", "finish", "leave")
 SAVING = "saving"  # a trap, too: it kills a worker that has begun to save
-REFUSALS = ("the run is over", "the run has its 3 nodes already")
+REFUSAL = "the run is over"
+GIVES_UP_S = 5.0  # who waits for a place
 
 
 class Lost(Exception):
@@ -430,6 +431,7 @@ class Node:
         self.admitted = True
         self.over: Message | None = None
         self.deadline_s = float("inf")
+        self.waits_until_s: float | None = None  # for a place
 
     def tells(self, say: str, **facts: Any) -> None:
         """The hub, whichever it will be when it is heard."""
@@ -515,9 +517,12 @@ class World:
         if not self.nodes:
             return
         self.hubs += 1
-        self.hub_at = self.random.choice(list(self.nodes))
+        of_the_run = [other for other in self.nodes.values() if other.waits_until_s is None]
+        for other in self.nodes.values() if not of_the_run else ():
+            other.over, other.waits_until_s = {"say": "no place"}, None
+        self.hub_at = self.random.choice(of_the_run or list(self.nodes.values())).name
         self.hub = Hub(takes_over=True, **self._rules)
-        self.hub.expect(other.name for other in self.nodes.values() if other.over is None)
+        self.hub.expect(other.name for other in of_the_run if other.over is None)
         self._moved(self)
         self._orders(self.hub.without(self.now_s, name, left=left))
         for gone in self.gone - {name} if left else self.gone:  # whose machines refuse connections
@@ -596,6 +601,8 @@ class World:
             self.now_s += self.random.choice([0.01, 0.1, 0.5])
             self._late(node)
             self._orders(self.hub.tick(self.now_s))
+        elif node.waits_until_s is not None and not (node.over or node.leaving or node.up) and chance < 0.1:
+            self._asks_again(node)
         elif chance < 0.25:
             if node.up:
                 self._told(node, node.up.popleft())
@@ -651,10 +658,31 @@ class World:
                 node.tells("unstarted", local_rank=order.message["local_rank"])
             else:
                 node.requests.append(order.message["local_rank"])
+        elif order.message["say"] == "full" and node.over is None and not node.leaving:
+            self._waits(node)
+        elif order.message["say"] == "roster" and node.over is None:
+            node.admitted, node.waits_until_s = True, None
         elif order.message["say"] == "run_is_over" and node.over is None:
             node.over = order.message
-            node.admitted = order.message["why"] not in REFUSALS
+            node.admitted = order.message["why"] != REFUSAL
             self.leaves(node)
+
+    def _waits(self, node: Node) -> None:
+        """The run is full: its workers end, and it asks again for a while."""
+        if node.waits_until_s is None:
+            node.admitted, node.waits_until_s = False, self.now_s + GIVES_UP_S
+            node.requests.clear()
+            for worker in node.workers.values():
+                worker.ends(None, "SIGKILL") if worker.alive else None
+            node.report = NodeReport()
+
+    def _asks_again(self, node: Node) -> None:
+        alone = all(one.waits_until_s is not None for one in self.nodes.values())
+        if alone or self.now_s > (node.waits_until_s or 0.0):
+            node.over, node.waits_until_s = {"say": "no place"}, None
+            return
+        hello = {"say": "hello", "node": node.name, "places": node.places, "address": node.name, "port": 1}
+        node.up.append({**hello, "starting": list(node.requests), "report": node.report.document()})
 
     def _told(self, node: Node, message: Message) -> None:
         if message["say"] == "exited":
@@ -667,7 +695,7 @@ class World:
     def _orders(self, orders: list[Order]) -> None:
         self._watch(self, orders)
         overs = [order.message for order in orders if order.message["say"] == "run_is_over"]
-        self.verdicts += [over for over in overs if over["why"] not in REFUSALS]
+        self.verdicts += [over for over in overs if over["why"] != REFUSAL]
         for order in orders:
             if order.node in self.nodes:
                 self.nodes[order.node].down.append(order)

@@ -476,6 +476,28 @@ def test_nodes_meet_and_a_later_one_joins_without_a_restart(run: Run) -> None:
     assert first.finish(within_s=WITHIN_S) == 0
 
 
+@pytest.mark.nightly(sample=1, of="two agents")
+def test_a_node_too_many_waits_for_a_place_and_says_by_its_status_that_none_came(run: Run) -> None:
+    """An autoscaler takes 0 for success. What a node has started when it hears that the run is full ends at once."""
+    flags = meet("1:2")
+    first, second = run(STAY, *flags), run(STAY, *flags)
+    for node in (first, second):
+        Here(node).wait(1)
+    refused = run(STAY, *flags, "--rdzv-conf=join_timeout=2")
+    assert refused.finish(within_s=WITHIN_S) == 75, refused.output
+    assert "the run has its 2 nodes already: this node waits for a place, 2 s at most" in refused.output
+    assert "try again later (exit status 75)" in refused.output
+    waits = run(STAY, *flags)
+    waits.wait_for(lambda: "this node waits for a place" in waits.output, "a refusal", within_s=WITHIN_S)
+    second.send(signal.SIGTERM)
+    assert second.finish(within_s=WITHIN_S) == 0
+    joined = Here(waits)
+    waits.wait_for(lambda: any(restart == 1 for _, _, restart in joined.all()), "a place", within_s=WITHIN_S)
+    for node in (waits, first):
+        node.send(signal.SIGTERM)
+        assert node.finish(within_s=WITHIN_S) == 0
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["is killed", "hands over"])
 def test_the_hub_moves_to_the_node_that_is_left(run: Run, how: signal.Signals) -> None:
     """Twice, so that the first of two nodes goes once, and the second: one of them has the hub."""

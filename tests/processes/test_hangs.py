@@ -74,6 +74,40 @@ def test_a_hang_in_an_evaluation_is_found_and_a_stall_of_all_is_waited_for(launc
     assert re.search(r"dataset\[i\] for step \d+ goes on, after ", output)
 
 
+PAUSED = """
+    import os, signal, sys, time, torch, elastic
+    elastic.seed(0)
+    model = torch.nn.Linear(4, 1)
+    data = torch.utils.data.TensorDataset(torch.ones(64, 4), torch.ones(64, 1))
+    with elastic.Run(
+        sys.argv[1], model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), dataset=data, batch_size=16,
+        virtual_workers=2, steps=12,
+    ) as run:
+        for step in run:
+            for x, y in step:
+                step.backward(((model(x) - y) ** 2).sum(), len(y))
+            if run.step_index == 5 and run.rank == 1:
+                signal.pause()  # until a signal comes: the one that has its stacks printed
+            if run.step_index > 5:
+                time.sleep(float(sys.argv[2]))
+    print("finished", run.step_index, os.getpid(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["lives", "has finished by then"])
+def test_a_worker_that_goes_on_while_its_stacks_are_printed_is_not_killed(tmp_path: Path, lives: bool) -> None:
+    """The verdict speaks of its last sign, and it has given another since."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(PAUSED))
+    flags = ["run", "--standalone", "--no-status", "--hang-limit=1", "--nproc-per-node=2"]
+    with Launch("elastic", [*flags, script, tmp_path / "run", 0.2 * lives]) as launch:
+        output = launch.succeed(within_s=240)
+    assert "is stuck at step 5" in output
+    assert output.count("went on while its stacks were printed, and lives") >= lives, output  # or it ended before that
+    assert len(re.findall(r"^finished 12 ", output, re.M)) == 2
+    assert "after the loss of" not in output
+
+
 def test_the_kernel_counts_for_how_long_a_process_waits_for_a_processor() -> None:
     """Of two busy loops on one processor each waits while the other runs."""
     with ExitStack() as running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastic.membership.node_report import NodeReport
 from elastic.membership.rules import BOUNDARY
 from elastic.membership.wire import WireError
 from tests.kit.stage import MID_STEP, Stage, trains
@@ -198,15 +199,37 @@ def test_a_node_that_comes_later_joins_at_a_boundary() -> None:
     assert stage.over("A0", BOUNDARY).view == "A0 B0 B1"
 
 
-def test_a_node_too_many_is_refused_and_disturbs_nobody() -> None:
+def test_a_node_too_many_is_told_that_the_run_is_full_and_disturbs_nobody() -> None:
     stage = trains(1, nodes=2, nodes_max=2)
-    assert stage.comes("C", 1).only("run_is_over")["failed"] is False
+    assert stage.comes("C", 1).only("full") == {"say": "full", "nodes_max": 2, "nodes": []}
     assert stage.begin("C0").orders == []
     stage.ends("C0", 1)
+    assert stage.comes("C", 1).to("full") == "C", "it asks again"
     assert stage.lost("C").orders == []
+
+
+def test_a_node_that_waits_for_a_place_gets_the_one_that_comes_free() -> None:
+    """With workers that are ordered then: those that it had started ended with its first refusal."""
+    stage = trains(1, nodes=2, nodes_max=2)
+    stage.comes("C", 1)
     stage.lost("B")
     stage.over("A0")
-    assert stage.comes("C", 1).orders == []
+    report = NodeReport().document()
+    assert stage.told("C", "hello", places=1, report=report).to("start") == "C"
+    assert stage.begin("C0").to("regroup") == "A0"
+    assert stage.over("A0", BOUNDARY).view == "A0 C0"
+    assert stage.told("C", "hello", places=1, report=report).orders == [], "it asked once more before it heard"
+
+
+def test_a_node_that_waits_for_a_place_hears_of_the_runs_end() -> None:
+    """Nothing is left to do for it, and that is no failure of its own."""
+    stage = trains(1, nodes=2, nodes_max=2)
+    stage.comes("C", 1)
+    for id in ("A0", "B0"):
+        stage.worker(id, "finished", step=9)
+    stage.ends("A0", 0)
+    over = [(order.node, order.message["failed"]) for order in stage.ends("B0", 0).orders]
+    assert over == [("A", False), ("B", False), ("C", False)]
 
 
 def test_a_newcomer_of_another_identity_joins_only_if_it_accepts_that() -> None:

@@ -101,6 +101,25 @@ def test_a_hub_that_hands_over_costs_no_view() -> None:
     assert not run.said("B", "broken") + run.said("C", "broken")
 
 
+def test_who_waits_for_a_place_takes_none_of_those_who_are_on_their_way_to_the_next_hub() -> None:
+    """It may be the first to find that hub; what the others hold is the run."""
+    run = Run("ABC", witness=True)
+    run.hub = Hub(nodes_max=3, takes_over=True)
+    run.hub.expect("ABC")
+    run.orders(run.hub.without(run.now_s, "A", left=False))
+    run.comes("B")
+    run.reports["D"], run.reports["E"], run.heard["D"], run.heard["E"] = NodeReport(), NodeReport(), [], []
+    run.comes("D")
+    run.comes("E")
+    assert not run.said("D", "full")
+    assert run.said("E", "full")[-1]["nodes"] == [["B", "10.0.0.66", 1], ["D", "10.0.0.68", 1]]
+    run.comes("C")
+    assert not run.said("C", "full")
+    run.later(10.0)
+    run.comes("E")
+    assert len(run.said("E", "full")) == 2
+
+
 def test_the_hub_crashes_and_those_who_are_left_go_on_under_the_next_claim() -> None:
     run = Run("ABC", witness=True)
     run.moves("BC", lost="A")

@@ -33,6 +33,8 @@ class Stand:
             lambda worker, message: None,
             gone=self.said.append,
             moved_on=self.said.append,
+            waits=self.said.append,
+            no_place=self.said.append,
             places=lambda: (0, []),
             catch_up=lambda: None,
         )

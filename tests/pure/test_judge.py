@@ -450,6 +450,23 @@ def test_a_superseded_writer_s_late_steps_and_saves_change_nothing() -> None:
     assert verdict.discarded == 3
 
 
+def cut_off(*, alone: int) -> list[Event]:
+    """Rank 2 of three applies so many steps without the others, who go on without it; then it hears of that."""
+    story = Story().launch(3).train(3)
+    begun = len(story.events)
+    zombie = Story().launch(3).train(3).train(3 + alone, save=False).events[begun:]
+    late = [{**e, "t": 1000.0 + at} for at, e in enumerate(e for e in zombie if e["worker"] == "w2")]
+    events = story.read([0, 1]).shrink(2).train(STEPS).finish().events
+    told = {**late[-1], "event": "moved_on", "t": 2000.0, "why": "the run has gone on"} if late else None
+    return [*events[:-2], *late, *([told] if told else []), *events[-2:]]
+
+
+def test_who_heard_that_the_run_went_on_may_have_done_the_step_in_hand_and_no_more() -> None:
+    """What it takes for that one may have come before it was cut off."""
+    assert "zombie" not in verdict_on(cut_off(alone=1), cut_off=True, lost_max=1).broken()
+    assert "zombie" in verdict_on(cut_off(alone=2), cut_off=True, lost_max=1).broken()
+
+
 def test_a_writer_that_never_saved_superseded_nobody() -> None:
     """What the one before it had on its way, and wrote after that, is what the run goes on from."""
     story = Story().launch(4).train(5)

@@ -99,15 +99,15 @@ def test_the_table_of_the_protocol_holds_every_message_with_its_fields() -> None
             for word, kind in kinds.items()
         )
 
-    of_worker = dict(messages.FROM_WORKER)
+    of_worker, of_agents = dict(messages.FROM_WORKER), ("leave", "moved_on")
     known = (
         all_of(of_worker, "worker", "hub")
         + all_of({w: k for w, k in messages.TO_ITS_AGENT.items() if w not in of_worker}, "worker", "agent")
         + all_of({w: k for w, k in messages.TO_HUB.items() if w not in of_worker}, "agent", "hub")
         + all_of({"where_is_the_hub": messages.WhereIsTheHub}, "agent", "agent")
         + all_of(dict(messages.TO_AGENT), "hub", "agent")
-        + all_of({w: k for w, k in messages.TO_WORKER.items() if w != "leave"}, "hub", "worker")
-        + all_of({"leave": messages.TO_WORKER["leave"]}, "agent", "worker")
+        + all_of({w: k for w, k in messages.TO_WORKER.items() if w not in of_agents}, "hub", "worker")
+        + all_of({w: messages.TO_WORKER[w] for w in of_agents}, "agent", "worker")
     )
     assert listed == known
 

@@ -5,7 +5,7 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
 
     position    each worker applies the steps after the state that it loaded, none skipped, none twice
     lineage     the surviving state's steps are 0 … last, each built on the one before
-    zombie      no claim goes on from what a superseded writer left
+    zombie      no claim goes on from what a superseded writer left; whom the run left behind does one step more at most
     writer      once a newer claim is taken, workers of an older one finish the step in hand at most
     durable     no claim goes behind a save committed before it, or what a view's last worker left with; an end is saved
     view        the members of a view name the same workers, and its blocks of shares join
@@ -39,7 +39,7 @@ from functools import partial
 
 from elastic.drill.judge.contents import content
 from elastic.drill.judge.grouping import by_fact, grouped
-from elastic.drill.judge.lineage import Application, Lineage, place_of, trace
+from elastic.drill.judge.lineage import Application, Lineage, Place, place_of, trace
 from elastic.drill.judge.stored_checkpoints import StoredCheckpoint, storage_holds
 from elastic.drill.judge.survival import survival
 from elastic.drill.judge.verdict import Verdict, Violation, differing
@@ -82,6 +82,7 @@ def judge(
     violations = list(lineage.violations)
     violations += _views(seen, of_kind["view_formed"])
     violations += survival(seen, of_kind, lost_max, may_fall_back=may_fall_back or cut_off)
+    violations += _moved_on(of_kind)
     for step in sorted(lineage.path):
         violations += _shares(lineage.path[step], exact)
         violations += _records(lineage.path[step])
@@ -110,6 +111,25 @@ def judge(
         weights_sha256=of_kind["finished"][-1]["digest"] if of_kind["finished"] else None,
         checkpoints=len(checkpoints or ()),
     )
+
+
+def _moved_on(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
+    """All workers of a view take part in each step, so those of a lost host can end but one without the others."""
+    told = {(event["worker"], event.get("generation") or 0): event for event in of_kind["moved_on"]}
+    doers: dict[tuple[Place, int], set[str]] = defaultdict(set)
+    for done in of_kind["step_applied"]:
+        doers[place_of(done), done["step"]].add(done["worker"])
+    gone = {worker for worker, _ in told}
+    views = {(view["worker"], view.get("generation") or 0): view for view in of_kind["view_formed"]}
+    for at, end in told.items():
+        view = views.get(at)
+        if view is None or gone.issuperset(view["workers"]):
+            continue  # nobody else was there
+        own = [e for e in of_kind["step_applied"] if (e["worker"], e.get("generation") or 0) == at]
+        alone = [done for done in own if doers[place_of(done), done["step"]] <= gone]
+        if len(alone) > 1:
+            what = f"{at[0]} applied steps {[done['step'] for done in alone]} after the run had gone on without it"
+            yield Violation("zombie", what, (*alone, end))
 
 
 def _views(seen: Iterable[ViewSeen], formed: Sequence[Event]) -> Iterator[Violation]:
