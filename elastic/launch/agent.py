@@ -181,9 +181,11 @@ class Agent:
                 for local_rank in range(self._rules.workers):
                     self._start(local_rank)
                 next_tick_s = time.monotonic() + _TICK_S
+                self._hub.settle()
                 while not self._done():
                     for key, _ in self._loop.select(max(0.0, next_tick_s - time.monotonic())):
                         key.data()
+                    self._hub.settle()
                     if (now_s := time.monotonic()) >= next_tick_s:
                         self._tick(now_s)
                         next_tick_s = now_s + _TICK_S

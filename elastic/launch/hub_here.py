@@ -46,7 +46,7 @@ class HubHere:
         self._pinged_s = self._ticked_s = time.monotonic()
         self._dials: list[Dial] = []
         self._orders: deque[Order] = deque()
-        self._delivering = False
+        self._delivering = self._undecided = False
 
     @property
     def others(self) -> list[str]:
@@ -81,14 +81,20 @@ class HubHere:
 
     def told(self, node: str, message: Message) -> None:
         try:
-            orders = self.hub.receive(time.monotonic(), node, message)
+            self.hub.hear(time.monotonic(), node, message)
         except WireError as wrong:
             self._refusals[node] += 1
             if self._refusals[node] <= _REFUSALS_TOLD:
                 last = "; more of the kind is dropped in silence" if self._refusals[node] == _REFUSALS_TOLD else ""
                 self._say(f"a message of {node} is dropped: {wrong}{last}")
             return
-        self._carry_out(orders)
+        self._undecided = True
+
+    def settle(self) -> None:
+        """What follows from all that has been told since: once, however much came together."""
+        while self._undecided:
+            self._undecided = False
+            self._carry_out(self.hub.follows(time.monotonic()))
 
     def tick(self, now_s: float) -> None:
         if now_s - self._ticked_s > HELD_UP_S:
@@ -161,5 +167,14 @@ class HubHere:
             if order.node == self._node:
                 self._deliver(order.worker, order.message)
             elif order.node in self._nodes:
-                self._nodes[order.node].say({"to": order.worker, **order.message})
+                self._nodes[order.node].say({"to": self._addressees(order), **order.message})
         self._delivering = False
+
+    def _addressees(self, order: Order) -> str | list[str] | None:
+        """Of a message to several workers of a node, all: it goes there once."""
+        workers = [order.worker] if order.worker is not None else []
+        while workers and self._orders and self._orders[0].node == order.node and self._orders[0].worker is not None:
+            if self._orders[0].message is not order.message:
+                break
+            workers.append(self._orders.popleft().worker or "")
+        return workers if len(workers) > 1 else order.worker

@@ -198,6 +198,11 @@ class HubLink:
             self._serving.hands_over()
         return now_s - self._handed_over_s > _HANDED_OVER_S
 
+    def settle(self) -> None:
+        """Called when all that has arrived is told."""
+        if self._serving is not None:
+            self._serving.settle()
+
     def tick(self, now_s: float) -> None:
         held_up = now_s - self._ticked_s > HELD_UP_S
         self._ticked_s = now_s
@@ -261,9 +266,10 @@ class HubLink:
     def _attend(self, name: str | None, address: Address, sock: socket.socket) -> None:
         def heard(message: Message) -> None:
             attendance.heard_s = time.monotonic()
-            worker = message.pop("to", None)
+            to = message.pop("to", None)
             try:
-                self._deliver(worker if isinstance(worker, str) else None, message)
+                for worker in to if isinstance(to, list) else [to]:
+                    self._deliver(worker if isinstance(worker, str) else None, message)
             except WireError as wrong:
                 self._say(f"a message of the hub is dropped: {wrong}")
 

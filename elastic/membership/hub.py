@@ -171,7 +171,13 @@ class Hub:
         self._orders: list[Order] = []
 
     def receive(self, now_s: float, node: str, message: Message) -> list[Order]:
-        """What follows from a message of that node's agent or of one of its workers (then with "worker").
+        """What follows from this message and those that were heard before. Raises as `hear` does."""
+        self.hear(now_s, node, message)
+        return self.follows(now_s)
+
+    def hear(self, now_s: float, node: str, message: Message) -> None:
+        """A message of that node's agent or of one of its workers (then with "worker"). What follows from those that
+        come together is decided once, for it takes as long as there are workers.
 
         Raises WireError, having done nothing, for what is no such message, and for what is said for another node.
         """
@@ -180,7 +186,6 @@ class Hub:
             self._on_hello(now_s, node, said)
         elif node in self._nodes and (isinstance(said, _OF_AGENTS) or self._is_of(node, said.worker)):
             self._heard(now_s, node, said)
-        return self._decided(now_s)
 
     def _heard(self, now_s: float, node: str, said: Any) -> None:
         match said:
@@ -238,7 +243,7 @@ class Hub:
                 self._note_gone(worker, "its node was lost", Exited(worker=worker.id))
                 del self._workers[worker.id]
                 self._sightings.pop(worker.id, None)
-        return self._decided(now_s)
+        return self.follows(now_s)
 
     def without(self, now_s: float, node: str, *, left: bool) -> list[Order]:
         """Of a node that is not to be waited for. left: it has said that it goes"""
@@ -257,7 +262,7 @@ class Hub:
 
     def tick(self, now_s: float) -> list[Order]:
         """What follows from time alone."""
-        return self._decided(now_s)
+        return self.follows(now_s)
 
     def _is_of(self, node: str, id: str) -> bool:
         """Whether this worker is known, as that node's. Raises WireError if it is another's."""
@@ -379,8 +384,8 @@ class Hub:
         """Who is to be the hub once this one is gone."""
         nodes = self._listening()
         if nodes:
-            for node in self._nodes:
-                self._tell(node, Roster(nodes=nodes, generation=self.generation))
+            message = as_message(Roster(nodes=nodes, generation=self.generation))
+            self._orders += [Order(node, None, message) for node in self._nodes]
 
     def _listening(self) -> list[list[Any]]:
         return [[node, *self._where[node]] for node in self._nodes if node in self._where]
@@ -513,8 +518,7 @@ class Hub:
     def _on_put(self, said: Put) -> None:
         if said.generation == self.generation:
             entry = OnBoard(generation=said.generation, key=said.key, value=said.value)
-            for worker in self._members():
-                self._say(worker, entry)
+            self._say_all(self._members(), entry)
 
     def _on_exited(self, now_s: float, said: Exited) -> None:
         worker = self._workers.pop(said.worker)
@@ -590,13 +594,14 @@ class Hub:
         if self._ending is None:
             self._ending, self._ending_since_s = why, now_s
 
-    def _decided(self, now_s: float) -> list[Order]:
+    def follows(self, now_s: float) -> list[Order]:
+        """What follows from all that was heard."""
         if self._took_over_s is None:
             self._took_over_s = now_s
         if not self._over:
             self._decide(now_s)
         orders, self._orders = self._orders, []
-        return orders
+        return [order for order in orders if order.worker is None or order.worker in self._workers]
 
     def _decide(self, now_s: float) -> None:
         if self._stall is not None and now_s - max((at_s for at_s, _ in self._sightings.values()), default=0) > FRESH_S:
@@ -836,7 +841,7 @@ class Hub:
         )
         for worker in chosen:
             worker.status, worker.was_member, worker.within = WorkerStatus.MEMBER, True, self.generation
-            self._say(worker, view)
+        self._say_all(chosen, view)
         self._view = tuple(worker.id for worker in chosen)
         self._view_nodes = {worker.id: worker.node for worker in chosen}
         self._tell_roster()
@@ -886,7 +891,12 @@ class Hub:
         return [self._workers[id] for id in self._view if id in self._workers]
 
     def _say(self, worker: Worker, said: ToWorker) -> None:
-        self._orders.append(Order(worker.node, worker.id, as_message(said)))
+        self._say_all([worker], said)
+
+    def _say_all(self, workers: Iterable[Worker], said: ToWorker) -> None:
+        """One message, which the orders share: those of a node travel together (hub_here.py)."""
+        message = as_message(said)
+        self._orders += [Order(worker.node, worker.id, message) for worker in workers]
 
     def _tell(self, node: str, said: ToAgent) -> None:
         self._orders.append(Order(node, None, as_message(said)))

@@ -487,6 +487,7 @@ class World:
         self.strands = 0.0  # how likely a state cannot be rewound
         self.stopped_at: set[int | None] = set()
         self.moments = 0
+        self._heard = False
         self._watch = watch
         for name, count in places.items():
             self.comes(name, count)
@@ -690,7 +691,15 @@ class World:
         elif message.get("report") is not None:
             reported = {worker["worker"] for worker in message["report"]["workers"]}
             self.told_exited |= node.before - reported
-        self._orders(self.hub.receive(self.now_s, node.name, message))
+        self.hub.hear(self.now_s, node.name, message)
+        self._heard = True
+        if self.chance(0.7):  # else more comes with it
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._heard:
+            self._heard = False
+            self._orders(self.hub.follows(self.now_s))
 
     def _orders(self, orders: list[Order]) -> None:
         self._watch(self, orders)
