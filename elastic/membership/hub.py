@@ -155,6 +155,7 @@ class Hub:
         self._repeated = False  # one failure, which is why the run ends
         self._ending_since_s = 0.0
         self._over = False
+        self._last_word = End(why="")
         self._gone: list[Message] = []  # since the last view, and why
         self._going_on = GoingOn()
         self._where: dict[str, tuple[str, int]] = {}  # nodes that listen
@@ -423,6 +424,9 @@ class Hub:
         worker.shares, worker.identity, worker.since_s = said.shares, said.identity, now_s
         worker.accepted, worker.status = said.accepted, WorkerStatus.READY
         self._going_on.is_here(worker.node, said.newest)
+        if self._over:  # it was being started when the run ended
+            self._say(worker, self._last_word)
+            return
         self._compare(worker)
 
     def _compare(self, worker: Worker) -> None:
@@ -874,13 +878,13 @@ class Hub:
 
     def _finish(self, *, failed: bool, why: str) -> None:
         """Tells everyone. What could be saved is saved."""
-        self._over = True
+        self._over, self._last_word = True, End(why=why, repeated=self._repeated)
         leavers = self._leavers()
         self._release([worker.id for worker in leavers if worker.step <= self._saved], safe=True)
         self._release([worker.id for worker in leavers if worker.step > self._saved], safe=False)
         for worker in self._workers.values():
             if worker.status not in (WorkerStatus.FINISHED, WorkerStatus.LEAVING):
-                self._say(worker, End(why=why, repeated=self._repeated))
+                self._say(worker, self._last_word)
         for node in self._nodes:
             self._tell(node, RunIsOver(failed=failed, why=why))
         for node in sorted(self._refused):
