@@ -334,6 +334,8 @@ def passes_on(rank: int, world_size: int, port: int, elements: int) -> tuple[Any
     parts = Roles(donors=(1, 3), need_state=(0, 2), need_side_state=(0, 2))
     word, state, received = pass_on(group, parts, {"epoch": 4}, weights if rank in parts.donors else {})
     equal = state is not None and all(torch.equal(state[name], weights[name]) for name in weights)
+    store.set(f"through/{rank}", "")
+    store.wait([f"through/{other}" for other in range(world_size)])  # who closes hangs up on those still receiving
     group.close()
     del store
     return word, equal and received >= 4 * elements
