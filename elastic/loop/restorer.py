@@ -170,7 +170,10 @@ class StateRestorer:
         assert self._claimed is not None
         saver = self._open_saver()
         saver.last_s = self.save_begun_s
-        saver.adopt(self._claimed)  # a view that needs another claim has got it before it was formed (succession.py)
+        if self._context.live is None:  # whoever answered for the claim is gone
+            self._claimed = saver.claim()
+        else:  # a view that needs another claim has got it before it was formed (succession.py)
+            saver.adopt(self._claimed)
 
     def tell_where_the_hub_is(self) -> None:
         """Beside the checkpoints, in the background: for nodes that join when no other way leads there any more."""
