@@ -7,6 +7,7 @@ lease: a host that is cut off or without power sends nothing, not even an end.
 
 from __future__ import annotations
 
+import json
 import selectors
 import socket
 import time
@@ -17,7 +18,7 @@ from elastic.launch.connection import Connection
 from elastic.launch.dialing import Address, Dial
 from elastic.membership.hub import Hub, Order
 from elastic.membership.messages import Handover, Hello, HubIs, Ping, ToAgent, as_message
-from elastic.membership.wire import Message, WireError
+from elastic.membership.wire import Message, WireError, encode
 
 Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
 
@@ -46,6 +47,7 @@ class HubHere:
         self._pinged_s = self._ticked_s = time.monotonic()
         self._dials: list[Dial] = []
         self._orders: deque[Order] = deque()
+        self._encoded: tuple[Message | None, bytes] = None, b""  # the last message
         self._delivering = self._undecided = False
 
     @property
@@ -167,8 +169,14 @@ class HubHere:
             if order.node == self._node:
                 self._deliver(order.worker, order.message)
             elif order.node in self._nodes:
-                self._nodes[order.node].say({"to": self._addressees(order), **order.message})
+                self._nodes[order.node].send(self._line(self._addressees(order), order.message))
         self._delivering = False
+
+    def _line(self, to: str | list[str] | None, message: Message) -> bytes:
+        """A view is as long as the run has workers, and goes to each node: it is encoded once."""
+        if self._encoded[0] is not message:
+            self._encoded = message, encode(message)
+        return b'{"to": ' + json.dumps(to).encode() + b", " + self._encoded[1].removeprefix(b"{")
 
     def _addressees(self, order: Order) -> str | list[str] | None:
         """Of a message to several workers of a node, all: it goes there once."""

@@ -169,6 +169,7 @@ class Hub:
         self._stays: str | None = None
         self._lost: set[str] = set()  # who is not awaited
         self._refused: set[str] = set()  # who waits for a place
+        self._roster_changed = False
         self._orders: list[Order] = []
 
     def receive(self, now_s: float, node: str, message: Message) -> list[Order]:
@@ -233,7 +234,7 @@ class Hub:
             self._going_on.dead(node)
         if node in self._nodes:
             self._nodes.remove(node)
-            self._tell_roster()
+            self._roster_changed = True
             here = [worker for worker in self._workers.values() if worker.node == node]
             awaited = [place for place in self._awaited if place[0] == node]
             self._later = {place: at_s for place, at_s in self._later.items() if place[0] != node}
@@ -302,7 +303,7 @@ class Hub:
         for local_rank in range(said.places):
             if local_rank not in (*here, *on_its_way):
                 self._start((node, local_rank))
-        self._tell_roster()
+        self._roster_changed = True
 
     def _has_place(self, now_s: float, node: str, report: NodeReport | None) -> bool:
         """One whose workers are in the view has, and newcomers do not take that of those who are to come yet."""
@@ -382,7 +383,8 @@ class Hub:
         self._going_on.left(node)
 
     def _tell_roster(self) -> None:
-        """Who is to be the hub once this one is gone."""
+        """Who is to be the hub once this one is gone. Once for all that changed it."""
+        self._roster_changed = False
         nodes = self._listening()
         if nodes:
             message = as_message(Roster(nodes=nodes, generation=self.generation))
@@ -604,6 +606,8 @@ class Hub:
             self._took_over_s = now_s
         if not self._over:
             self._decide(now_s)
+        if self._roster_changed:
+            self._tell_roster()
         orders, self._orders = self._orders, []
         return [order for order in orders if order.worker is None or order.worker in self._workers]
 
@@ -745,7 +749,8 @@ class Hub:
         ready = [
             worker for worker in self._workers.values() if worker.status == WorkerStatus.READY and not self._finished
         ]
-        return sorted(ready, key=lambda worker: (self._nodes.index(worker.node), worker.local_rank))
+        place = {node: index for index, node in enumerate(self._nodes)}
+        return sorted(ready, key=lambda worker: (place[worker.node], worker.local_rank))
 
     def _ask_to_regroup(self, now_s: float, running: list[Worker], newcomers: list[Worker]) -> None:
         """Members go on until a boundary that they agree on. Once per view."""
@@ -848,7 +853,7 @@ class Hub:
         self._say_all(chosen, view)
         self._view = tuple(worker.id for worker in chosen)
         self._view_nodes = {worker.id: worker.node for worker in chosen}
-        self._tell_roster()
+        self._roster_changed = True
         if self._identity is None:
             self._identity = chosen[0].identity
             for worker in self._newcomers():

@@ -51,6 +51,7 @@ class Stand:
         while ready := self._loop.select(0.05):
             for key, _ in ready:
                 key.data()
+            self.hub.settle()
             if time.monotonic() > deadline:
                 return
 
@@ -137,3 +138,33 @@ def test_whoever_knows_the_run_learns_where_its_hub_is(stand: Stand) -> None:
     stand.turn()
     asks.settimeout(5)
     assert json.loads(asks.recv(1000))["address"] == "127.0.0.1"
+
+
+def test_what_all_workers_of_a_node_are_told_travels_once(stand: Stand) -> None:
+    """A view of a thousand workers went a thousand times over the network, and each of them names all."""
+    workers = [f"w{number}" for number in range(4)]
+    words: list[object] = [{"say": "hello", "node": "second", "run": NONCE, "places": 4}]
+    words += [{"say": "started", "worker": one, "local_rank": rank} for rank, one in enumerate(workers)]
+    words += [{"say": "ready", "worker": one, "shares": 8, "identity": "one"} for one in workers]
+    second = stand.connect(*words)
+    stand.turn()
+    lines = [json.loads(line) for line in second.recv(1 << 16).splitlines()]
+    (view,) = [line for line in lines if line["say"] == "view"]
+    assert view["to"] == view["workers"] == workers
+    assert view["nodes"] == ["second"] * 4
+    assert [line["to"] for line in lines if line["say"] == "roster"] in ([None], [])
+
+
+def test_the_hub_of_many_workers_says_one_thing_to_each_node_however_many_come_at_once() -> None:
+    """Of all that came in one turn, what follows is decided once: rosters went out for each node that came, to all."""
+    hub, nodes = Hub(nodes_min=1, nodes_max=64, nodes_first=64), [f"n{number}" for number in range(64)]
+    for node in nodes:
+        hub.hear(0.0, node, {"say": "hello", "node": node, "places": 1, "address": "10.0.0.1", "port": 1})
+    orders = hub.follows(0.0)
+    assert [order.node for order in orders if order.message["say"] == "roster"] == nodes
+    for node in nodes:
+        hub.hear(0.0, node, {"say": "started", "worker": f"w{node}", "local_rank": 0})
+        hub.hear(0.0, node, {"say": "ready", "worker": f"w{node}", "shares": 64, "identity": "one"})
+    views = [order for order in hub.follows(0.0) if order.message["say"] == "view"]
+    assert [order.node for order in views] == nodes
+    assert all(order.message is views[0].message for order in views)
