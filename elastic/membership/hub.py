@@ -170,6 +170,7 @@ class Hub:
         self._lost: set[str] = set()  # who is not awaited
         self._refused: set[str] = set()  # who waits for a place
         self._roster_changed = False
+        self._put: dict[str, str] = {}  # on the board of the present view, and nobody was told yet
         self._orders: list[Order] = []
 
     def receive(self, now_s: float, node: str, message: Message) -> list[Order]:
@@ -523,8 +524,7 @@ class Hub:
 
     def _on_put(self, said: Put) -> None:
         if said.generation == self.generation:
-            entry = OnBoard(generation=said.generation, key=said.key, value=said.value)
-            self._say_all(self._members(), entry)
+            self._put[said.key] = said.value
 
     def _on_exited(self, now_s: float, said: Exited) -> None:
         worker = self._workers.pop(said.worker)
@@ -606,6 +606,9 @@ class Hub:
             self._took_over_s = now_s
         if not self._over:
             self._decide(now_s)
+        if self._put:
+            self._say_all(self._members(), OnBoard(generation=self.generation, entries=self._put))
+            self._put = {}
         if self._roster_changed:
             self._tell_roster()
         orders, self._orders = self._orders, []
@@ -833,6 +836,7 @@ class Hub:
         short_s = now_s - self._short_since_s if self._short_since_s is not None else 0.0
         self._short_since_s = self._come_by_s = None
         self._broken = self._asked = False
+        self._put = {}
         witness = self._going_on.publishes(self.generation, {worker.node for worker in chosen})
         if not self._finished:
             self._loss = None

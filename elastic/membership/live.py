@@ -308,8 +308,8 @@ class Live:
             match said:
                 case NewView():
                     self._view = said
-                case OnBoard(generation=generation, key=key, value=value):
-                    self._board[generation, key] = base64.b64decode(value)
+                case OnBoard(generation=generation, entries=entries):
+                    self._board.update(((generation, key), base64.b64decode(value)) for key, value in entries.items())
                 case Broken(generation=generation):
                     self._broken = max(self._broken, generation)
                     broken = self._broken >= self._generation

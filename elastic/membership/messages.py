@@ -373,12 +373,14 @@ class NewView:
 
 @dataclass(frozen=True, kw_only=True)
 class OnBoard:
+    """entries  key -> value, in base64"""
+
     generation: int
-    key: str
-    value: str
+    entries: dict[str, str]
 
     def __post_init__(self) -> None:
-        _decoded(self.value)
+        for value in self.entries.values():
+            _decoded(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -556,7 +558,8 @@ def _fits(hint: Any) -> Callable[[Any], bool]:
         item = _fits(arguments[0])
         return lambda value: isinstance(value, list) and all(map(item, value))
     if origin is dict:
-        return lambda value: isinstance(value, dict)
+        content = _fits(arguments[1])
+        return lambda value: isinstance(value, dict) and all(map(content, value.values()))
     if hint is int:
         return lambda value: isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _NUMBER_MAX
     if hint is float:

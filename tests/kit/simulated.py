@@ -102,7 +102,7 @@ class Worker:
                 self.view = message
             case "board":
                 assert message["generation"] >= self.generation
-                self.board[message["generation"], message["key"]] = message["value"]
+                self.board.update(((message["generation"], key), value) for key, value in message["entries"].items())
             case "broken":
                 self.broken = max(self.broken, message["generation"])
                 if self.broken >= self.generation:

@@ -253,7 +253,7 @@ def test_what_is_put_on_the_board_reaches_the_members_and_nobody_else() -> None:
     stage = trains(3, shares=2)
     stage.worker("A0", "put", generation=1, key="address", value="eA==")
     assert stage.to("board") == "A0 A1"
-    assert stage.orders[0].message == {"say": "board", "generation": 1, "key": "address", "value": "eA=="}
+    assert stage.orders[0].message == {"say": "board", "generation": 1, "entries": {"address": "eA=="}}
 
 
 def test_words_of_an_older_view_change_nothing() -> None:
