@@ -13,6 +13,7 @@ BENCHMARKS = {
     "steady_state": "steps when nothing goes wrong, beside plain loops and DDP",
     "recovery": "what a fault costs, beside plain torchrun",
     "hosts": "what the loss of a whole host costs, beside plain torchrun",
+    "scale": "what the hub of up to 16,384 workers computes and sends",
     "checkpoints": "a save and a load, beside torch.save and DCP",
     "checkpoints_group": "what comparing replicas costs ranks that save together",
     "checkpoints_s3": "a save and a load on S3, beside plain PUTs and GETs",
