@@ -11,6 +11,9 @@ from checkpoint.forks import close_in_children, forget
 from checkpoint.net.connection import Connection
 from checkpoint.net.framing import Message
 from checkpoint.net.machine import boot_id, network_namespace
+from checkpoint.net.secret import secret_of_run
+from checkpoint.net.secured import client_side
+from checkpoint.net.transport import SAME_FOR_ALL, TransportError
 
 _CONNECT_S = 5.0
 _GREET_S = 30.0
@@ -22,7 +25,7 @@ class Client:
     def __init__(
         self, endpoint: Message, number: int, heard: Callable[[Message], None], gone: Callable[[str], None]
     ) -> None:
-        """heard, gone  as of a `Server`. Raises OSError where the server cannot be reached."""
+        """heard, gone  as of a `Server`. Raises OSError where the server cannot be reached, or has another secret."""
         self._heard, self._gone = heard, gone
         self._connection, first = _connected(endpoint, number)
         self._closed = False
@@ -62,10 +65,11 @@ class Client:
 def _connected(endpoint: Message, number: int) -> tuple[Connection, list[Message]]:
     """A connection that the server has taken, and what it said beyond that already."""
     same = endpoint["machine"] == [boot_id(), network_namespace()]
-    failed = []
+    secret, failed = secret_of_run(), []
     for address in [*(["127.0.0.1"] if same else []), *endpoint["addresses"]]:
         try:
-            connection = Connection(socket.create_connection((address, endpoint["port"]), timeout=_CONNECT_S))
+            connected = socket.create_connection((address, endpoint["port"]), timeout=_CONNECT_S)
+            connection = Connection(connected, client_side(secret))
         except OSError as error:
             failed.append(f"{address}: {error}")
             continue
@@ -77,6 +81,8 @@ def _connected(endpoint: Message, number: int) -> tuple[Connection, list[Message
                     connection.greeted()
                     return connection, messages[1:]
             failed.append(f"{address}: somebody else listens there")
+        except TransportError as error:
+            failed.append(f"{address}: {error}; {SAME_FOR_ALL}")
         except (OSError, ValueError) as error:
             failed.append(f"{address}: {error}")
         connection.socket.close()

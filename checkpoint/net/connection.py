@@ -8,6 +8,7 @@ import threading
 
 from checkpoint.net.framing import LINE_MAX, Lines, Message, encode
 from checkpoint.net.keepalive import keep_alive
+from checkpoint.net.transport import Transport
 
 _MEMBER_LINE_MAX = 2**30  # as a manifest: 4,000 ranks that each hold a part of 4,000 tensors need about as much
 _SEND_S = 60.0  # the other end reads in a thread of its own
@@ -21,13 +22,14 @@ class Connection:
     number  of the other end, where that is a client that has greeted
     """
 
-    def __init__(self, connected: socket.socket, *, longest: int = LINE_MAX) -> None:
+    def __init__(self, connected: socket.socket, transport: Transport, *, longest: int = LINE_MAX) -> None:
         """longest  how many bytes a line may have before it has `greeted`. Raises OSError."""
         connected.settimeout(_SEND_S)  # reading comes after poll, so this is for sending
         keep_alive(connected)
         self.socket = connected
         self.ended = ""
         self.number: int | None = None
+        self._transport = transport
         self._lines = Lines(longest)
         self._sending = threading.Lock()
 
@@ -38,22 +40,29 @@ class Connection:
 
     def send(self, message: Message) -> bool:
         """Whether it was sent; if not, the other end is gone, or will be in a moment."""
-        data = encode(message)
-        try:
-            with self._sending:
-                self.socket.sendall(data)
-        except OSError:
-            self.shut()  # the one who reads it learns of it
-            return False
-        return True
+        return self._send(encode(message))
 
     def received(self) -> list[Message]:
-        """What has arrived, in whole messages. Raises OSError, NotAMessage."""
+        """What has arrived, in whole messages. Raises OSError, TransportError, NotAMessage."""
         data = self.socket.recv(_READ_BYTES)
         if not data:
             self.ended = "its connection ended"
             return []
-        return self._lines.feed(data)
+        try:
+            said = self._transport.decrypt(data)
+        finally:
+            if self._transport.pending:  # of the handshake; later nothing is, and reading waits for no sending
+                self._send(b"")
+        return self._lines.feed(said)
+
+    def _send(self, data: bytes) -> bool:
+        try:
+            with self._sending:
+                self.socket.sendall(self._transport.encrypt(data))
+        except OSError:
+            self.shut()  # the one who reads it learns of it
+            return False
+        return True
 
     def shut(self) -> None:
         """The one who reads it meets its end."""

@@ -1,6 +1,8 @@
 """A port of this machine, and one thread that serves it and the connections that come of it.
 
-The port dies with its process: a forked child closes its copy at once.
+Who connects is a stranger until it is welcome: after a while, or when more strangers have come, it is hung up on. So
+whoever says nothing, or half of something, uses up nothing. The port dies with its process: a forked child closes its
+copy at once.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from checkpoint.forks import close_in_children, forget
 
 _BACKLOG = 128
 _PAUSE_S = 0.1
+_STRANGER_S = 30.0  # a busy machine says who it is slowly
+_STRANGERS_MAX = 128  # who says at once who it is is through long before so many others have come
 _CLOSE_S = 60.0  # what is being sent may take so long
 
 
@@ -62,15 +67,24 @@ class Listener:
         self._waiting.register(self._socket, select.POLLIN)
         self._waiting.register(self._wake_read, select.POLLIN)
         self._watched: dict[int, tuple[socket.socket, Callable[[], bool]]] = {}
+        self._strangers: dict[int, float] = {}  # until when, by descriptor, in the order in which they came
         self._closed = False
         close_in_children(self)
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def watch(self, connection: socket.socket, ready: Callable[[], bool]) -> None:
-        """From `accepted`: `ready` is called when there is something to read. False: the connection is closed."""
+        """From `accepted`: `ready` is called when there is something to read, and at the end of a stranger's time, when
+        it finds the end. False: the connection is closed."""
         self._watched[connection.fileno()] = connection, ready
+        self._strangers[connection.fileno()] = time.monotonic() + _STRANGER_S
         self._waiting.register(connection, select.POLLIN)
+        if len(self._strangers) > _STRANGERS_MAX:
+            self._send_away(next(iter(self._strangers)))
+
+    def welcome(self, connection: socket.socket) -> None:
+        """From its `ready`: it is no stranger any more."""
+        self._strangers.pop(connection.fileno(), None)
 
     def close(self) -> None:
         """Hangs up on all; from here on newcomers are refused. Idempotent."""
@@ -90,13 +104,14 @@ class Listener:
     def _serve(self) -> None:
         try:
             while True:
-                for descriptor, _ in self._waiting.poll():
+                for descriptor, _ in self._waiting.poll(self._patience_ms()):
                     if descriptor == self._wake_read.fileno():
                         return
                     if descriptor == self._socket.fileno():
                         self._accept()
                     elif descriptor in self._watched:
                         self._read(descriptor)
+                self._send_away_overdue()
         finally:
             self._close_sockets()
 
@@ -113,7 +128,24 @@ class Listener:
         if not ready():
             self._waiting.unregister(descriptor)
             del self._watched[descriptor]
+            self._strangers.pop(descriptor, None)
             connection.close()
+
+    def _patience_ms(self) -> float | None:
+        if not self._strangers:
+            return None
+        return max(0.0, next(iter(self._strangers.values())) - time.monotonic()) * 1000 + 1
+
+    def _send_away_overdue(self) -> None:
+        now_s = time.monotonic()
+        for descriptor in [one for one, until_s in self._strangers.items() if now_s >= until_s]:
+            self._send_away(descriptor)
+
+    def _send_away(self, descriptor: int) -> None:
+        """Its end comes up in the next poll."""
+        del self._strangers[descriptor]
+        with suppress(OSError):
+            self._watched[descriptor][0].shutdown(socket.SHUT_RDWR)
 
     def _close_sockets(self) -> None:
         for one in (self._socket, self._wake_read, *(connection for connection, _ in self._watched.values())):

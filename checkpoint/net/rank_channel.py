@@ -223,7 +223,8 @@ class RankChannel:
         if at_once:
             answers = self._decided([said[0]], decide, state)
         elif missing:
-            silent = error_document(missing_ranks(what, lost or missing, self.size, self.wait_s, state))
+            met = f"{what} (who came and was refused: {end.refused})" if end.refused else what
+            silent = error_document(missing_ranks(met, lost or missing, self.size, self.wait_s, state))
             answers = [{"error": silent, "missing": missing}] * self.size
         else:
             answers = self._decided([said[rank] for rank in range(self.size)], decide, state)

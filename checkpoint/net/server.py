@@ -7,7 +7,8 @@ What an end said before it went is heard before it counts as gone. A process tha
 kernel says of its connections; a machine that was lost within keepalive.LOST_S. A process that is slow, stopped or busy
 still has its kernel, and counts as there. The connections do not outlive their process in a forked child.
 
-The token is as secret as the channel that brings the endpoint to the others. Needs no torch.
+The token is as secret as the channel that brings the endpoint to the others; where the run has a secret (secret.py),
+all is said by TLS to who knows it, too. Needs no torch.
 """
 
 from __future__ import annotations
@@ -21,25 +22,32 @@ from checkpoint.net.connection import Connection
 from checkpoint.net.framing import Message
 from checkpoint.net.listener import Listener
 from checkpoint.net.machine import boot_id, network_namespace, own_addresses
+from checkpoint.net.secret import secret_of_run
+from checkpoint.net.secured import server_side
+from checkpoint.net.transport import SAME_FOR_ALL, Transport
 
-_STRANGERS_MAX = 128  # who says its token at once is through long before so many others have come
 _GREETING_MAX = 4096  # bytes that may be said by who has not said yet who it is
 _BACKLOG = 2048
 
 
 class Server:
-    """Listens until `close`."""
+    """Listens until `close`.
+
+    refused  the newest caller whose secret was not ours, and why; "" where there was none
+    """
 
     def __init__(self, heard: Callable[[int, Message], None], gone: Callable[[int, str], None]) -> None:
         """Both are called in one thread, of this object's, and must not block.
 
         heard  gets a number and each of its messages; the first one, {}, when it is connected
         gone   gets a number that hung up or was lost, and how
-        Raises OSError where no socket can be opened.
+        Raises OSError where no socket can be opened, CheckpointError for a secret that is none.
         """
+        self.refused = ""
+        self._secret = secret_of_run()
+        server_side(self._secret)  # what it takes, it takes now, and fails of now
         self._heard, self._gone = heard, gone
         self._token = secrets.token_hex(16)
-        self._strangers: dict[Connection, None] = {}  # in the order in which they came
         self._numbers: dict[int, Connection] = {}
         self._listener = Listener("checkpoint-server", self._accept, backlog=_BACKLOG)
 
@@ -64,23 +72,19 @@ class Server:
 
     def _accept(self, connected: socket.socket) -> None:
         try:
-            connection = Connection(connected, longest=_GREETING_MAX)
-        except OSError:  # it went away already
+            transport = server_side(self._secret)
+            connection = Connection(connected, transport, longest=_GREETING_MAX)
+        except OSError:  # it went away already, or there is no descriptor left
             connected.close()
             return
-        self._strangers[connection] = None
-        self._listener.watch(connected, lambda: self._read(connection))
-        if len(self._strangers) > _STRANGERS_MAX:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.ended = "it did not say who it is"
-            oldest.shut()  # its end comes up in the next poll
+        self._listener.watch(connected, lambda: self._read(connection, transport))
 
-    def _read(self, connection: Connection) -> bool:
+    def _read(self, connection: Connection, transport: Transport) -> bool:
         """Whether the connection lives on."""
-        if not connection.ended and self._listen_to(connection):
+        if self._listen_to(connection):
             return True
-        self._strangers.pop(connection, None)
+        if transport.refused:
+            self.refused = f"{_caller(connection.socket)}: {transport.refused}; {SAME_FOR_ALL}"
         if connection.number is not None:
             del self._numbers[connection.number]
             self._gone(connection.number, connection.ended)
@@ -108,10 +112,18 @@ class Server:
             before.number = None
             before.shut()
             self._gone(number, "it connected anew")
-        self._strangers.pop(connection, None)
+        self._listener.welcome(connection.socket)
         connection.greeted()
         connection.number = number
         self._numbers[number] = connection
         self._heard(number, {})
         connection.send({})
         return True
+
+
+def _caller(connection: socket.socket) -> str:
+    """Its address, in words."""
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:  # it has gone
+        return "a process"

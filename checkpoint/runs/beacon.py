@@ -9,8 +9,11 @@
 The endpoint lies in the claim. A newcomer asks over loopback where it is on the same boot and in the same network
 namespace (containers share the boot, but not the loopback), else at the advertised addresses. Those of a bridge, such
 as Docker's 172.17.0.1, are on many machines, and there are firewalls that refuse: what another address says is no
-proof, however sure it sounds. The listener reads nothing from its callers, so none can hold it up. A forked child
-closes it at once, so the port dies with the holder.
+proof, however sure it sounds. A forked child closes the listener at once, so the port dies with the holder.
+
+Where the holder's run has a secret, the question is asked and answered by TLS, with the claim's nonce as the secret of
+both: whoever may read the claim may ask, the next run too, whose own secret is another one by then; and nobody else can
+ask, answer, or learn anything. Else the listener reads nothing from its callers.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from typing import Any
 from checkpoint.net.framing import encode
 from checkpoint.net.listener import Listener
 from checkpoint.net.machine import boot_id, network_namespace, only_near, own_addresses, pid_namespace, started_at
+from checkpoint.net.secret import secret_of_run
+from checkpoint.net.secured import client_side, server_side
+from checkpoint.net.transport import Cleartext, Transport, TransportError, receive
 
 _LINE_MAX = 4096
 _NEAR_S = 2.0  # an answer over the loopback, from a process that may be swapped out
@@ -63,6 +69,7 @@ class Beacon:
 
     def __init__(self, *, nonce: str, job: str | None, ports: range | None = None) -> None:
         """ports: to listen on one of them; None: on any. Raises OSError where no socket can be opened."""
+        self._nonce, self._by_tls = nonce, secret_of_run() is not None
         self._line = encode({"nonce": nonce, "job": job})
         self._listener = Listener("checkpoint-beacon", self._answer, backlog=16, ports=ports)
         self.port = self._listener.port
@@ -78,6 +85,7 @@ class Beacon:
             "network": network_namespace(),
             "addresses": own_addresses(),
             "port": self.port,
+            **({"tls": True} if self._by_tls else {}),
         }
 
     def close(self) -> None:
@@ -85,9 +93,31 @@ class Beacon:
         self._listener.close()
 
     def _answer(self, caller: socket.socket) -> None:
-        with caller, contextlib.suppress(OSError):
-            caller.setblocking(False)
+        caller.setblocking(False)
+        try:
+            if self._by_tls:
+                transport = server_side(self._nonce)
+                self._listener.watch(caller, lambda: self._shake_hands(caller, transport))
+                return
             caller.send(self._line)
+        except OSError:  # it went away, or there is no descriptor left
+            pass
+        caller.close()
+
+    def _shake_hands(self, caller: socket.socket, transport: Transport) -> bool:
+        """Whether it has not been answered yet. All that is sent is little, and finds room in the kernel."""
+        with contextlib.suppress(OSError):
+            try:
+                if not (arrived := caller.recv(_LINE_MAX)):
+                    return False
+                transport.decrypt(arrived)
+                caller.send(transport.encrypt(self._line if transport.through else b""))
+                return not transport.through
+            except BlockingIOError:
+                return True
+            except TransportError:
+                caller.send(transport.encrypt())
+        return False
 
 
 Answer = Alive | Gone | Refused | Unknown
@@ -101,14 +131,15 @@ def ask(endpoint: dict[str, Any], nonce: str, *, timeout_s: float) -> Answer:
     port, addresses = endpoint.get("port"), endpoint.get("addresses")
     if type(port) is not int or not 0 < port < 65536 or type(addresses) is not list:
         return Unknown("its endpoint names no port and addresses")
+    by_tls = endpoint.get("tls") is True
     if (endpoint.get("boot_id"), endpoint.get("network")) == (boot_id(), network_namespace()):
-        answer = _ask_at("127.0.0.1", port, nonce, timeout_s)
+        answer = _ask_at("127.0.0.1", port, nonce, timeout_s, by_tls)
         return Gone(answer.why) if isinstance(answer, Refused) else answer
     if (ended := _ended(endpoint)) is not None:
         return Gone(ended)
     here = own_addresses()
     answers = [
-        _ask_at(address, port, nonce, timeout_s)
+        _ask_at(address, port, nonce, timeout_s, by_tls)
         for address in addresses
         if type(address) is str and address not in here and not only_near(address)
     ]
@@ -141,16 +172,20 @@ def _ended(endpoint: dict[str, Any]) -> str | None:
     return f"process {pid} of this machine has ended"
 
 
-def _ask_at(address: str, port: int, nonce: str, timeout_s: float) -> Alive | Refused | Unknown:
+def _ask_at(address: str, port: int, nonce: str, timeout_s: float, by_tls: bool) -> Alive | Refused | Unknown:
     where = f"{address}:{port}"
+    transport = client_side(nonce) if by_tls else Cleartext()
     try:
         with socket.create_connection((address, port), timeout=timeout_s) as connection:
             connection.settimeout(timeout_s)
+            connection.sendall(transport.encrypt())
             line = b""
-            while not line.endswith(b"\n") and len(line) < _LINE_MAX and (more := connection.recv(_LINE_MAX)):
+            while not line.endswith(b"\n") and len(line) < _LINE_MAX and (more := receive(connection, transport)):
                 line += more
     except ConnectionRefusedError:
         return Refused(f"{where} refuses connections")
+    except TransportError:
+        return Refused(f"{where} is somebody else's now: it does not know the claim's nonce")
     except OSError as error:
         return Unknown(f"{where} does not answer ({type(error).__name__}: {error})")
     if not line:

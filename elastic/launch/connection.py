@@ -6,6 +6,7 @@ import selectors
 import socket
 from collections.abc import Callable
 
+from checkpoint.net.transport import Cleartext, Transport, TransportError
 from elastic.membership.wire import Lines, Message, WireError, encode, read
 
 _UNREAD_MAX = 1 << 26  # a peer that takes nothing for so long is of no use
@@ -23,23 +24,27 @@ class Connection:
         sock: socket.socket,
         on_message: Callable[[Message], None],
         on_end: Callable[[str | None], None],
+        transport: Transport | None = None,
     ) -> None:
+        """transport: None between processes of one node"""
         sock.setblocking(False)
         self._loop = loop
         self._socket = sock
         self._on_message = on_message
         self._on_end = on_end
+        self._transport = transport or Cleartext()
         self._lines = Lines()
         self._unsent = b""
         self._open = True
         loop.register(sock, selectors.EVENT_READ, self.ready)
+        self._shake_hands()
 
     def say(self, message: Message) -> None:
         self.send(encode(message))
 
     def send(self, data: bytes) -> None:
         if self._open:
-            self._unsent += data
+            self._unsent += self._transport.encrypt(data)
             self._write()
 
     def ready(self) -> None:
@@ -69,19 +74,25 @@ class Connection:
         if not self._open:
             return False
         try:
-            messages = read(self._socket, self._lines)
+            messages = read(self._socket, self._lines, self._transport.decrypt)
         except BlockingIOError:
             return False
-        except WireError as wrong:
+        except (TransportError, WireError) as wrong:
+            self._shake_hands()  # it is told why it is refused
             self._end(str(wrong))
             return False
         if messages is None:
             self._end(None)
             return False
+        self._shake_hands()
         for message in messages:
             if self._open:
                 self._on_message(message)
         return True
+
+    def _shake_hands(self) -> None:
+        if self._transport.pending:
+            self.send(b"")
 
     def _write(self) -> None:
         try:
@@ -97,5 +108,6 @@ class Connection:
             self._loop.modify(self._socket, events, self.ready)
 
     def _end(self, why: str | None) -> None:
-        self.close()
-        self._on_end(why)
+        if self._open:
+            self.close()
+            self._on_end(why)

@@ -17,9 +17,11 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from checkpoint.net.keepalive import keep_alive
+from checkpoint.net.secured import client_side, server_side
+from checkpoint.net.transport import SAME_FOR_ALL
 from elastic.launch.connection import Connection
 from elastic.launch.dialing import Address, Dial
 from elastic.launch.hub_here import EVICT_S, HELD_UP_S, PING_S, Deliver, HubHere
@@ -57,15 +59,23 @@ _SEEK_S = 600.0
 _SURE_S = 1.0  # who has heard the hub since then says where it is
 _MEET_S = 1.0  # between two looks for a hub that those who are missing may have
 _HANDED_OVER_S = 5.0
+_REFUSALS_TOLD = 10  # hosts; what strangers do fills no log
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Of this node. node: its name   address: under which others find it   run: what only agents of this run know"""
+    """Of this node.
+
+    node     its name
+    address  under which others find it
+    run      what agents of this run know
+    secret   what only they know, for TLS between them; None: what they say goes in the clear
+    """
 
     node: str
     address: str | None
     run: str
+    secret: str | None = field(default=None, repr=False)
 
 
 class Attendance:
@@ -137,6 +147,7 @@ class HubLink:
         self._dials: list[Dial] = []
         self._callers: list[_Caller] = []
         self._unknown: dict[Connection, float] = {}  # has not said hello; since when
+        self._refused: set[str] = set()  # hosts of which it was said
         self._over = False
         self._handed_over_s: float | None = None
 
@@ -277,7 +288,8 @@ class HubLink:
             if self._attending is attendance:
                 self._lost_hub(why or "it ended")
 
-        attendance = Attendance(name, address, Connection(self._loop, sock, heard, ended))
+        transport = client_side(self._place.secret)
+        attendance = Attendance(name, address, Connection(self._loop, sock, heard, ended, transport))
         self._attending, self._seeking = attendance, None
         attendance.connection.say(self._hello())
         self._answer_callers()
@@ -481,7 +493,8 @@ class HubLink:
                 if isinstance(said, HubIs) and said.address is not None and self._yields_to(said):
                     self._steps_down((said.address, said.port))
 
-            connection = Connection(self._loop, sock, heard, lambda why: None)
+            transport = client_side(self._place.secret)
+            connection = Connection(self._loop, sock, heard, lambda why: None, transport)
             self._unknown[connection] = time.monotonic()
             connection.say(as_message(WhereIsTheHub(run=self._place.run)))
 
@@ -507,9 +520,10 @@ class HubLink:
     def _accept(self) -> None:
         assert self._listener is not None
         try:
-            sock, _ = self._listener.accept()
+            sock, (host, *_) = self._listener.accept()
         except OSError:
             return
+        transport = server_side(self._place.secret)
         keep_alive(sock)
         known: list[Callable[[Message], None]] = []
         said: list[Message] = []
@@ -535,16 +549,28 @@ class HubLink:
 
         def ended(_why: str | None) -> None:
             self._unknown.pop(connection, None)
+            if transport.refused:
+                self._tell_refused(host, transport.refused)
             self._callers = [caller for caller in self._callers if caller.connection is not connection]
             if self._serving is not None:
                 self._serving.ended(connection)
 
-        connection = Connection(self._loop, sock, heard, ended)
+        connection = Connection(self._loop, sock, heard, ended, transport)
         self._unknown[connection] = time.monotonic()
         if len(self._unknown) > _UNKNOWN_MAX:
             oldest = next(iter(self._unknown))
             del self._unknown[oldest]
             oldest.close()
+
+    def _tell_refused(self, host: str, why: str) -> None:
+        if host not in self._refused and len(self._refused) < _REFUSALS_TOLD:
+            self._refused.add(host)
+            last = "; of other hosts nothing more is said" if len(self._refused) == _REFUSALS_TOLD else ""
+            self._say(
+                f"a process on {host} is refused: {why}{last}\n"
+                "  state  it is not let in, and the run goes on without it\n"
+                f"  next   {SAME_FOR_ALL}"
+            )
 
     def _came(self, caller: _Caller) -> None:
         hello, connection = caller.hello, caller.connection

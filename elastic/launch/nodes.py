@@ -4,7 +4,8 @@
     later nodes   find that in the rendezvous' store, and connect straight to the hub: no new round, no restart
 
 Promises  a node waits for the others no longer than --rdzv-conf join_timeout, and its error says who came.
-          A published hub that does not answer is no hub: the node goes on waiting, for a round or another hub.
+          A published hub that does not answer is no hub: the node goes on waiting, for a round or another hub. One
+          that has another secret, it does not wait for: nobody else would be found there.
 Leaves    who may join, and everything after hello, to the hub.
 
 Of torch 2.13: `create_backend` and `create_handler` are public. `TCPStore.clone`, since a client that one thread waits
@@ -30,19 +31,22 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from checkpoint.net.secured import client_side
+from checkpoint.net.transport import SAME_FOR_ALL, TransportError, receive
 from elastic.errors import ConfigError, ElasticError
 from elastic.launch import addresses
 from elastic.membership.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
-from elastic.membership.wire import Lines, Message, WireError, encode, read
+from elastic.membership.wire import Lines, Message, WireError, encode
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _DEFAULT_PORT = 29400  # torchrun's
 _POLL_S = 0.1
 _CONNECT_S = 5.0
+_REFUSED_S = 5.0  # so long a hub may be published that is somebody else's by now
 
 
 class NodesMissing(ElasticError, TimeoutError):
-    """Too few nodes met by the deadline, or the place where they meet cannot be reached."""
+    """Too few nodes met by the deadline, or the place where they meet cannot be reached, or has another secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,7 @@ def meet(
     nodes_max: int,
     conf: Mapping[str, Any],
     local_addr: str | None = None,
+<<<<<<< HEAD
     ports: range | None = None,
     say: Callable[[str], None],
 ) -> Meeting:
@@ -83,9 +88,19 @@ def meet(
     chosen = addresses.choose(host if endpoint else "", local_addr)
     address, listener = chosen.address, addresses.listen(chosen.address, ports)
     unreachable: dict[str, str] = {}
+=======
+    secret: str | None = None,
+    say: Callable[[str], None],
+) -> Meeting:
+    """secret: of the run, see checkpoint/net/secret.py. Raises NodesMissing."""
+    endpoint, url = _places(endpoint)
+    address = _address(endpoint, local_addr)
+    listener = socket.create_server((address, 0), family=socket.AF_INET, backlog=128)
+    hubs = _Hubs(secret)
+>>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)
 
     def joins(found: Mapping[str, Any] | None, kept: tuple[Any, ...] = ()) -> Meeting | None:
-        connected = _connect(found, unreachable) if found is not None else None
+        connected = hubs.connect(found) if found is not None else None
         if found is None or connected is None:
             return None
         return Meeting(listener=listener, connected=connected, address=address, nonce=found["nonce"], kept=kept)
@@ -102,7 +117,7 @@ def meet(
     if not endpoint:
         raise NodesMissing(
             f"no hub of a run answers by what lies at {url}\n"
-            + "".join(f"  hub    {where} {why}\n" for where, why in unreachable.items())
+            + hubs.unreachable("hub    ")
             + "  state  nothing was started here\n"
             f"  next   name the host at which the first nodes meet, too: --rdzv-endpoint=HOST:PORT,{url}"
         )
@@ -116,6 +131,13 @@ def meet(
         if (meeting := joins(_published(looking, key), kept)) is not None:
             _met()
             return replace(meeting, publish=_publisher(store, key, meeting.nonce))
+        if hubs.refused:
+            raise NodesMissing(
+                f"the hub of run {run_id!r} lets this node not in, or is none of its run\n"
+                + hubs.unreachable("hub    ")
+                + "  state  nothing was started here, and the run goes on without this node\n"
+                f"  next   {SAME_FOR_ALL}"
+            )
         if not round_.begun:
             nodes = f"{nodes_min} to {nodes_max} nodes of run {run_id!r}"
             say(f"waiting at {endpoint or 'localhost'} for {nodes}, as {_in_words(chosen, local_addr)}")
@@ -138,7 +160,7 @@ def meet(
             raise NodesMissing(
                 f"the nodes of run {run_id!r} did not meet within {within_s:.0f} s at {endpoint or 'localhost'}\n"
                 f"  found     {participants(backend)}, and at least {nodes_min} are needed\n"
-                + "".join(f"  hub       {where} {why}\n" for where, why in unreachable.items())
+                + hubs.unreachable("hub       ")
                 + f"  state     nothing was started here ({round_.error or 'no round was completed'})\n"
                 "  next      start the missing nodes with the same --rdzv-id and --rdzv-endpoint, or allow fewer with "
                 "--nnodes=MIN:MAX, or wait longer with --rdzv-conf join_timeout=SECONDS"
@@ -146,9 +168,60 @@ def meet(
         time.sleep(_POLL_S)
 
 
+<<<<<<< HEAD
 def join_s(conf: Mapping[str, Any]) -> float:
     """How long a node waits for others, and for a place among them."""
     return float(conf.get("join_timeout", conf.get("timeout", JOIN_S)))
+=======
+class _Hubs:
+    """Connects to the hub, by the way of who was it when that was written.
+
+    refused  the newest one that was found there has had another secret than this node, for a while
+    """
+
+    def __init__(self, secret: str | None) -> None:
+        self._secret = secret
+        self._unreachable: dict[str, str] = {}
+        self._refused_s: float | None = None  # since when
+
+    @property
+    def refused(self) -> bool:
+        return self._refused_s is not None and time.monotonic() - self._refused_s > _REFUSED_S
+
+    def unreachable(self, title: str) -> str:
+        """In lines."""
+        return "".join(f"  {title}{where} {why}\n" for where, why in self._unreachable.items())
+
+    def connect(self, hub: Mapping[str, Any]) -> socket.socket | None:
+        where = f"{hub['host']}:{hub['port']}"
+        try:
+            found = self._ask((hub["host"], hub["port"]), hub["nonce"])
+            self._refused_s = None
+            if found is not None and found.address is not None:
+                return socket.create_connection((found.address, found.port), timeout=_CONNECT_S)
+            self._unreachable[where] = "is no hub, and knows of none"
+        except TransportError as refused:
+            self._unreachable[where] = f"is not joined: {refused}"
+            self._refused_s = self._refused_s or time.monotonic()
+        except (OSError, WireError) as failure:
+            self._unreachable[where] = f"does not answer: {failure}"
+            self._refused_s = None
+        return None
+
+    def _ask(self, at: tuple[str, int], nonce: str) -> HubIs | None:
+        """Where the hub is now."""
+        transport, lines = client_side(self._secret), Lines()
+        said: list[Message] = []
+        with socket.create_connection(at, timeout=_CONNECT_S) as asked:
+            asked.sendall(transport.encrypt(encode(as_message(WhereIsTheHub(run=nonce)))))
+            while not said:
+                if not (arrived := receive(asked, transport)):
+                    raise ConnectionError("it hangs up on agents of this run")
+                said = lines.feed(arrived)
+        said[0].pop("to", None)
+        found = parse(TO_AGENT, said[0])
+        return found if isinstance(found, HubIs) else None
+>>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)
 
 
 class _Round:
@@ -263,6 +336,7 @@ def _published(store: Any, key: str) -> dict[str, Any] | None:
     return found
 
 
+<<<<<<< HEAD
 def _connect(hub: Mapping[str, Any], unreachable: dict[str, str]) -> socket.socket | None:
     """To the hub, by the way of who was it when that was written."""
     where = f"{hub['host']}:{hub['port']}"
@@ -289,3 +363,21 @@ def _in_words(chosen: addresses.Chosen, asked: str | None) -> str:
     if asked is not None or chosen.interface is None or not (others := addresses.others(chosen)):
         return str(chosen)
     return f"{chosen}, not {', '.join(others)}: --local-addr chooses"
+=======
+def _address(endpoint: str, local_addr: str | None) -> str:
+    if local_addr is not None:
+        return str(socket.getaddrinfo(local_addr, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    host, _ = parse_rendezvous_endpoint(endpoint, _DEFAULT_PORT)
+    address = host_address(host)
+    # The store's own host may be known to itself by a loopback address, under which nobody else finds it.
+    return host_address(None) if ipaddress.ip_address(address).is_loopback and not _loopback(host) else address
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+>>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)

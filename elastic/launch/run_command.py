@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import selectors
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
+from checkpoint.errors import CheckpointError
+from checkpoint.net.secret import MAKE_ONE, VARIABLE, generated_secret, secret_of_run
+from checkpoint.net.secured import server_side
 from elastic.errors import ConfigError
 from elastic.status.console import Console
 
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
 
 LOCAL = "127.0.0.1"
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
+_OPEN = (
+    f"several nodes and no {VARIABLE}: whoever reaches their ports can join this run, evict its nodes, receive "
+    "its weights and end it\n"
+    f"  next   before the command, on each node: {MAKE_ONE}, the same on all; on a network of your own, nothing"
+)
 
 
 def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None) -> int:
@@ -48,7 +56,9 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None)
 
     try:
         arguments = parse(argv)
-        status = _run(arguments, environ, waits or _at_once)
+        say = Console(quiet=False).warn
+        secret = _secret(arguments, environ, say)
+        status = _run(arguments, environ, secret, waits or _at_once, say)
         if arguments.nodes_max > 1:
             end(status)
         return status
@@ -62,7 +72,29 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None)
         return _INTERRUPTED
 
 
-def _run(arguments: Arguments, environ: Mapping[str, str], waits: Callable[[Starter], None]) -> int:
+def _secret(arguments: Arguments, environ: dict[str, str], say: Callable[[str], None]) -> str | None:
+    """The run's, also for its workers. On one node nobody else needs to know it, and one is made."""
+    try:
+        found = secret_of_run(environ)
+    except CheckpointError as unfit:
+        raise ConfigError(str(unfit)) from unfit
+    if found is None and arguments.nodes_max == 1:
+        found = generated_secret()
+        environ[VARIABLE] = os.environ[VARIABLE] = found
+    elif found is None:
+        say(_OPEN)
+    else:
+        server_side(found)  # what that takes, it takes before others wait for it
+    return found
+
+
+def _run(
+    arguments: Arguments,
+    environ: Mapping[str, str],
+    secret: str | None,
+    waits: Callable[[Starter], None],
+    say: Callable[[str], None],
+) -> int:
     from elastic.launch import children
     from elastic.launch.agent import Agent, NodeRules
     from elastic.launch.hub_link import HubLink, Place
@@ -70,12 +102,11 @@ def _run(arguments: Arguments, environ: Mapping[str, str], waits: Callable[[Star
     from elastic.launch.starter import Starter
     from elastic.status.terminal import wanted
 
-    say = Console(quiet=False).warn
-    node = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+    node = f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
     starter = Starter(selectors.DefaultSelector(), arguments.script, environ, fresh=arguments.fresh, say=say)
     try:
         waits(starter)
-        meeting = _meet(arguments, say)
+        meeting = _meet(arguments, secret, say)
     except BaseException:
         starter.close()
         children.end_all(within_s=0.0)
@@ -84,7 +115,8 @@ def _run(arguments: Arguments, environ: Mapping[str, str], waits: Callable[[Star
         place = Place(
             node=node,
             address=meeting.address if meeting else None,
-            run=meeting.nonce if meeting else secrets.token_hex(16),
+            run=meeting.nonce if meeting else token_hex(16),
+            secret=secret,
         )
         hub = HubLink(
             place,
@@ -113,6 +145,7 @@ def _at_once(_: Starter) -> None:
     """A node that somebody starts is wanted now."""
 
 
+<<<<<<< HEAD
 def _join_s(arguments: Arguments) -> float:
     if arguments.nodes_max == 1:
         return 0.0
@@ -122,6 +155,9 @@ def _join_s(arguments: Arguments) -> float:
 
 
 def _meet(arguments: Arguments, say: Callable[[str], None]) -> Meeting | None:
+=======
+def _meet(arguments: Arguments, secret: str | None, say: Callable[[str], None]) -> Meeting | None:
+>>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)
     """None on one node, which needs no rendezvous, no store and no port for other nodes."""
     if arguments.nodes_max == 1:
         return None
@@ -134,7 +170,11 @@ def _meet(arguments: Arguments, say: Callable[[str], None]) -> Meeting | None:
         nodes_max=arguments.nodes_max,
         conf=arguments.rdzv,
         local_addr=arguments.local_addr,
+<<<<<<< HEAD
         ports=arguments.ports,
+=======
+        secret=secret,
+>>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)
         say=say,
     )
 
@@ -145,8 +185,13 @@ def _hub(arguments: Arguments, meeting: Meeting | None, stack: contextlib.ExitSt
     from elastic.membership.hub import Hub
     from elastic.membership.stalls import STALL_LIMITS
 
+<<<<<<< HEAD
     nonce = secrets.token_hex(16)
     beacon = Beacon(nonce=nonce, job=arguments.run_id, ports=arguments.ports)
+=======
+    nonce = token_hex(16)
+    beacon = Beacon(nonce=nonce, job=arguments.run_id)
+>>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)
     stack.callback(beacon.close)
     hub: dict[str, Any] | None = None
     if meeting is not None:

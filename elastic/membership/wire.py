@@ -7,6 +7,7 @@ Framing is checkpoint/net/framing.py's, as for all connections of this repositor
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 from checkpoint.net import framing
 from checkpoint.net.framing import LINE_MAX as LINE_MAX
@@ -36,10 +37,10 @@ class Lines(framing.Lines):
         return messages
 
 
-def read(connection: socket.socket, lines: Lines) -> list[Message] | None:
+def read(connection: socket.socket, lines: Lines, decrypt: Callable[[bytes], bytes] = bytes) -> list[Message] | None:
     """The messages that what has arrived completes; None at the end.
 
-    Raises WireError, and BlockingIOError where nothing has arrived.
+    Raises WireError, what `decrypt` raises, and BlockingIOError where nothing has arrived.
     """
     try:
         data = connection.recv(_READ)
@@ -47,4 +48,4 @@ def read(connection: socket.socket, lines: Lines) -> list[Message] | None:
         raise
     except OSError:
         return None
-    return lines.feed(data) if data else None
+    return lines.feed(decrypt(data)) if data else None

@@ -1,0 +1,23 @@
+"""How connections are secured: by TLS between those who know a secret; without one, not at all."""
+
+from __future__ import annotations
+
+from checkpoint.net.transport import Cleartext, Transport
+
+
+def client_side(secret: str | None) -> Transport:
+    """Of who has connected. Raises OSError where no descriptor is left."""
+    return _transport(secret, server_side=False)
+
+
+def server_side(secret: str | None) -> Transport:
+    """Of who was connected to. Raises OSError where no descriptor is left."""
+    return _transport(secret, server_side=True)
+
+
+def _transport(secret: str | None, *, server_side: bool) -> Transport:
+    if secret is None:
+        return Cleartext()
+    from checkpoint.net.tls import Tls  # which takes a while
+
+    return Tls(secret, server_side=server_side)

@@ -1,0 +1,97 @@
+"""TLS between processes that know one secret (certificate.py), over any connection: see transport.py for what holds.
+
+Any thread may say something while another one reads.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+
+from checkpoint.net.certificate import context
+from checkpoint.net.transport import ANOTHER, HANDSHAKE, NONE_THERE, WANTS_TLS, TransportError
+
+_ALERT = b"\x15"
+_READ_BYTES = 2**16
+
+
+class Tls:
+    def __init__(self, secret: str, *, server_side: bool) -> None:
+        self.through = False
+        self.refused = ""
+        self._server_side = server_side
+        self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context(secret, server_side=server_side).wrap_bio(self._arrived, self._leaving, server_side)
+        self._one_at_a_time = threading.Lock()  # OpenSSL's object is for one thread
+        self._said = b""  # before the handshake is through
+        self._begun = False
+        self._shake_hands()
+
+    @property
+    def pending(self) -> bool:
+        return self._leaving.pending > 0
+
+    def encrypt(self, data: bytes = b"") -> bytes:
+        with self._one_at_a_time:
+            if self.through and not self.refused:
+                self._write(data)
+            else:
+                self._said += data
+            return self._leaving.read()
+
+    def decrypt(self, data: bytes) -> bytes:
+        with self._one_at_a_time:
+            try:
+                self._check_beginning(data)
+                self._arrived.write(data)
+                return self._read_all() if self.through or self._shake_hands() else b""
+            except ssl.SSLError as failure:
+                raise self._refuse(_reason(failure, self.through)) from failure
+
+    def _check_beginning(self, data: bytes) -> None:
+        """A process without a secret is told so in its own words, and is not a failed handshake to us."""
+        if self._begun:
+            return
+        self._begun = True
+        if data[:1] not in (HANDSHAKE[:1], _ALERT):
+            if self._server_side:
+                self._leaving.write(WANTS_TLS)
+            raise self._refuse(NONE_THERE)
+
+    def _refuse(self, why: str) -> TransportError:
+        self.refused = why
+        return TransportError(why)
+
+    def _shake_hands(self) -> bool:
+        """As far as it can go now. Whether it is through."""
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        self.through = True
+        said, self._said = self._said, b""
+        self._write(said)
+        return True
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[self._tls.write(left) :]
+
+    def _read_all(self) -> bytes:
+        parts = []
+        try:
+            while part := self._tls.read(_READ_BYTES):
+                parts.append(part)
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):  # the latter: it says no more, and will hang up
+            pass
+        return b"".join(parts)
+
+
+def _reason(failure: ssl.SSLError, through: bool) -> str:
+    reason = failure.reason or str(failure)
+    if through:
+        return f"what arrives is not what was sent ({reason})"
+    if isinstance(failure, ssl.SSLCertVerificationError) or "ALERT" in reason:
+        return ANOTHER
+    return f"it is no part of this run ({reason})"
