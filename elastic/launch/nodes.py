@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from checkpoint.net.secured import client_side
+from checkpoint.net.secured import client_side, server_side
 from checkpoint.net.transport import SAME_FOR_ALL, TransportError, receive
 from elastic.errors import ConfigError, ElasticError
 from elastic.launch import addresses
@@ -96,6 +96,7 @@ def meet(
     endpoint, url = _places(endpoint)
     address = _address(endpoint, local_addr)
     listener = socket.create_server((address, 0), family=socket.AF_INET, backlog=128)
+    server_side(secret)  # what the first connection takes, this one takes while nobody waits for it
     hubs = _Hubs(secret)
 >>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoint.errors import CheckpointError
 from checkpoint.net.secret import MAKE_ONE, VARIABLE, generated_secret, secret_of_run
-from checkpoint.net.secured import server_side
 from elastic.errors import ConfigError
 from elastic.status.console import Console
 
@@ -83,8 +82,6 @@ def _secret(arguments: Arguments, environ: dict[str, str], say: Callable[[str], 
         environ[VARIABLE] = os.environ[VARIABLE] = found
     elif found is None:
         say(_OPEN)
-    else:
-        server_side(found)  # what that takes, it takes before others wait for it
     return found
 
 
