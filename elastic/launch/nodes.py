@@ -26,23 +26,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from checkpoint.net.secured import client_side, server_side
-from checkpoint.net.transport import SAME_FOR_ALL, TransportError, receive
+from checkpoint.net.secured import server_side
+from checkpoint.net.transport import SAME_FOR_ALL
 from elastic.errors import ConfigError, ElasticError
 from elastic.launch import addresses
-from elastic.membership.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
-from elastic.membership.wire import Lines, Message, WireError, encode
+from elastic.launch.hub_lookup import HubLookup
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _DEFAULT_PORT = 29400  # torchrun's
 _POLL_S = 0.1
-_CONNECT_S = 5.0
-_REFUSED_S = 5.0  # so long a hub may be published that is somebody else's by now
 
 
 class NodesMissing(ElasticError, TimeoutError):
@@ -78,27 +76,17 @@ def meet(
     nodes_max: int,
     conf: Mapping[str, Any],
     local_addr: str | None = None,
-<<<<<<< HEAD
     ports: range | None = None,
+    secret: str | None = None,
     say: Callable[[str], None],
 ) -> Meeting:
-    """Raises NodesMissing, ConfigError."""
+    """secret: of the run, see checkpoint/net/secret.py. Raises NodesMissing, ConfigError."""
     endpoint, url = _places(endpoint)
     host, _ = parse_rendezvous_endpoint(endpoint, _DEFAULT_PORT)
     chosen = addresses.choose(host if endpoint else "", local_addr)
     address, listener = chosen.address, addresses.listen(chosen.address, ports)
-    unreachable: dict[str, str] = {}
-=======
-    secret: str | None = None,
-    say: Callable[[str], None],
-) -> Meeting:
-    """secret: of the run, see checkpoint/net/secret.py. Raises NodesMissing."""
-    endpoint, url = _places(endpoint)
-    address = _address(endpoint, local_addr)
-    listener = socket.create_server((address, 0), family=socket.AF_INET, backlog=128)
     server_side(secret)  # what the first connection takes, this one takes while nobody waits for it
-    hubs = _Hubs(secret)
->>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)
+    hubs = HubLookup(secret)
 
     def joins(found: Mapping[str, Any] | None, kept: tuple[Any, ...] = ()) -> Meeting | None:
         connected = hubs.connect(found) if found is not None else None
@@ -129,7 +117,16 @@ def meet(
     round_ = _Round(handler.next_rendezvous)
     kept = (handler, store, looking, round_)
     while True:
-        if (meeting := joins(_published(looking, key), kept)) is not None:
+        try:
+            published = _published(looking, key)
+        except DistError as lost:
+            raise NodesMissing(
+                f"the rendezvous store at {endpoint or 'localhost'} has gone: {lost}\n"
+                + hubs.unreachable("hub    ")
+                + "  state  nothing was started here\n"
+                "  next   see what became of the node that hosts it; start this one again when it is there"
+            ) from lost
+        if (meeting := joins(published, kept)) is not None:
             _met()
             return replace(meeting, publish=_publisher(store, key, meeting.nonce))
         if hubs.refused:
@@ -169,60 +166,9 @@ def meet(
         time.sleep(_POLL_S)
 
 
-<<<<<<< HEAD
 def join_s(conf: Mapping[str, Any]) -> float:
     """How long a node waits for others, and for a place among them."""
     return float(conf.get("join_timeout", conf.get("timeout", JOIN_S)))
-=======
-class _Hubs:
-    """Connects to the hub, by the way of who was it when that was written.
-
-    refused  the newest one that was found there has had another secret than this node, for a while
-    """
-
-    def __init__(self, secret: str | None) -> None:
-        self._secret = secret
-        self._unreachable: dict[str, str] = {}
-        self._refused_s: float | None = None  # since when
-
-    @property
-    def refused(self) -> bool:
-        return self._refused_s is not None and time.monotonic() - self._refused_s > _REFUSED_S
-
-    def unreachable(self, title: str) -> str:
-        """In lines."""
-        return "".join(f"  {title}{where} {why}\n" for where, why in self._unreachable.items())
-
-    def connect(self, hub: Mapping[str, Any]) -> socket.socket | None:
-        where = f"{hub['host']}:{hub['port']}"
-        try:
-            found = self._ask((hub["host"], hub["port"]), hub["nonce"])
-            self._refused_s = None
-            if found is not None and found.address is not None:
-                return socket.create_connection((found.address, found.port), timeout=_CONNECT_S)
-            self._unreachable[where] = "is no hub, and knows of none"
-        except TransportError as refused:
-            self._unreachable[where] = f"is not joined: {refused}"
-            self._refused_s = self._refused_s or time.monotonic()
-        except (OSError, WireError) as failure:
-            self._unreachable[where] = f"does not answer: {failure}"
-            self._refused_s = None
-        return None
-
-    def _ask(self, at: tuple[str, int], nonce: str) -> HubIs | None:
-        """Where the hub is now."""
-        transport, lines = client_side(self._secret), Lines()
-        said: list[Message] = []
-        with socket.create_connection(at, timeout=_CONNECT_S) as asked:
-            asked.sendall(transport.encrypt(encode(as_message(WhereIsTheHub(run=nonce)))))
-            while not said:
-                if not (arrived := receive(asked, transport)):
-                    raise ConnectionError("it hangs up on agents of this run")
-                said = lines.feed(arrived)
-        said[0].pop("to", None)
-        found = parse(TO_AGENT, said[0])
-        return found if isinstance(found, HubIs) else None
->>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)
 
 
 class _Round:
@@ -337,48 +283,7 @@ def _published(store: Any, key: str) -> dict[str, Any] | None:
     return found
 
 
-<<<<<<< HEAD
-def _connect(hub: Mapping[str, Any], unreachable: dict[str, str]) -> socket.socket | None:
-    """To the hub, by the way of who was it when that was written."""
-    where = f"{hub['host']}:{hub['port']}"
-    try:
-        with socket.create_connection((hub["host"], hub["port"]), timeout=_CONNECT_S) as asked:
-            asked.sendall(encode(as_message(WhereIsTheHub(run=hub["nonce"]))))
-            lines = Lines()
-            said: list[Message] = []
-            while not said:
-                if (arrived := read(asked, lines)) is None:
-                    raise ConnectionError("it hangs up on agents of this run")
-                said = arrived
-        said[0].pop("to", None)
-        found = parse(TO_AGENT, said[0])
-        if isinstance(found, HubIs) and found.address is not None:
-            return socket.create_connection((found.address, found.port), timeout=_CONNECT_S)
-        unreachable[where] = "is no hub, and knows of none"
-    except (OSError, WireError) as failure:
-        unreachable[where] = f"does not answer: {failure}"
-    return None
-
-
 def _in_words(chosen: addresses.Chosen, asked: str | None) -> str:
     if asked is not None or chosen.interface is None or not (others := addresses.others(chosen)):
         return str(chosen)
     return f"{chosen}, not {', '.join(others)}: --local-addr chooses"
-=======
-def _address(endpoint: str, local_addr: str | None) -> str:
-    if local_addr is not None:
-        return str(socket.getaddrinfo(local_addr, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-    host, _ = parse_rendezvous_endpoint(endpoint, _DEFAULT_PORT)
-    address = host_address(host)
-    # The store's own host may be known to itself by a loopback address, under which nobody else finds it.
-    return host_address(None) if ipaddress.ip_address(address).is_loopback and not _loopback(host) else address
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
->>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)

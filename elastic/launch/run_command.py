@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 LOCAL = "127.0.0.1"
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
 _OPEN = (
-    f"several nodes and no {VARIABLE}: whoever reaches their ports can join this run, evict its nodes, receive "
-    "its weights and end it\n"
-    f"  next   before the command, on each node: {MAKE_ONE}, the same on all; on a network of your own, nothing"
+    f"several nodes and no {VARIABLE}: whoever reaches their ports can join this run, evict its nodes, receive its "
+    "weights and end it\n"
+    f"  next   make one ({MAKE_ONE}) and give it to `elastic run` on all nodes; on a network of your own, go on"
 )
 
 
@@ -142,7 +142,6 @@ def _at_once(_: Starter) -> None:
     """A node that somebody starts is wanted now."""
 
 
-<<<<<<< HEAD
 def _join_s(arguments: Arguments) -> float:
     if arguments.nodes_max == 1:
         return 0.0
@@ -151,10 +150,7 @@ def _join_s(arguments: Arguments) -> float:
     return join_s(arguments.rdzv)
 
 
-def _meet(arguments: Arguments, say: Callable[[str], None]) -> Meeting | None:
-=======
 def _meet(arguments: Arguments, secret: str | None, say: Callable[[str], None]) -> Meeting | None:
->>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)
     """None on one node, which needs no rendezvous, no store and no port for other nodes."""
     if arguments.nodes_max == 1:
         return None
@@ -167,11 +163,8 @@ def _meet(arguments: Arguments, secret: str | None, say: Callable[[str], None]) 
         nodes_max=arguments.nodes_max,
         conf=arguments.rdzv,
         local_addr=arguments.local_addr,
-<<<<<<< HEAD
         ports=arguments.ports,
-=======
         secret=secret,
->>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)
         say=say,
     )
 
@@ -182,13 +175,8 @@ def _hub(arguments: Arguments, meeting: Meeting | None, stack: contextlib.ExitSt
     from elastic.membership.hub import Hub
     from elastic.membership.stalls import STALL_LIMITS
 
-<<<<<<< HEAD
-    nonce = secrets.token_hex(16)
-    beacon = Beacon(nonce=nonce, job=arguments.run_id, ports=arguments.ports)
-=======
     nonce = token_hex(16)
-    beacon = Beacon(nonce=nonce, job=arguments.run_id)
->>>>>>> e4be5d4 (The control plane speaks TLS where the run has a secret, and both ends of a mismatch say so)
+    beacon = Beacon(nonce=nonce, job=arguments.run_id, ports=arguments.ports)
     stack.callback(beacon.close)
     hub: dict[str, Any] | None = None
     if meeting is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from checkpoint.net.secret import VARIABLE, generated_secret
 from elastic.drill.faults.plan import Plan
 from elastic.drill.folder import DrillFolder
 from elastic.drill.judge.grouping import grouped
@@ -86,6 +87,7 @@ class HostRun:
         self._environment = {
             "ELASTIC_OBSERVER": f"elastic.drill.inject.injector:observer:{drill.path}",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            VARIABLE: generated_secret(),
             "TMPDIR": "/var/tmp",
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",

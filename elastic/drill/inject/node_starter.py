@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from checkpoint.net.secret import VARIABLE, generated_secret
 from elastic.drill.inject.overrides import Overrides
 from elastic.drill.machine import processes
 from elastic.errors import ConfigError
@@ -42,6 +43,7 @@ class NodeStarter:
     observed: bool
     overrides: Overrides
     launches: int = 0
+    _secret: str = field(default_factory=generated_secret, repr=False)
     _meet_at: int = 0  # the port of torchrun's rendezvous, where there are nodes
 
     def begin(self) -> None:
@@ -112,7 +114,15 @@ class NodeStarter:
         torchrun = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # its shared store keeps a dead round's keys
         by = f"elastic.drill.inject.injector:observer:{self.folder}"
         observer = {"ELASTIC_OBSERVER": by} if self.observed else {}
-        return {**os.environ, **drill, **torchrun, **observer, **self.overrides.environment(), **self.env}
+        return {
+            VARIABLE: self._secret,
+            **os.environ,
+            **drill,
+            **torchrun,
+            **observer,
+            **self.overrides.environment(),
+            **self.env,
+        }
 
     def _make_temporary(self) -> None:
         """The launch's TMPDIR. multiprocessing's sockets lie there, whose paths the kernel cuts at 108 characters."""
