@@ -3,30 +3,67 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import selectors
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from elastic.launch.hub_link import _UNKNOWN_MAX, HubLink, Place
+from checkpoint.net.secured import client_side
+from checkpoint.net.transport import Transport, TransportError
+from elastic.launch.hub_link import _HELLO_S, _REFUSALS_TOLD, _UNKNOWN_MAX, HubLink, Place
 from elastic.membership.hub import Hub
 
 NONCE = "known to the run"
+SECRET = "known to its nodes alone, and random"
+WITHIN_S = 30.0
+HELLO = {"say": "hello", "node": "x", "run": NONCE, "places": 1}
+
+
+class Caller:
+    """Who has connected. Says a word after the other, and what it hears is read as the loop is turned."""
+
+    def __init__(self, sock: socket.socket, transport: Transport) -> None:
+        self.heard, self.ended = b"", False
+        self.transport = transport
+        self._socket = sock
+        sock.setblocking(False)
+
+    def say(self, word: object) -> None:
+        data = word if isinstance(word, bytes) else json.dumps(word).encode() + b"\n"
+        self.send(self.transport.encrypt(data))
+
+    def send(self, data: bytes) -> None:
+        with suppress(OSError):
+            self._socket.sendall(data)
+
+    def read(self) -> None:
+        with suppress(BlockingIOError):
+            try:
+                while arrived := self._socket.recv(1 << 16):
+                    self.heard += self.transport.decrypt(arrived)
+                    self.send(self.transport.encrypt())
+            except (ConnectionResetError, TransportError):
+                self.send(self.transport.encrypt())
+            self.ended = True
 
 
 class Stand:
     """A node with the hub, in a loop that this test turns."""
 
-    def __init__(self, opened: ExitStack) -> None:
+    def __init__(self, opened: ExitStack, secret: str | None) -> None:
         self._opened = opened
+        self.secret = secret
         listener = socket.create_server(("127.0.0.1", 0))
         self._address = listener.getsockname()
         self._loop = selectors.DefaultSelector()
+        self._callers: list[Caller] = []
         self.said: list[str] = []
-        place = Place(node="first", address="127.0.0.1", run=NONCE)
+        place = Place(node="first", address="127.0.0.1", run=NONCE, secret=secret)
         self.hub = HubLink(place, lambda takes_over: Hub(nodes_max=9), say=self.said.append, listener=listener)
         self.hub.open(
             self._loop,
@@ -40,26 +77,44 @@ class Stand:
         )
         opened.callback(self.hub.close)
 
-    def connect(self, *words: object) -> socket.socket:
+    def connect(self, *words: object, secret: str | None = "ours") -> Caller:
         sock = self._opened.enter_context(socket.create_connection(self._address))
+        caller = Caller(sock, client_side(self.secret if secret == "ours" else secret))
+        caller.send(caller.transport.encrypt())
         for word in words:
-            sock.sendall(word if isinstance(word, bytes) else json.dumps(word).encode() + b"\n")
-        return sock
+            caller.say(word)
+        self._callers.append(caller)
+        return caller
 
     def turn(self, within_s: float = 0.5) -> None:
+        """Until nobody has anything to say."""
         deadline = time.monotonic() + within_s
-        while ready := self._loop.select(0.05):
+        while True:
+            for caller in self._callers:
+                caller.read()
+            if not (ready := self._loop.select(0.05)) or time.monotonic() > deadline:
+                return
             for key, _ in ready:
                 key.data()
             self.hub.settle()
-            if time.monotonic() > deadline:
-                return
+
+    def wait_for(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WITHIN_S
+        while not holds():
+            assert time.monotonic() < deadline, self.said
+            self.turn()
+
+
+@pytest.fixture(params=[None, SECRET], ids=["no secret", "a secret"])
+def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
+    with ExitStack() as opened:
+        yield Stand(opened, request.param)
 
 
 @pytest.fixture
-def stand() -> Iterator[Stand]:
+def secured() -> Iterator[Stand]:
     with ExitStack() as opened:
-        yield Stand(opened)
+        yield Stand(opened, SECRET)
 
 
 @pytest.mark.parametrize(
@@ -78,24 +133,19 @@ def stand() -> Iterator[Stand]:
 )
 def test_a_stranger_is_hung_up_on_and_a_node_of_the_run_is_heard(stand: Stand, word: object) -> None:
     stranger = stand.connect(word)
-    stand.turn()
-    stranger.settimeout(5)
-    assert b"board" not in stranger.recv(1000)
+    stand.wait_for(lambda: stranger.ended)
+    assert b"board" not in stranger.heard
     assert stand.hub.others() == []
 
     stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
-    stand.turn()
-    assert stand.hub.others() == ["second"]
+    stand.wait_for(lambda: stand.hub.others() == ["second"])
 
 
 def test_connections_that_say_nothing_are_bounded(stand: Stand) -> None:
     silent = [stand.connect() for _ in range(_UNKNOWN_MAX + 5)]
-    stand.turn(2.0)
-    silent[0].settimeout(5)
-    assert silent[0].recv(1) == b""
+    stand.wait_for(lambda: silent[0].ended)
     stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
-    stand.turn()
-    assert stand.hub.others() == ["second"]
+    stand.wait_for(lambda: stand.hub.others() == ["second"])
 
 
 def test_a_node_of_the_run_that_says_nonsense_is_told_once_in_the_log_and_changes_nothing(stand: Stand) -> None:
@@ -103,11 +153,12 @@ def test_a_node_of_the_run_that_says_nonsense_is_told_once_in_the_log_and_change
     stand.connect(
         {"say": "hello", "node": "second", "run": NONCE, "places": 1}, {"say": "view_is_over"}, {"say": "started"}
     )
-    stand.turn()
+    stand.wait_for(lambda: len(stand.said) == 2)
     assert [line.split(":")[0] for line in stand.said] == ["a message of second is dropped"] * 2
     assert stand.hub.others() == ["second"]
     noise = [{"say": "view_is_over", "worker": number} for number in range(100)]
     stand.connect({"say": "hello", "node": "third", "run": NONCE, "places": 1}, *noise)
+    stand.wait_for(lambda: "more of the kind is dropped in silence" in stand.said[-1])
     stand.turn(2.0)
     assert sum("third" in line for line in stand.said) == 10
     assert "more of the kind is dropped in silence" in stand.said[-1]
@@ -115,29 +166,24 @@ def test_a_node_of_the_run_that_says_nonsense_is_told_once_in_the_log_and_change
 
 def test_the_hubs_own_name_is_nobody_elses(stand: Stand) -> None:
     late = stand.connect({"say": "hello", "node": "first", "run": NONCE, "places": 1})
-    stand.turn()
-    late.settimeout(5)
-    assert b"is here already" in late.recv(1000)
+    stand.wait_for(lambda: late.ended)
+    assert b"is here already" in late.heard
     assert stand.hub.others() == []
 
 
 def test_a_node_that_comes_again_is_one_that_lost_its_connection(stand: Stand) -> None:
     """It may know of that before we do. Who says hello knows what only agents of the run know."""
     first = stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
-    stand.turn()
+    stand.wait_for(lambda: stand.hub.others() == ["second"])
     stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
-    stand.turn()
-    first.settimeout(5)
-    while first.recv(1000):
-        pass
+    stand.wait_for(lambda: first.ended)
     assert stand.hub.others() == ["second"]
 
 
 def test_whoever_knows_the_run_learns_where_its_hub_is(stand: Stand) -> None:
     asks = stand.connect({"say": "where_is_the_hub", "run": NONCE})
-    stand.turn()
-    asks.settimeout(5)
-    assert json.loads(asks.recv(1000))["address"] == "127.0.0.1"
+    stand.wait_for(lambda: b"\n" in asks.heard)
+    assert json.loads(asks.heard)["address"] == "127.0.0.1"
 
 
 def test_what_all_workers_of_a_node_are_told_travels_once(stand: Stand) -> None:
@@ -147,8 +193,9 @@ def test_what_all_workers_of_a_node_are_told_travels_once(stand: Stand) -> None:
     words += [{"say": "started", "worker": one, "local_rank": rank} for rank, one in enumerate(workers)]
     words += [{"say": "ready", "worker": one, "shares": 8, "identity": "one"} for one in workers]
     second = stand.connect(*words)
+    stand.wait_for(lambda: b'"view"' in second.heard)
     stand.turn()
-    lines = [json.loads(line) for line in second.recv(1 << 16).splitlines()]
+    lines = [json.loads(line) for line in bytes(second.heard).splitlines()]
     (view,) = [line for line in lines if line["say"] == "view"]
     assert view["to"] == view["workers"] == workers
     assert view["nodes"] == ["second"] * 4
@@ -168,3 +215,67 @@ def test_the_hub_of_many_workers_says_one_thing_to_each_node_however_many_come_a
     views = [order for order in hub.follows(0.0) if order.message["say"] == "view"]
     assert [order.node for order in views] == nodes
     assert all(order.message is views[0].message for order in views)
+
+
+@pytest.mark.parametrize("secret", ["that of another run, as long", None], ids=["another", "none"])
+def test_who_knows_the_run_and_not_its_secret_is_refused_and_both_learn_why(secured: Stand, secret: str | None) -> None:
+    """What the store says of a run, whoever reaches the store knows."""
+    stranger = secured.connect(HELLO, secret=secret)
+    secured.wait_for(lambda: stranger.ended)
+    assert "ELASTIC_SECRET" in stranger.transport.refused
+    assert secured.hub.others() == []
+    (told,) = secured.said
+    assert told.startswith("a process on 127.0.0.1 is refused: it has ")
+    assert "give all nodes of the run the same ELASTIC_SECRET" in told
+    assert SECRET not in told
+
+    again = secured.connect(HELLO, secret=secret)
+    secured.wait_for(lambda: again.ended)
+    assert len(secured.said) == 1, "of one host once"
+
+
+def test_a_node_with_a_secret_finds_out_that_the_others_have_none() -> None:
+    with ExitStack() as opened:
+        stand = Stand(opened, None)
+        stranger = stand.connect(HELLO, secret=SECRET)
+        stand.wait_for(lambda: stranger.ended)
+        assert "it has no ELASTIC_SECRET" in stranger.transport.refused
+        assert "it has an ELASTIC_SECRET, and this process has none" in stand.said[0]
+
+
+def test_half_a_handshake_has_a_deadline(secured: Stand) -> None:
+    opening = client_side(SECRET).encrypt()
+    half = [secured.connect(opening[:cut], secret=None) for cut in (1, 5, 100, len(opening) - 1)]
+    secured.turn()
+    assert not any(one.ended for one in half)
+    secured.hub.tick(time.monotonic() + _HELLO_S + 1)
+    secured.wait_for(lambda: all(one.ended for one in half))
+    assert secured.said == [], "who went away before saying anything is nobody's business"
+
+
+def test_garbage_is_hung_up_on_at_once(secured: Stand) -> None:
+    """None of it reaches what reads messages, and the log is not filled."""
+    rng = random.Random(7)
+    for _ in range(3 * _REFUSALS_TOLD):
+        stranger = secured.connect(b"\x16\x03\x01\x02\x00" + rng.randbytes(600), secret=None)
+        secured.wait_for(lambda: stranger.ended)  # noqa: B023
+    assert len(secured.said) <= 1
+    secured.connect(HELLO)
+    secured.wait_for(lambda: secured.hub.others() == ["x"])
+
+
+def test_a_flood_of_strangers_costs_a_node_of_the_run_nothing_but_its_share_of_time(secured: Stand) -> None:
+    """Each of them begins a handshake, which is the most that they can make the hub do, and leaves it there."""
+    node = secured.connect(HELLO)
+    secured.wait_for(lambda: secured.hub.others() == ["x"])
+    opening = client_side(SECRET).encrypt()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        strangers = [secured.connect(opening, secret=None) for _ in range(40)]
+        node.say({"say": "ping"})
+        secured.turn(5.0)
+        del strangers
+    ours = len(os.listdir("/proc/self/fd")) - before - 400
+    assert ours <= _UNKNOWN_MAX
+    assert secured.hub.others() == ["x"]
+    assert not node.ended

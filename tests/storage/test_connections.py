@@ -17,10 +17,15 @@ from typing import Any
 
 import pytest
 
+from checkpoint.net import listener as listening
 from checkpoint.net.client import Client
+from checkpoint.net.secret import VARIABLE
+from checkpoint.net.secured import client_side
 from checkpoint.net.server import Server
+from checkpoint.net.transport import WANTS_TLS
 
 WITHIN_S = 30.0
+SECRET = "known to its processes alone, and random"
 
 # A client in a process of its own: says what it reads, line by line; "fork" leaves a child that sleeps.
 PROGRAM = """
@@ -50,8 +55,14 @@ class Listener:
         return self.told.get(timeout=WITHIN_S)
 
 
+@pytest.fixture(autouse=True, params=[None, SECRET], ids=["no secret", "a secret"])
+def secret(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All holds with a secret of the run as without one."""
+    has(request.param, monkeypatch)
+
+
 @pytest.fixture
-def listener() -> Iterator[Listener]:
+def listener(secret: None) -> Iterator[Listener]:
     one = Listener()
     yield one
     one.server.close()
@@ -76,6 +87,13 @@ def others(listener: Listener) -> Iterator[list[subprocess.Popen[str]]]:
     for one in made:
         os.killpg(one.pid, signal.SIGKILL)
         one.communicate(timeout=WITHIN_S)
+
+
+def has(secret: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if secret is None:
+        monkeypatch.delenv(VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(VARIABLE, secret)
 
 
 def say(other: subprocess.Popen[str], line: str) -> None:
@@ -184,6 +202,7 @@ def test_who_does_not_know_the_token_is_hung_up_on(line: bytes, listener: Listen
     with socket.create_connection(("127.0.0.1", listener.server.endpoint["port"]), timeout=WITHIN_S) as stranger:
         stranger.sendall(line)
         with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) in (b"", WANTS_TLS)
             assert stranger.recv(100) == b""
     client = Client(listener.server.endpoint, 3, lambda message: None, lambda why: None)
     assert listener.next() == (3, {}), "and others are heard as ever"
@@ -204,3 +223,47 @@ def test_strangers_who_say_nothing_do_not_use_up_the_descriptors(listener: Liste
         assert client.send({"n": 1})
         assert listener.next() == (3, {"n": 1})
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "why"),
+    [("that of another run, and as long", "it has another ELASTIC_SECRET"), (None, "ELASTIC_SECRET, and this process")],
+    ids=["another", "none"],
+)
+def test_who_has_another_secret_is_refused_and_both_say_so(
+    theirs: str | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows the token: that may travel in the clear."""
+    for known, unknown in ((SECRET, theirs), (theirs, SECRET)):
+        has(known, monkeypatch)
+        listener = Listener()
+        has(unknown, monkeypatch)
+        with pytest.raises(OSError, match=why) as refused:
+            Client(listener.server.endpoint, 1, lambda message: None, lambda why: None)
+        assert "give all nodes of the run the same ELASTIC_SECRET" in str(refused.value)
+        listener.server.close()
+        assert "127.0.0.1" in listener.server.refused
+        assert "ELASTIC_SECRET" in listener.server.refused
+        assert SECRET not in str(refused.value) + listener.server.refused
+        assert listener.told.empty()
+
+
+def test_who_stops_in_the_middle_of_saying_who_it_is_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_STRANGER_S", 0.3)
+    has(SECRET, monkeypatch)
+    listener = Listener()
+    port = listener.server.endpoint["port"]
+    with contextlib.ExitStack() as held:
+        half = [b"", b"\x16", client_side(SECRET).encrypt()[:-1]]
+        strangers = [held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S)) for _ in half]
+        for stranger, said in zip(strangers, half, strict=True):
+            stranger.sendall(said)
+        client = Client(listener.server.endpoint, 3, lambda message: None, lambda why: None)
+        for stranger in strangers:
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        assert listener.next() == (3, {})
+        assert client.send({"n": 1})
+        assert listener.next() == (3, {"n": 1}), "who has said who it is stays"
+        client.close()
+    listener.server.close()

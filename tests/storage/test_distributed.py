@@ -590,3 +590,21 @@ def test_what_several_ranks_want_is_read_once_and_sent_to_those_alone(tmp_path: 
     assert abs(got_1 - read_0) <= spare
     assert got_2 <= spare
     assert whole - spare <= read_2 <= whole + spare
+
+
+def of_another_secret(rank: int, size: int, folder: str) -> str:
+    os.environ["ELASTIC_SECRET"] = f"of the run of rank {rank}, and random"
+    with (
+        ranks_of(folder, rank, size, finish_s=2.0, name="secrets") as (runs, _),
+        pytest.raises(CheckpointError) as caught,
+    ):
+        runs.save(0, {"w": torch.ones(3)})
+    return str(caught.value)
+
+
+def test_ranks_that_have_different_secrets_do_not_save_together_and_each_says_why(tmp_path: Path) -> None:
+    """Under torchrun each node has its own environment."""
+    for answer in returned(run_ranks(of_another_secret, 2, str(tmp_path))):
+        assert "it has another ELASTIC_SECRET" in answer, answer
+        assert "give all nodes of the run the same ELASTIC_SECRET" in answer
+        assert "and random" not in answer

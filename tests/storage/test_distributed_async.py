@@ -478,3 +478,17 @@ def test_closing_finishes_what_is_staged_and_leaves_nothing(tmp_path: Path) -> N
         assert (writers, maps) == (0, 0)
         assert descriptors[-1] <= descriptors[0], "gloo keeps a few, but no more each time"
     assert committed(tmp_path) == [6, 5, 4, 3, 2, 1]
+
+
+def with_one_secret(rank: int, size: int, folder: str) -> list[int]:
+    os.environ["ELASTIC_SECRET"] = "of the run of both, and random"
+    with beside(folder, rank, size, name="secret") as runs:
+        savings = [runs.save(step, values(step), blocking=False) for step in (1, 2)]
+        return [saving.wait(WITHIN_S).step for saving in savings]
+
+
+def test_ranks_and_their_writer_processes_save_together_by_tls(tmp_path: Path) -> None:
+    assert returned(run_ranks(with_one_secret, 2, str(tmp_path))) == [[1, 2]] * 2
+    assert committed(tmp_path) == [2, 1]
+    (claim,) = (path for path in (tmp_path / "run" / "claims").iterdir() if "probe" not in path.name)
+    assert '"tls":true' in claim.read_text().replace(" ", "")

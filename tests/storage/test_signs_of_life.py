@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -13,17 +14,23 @@ import torch
 
 from checkpoint import Checkpointer, ClaimHeld
 from checkpoint.net.machine import only_near
-from checkpoint.runs.beacon import Alive, Beacon, Refused, Unknown, ask, gone_for_certain
+from checkpoint.net.secured import client_side
+from checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask, gone_for_certain
 from checkpoint.storage import open_storage
 
 Make = Callable[..., Checkpointer]
 STATE = {"w": torch.arange(4.0)}
 NONCE = "n" * 32
+SECRET = "of the run that holds the claim, and random"
 
 
-@pytest.fixture
-def beacon() -> Iterator[Beacon]:
+@pytest.fixture(params=[None, SECRET], ids=["no secret", "a secret"])
+def beacon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beacon]:
+    """Who asks has another secret than its run."""
+    if request.param is not None:
+        monkeypatch.setenv("ELASTIC_SECRET", request.param)
     one = Beacon(nonce=NONCE, job=None)
+    monkeypatch.setenv("ELASTIC_SECRET", "that of the next run, which is another one")
     yield one
     one.close()
 
@@ -125,3 +132,35 @@ def test_a_moved_run_is_still_its_holders(tmp_path: Path, checkpointer: Make) ->
     (tmp_path / "run").rename(tmp_path / "moved")
     with pytest.raises(ClaimHeld):
         checkpointer(tmp_path / "moved").save(2, STATE)
+
+
+def test_a_holder_whose_run_has_a_secret_answers_who_may_read_the_claim_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next run has another secret: had it to know that of the last one, it would take the claim of the living."""
+    monkeypatch.setenv("ELASTIC_SECRET", SECRET)
+    holder = Beacon(nonce=NONCE, job="job")
+    endpoint = holder.endpoint()
+    assert endpoint["tls"] is True
+    assert SECRET not in str(endpoint)
+    for secret in (None, "that of the next run, which is another one"):
+        monkeypatch.delenv("ELASTIC_SECRET")
+        if secret is not None:
+            monkeypatch.setenv("ELASTIC_SECRET", secret)
+        assert ask(endpoint, NONCE, timeout_s=30) == Alive("job")
+        monkeypatch.setenv("ELASTIC_SECRET", SECRET)
+    assert isinstance(ask(endpoint, "m" * 32, timeout_s=30), Gone), "another claim's holder has its port by now"
+    strangers = [b"", b"GET / HTTP/1.1\r\n\r\n", client_side("m" * 32).encrypt(), client_side(NONCE).encrypt()[:-1]]
+    for said in strangers:
+        with socket.create_connection(("127.0.0.1", holder.port)) as stranger:
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            stranger.settimeout(30)
+            heard = b""
+            with contextlib.suppress(ConnectionResetError):
+                while more := stranger.recv(4096):
+                    heard += more
+            assert NONCE.encode() not in heard
+    assert ask(endpoint, NONCE, timeout_s=30) == Alive("job")
+    holder.close()
+    assert isinstance(ask(endpoint, NONCE, timeout_s=30), Gone)

@@ -1,0 +1,134 @@
+"""Who knows the run's secret is heard, and nobody else: what follows from it is the same on each machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+
+import pytest
+
+from checkpoint.errors import CheckpointError
+from checkpoint.net.certificate import context, identity
+from checkpoint.net.secret import CHARACTERS_MIN, generated_secret, secret_of_run
+from checkpoint.net.secured import client_side, server_side
+from checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError
+from elastic.launch.hub_link import Place
+
+SECRET, OTHER = "s" * 40, "t" * 40
+PLAIN = [b'{"say":"hello"}\n', b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096]
+
+
+def test_a_secret_that_could_be_guessed_is_refused_with_what_to_do() -> None:
+    for short in ("", "password", "x" * (CHARACTERS_MIN - 1), " \n" * 30):
+        with pytest.raises(CheckpointError, match=r"export ELASTIC_SECRET=\$\(openssl rand -base64 32\)") as refused:
+            secret_of_run({"ELASTIC_SECRET": short})
+        assert not short.strip() or short not in str(refused.value)
+    assert secret_of_run({}) is None
+    assert secret_of_run({"ELASTIC_SECRET": f"{SECRET}\n"}) == SECRET, "files end in a line's end"
+    made = generated_secret()
+    assert secret_of_run({"ELASTIC_SECRET": made}) == made != generated_secret()
+
+
+def test_it_is_shown_nowhere_that_a_place_is() -> None:
+    assert SECRET not in repr(Place(node="n", address=None, run="r", secret=SECRET))
+
+
+def test_each_machine_makes_the_same_certificate_of_it() -> None:
+    """A version of `cryptography` that wrote another one would keep its nodes out: this digest would notice."""
+    certificate = identity(SECRET)[1]
+    assert identity(OTHER)[1] != certificate
+    digest = hashlib.sha256(certificate).hexdigest()
+    assert digest == "7d0ee2e0d9e208860c4958d5ae80300d9f1460c2e68911cdb602b3205cc33652"
+
+
+def test_making_it_leaves_no_descriptor_and_no_file_behind() -> None:
+    context(SECRET, server_side=True)
+    before = set(os.listdir("/proc/self/fd"))
+    for number in range(5):
+        client_side(f"{SECRET}{number}")
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_said_arrives_whole_however_it_is_cut() -> None:
+    """Said before the handshake is through, too; nothing waits in TLS when nothing more comes over the socket."""
+    rng = random.Random(7)
+    for secret in (SECRET, None):
+        caller, called = client_side(secret), server_side(secret)
+        said = [rng.randbytes(rng.choice((1, 20, 100_000))) for _ in range(6)]
+        on_the_way = b"".join(map(caller.encrypt, said[:3]))
+        heard = b""
+        for more in (*said[3:], b"", b""):
+            while on_the_way:
+                cut = rng.randrange(1, 40_000)
+                heard += called.decrypt(on_the_way[:cut])
+                on_the_way = on_the_way[cut:]
+                if (answer := called.encrypt()) and caller.decrypt(answer):
+                    raise AssertionError("it said nothing")
+                on_the_way += caller.encrypt()
+            on_the_way = caller.encrypt(more)
+        assert heard == b"".join(said)
+        assert caller.through
+        assert called.through
+        assert caller.decrypt(called.encrypt(said[2])) == said[2]
+
+
+@pytest.mark.parametrize(
+    ("caller", "called", "caller_knows", "called_knows"),
+    [
+        (SECRET, OTHER, ANOTHER, ANOTHER),
+        (None, SECRET, NONE_HERE, NONE_THERE),
+        (SECRET, None, NONE_THERE, NONE_HERE),
+    ],
+    ids=["another", "none", "one too many"],
+)
+def test_two_that_do_not_know_one_secret_both_learn_it(
+    caller: str | None, called: str | None, caller_knows: str, called_knows: str
+) -> None:
+    one, other = client_side(caller), server_side(called)
+    on_the_way = one.encrypt(PLAIN[0])
+    for _ in range(5):
+        for hears in (other, one):
+            if on_the_way and not hears.refused and _refuses(hears, on_the_way):
+                assert hears.refused
+            on_the_way = hears.encrypt()
+    assert (one.refused, other.refused) == (caller_knows, called_knows)
+
+
+@pytest.mark.parametrize(
+    "said", [*PLAIN, b"\x16\x03\x01\x00\x05hello", b"\x15\x03\x03\x00\x02\x02\x28", b"\x16" * 70_000]
+)
+def test_what_is_no_handshake_is_refused_and_nothing_is_heard(said: bytes) -> None:
+    for one in (server_side(SECRET), client_side(SECRET)):
+        assert _refuses(one, said)
+        assert not one.through
+
+
+def test_half_a_handshake_says_nothing_and_takes_nothing() -> None:
+    stranger, called = client_side(SECRET), server_side(SECRET)
+    assert called.decrypt(stranger.encrypt(b"hello")[:-1]) == b""
+    assert not called.pending
+    assert not called.through
+
+
+def test_what_was_changed_on_the_way_is_not_heard() -> None:
+    caller, called = client_side(SECRET), server_side(SECRET)
+    caller.decrypt(_answer(called, caller.encrypt(b"first")))
+    assert called.decrypt(caller.encrypt()) == b"first"
+    sealed = bytearray(caller.encrypt(b"second"))
+    sealed[-1] ^= 1
+    assert _refuses(called, bytes(sealed))
+    assert "not what was sent" in called.refused
+
+
+def _answer(called: Transport, said: bytes) -> bytes:
+    assert called.decrypt(said) == b""
+    return called.encrypt()
+
+
+def _refuses(one: Transport, said: bytes) -> bool:
+    try:
+        one.decrypt(said)
+    except TransportError as refused:
+        return str(refused) == one.refused
+    return False
