@@ -18,6 +18,7 @@ BENCHMARKS = {
     "checkpoints_group": "what comparing replicas costs ranks that save together",
     "checkpoints_s3": "a save and a load on S3, beside plain PUTs and GETs",
     "storages_s3": "obstore beside s3fs",
+    "secret": "what the run's secret costs agents and hub",
     "events": "what recording costs a step",
 }
 
