@@ -33,14 +33,16 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from checkpoint.net.secured import server_side
-from checkpoint.net.transport import SAME_FOR_ALL
+from checkpoint.net.transport import ANOTHER, SAME_FOR_ALL
 from elastic.errors import ConfigError, ElasticError
 from elastic.launch import addresses
 from elastic.launch.hub_lookup import HubLookup
+from elastic.launch.rendezvous_state import SignedBackend, StateRefused
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _DEFAULT_PORT = 29400  # torchrun's
 _POLL_S = 0.1
+_REFUSED_BYTES_MAX = 64
 
 
 class NodesMissing(ElasticError, TimeoutError):
@@ -110,15 +112,19 @@ def meet(
             + "  state  nothing was started here\n"
             f"  next   name the host at which the first nodes meet, too: --rdzv-endpoint=HOST:PORT,{url}"
         )
-    backend, store = _backend(params, deadline_s)
+    unsigned, store = _backend(params, deadline_s)
+    backend = SignedBackend(unsigned, run_id, secret)
     handler = create_handler(store, backend, params)
     looking = store.clone()
     key = f"elastic/{run_id}/hub"
+    refusals = _Refusals(looking, f"elastic/{run_id}/refused", say)
     round_ = _Round(handler.next_rendezvous)
     kept = (handler, store, looking, round_)
     while True:
         try:
             published = _published(looking, key)
+            if round_.begun:
+                refusals.tell()
         except DistError as lost:
             raise NodesMissing(
                 f"the rendezvous store at {endpoint or 'localhost'} has gone: {lost}\n"
@@ -129,9 +135,11 @@ def meet(
         if (meeting := joins(published, kept)) is not None:
             _met()
             return replace(meeting, publish=_publisher(store, key, meeting.nonce))
-        if hubs.refused:
+        if hubs.refused or isinstance(round_.error, StateRefused):
+            refusals.leave(address)
             raise NodesMissing(
-                f"the hub of run {run_id!r} lets this node not in, or is none of its run\n"
+                f"the nodes of run {run_id!r} let this one not in, or are none of its run"
+                + (f": whoever is at {endpoint}: {round_.error}\n" if round_.error is not None else "\n")
                 + hubs.unreachable("hub    ")
                 + "  state  nothing was started here, and the run goes on without this node\n"
                 f"  next   {SAME_FOR_ALL}"
@@ -169,6 +177,28 @@ def meet(
 def join_s(conf: Mapping[str, Any]) -> float:
     """How long a node waits for others, and for a place among them."""
     return float(conf.get("join_timeout", conf.get("timeout", JOIN_S)))
+
+
+class _Refusals:
+    """Who is waiting is told of who was refused, by a word in the store that anybody may have written."""
+
+    def __init__(self, store: Any, key: str, say: Callable[[str], None]) -> None:
+        self._store, self._key, self._say = store, key, say
+        self._told = False
+
+    def tell(self) -> None:
+        """Once."""
+        if not self._told and self._store.check([self._key]):
+            self._told = True
+            where = self._store.get(self._key)[:_REFUSED_BYTES_MAX]
+            self._say(
+                f"a node at {where.decode(errors='replace')!r} was refused: {ANOTHER}\n"
+                f"  state  this one goes on waiting for the others\n  next   {SAME_FOR_ALL}"
+            )
+
+    def leave(self, address: str) -> None:
+        with contextlib.suppress(DistError):
+            self._store.set(self._key, address)
 
 
 class _Round:
@@ -278,9 +308,12 @@ def _with(params: RendezvousParameters, **config: Any) -> RendezvousParameters:
 def _published(store: Any, key: str) -> dict[str, Any] | None:
     if not store.check([key]):
         return None
-    found = json.loads(store.get(key))
-    assert isinstance(found, dict)
-    return found
+    with contextlib.suppress(ValueError):  # anybody may have written there
+        found = json.loads(store.get(key))
+        kinds = {"host": str, "port": int, "nonce": str}
+        if isinstance(found, dict) and all(type(found.get(name)) is kind for name, kind in kinds.items()):
+            return found
+    return None
 
 
 def _in_words(chosen: addresses.Chosen, asked: str | None) -> str:

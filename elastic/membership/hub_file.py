@@ -3,7 +3,8 @@ which the first ones met is gone.
 
     elastic/hub.json   {"host", "port", "nonce"}
 
-Whoever can read the run's storage can join the run, if it has no secret (checkpoint/net/secret.py). What lies there is a hint: a hub that has moved on says where to.
+Whoever can read the run's storage can join the run, unless it has a secret (checkpoint/net/secret.py). What lies there
+is a hint: a hub that has moved on says where to.
 """
 
 from __future__ import annotations

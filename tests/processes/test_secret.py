@@ -91,7 +91,7 @@ def test_a_node_of_another_secret_stays_out_and_both_sides_say_why(
     assert time.monotonic() - began_s < REFUSED_S
     why = "it has another ELASTIC_SECRET" if theirs else "it has an ELASTIC_SECRET, and this process has none"
     assert why in refused.output
-    assert "lets this node not in" in refused.output
+    assert "let this one not in" in refused.output
     assert "give all nodes of the run the same ELASTIC_SECRET" in refused.output
     assert refused.output.count("several nodes and no ELASTIC_SECRET") == (theirs is None)
     assert "here " not in refused.output
@@ -100,6 +100,26 @@ def test_a_node_of_another_secret_stays_out_and_both_sides_say_why(
     assert ours not in stays.output + refused.output
     stays.send(signal.SIGTERM)
     assert stays.finish(within_s=WITHIN_S) == 0
+
+
+def test_nodes_of_different_secrets_do_not_meet_and_who_waits_is_told(run: Run, tmp_path: Path) -> None:
+    """Before there is a hub: in torch's rendezvous. Whoever of them is there first, stays."""
+    script = tmp_path / "script.py"
+    script.write_text(STAY)
+    meeting = meet("2:2")
+    waits = run(generated_secret(), *meeting, script)
+    waits.wait_for(lambda: "waiting at" in waits.output, "the first node", within_s=WITHIN_S)
+    refused = run(generated_secret(), *meeting, script)
+    both = (waits, refused)
+    deadline = time.monotonic() + REFUSED_S
+    while all(node.process.poll() is None for node in both):
+        assert time.monotonic() < deadline, [node.output for node in both]
+        time.sleep(0.1)
+    gone, stays = sorted(both, key=lambda node: node.process.poll() is None)
+    assert gone.process.poll() == 1, gone.output
+    assert "it has another ELASTIC_SECRET" in gone.output
+    stays.wait_for(lambda: "was refused: it has another ELASTIC_SECRET" in stays.output, "a word", within_s=WITHIN_S)
+    assert "here " not in gone.output + stays.output
 
 
 def test_a_secret_that_could_be_guessed_starts_nothing(run: Run, tmp_path: Path) -> None:

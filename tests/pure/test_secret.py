@@ -7,6 +7,8 @@ import os
 import random
 
 import pytest
+from torch.distributed import HashStore
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from checkpoint.errors import CheckpointError
 from checkpoint.net.certificate import context, identity
@@ -14,6 +16,7 @@ from checkpoint.net.secret import CHARACTERS_MIN, generated_secret, secret_of_ru
 from checkpoint.net.secured import client_side, server_side
 from checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError
 from elastic.launch.hub_link import Place
+from elastic.launch.rendezvous_state import SignedBackend, StateRefused
 
 SECRET, OTHER = "s" * 40, "t" * 40
 PLAIN = [b'{"say":"hello"}\n', b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096]
@@ -119,6 +122,43 @@ def test_what_was_changed_on_the_way_is_not_heard() -> None:
     sealed[-1] ^= 1
     assert _refuses(called, bytes(sealed))
     assert "not what was sent" in called.refused
+
+
+def rendezvous(secret: str | None, store: HashStore) -> SignedBackend:
+    return SignedBackend(C10dRendezvousBackend(store, "run"), "run", secret)
+
+
+@pytest.mark.parametrize("secret", [SECRET, None])
+def test_nodes_of_one_secret_read_what_the_others_left_in_the_rendezvous(secret: str | None) -> None:
+    store = HashStore()
+    one, other = rendezvous(secret, store), rendezvous(secret, store)
+    assert one.get_state() is None
+    made = one.set_state(b"first")
+    assert made is not None
+    state, token, _ = made
+    assert state == b"first"
+    assert other.get_state() == (b"first", token)
+    changed = other.set_state(b"second", token)
+    assert changed is not None
+    assert changed[0] == b"second"
+    outdated = one.set_state(b"third", token)
+    assert outdated is not None
+    assert outdated[0] == b"second", "which it was told instead"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "why"), [(OTHER, SECRET, ANOTHER), (None, SECRET, NONE_THERE), (SECRET, None, NONE_HERE)]
+)
+def test_what_a_stranger_left_in_the_rendezvous_is_not_unpickled(
+    theirs: str | None, ours: str | None, why: str
+) -> None:
+    """torch unpickles it: that would be code of whoever reaches the store's port."""
+    store = HashStore()
+    rendezvous(theirs, store).set_state(b"cos\nsystem\n(S'true'\ntR.")
+    for read in (lambda one: one.get_state(), lambda one: one.set_state(b"mine")):
+        with pytest.raises(StateRefused) as refused:
+            read(rendezvous(ours, store))
+        assert str(refused.value) == why
 
 
 def _answer(called: Transport, said: bytes) -> bytes:

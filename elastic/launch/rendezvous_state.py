@@ -1,0 +1,68 @@
+"""What nodes leave of themselves in the rendezvous' store, signed where the run has a secret.
+
+torch unpickles it, and the store is open to whoever reaches its port: without a signature that is code of whoever wrote
+it. What is not signed by the run's secret is not unpickled here, and its reader joins no round.
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import sha256
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import RendezvousStateError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
+
+from checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE
+
+_SIGNED = b"elastic-signed-1\n"
+_SIGNATURE_BYTES = sha256().digest_size
+
+Found = tuple[bytes, Any]
+
+
+class StateRefused(RendezvousStateError):
+    """Whoever wrote the state has another secret than this node, or none, or this node has none."""
+
+
+class SignedBackend(RendezvousBackend):
+    """Of torch's rendezvous; `backend` holds the state, with its signature before it."""
+
+    def __init__(self, backend: RendezvousBackend, run_id: str, secret: str | None) -> None:
+        self._backend = backend
+        self._run_id = run_id
+        self._secret = secret
+
+    @property
+    def name(self) -> str:
+        return str(self._backend.name)
+
+    def get_state(self) -> Found | None:
+        """Raises StateRefused."""
+        found = self._backend.get_state()
+        return None if found is None else (self._checked(found[0]), found[1])
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        """Raises StateRefused."""
+        found = self._backend.set_state(self._signed(state), token)
+        return None if found is None else (self._checked(found[0]), found[1], found[2])
+
+    def _signed(self, state: bytes) -> bytes:
+        return state if self._secret is None else _SIGNED + self._signature(self._secret, state) + state
+
+    def _checked(self, found: bytes) -> bytes:
+        signed = found.startswith(_SIGNED)
+        if self._secret is None:
+            if signed:
+                raise StateRefused(NONE_HERE)
+            return found
+        if not signed:
+            raise StateRefused(NONE_THERE)
+        signature, state = found[len(_SIGNED) :][:_SIGNATURE_BYTES], found[len(_SIGNED) + _SIGNATURE_BYTES :]
+        if not hmac.compare_digest(signature, self._signature(self._secret, state)):
+            raise StateRefused(ANOTHER)
+        return state
+
+    def _signature(self, secret: str, state: bytes) -> bytes:
+        about = f"elastic rendezvous 1: {self._run_id}\n".encode()
+        return hmac.digest(secret.encode("utf-8", "surrogateescape"), about + state, "sha256")
