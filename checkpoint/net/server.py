@@ -124,6 +124,6 @@ class Server:
 def _caller(connection: socket.socket) -> str:
     """Its address, in words."""
     try:
-        return str(connection.getpeername()[0])
+        return str(connection.getpeername()[0]).removeprefix("::ffff:")
     except OSError:  # it has gone
         return "a process"
