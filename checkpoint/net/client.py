@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from checkpoint.forks import close_in_children, forget
@@ -13,7 +14,7 @@ from checkpoint.net.framing import Message
 from checkpoint.net.machine import boot_id, network_namespace
 from checkpoint.net.secret import secret_of_run
 from checkpoint.net.secured import client_side
-from checkpoint.net.transport import SAME_FOR_ALL, TransportError
+from checkpoint.net.transport import SAME_FOR_ALL, TransportError, wait_until
 
 _CONNECT_S = 5.0
 _GREET_S = 30.0
@@ -74,9 +75,11 @@ def _connected(endpoint: Message, number: int) -> tuple[Connection, list[Message
             failed.append(f"{address}: {error}")
             continue
         try:
-            connection.socket.settimeout(_GREET_S)
+            deadline_s = time.monotonic() + _GREET_S
+            wait_until(connection.socket, deadline_s)
             connection.send({"number": number, "token": endpoint["token"]})
             while not connection.ended:
+                wait_until(connection.socket, deadline_s)
                 if messages := connection.received():
                     connection.greeted()
                     return connection, messages[1:]

@@ -48,10 +48,11 @@ class Connection:
         if not data:
             self.ended = "its connection ended"
             return []
+        shakes_hands = not self._transport.through
         try:
             said = self._transport.decrypt(data)
-        finally:
-            if self._transport.pending:  # of the handshake; later nothing is, and reading waits for no sending
+        finally:  # later nothing is said in answer, and what others are just saying is not waited for
+            if (shakes_hands or self._transport.refused) and self._transport.pending:
                 self._send(b"")
         return self._lines.feed(said)
 

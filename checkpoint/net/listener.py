@@ -16,11 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from checkpoint.forks import close_in_children, forget
+from checkpoint.net.strangers import Strangers, most_strangers
 
 _BACKLOG = 128
 _PAUSE_S = 0.1
 _STRANGER_S = 30.0  # a busy machine says who it is slowly
-_STRANGERS_MAX = 128  # who says at once who it is is through long before so many others have come
 _CLOSE_S = 60.0  # what is being sent may take so long
 
 
@@ -51,11 +51,13 @@ class Listener:
         *,
         backlog: int,
         ports: range | None = None,
+        expected: int = 0,
     ) -> None:
         """
         name      of the thread
         accepted  is called in it with each connection, which is the callee's to close, or to have watched
         ports     the first of them that is free; None: any
+        expected  how many may well connect at the same time
         Raises OSError where no socket can be opened.
         """
         self._accepted = accepted
@@ -67,7 +69,7 @@ class Listener:
         self._waiting.register(self._socket, select.POLLIN)
         self._waiting.register(self._wake_read, select.POLLIN)
         self._watched: dict[int, tuple[socket.socket, Callable[[], bool]]] = {}
-        self._strangers: dict[int, float] = {}  # until when, by descriptor, in the order in which they came
+        self._strangers: Strangers[int] = Strangers(_STRANGER_S, most_strangers(expected))  # by descriptor
         self._closed = False
         close_in_children(self)
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -77,14 +79,15 @@ class Listener:
         """From `accepted`: `ready` is called when there is something to read, and at the end of a stranger's time, when
         it finds the end. False: the connection is closed."""
         self._watched[connection.fileno()] = connection, ready
-        self._strangers[connection.fileno()] = time.monotonic() + _STRANGER_S
         self._waiting.register(connection, select.POLLIN)
-        if len(self._strangers) > _STRANGERS_MAX:
-            self._send_away(next(iter(self._strangers)))
+        if (
+            crowded_out := self._strangers.came(connection.fileno(), host_of(connection), time.monotonic())
+        ) is not None:
+            self._send_away(crowded_out)
 
     def welcome(self, connection: socket.socket) -> None:
         """From its `ready`: it is no stranger any more."""
-        self._strangers.pop(connection.fileno(), None)
+        self._strangers.known(connection.fileno())
 
     def close(self) -> None:
         """Hangs up on all; from here on newcomers are refused. Idempotent."""
@@ -128,25 +131,30 @@ class Listener:
         if not ready():
             self._waiting.unregister(descriptor)
             del self._watched[descriptor]
-            self._strangers.pop(descriptor, None)
+            self._strangers.known(descriptor)
             connection.close()
 
     def _patience_ms(self) -> float | None:
-        if not self._strangers:
-            return None
-        return max(0.0, next(iter(self._strangers.values())) - time.monotonic()) * 1000 + 1
+        next_s = self._strangers.next_s()
+        return None if next_s is None else max(0.0, next_s - time.monotonic()) * 1000 + 1
 
     def _send_away_overdue(self) -> None:
-        now_s = time.monotonic()
-        for descriptor in [one for one, until_s in self._strangers.items() if now_s >= until_s]:
+        for descriptor in self._strangers.overdue(time.monotonic()):
             self._send_away(descriptor)
 
     def _send_away(self, descriptor: int) -> None:
         """Its end comes up in the next poll."""
-        del self._strangers[descriptor]
         with suppress(OSError):
             self._watched[descriptor][0].shutdown(socket.SHUT_RDWR)
 
     def _close_sockets(self) -> None:
         for one in (self._socket, self._wake_read, *(connection for connection, _ in self._watched.values())):
             one.close()
+
+
+def host_of(connection: socket.socket) -> str:
+    """Where the other end is; "" if it has gone."""
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        return ""

@@ -199,7 +199,7 @@ class RankChannel:
     # Connecting
 
     def _host(self) -> Server:
-        server = Server(self._hear_rank, self._lose)
+        server = Server(self._hear_rank, self._lose, expected=self.size)
         text = json.dumps(server.endpoint).encode("ascii")
         assert len(text) <= _ENDPOINT_BYTES, "a machine has a few addresses"
         self.broadcast(torch.tensor(list(text.ljust(_ENDPOINT_BYTES)), dtype=torch.uint8), source=0)

@@ -5,6 +5,15 @@ from __future__ import annotations
 from checkpoint.net.transport import Cleartext, Transport
 
 
+def prepare(secret: str | None) -> None:
+    """What the first connection takes, this takes now, while nobody waits for it. Raises OSError where no descriptor is
+    left, CheckpointError where this machine cannot speak TLS by it."""
+    if secret is not None:
+        from checkpoint.net.tls import check
+
+        check(secret)
+
+
 def client_side(secret: str | None) -> Transport:
     """Of who has connected. Raises OSError where no descriptor is left."""
     return _transport(secret, server_side=False)

@@ -20,10 +20,10 @@ from collections.abc import Callable
 
 from checkpoint.net.connection import Connection
 from checkpoint.net.framing import Message
-from checkpoint.net.listener import Listener
+from checkpoint.net.listener import Listener, host_of
 from checkpoint.net.machine import boot_id, network_namespace, own_addresses
 from checkpoint.net.secret import secret_of_run
-from checkpoint.net.secured import server_side
+from checkpoint.net.secured import prepare, server_side
 from checkpoint.net.transport import SAME_FOR_ALL, Transport
 
 _GREETING_MAX = 4096  # bytes that may be said by who has not said yet who it is
@@ -36,20 +36,23 @@ class Server:
     refused  the newest caller whose secret was not ours, and why; "" where there was none
     """
 
-    def __init__(self, heard: Callable[[int, Message], None], gone: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, heard: Callable[[int, Message], None], gone: Callable[[int, str], None], *, expected: int = 0
+    ) -> None:
         """Both are called in one thread, of this object's, and must not block.
 
         heard  gets a number and each of its messages; the first one, {}, when it is connected
         gone   gets a number that hung up or was lost, and how
+        expected  how many may well connect at the same time
         Raises OSError where no socket can be opened, CheckpointError for a secret that is none.
         """
         self.refused = ""
         self._secret = secret_of_run()
-        server_side(self._secret)  # what it takes, it takes now, and fails of now
+        prepare(self._secret)
         self._heard, self._gone = heard, gone
         self._token = secrets.token_hex(16)
         self._numbers: dict[int, Connection] = {}
-        self._listener = Listener("checkpoint-server", self._accept, backlog=_BACKLOG)
+        self._listener = Listener("checkpoint-server", self._accept, backlog=_BACKLOG, expected=expected)
 
     @property
     def endpoint(self) -> Message:
@@ -84,7 +87,7 @@ class Server:
         if self._listen_to(connection):
             return True
         if transport.refused:
-            self.refused = f"{_caller(connection.socket)}: {transport.refused}; {SAME_FOR_ALL}"
+            self.refused = f"{host_of(connection.socket) or 'a process'}: {transport.refused}; {SAME_FOR_ALL}"
         if connection.number is not None:
             del self._numbers[connection.number]
             self._gone(connection.number, connection.ended)
@@ -119,11 +122,3 @@ class Server:
         self._heard(number, {})
         connection.send({})
         return True
-
-
-def _caller(connection: socket.socket) -> str:
-    """Its address, in words."""
-    try:
-        return str(connection.getpeername()[0]).removeprefix("::ffff:")
-    except OSError:  # it has gone
-        return "a process"

@@ -5,14 +5,35 @@ Any thread may say something while another one reads.
 
 from __future__ import annotations
 
+import functools
 import ssl
 import threading
 
+from checkpoint.errors import CheckpointError
 from checkpoint.net.certificate import context
+from checkpoint.net.secret import VARIABLE
 from checkpoint.net.transport import ANOTHER, HANDSHAKE, NONE_THERE, WANTS_TLS, TransportError
 
 _ALERT = b"\x15"
 _READ_BYTES = 2**16
+_WRITE_BYTES = 2**18  # at a time: what OpenSSL leaves in memory is moved each time it grows
+
+
+@functools.lru_cache(maxsize=1)
+def check(secret: str) -> None:
+    """Shakes hands with itself. Raises CheckpointError, OSError."""
+    ends = Tls(secret, server_side=False), Tls(secret, server_side=True)
+    try:
+        said = ends[0].encrypt()
+        for number in (1, 0, 1):
+            ends[number].decrypt(said)
+            said = ends[number].encrypt()
+    except (ssl.SSLError, TransportError) as failure:
+        raise CheckpointError(
+            f"{VARIABLE} is set, and {ssl.OPENSSL_VERSION} of this machine does not speak TLS by it: {failure}\n"
+            "  state  nothing was started\n"
+            "  next   it needs TLS 1.3 and Ed25519: see what the machine's OpenSSL policy (openssl.cnf, FIPS) allows"
+        ) from failure
 
 
 class Tls:
@@ -34,9 +55,8 @@ class Tls:
     def encrypt(self, data: bytes = b"") -> bytes:
         with self._one_at_a_time:
             if self.through and not self.refused:
-                self._write(data)
-            else:
-                self._said += data
+                return self._written(data)
+            self._said += data
             return self._leaving.read()
 
     def decrypt(self, data: bytes) -> bytes:
@@ -70,13 +90,16 @@ class Tls:
             return False
         self.through = True
         said, self._said = self._said, b""
-        self._write(said)
+        self._leaving.write(self._written(said))
         return True
 
-    def _write(self, data: bytes) -> None:
-        left = memoryview(data)
+    def _written(self, data: bytes) -> bytes:
+        """What is to be sent for it, after what was to be sent before."""
+        left, parts = memoryview(data), []
         while left:
-            left = left[self._tls.write(left) :]
+            left = left[self._tls.write(left[:_WRITE_BYTES]) :]
+            parts.append(self._leaving.read())
+        return b"".join(parts) or self._leaving.read()
 
     def _read_all(self) -> bytes:
         parts = []

@@ -11,7 +11,9 @@ Two ends of which one has a secret and the other has none find out by the first 
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import time
 from typing import Protocol
 
 from checkpoint.net.secret import VARIABLE
@@ -81,14 +83,25 @@ class Cleartext:
         return data
 
 
-def receive(connection: socket.socket, transport: Transport) -> bytes:
-    """What is said next, b"" at the end, on a socket that waits. Raises OSError, TransportError."""
-    while arrived := connection.recv(_READ_BYTES):
+def receive(connection: socket.socket, transport: Transport, deadline_s: float) -> bytes:
+    """What is said next, b"" at the end, on a socket that waits. deadline_s: on the clock time.monotonic(), however
+    little at a time arrives. Raises OSError, TransportError."""
+    while True:
+        wait_until(connection, deadline_s)
+        if not (arrived := connection.recv(_READ_BYTES)):
+            return b""
         try:
             said = transport.decrypt(arrived)
         finally:
             if transport.pending:
-                connection.sendall(transport.encrypt())
+                with contextlib.suppress(OSError):  # who has hung up meets its own end, and what it said counts
+                    connection.sendall(transport.encrypt())
         if said:
             return said
-    return b""
+
+
+def wait_until(connection: socket.socket, deadline_s: float) -> None:
+    """From here on the socket waits no longer than that. Raises TimeoutError."""
+    if (rest_s := deadline_s - time.monotonic()) <= 0:
+        raise TimeoutError("it has not answered in time")
+    connection.settimeout(rest_s)

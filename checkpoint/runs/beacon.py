@@ -22,6 +22,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from checkpoint.net.listener import Listener
 from checkpoint.net.machine import boot_id, network_namespace, only_near, own_addresses, pid_namespace, started_at
 from checkpoint.net.secret import secret_of_run
 from checkpoint.net.secured import client_side, server_side
-from checkpoint.net.transport import Cleartext, Transport, TransportError, receive
+from checkpoint.net.transport import Cleartext, Transport, TransportError, receive, wait_until
 
 _LINE_MAX = 4096
 _NEAR_S = 2.0  # an answer over the loopback, from a process that may be swapped out
@@ -177,10 +178,13 @@ def _ask_at(address: str, port: int, nonce: str, timeout_s: float, by_tls: bool)
     transport = client_side(nonce) if by_tls else Cleartext()
     try:
         with socket.create_connection((address, port), timeout=timeout_s) as connection:
-            connection.settimeout(timeout_s)
+            deadline_s = time.monotonic() + timeout_s
+            wait_until(connection, deadline_s)
             connection.sendall(transport.encrypt())
             line = b""
-            while not line.endswith(b"\n") and len(line) < _LINE_MAX and (more := receive(connection, transport)):
+            while not line.endswith(b"\n") and len(line) < _LINE_MAX:
+                if not (more := receive(connection, transport, deadline_s)):
+                    break
                 line += more
     except ConnectionRefusedError:
         return Refused(f"{where} refuses connections")

@@ -17,10 +17,12 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secured import client_side, server_side
+from checkpoint.net.strangers import Strangers, most_strangers
 from checkpoint.net.transport import SAME_FOR_ALL
 from elastic.launch.connection import Connection
 from elastic.launch.dialing import Address, Dial
@@ -51,7 +53,6 @@ from elastic.membership.wire import Message, WireError
 _WELCOME_S = 2.0  # and so long one that is there, to come to be the hub
 _CALLER_S = 1.5  # so long after another one we may lose the hub, too
 _HELLO_S = 10.0
-_UNKNOWN_MAX = 64  # connections that have not said hello; more is no run of ours
 _TRY_S = 0.5  # so long a candidate may take to answer before the next one is asked
 _PAUSE_S = 0.5  # before all are asked once more
 _MET_MAX = 1024
@@ -114,6 +115,7 @@ class HubLink:
     listener  for other nodes' agents; None on one node
     connected to the hub elsewhere, by whom the rendezvous found it; None: the hub is here
     join_s    how long to wait for a place in a run that has its most nodes
+    expected  how many nodes may well connect at the same time
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class HubLink:
         listener: socket.socket | None = None,
         connected: socket.socket | None = None,
         join_s: float = 0.0,
+        expected: int = 0,
     ) -> None:
         self._join_s = join_s
         self._wait: PlaceWait | None = None
@@ -146,7 +149,7 @@ class HubLink:
         self._lost: dict[str, bool] = {}  # nodes that are no candidates, and whether they said that they go
         self._dials: list[Dial] = []
         self._callers: list[_Caller] = []
-        self._unknown: dict[Connection, float] = {}  # has not said hello; since when
+        self._unknown: Strangers[Connection] = Strangers(_HELLO_S, most_strangers(expected))  # have not said hello
         self._refused: set[str] = set()  # hosts of which it was said
         self._over = False
         self._handed_over_s: float | None = None
@@ -217,8 +220,7 @@ class HubLink:
     def tick(self, now_s: float) -> None:
         held_up = now_s - self._ticked_s > HELD_UP_S
         self._ticked_s = now_s
-        for connection in [one for one, since_s in self._unknown.items() if now_s - since_s > _HELLO_S]:
-            del self._unknown[connection]
+        for connection in self._unknown.overdue(now_s):
             connection.close()
         if self._wait is not None and not self._over:
             self._wait_for_place(now_s, self._wait)
@@ -487,15 +489,18 @@ class HubLink:
                 return
 
             def heard(message: Message) -> None:
+                self._unknown.known(connection)
                 connection.close()
                 message.pop("to", None)
-                said = parse(TO_AGENT, message)
+                said = None
+                with suppress(WireError):  # whoever has that address by now
+                    said = parse(TO_AGENT, message)
                 if isinstance(said, HubIs) and said.address is not None and self._yields_to(said):
                     self._steps_down((said.address, said.port))
 
             transport = client_side(self._place.secret)
             connection = Connection(self._loop, sock, heard, lambda why: None, transport)
-            self._unknown[connection] = time.monotonic()
+            self._unknown.came(connection, address[0], time.monotonic())
             connection.say(as_message(WhereIsTheHub(run=self._place.run)))
 
         dial = Dial(self._loop, address, done)
@@ -523,7 +528,11 @@ class HubLink:
             sock, (host, *_) = self._listener.accept()
         except OSError:
             return
-        transport = server_side(self._place.secret)
+        try:
+            transport = server_side(self._place.secret)
+        except OSError:  # no descriptor is left
+            sock.close()
+            return
         keep_alive(sock)
         known: list[Callable[[Message], None]] = []
         said: list[Message] = []
@@ -535,7 +544,7 @@ class HubLink:
             said.append(message)
             if len(said) > 1:
                 return  # it waits to hear whether we are the hub
-            del self._unknown[connection]
+            self._unknown.known(connection)
             try:
                 hello = self._introduced(message)
                 if isinstance(hello, WhereIsTheHub):
@@ -548,7 +557,7 @@ class HubLink:
             self._came(_Caller(hello, connection, known, said, time.monotonic()))
 
         def ended(_why: str | None) -> None:
-            self._unknown.pop(connection, None)
+            self._unknown.known(connection)
             if transport.refused:
                 self._tell_refused(host, transport.refused)
             self._callers = [caller for caller in self._callers if caller.connection is not connection]
@@ -556,11 +565,8 @@ class HubLink:
                 self._serving.ended(connection)
 
         connection = Connection(self._loop, sock, heard, ended, transport)
-        self._unknown[connection] = time.monotonic()
-        if len(self._unknown) > _UNKNOWN_MAX:
-            oldest = next(iter(self._unknown))
-            del self._unknown[oldest]
-            oldest.close()
+        if (crowded_out := self._unknown.came(connection, host, time.monotonic())) is not None:
+            crowded_out.close()
 
     def _tell_refused(self, host: str, why: str) -> None:
         if host not in self._refused and len(self._refused) < _REFUSALS_TOLD:

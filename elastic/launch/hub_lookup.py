@@ -10,9 +10,9 @@ from typing import Any
 from checkpoint.net.secured import client_side
 from checkpoint.net.transport import TransportError, receive
 from elastic.membership.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
-from elastic.membership.wire import Lines, Message, WireError, encode
+from elastic.membership.wire import Lines, Message, encode
 
-_CONNECT_S = 5.0
+_CONNECT_S = _ANSWER_S = 5.0
 _REFUSED_S = 5.0  # so long a hub may be written there that is somebody else's by now
 
 
@@ -22,31 +22,35 @@ class HubLookup:
     def __init__(self, secret: str | None) -> None:
         self._secret = secret
         self._unreachable: dict[str, str] = {}
-        self._refused_s: float | None = None  # since when
+        self._refused: tuple[str, float] | None = None  # where, and since when
 
     @property
     def refused(self) -> bool:
-        return self._refused_s is not None and time.monotonic() - self._refused_s > _REFUSED_S
+        return self._refused is not None and time.monotonic() - self._refused[1] > _REFUSED_S
 
     def unreachable(self, title: str) -> str:
         """In lines."""
         return "".join(f"  {title}{where} {why}\n" for where, why in self._unreachable.items())
 
-    def connect(self, hub: Mapping[str, Any]) -> socket.socket | None:
-        """To the hub of now; None: it was not found, see `unreachable`."""
+    def connect(self, hub: Mapping[str, Any] | None) -> socket.socket | None:
+        """To the hub of now; None: it was not found, see `unreachable`. hub: what is written; None: nothing is."""
+        if hub is None:
+            self._refused = None
+            return None
         where = f"{hub['host']}:{hub['port']}"
         try:
             found = self._ask((hub["host"], hub["port"]), hub["nonce"])
-            self._refused_s = None
+            self._refused = None
             if found is not None and found.address is not None:
                 return socket.create_connection((found.address, found.port), timeout=_CONNECT_S)
             self._unreachable[where] = "is no hub, and knows of none"
         except TransportError as refused:
             self._unreachable[where] = f"is not joined: {refused}"
-            self._refused_s = self._refused_s or time.monotonic()
-        except (OSError, WireError) as failure:
+            if self._refused is None or self._refused[0] != where:
+                self._refused = where, time.monotonic()
+        except (OSError, ValueError) as failure:  # the latter: no message, or no name of a host
             self._unreachable[where] = f"does not answer: {failure}"
-            self._refused_s = None
+            self._refused = None
         return None
 
     def _ask(self, at: tuple[str, int], nonce: str) -> HubIs | None:
@@ -54,9 +58,10 @@ class HubLookup:
         transport, lines = client_side(self._secret), Lines()
         said: list[Message] = []
         with socket.create_connection(at, timeout=_CONNECT_S) as asked:
+            deadline_s = time.monotonic() + _ANSWER_S
             asked.sendall(transport.encrypt(encode(as_message(WhereIsTheHub(run=nonce)))))
             while not said:
-                if not (arrived := receive(asked, transport)):
+                if not (arrived := receive(asked, transport, deadline_s)):
                     raise ConnectionError("it hangs up on agents of this run")
                 said = lines.feed(arrived)
         said[0].pop("to", None)

@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from checkpoint.net.secured import server_side
+from checkpoint.net.secured import prepare
 from checkpoint.net.transport import ANOTHER, SAME_FOR_ALL
 from elastic.errors import ConfigError, ElasticError
 from elastic.launch import addresses
@@ -82,16 +82,19 @@ def meet(
     secret: str | None = None,
     say: Callable[[str], None],
 ) -> Meeting:
-    """secret: of the run, see checkpoint/net/secret.py. Raises NodesMissing, ConfigError."""
+    """secret: of the run, see checkpoint/net/secret.py
+
+    Raises NodesMissing, ConfigError; CheckpointError for a secret that cannot be used here.
+    """
     endpoint, url = _places(endpoint)
     host, _ = parse_rendezvous_endpoint(endpoint, _DEFAULT_PORT)
     chosen = addresses.choose(host if endpoint else "", local_addr)
     address, listener = chosen.address, addresses.listen(chosen.address, ports)
-    server_side(secret)  # what the first connection takes, this one takes while nobody waits for it
+    prepare(secret)
     hubs = HubLookup(secret)
 
     def joins(found: Mapping[str, Any] | None, kept: tuple[Any, ...] = ()) -> Meeting | None:
-        connected = hubs.connect(found) if found is not None else None
+        connected = hubs.connect(found)
         if found is None or connected is None:
             return None
         return Meeting(listener=listener, connected=connected, address=address, nonce=found["nonce"], kept=kept)
@@ -184,17 +187,20 @@ class _Refusals:
 
     def __init__(self, store: Any, key: str, say: Callable[[str], None]) -> None:
         self._store, self._key, self._say = store, key, say
-        self._told = False
+        self._told = self._newest()
 
     def tell(self) -> None:
-        """Once."""
-        if not self._told and self._store.check([self._key]):
-            self._told = True
-            where = self._store.get(self._key)[:_REFUSED_BYTES_MAX]
+        """Of each once, and not of those before this node came."""
+        where = self._newest()
+        if where != self._told:
+            self._told = where
             self._say(
                 f"a node at {where.decode(errors='replace')!r} was refused: {ANOTHER}\n"
                 f"  state  this one goes on waiting for the others\n  next   {SAME_FOR_ALL}"
             )
+
+    def _newest(self) -> bytes:
+        return bytes(self._store.get(self._key)[:_REFUSED_BYTES_MAX]) if self._store.check([self._key]) else b""
 
     def leave(self, address: str) -> None:
         with contextlib.suppress(DistError):

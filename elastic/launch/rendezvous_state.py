@@ -26,12 +26,16 @@ class StateRefused(RendezvousStateError):
 
 
 class SignedBackend(RendezvousBackend):
-    """Of torch's rendezvous; `backend` holds the state, with its signature before it."""
+    """Of torch's rendezvous; `backend` holds the state, with its signature before it.
+
+    What others write over a state that was signed is not read, and the state is put back.
+    """
 
     def __init__(self, backend: RendezvousBackend, run_id: str, secret: str | None) -> None:
         self._backend = backend
         self._run_id = run_id
         self._secret = secret
+        self._newest: bytes | None = None  # that was signed by the secret, as it is stored
 
     @property
     def name(self) -> str:
@@ -40,12 +44,27 @@ class SignedBackend(RendezvousBackend):
     def get_state(self) -> Found | None:
         """Raises StateRefused."""
         found = self._backend.get_state()
-        return None if found is None else (self._checked(found[0]), found[1])
+        if found is None:
+            return None
+        state, token, _ = self._read((*found, False))
+        return state, token
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
         """Raises StateRefused."""
         found = self._backend.set_state(self._signed(state), token)
-        return None if found is None else (self._checked(found[0]), found[1], found[2])
+        return None if found is None else self._read(found)
+
+    def _read(self, found: tuple[bytes, Any, bool]) -> tuple[bytes, Any, bool]:
+        """As it is stored: bytes, token, and whether they are what was to be set."""
+        try:
+            state = self._checked(found[0])
+        except StateRefused:
+            if self._newest is None or (back := self._backend.set_state(self._newest, found[1])) is None:
+                raise
+            return self._checked(back[0]), back[1], False
+        if self._secret is not None:
+            self._newest = found[0]
+        return state, found[1], found[2]
 
     def _signed(self, state: bytes) -> bytes:
         return state if self._secret is None else _SIGNED + self._signature(self._secret, state) + state

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoint.errors import CheckpointError
 from checkpoint.net.secret import MAKE_ONE, VARIABLE, generated_secret, secret_of_run
+from checkpoint.net.secured import prepare
 from elastic.errors import ConfigError
 from elastic.status.console import Console
 
@@ -75,6 +76,7 @@ def _secret(arguments: Arguments, environ: dict[str, str], say: Callable[[str], 
     """The run's, also for its workers. On one node nobody else needs to know it, and one is made."""
     try:
         found = secret_of_run(environ)
+        prepare(found)
     except CheckpointError as unfit:
         raise ConfigError(str(unfit)) from unfit
     if found is None and arguments.nodes_max == 1:
@@ -122,6 +124,7 @@ def _run(
             listener=meeting.listener if meeting else None,
             connected=meeting.connected if meeting else None,
             join_s=_join_s(arguments),
+            expected=arguments.nodes_max,
         )
         rules = NodeRules(
             node=node,

@@ -16,6 +16,7 @@ from typing import Any
 from torch.distributed import DistError, Store
 
 from checkpoint.net.machine import host_address
+from checkpoint.net.secret import MAKE_ONE, VARIABLE, secret_of_run
 from elastic.errors import PeerLost
 from elastic.events import schema
 from elastic.events.event import ABSENT
@@ -27,6 +28,10 @@ from elastic.membership.rendezvous import meet
 from elastic.membership.view import View
 
 _RENDEZVOUS_S = 300.0
+_OPEN = (
+    f"several hosts and no {VARIABLE}: whoever reaches the ports of ranks that save together can stop their saves\n"
+    f"  next   make one ({MAKE_ONE}) and give it to all ranks; on a network of your own, go on"
+)
 _VIEW_S = 3600.0  # the agent ends a run that waits too long, and says for whom
 _RETIRED_S, _RETIRED_ABRUPTLY_S = 5.0, 0.2
 
@@ -63,6 +68,8 @@ class ViewGroup:
     def join(self) -> None:
         """The one view of this process. Raises RendezvousTimeout, PeerLost."""
         launch = self._context.launch
+        if launch.rank == 0 and not launch.one_node and secret_of_run() is None:
+            self._context.console.warn(_OPEN)
         self._context.moment("form")
         meeting = meet(launch, self._context.worker_id, timeout_s=_RENDEZVOUS_S)
         self._form(

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import socket
+import threading
+import time
 
 import pytest
 from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from checkpoint.errors import CheckpointError
+from checkpoint.net import tls
 from checkpoint.net.certificate import context, identity
 from checkpoint.net.secret import CHARACTERS_MIN, generated_secret, secret_of_run
-from checkpoint.net.secured import client_side, server_side
-from checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError
+from checkpoint.net.secured import client_side, prepare, server_side
+from checkpoint.net.tls import Tls
+from checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError, receive
 from elastic.launch.hub_link import Place
 from elastic.launch.rendezvous_state import SignedBackend, StateRefused
 
@@ -161,6 +166,72 @@ def test_what_a_stranger_left_in_the_rendezvous_is_not_unpickled(
     assert str(refused.value) == why
     with pytest.raises(StateRefused):
         reader.set_state(b"mine")
+
+
+def test_what_is_written_over_the_state_of_those_who_wait_is_put_back() -> None:
+    """One write to the open store ended every node that waited there."""
+    store = HashStore()
+    one, other = rendezvous(SECRET, store), rendezvous(SECRET, store)
+    one.set_state(b"first")
+    assert other.get_state() is not None
+    for theirs in (OTHER, None):
+        stranger = C10dRendezvousBackend(store, "run")
+        found = stranger.get_state()
+        assert found is not None
+        stranger.set_state(rendezvous(theirs, store)._signed(b"a bomb"), found[1])
+        with pytest.raises(StateRefused):
+            rendezvous(SECRET, store).get_state()
+        state, token = other.get_state() or (b"", None)
+        assert state == b"first"
+        assert one.get_state() == (b"first", token)
+        changed = one.set_state(b"first", token)
+        assert changed is not None
+        assert changed[2]
+
+
+def test_an_answer_has_a_deadline_however_little_of_it_comes_at_a_time() -> None:
+    """A byte now and then, inside one record of TLS, held a node up for as long as somebody liked."""
+    for transport in (client_side(SECRET), client_side(None)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(b"\x16\x03\x03\x40\x00" if transport.encrypt() else b"")
+            drips, over = threading.Event(), time.monotonic() + 0.5
+
+            def drip(theirs: socket.socket = theirs, drips: threading.Event = drips) -> None:
+                while not drips.wait(0.02):
+                    theirs.send(b"x")
+
+            thread = threading.Thread(target=drip)
+            thread.start()
+            try:
+                with pytest.raises(TimeoutError):
+                    _all_that(ours, transport, over)
+            finally:
+                drips.set()
+                thread.join()
+
+
+def test_much_goes_through_whole_in_one_piece() -> None:
+    caller, called = client_side(SECRET), server_side(SECRET)
+    caller.decrypt(_answer(called, caller.encrypt()))
+    called.decrypt(caller.encrypt())
+    much = random.Random(7).randbytes(3_000_001)
+    assert called.decrypt(caller.encrypt(much)) == much
+
+
+def test_a_machine_that_cannot_speak_it_says_so_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refuses(Tls):
+        def decrypt(self, data: bytes) -> bytes:
+            raise TransportError("no suitable signature algorithm")
+
+    monkeypatch.setattr(tls, "Tls", Refuses)
+    with pytest.raises(CheckpointError, match="does not speak TLS by it: no suitable signature"):
+        prepare("a secret of which nothing is known yet")
+
+
+def _all_that(arrives: socket.socket, transport: Transport, deadline_s: float) -> None:
+    while receive(arrives, transport, deadline_s):
+        pass
 
 
 def _answer(called: Transport, said: bytes) -> bytes:

@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +21,9 @@ import pytest
 
 from checkpoint.net import listener as listening
 from checkpoint.net.client import Client
+from checkpoint.net.connection import Connection
 from checkpoint.net.secret import VARIABLE
-from checkpoint.net.secured import client_side
+from checkpoint.net.secured import client_side, server_side
 from checkpoint.net.server import Server
 from checkpoint.net.transport import WANTS_TLS
 
@@ -245,6 +248,30 @@ def test_who_has_another_secret_is_refused_and_both_say_so(
         assert "ELASTIC_SECRET" in listener.server.refused
         assert SECRET not in str(refused.value) + listener.server.refused
         assert listener.told.empty()
+
+
+def test_reading_does_not_wait_for_what_is_just_being_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half-made record of another thread's looked like an answer to give, and the one who reads for all ranks waited
+    until that thread had sent what nobody took."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        theirs = socket.create_connection(server.getsockname())
+        ours, _ = server.accept()
+    with ours, theirs:
+        called, caller = server_side(SECRET), client_side(SECRET)
+        called.decrypt(caller.encrypt())
+        caller.decrypt(called.encrypt())
+        called.decrypt(caller.encrypt())
+        assert called.through
+        connection = Connection(ours, called)
+        sends = threading.Thread(target=connection.send, args=({"much": "x" * 10_000_000},), daemon=True)
+        sends.start()
+        assert select.select([theirs], [], [], WITHIN_S)[0]
+        monkeypatch.setattr(type(called), "pending", property(lambda self: True))
+        theirs.sendall(caller.encrypt(b'{"n": 1}\n'))
+        assert connection.received() == [{"n": 1}]
+        assert sends.is_alive(), "nobody has taken what it sends"
+        ours.shutdown(socket.SHUT_RDWR)
+        sends.join(WITHIN_S)
 
 
 def test_who_stops_in_the_middle_of_saying_who_it_is_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
