@@ -23,6 +23,7 @@ import xxhash
 from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.group.buffer_layout import Layout, as_bytes, as_floats, floats_in, same_bits, shaped
 from elastic.group.form import Group, gather_bytes
+from elastic.group.hierarchical_sum import tree_sum
 from elastic.group.plain import PlainAttributes
 from elastic.group.snapshot import Buffer, Snapshot, same_kind
 from elastic.group.tree import Schedule
@@ -174,7 +175,7 @@ class Buffers:
             return
         elements = sum(numel for _, numel in self._moves)
         if self._kept is None or self._kept[0] != elements + len(self._moves):
-            total = TreeSum(self._group, elements + len(self._moves), torch.float32, self._device, ordered=True)
+            total = tree_sum(self._group, elements + len(self._moves), torch.float32, self._device, ordered=True)
             self._kept = elements + len(self._moves), total
         self._sum = self._kept[1]
         self._sum.begin(schedule)

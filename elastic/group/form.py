@@ -20,6 +20,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
 from elastic.errors import CollectiveFailed, PeerLost
+from elastic.group.hierarchy import hosts_of
 from elastic.group.nccl import connect as connect_nccl
 from elastic.group.sockets import connections, listening_ports
 from elastic.group.watch import Watch
@@ -75,10 +76,14 @@ class Work:
 
 
 class Group(Protocol):
-    """The collectives that a step needs. All return at once; `Work.wait` gives the result or PeerLost."""
+    """The collectives that a step needs. All return at once; `Work.wait` gives the result or PeerLost.
+
+    hosts  the ranks of each host, neighbours; the same on all ranks
+    """
 
     rank: int
     world_size: int
+    hosts: tuple[range, ...]
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         """In-place sum over the ranks, in no fixed order."""
@@ -113,6 +118,7 @@ class LocalGroup:
 
     rank = 0
     world_size = 1
+    hosts: tuple[range, ...] = (range(1),)
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         return _DONE
@@ -163,7 +169,7 @@ class DistributedGroup:
         gloo: Any,
         nccl: Any | None,
         rank: int,
-        world_size: int,
+        hosts: tuple[range, ...],
         connections: Sequence[socket.socket],
         *,
         device: torch.device,
@@ -171,7 +177,8 @@ class DistributedGroup:
     ) -> None:
         """connections  copies of the sockets that gloo opened, one per peer"""
         self.rank = rank
-        self.world_size = world_size
+        self.world_size = hosts[-1].stop
+        self.hosts = hosts
         self._device = device
         self._timeout_s = timeout_s
         self._gloo = gloo
@@ -266,6 +273,7 @@ def form(
 ) -> Group:
     """Connects the ranks of a view over `store`, each listening on the interface that holds `address`.
 
+    address    ranks that listen on the same one are on one host
     timeout_s  for the forming and for every collective
     broken     whether the view is known to be: then the forming ends, whatever it waits for
     Raises PeerLost when the ranks cannot all be connected; what the store raises in a wait ends the forming, too.
@@ -341,13 +349,14 @@ class _Forming:
             own_gpus = connect_nccl(store, prefix, rank, world_size, self._device, self._timeout)
         # A rank whose peer dies here would wait for a connection that nobody makes: only when all are through it is a
         # group, and from then on the watch sees every loss.
-        store.set(f"{prefix}/formed/{rank}", " ".join(map(str, own_ports)))
+        store.set(f"{prefix}/formed/{rank}", " ".join([self._address or "here", *map(str, own_ports)]))
         store.wait([f"{prefix}/formed/{other}" for other in range(world_size)], self._timeout)
-        known_ports = [store.get(f"{prefix}/formed/{other}").split() for other in range(world_size) if other != rank]
-        peer_ports = {int(port) for ports in known_ports for port in ports}
+        known = [store.get(f"{prefix}/formed/{other}").decode().split() for other in range(world_size)]
+        hosts = hosts_of([address for address, *_ in known])
+        peer_ports = {int(port) for other, (_, *ports) in enumerate(known) if other != rank for port in ports}
         found = _connections(own_ports, peer_ports, world_size - 1)
         timeout_s = self._timeout.total_seconds()
-        return DistributedGroup(gloo, own_gpus, rank, world_size, found, device=self._device, timeout_s=timeout_s)
+        return DistributedGroup(gloo, own_gpus, rank, hosts, found, device=self._device, timeout_s=timeout_s)
 
 
 def _connections(own_ports: set[int], peer_ports: set[int], peers: int) -> list[socket.socket]:

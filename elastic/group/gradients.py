@@ -1,7 +1,8 @@
 """Sums the gradients of a step's shares over all ranks, in the tree's order, while the last backward still runs.
 
     a gradient arrives  ->  is added to the partial sums that the tree says, at once  ->  in the last share, a
-    bucket whose gradients have all arrived leaves  ->  `finish` puts the sums divided by the global count in `.grad`
+    bucket whose gradients have all arrived leaves, and those before it travel on  ->  `finish` puts the sums divided by
+    the global count in `.grad`
 
 Autograd's tensor is added while the cache still holds it, and let go, so that its memory serves the next one.
 Partial sums lie in memory that is kept from step to step, the lowest of them in the very rows that travel. What
@@ -16,6 +17,7 @@ Which order the sums have is tree.py's to say, how they travel treesum.py's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -26,9 +28,10 @@ from torch.utils.hooks import RemovableHandle
 
 from elastic.errors import UNTOUCHED, StepError
 from elastic.group.form import Group
+from elastic.group.hierarchical_sum import STAGES, tree_sum
 from elastic.group.layout import Slot, buckets, dense
 from elastic.group.tree import Schedule
-from elastic.group.treesum import NOTHING, TreeSum
+from elastic.group.treesum import NOTHING
 
 Slots = list[torch.Tensor]
 """Per parameter the place of its gradient in one partial sum, with the parameter's shape and strides."""
@@ -64,7 +67,7 @@ class GradientSum:
         self._names = list(names)
         self._group = group
         self._buckets = buckets(self._parameters, bucket_bytes)
-        self._totals = [TreeSum(group, b.numel, b.dtype, b.device, ordered=ordered) for b in self._buckets]
+        self._totals = [tree_sum(group, b.numel, b.dtype, b.device, ordered=ordered) for b in self._buckets]
         self._partials: list[_Partial] = []
         self._rows: list[_Partial] = []  # of these, those that travel in this step
         self._stack: list[_Partial] = []
@@ -97,12 +100,19 @@ class GradientSum:
             hook.remove()
         self._hooks = []
 
-    def begin(self, schedule: Schedule, meet: Callable[[], None] = lambda: None) -> None:
+    def begin(
+        self,
+        schedule: Schedule,
+        meet: Callable[[], None] = lambda: None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         """Starts a step (or starts it again): forgets every gradient.
 
-        meet  is called before the first bucket leaves
+        meet     is called before the first bucket leaves
+        waiting  a context for what waits for other ranks in the middle of a backward pass
         """
         self._meet = meet
+        self._waiting = waiting
         for total in self._totals:
             total.begin(schedule)
         self._rows = [self._partial(index) for index in range(len(self._totals[0].rows) if self._totals else 0)]
@@ -146,6 +156,8 @@ class GradientSum:
 
     def finish(self, count: int) -> None:
         """Waits for the sums and leaves them, divided by `count`, in `.grad`. Raises PeerLost."""
+        for later in range(STAGES - 1):
+            self._advance(len(self._totals) + later)
         for total in self._totals:
             total.join()
         results = self._partial(0).slots
@@ -218,6 +230,14 @@ class GradientSum:
                     partial.slots[slot.parameter].fill_(NOTHING)
             total.rows[row][bucket.counts_at : bucket.numel] = _on(bucket.device, gave)
         total.start()
+        self._advance(self._sent - 1)
+
+    def _advance(self, bucket: int) -> None:
+        """As a bucket leaves, those that left before it, and still travel, begin their next stage: the same ones on all
+        ranks. Raises PeerLost."""
+        for total in self._totals[max(0, bucket - STAGES + 1) : bucket]:
+            with nullcontext() if total.arrived else self._waiting():
+                total.advance()
 
     def _placed(self, flats: Sequence[torch.Tensor]) -> Slots:
         """The slots in the flat tensors of all buckets."""

@@ -10,6 +10,7 @@ What no share contributed to is filled with NOTHING, -0.0, which is the identity
 x + (-0.0) is x for every x, while 0.0 would turn -0.0 into 0.0.
 
 Memory is kept from sum to sum, whatever their schedules: a short batch takes as many rows of it as it needs.
+On several hosts large sums go another way: hierarchical_sum.py.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from __future__ import annotations
 import torch
 
 from elastic.group.form import Group, Work
+from elastic.group.hierarchy import ALIGNED
 from elastic.group.tree import Schedule
 
 NOTHING = -0.0
-_ALIGNED = 16  # elements; rows and chunks start on cache lines
 
 
 class TreeSum:
-    """Warm memory for sums of `numel` elements in one view. One sum at a time: `begin`, fill `rows`, `start`, `join`,
-    `finish`.
+    """Warm memory for sums of `numel` elements in one view. One sum at a time: `begin`, fill `rows`, `start`, `advance`
+    as often as one likes, `join`, `finish`.
 
     rows    this rank's subtrees, of padded numel each: filled by the caller between `begin` and `start`
     result  (padded numel,): where the sum is after `finish`; the memory of the first row, which has left by then
@@ -34,11 +35,11 @@ class TreeSum:
     def __init__(self, group: Group, numel: int, dtype: torch.dtype, device: torch.device, *, ordered: bool) -> None:
         self._group = group
         self._ordered = ordered
-        world_size = group.world_size
-        self._chunk = -(-numel // (world_size * _ALIGNED)) * _ALIGNED
+        self._chunk = -(-numel // (group.world_size * ALIGNED)) * ALIGNED
+        self._padded = self._chunk * group.world_size
         self._dtype = dtype
         self._device = device
-        self._local = world_size == 1
+        self._local = group.world_size == 1
         self._reduce = not ordered
         self._memory: list[torch.Tensor] = []
         self._pieces = self._empty(0, self._chunk)
@@ -63,7 +64,7 @@ class TreeSum:
     def row(self, index: int) -> torch.Tensor:
         """Memory for a partial sum; that of the first ones is `rows`. Full of NOTHING when it is new."""
         while len(self._memory) <= index:
-            self._memory.append(self._empty(self._chunk * self._group.world_size).fill_(NOTHING))
+            self._memory.append(self._empty(self._padded).fill_(NOTHING))
         return self._memory[index]
 
     @property
@@ -95,6 +96,15 @@ class TreeSum:
             [count * self._chunk for count in self._schedule.rows],
             [held * self._chunk] * world_size,
         )
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `advance` need not wait."""
+        return True
+
+    def advance(self) -> None:
+        """Where a sum travels in several stages: waits for the one under way, and begins the next. Same order on all
+        ranks, too. Here there is nothing to do before `join`."""
 
     def join(self) -> None:
         """Adds this rank's chunk when it has arrived, and sends the result on. Same order on all ranks, too."""

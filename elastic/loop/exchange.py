@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from elastic.config import Config
 from elastic.data.data_plan import StepPlan
@@ -20,12 +21,23 @@ from elastic.state.trained_set import TrainedSet, listed
 
 
 class Exchange:
-    """Everything that the ranks of a view exchange. One per view; `plan` sets it to a step."""
+    """Everything that the ranks of a view exchange. One per view; `plan` sets it to a step.
+
+    waiting  a context for what waits for other ranks in the middle of a backward pass
+    """
 
     gradients: GradientSum
 
-    def __init__(self, config: Config, group: Group, trained: Trained, attributes: Attributes) -> None:
+    def __init__(
+        self,
+        config: Config,
+        group: Group,
+        trained: Trained,
+        attributes: Attributes,
+        waiting: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._config = config
+        self._waiting = waiting
         self._group = group
         self._trained = trained
         self._set: TrainedSet | None = None
@@ -49,7 +61,7 @@ class Exchange:
         if trained is not self._set:
             self._follow(trained)
         self.announced = announce(self._group, Kind.STEP, step=step, trained=trained.digest)
-        self.gradients.begin(self.assignment.schedule, self._meet)
+        self.gradients.begin(self.assignment.schedule, self._meet, self._waiting)
         self.buffers.begin()
         return trained
 

@@ -41,6 +41,16 @@ class Phases:
         self.enter(Phase.OVER if over else Phase.BETWEEN, self.long_section_s)
 
     @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For others, in the middle of something: one that waits cannot be the one that hangs."""
+        phase = self._progress.phase
+        self.enter(Phase.WAITING)
+        try:
+            yield
+        finally:
+            self.enter(phase, self.long_section_s)
+
+    @contextmanager
     def long_section(self, at_most_s: float = math.inf) -> Iterator[None]:
         """See Run.long_section."""
         phase, outer = self._progress.phase, self.long_section_s

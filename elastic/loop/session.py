@@ -194,7 +194,9 @@ class Session:
         self.view_group.enter(step=standing.step)
         side_state_of_those_ahead = self.restorer.from_peers_or_storage(standing, side_state)
         self.exchange.close()
-        self.exchange = Exchange(self._config, self.group, self.trained, self.train_state.attributes)
+        self.exchange = Exchange(
+            self._config, self.group, self.trained, self.train_state.attributes, self.phases.waiting
+        )
         return side_state_of_those_ahead
 
     def read_from(self, first: int) -> None:
@@ -225,7 +227,7 @@ class Session:
 
     def _prepare(self) -> None:
         config = self._config
-        self.exchange = Exchange(config, self.group, self.trained, self.train_state.attributes)
+        self.exchange = Exchange(config, self.group, self.trained, self.train_state.attributes, self.phases.waiting)
         self.on_close(self._close_exchange)
         self.loader = Loader(
             config.dataset,

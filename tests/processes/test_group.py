@@ -13,10 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch.distributed import TCPStore
@@ -24,6 +27,8 @@ from torch.distributed import TCPStore
 from elastic.data.data_plan import blocks
 from elastic.errors import PeerLost
 from elastic.group.form import DistributedGroup, Group, LocalGroup, form, gather_bytes
+from elastic.group.gradients import GradientSum
+from elastic.group.hierarchical_sum import HierarchicalSum
 from elastic.group.tree import schedule
 from elastic.group.treesum import TreeSum
 from elastic.loop.transfer import Roles, pass_on
@@ -32,6 +37,7 @@ from tests.kit.ranks import Died, returned, run_ranks
 CPU = torch.device("cpu")
 TIMEOUT_S = 30.0
 
+Array = npt.NDArray[np.float32]
 Sum = tuple[int, int, int]
 """virtual workers, shares that have examples, elements"""
 
@@ -44,7 +50,9 @@ def port() -> Iterator[int]:
     del store
 
 
-def joined(port: int, rank: int, world_size: int, generation: int = 0) -> tuple[TCPStore, Group]:
+def joined(
+    port: int, rank: int, world_size: int, generation: int = 0, address: str = "127.0.0.1"
+) -> tuple[TCPStore, Group]:
     """The store must live as long as the group."""
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
     group = form(
@@ -52,7 +60,7 @@ def joined(port: int, rank: int, world_size: int, generation: int = 0) -> tuple[
         rank=rank,
         world_size=world_size,
         generation=generation,
-        address="127.0.0.1",
+        address=address,
         device=CPU,
         timeout_s=TIMEOUT_S,
     )
@@ -77,13 +85,13 @@ def added_here(lo: int, hi: int, shares: int, numel: int) -> torch.Tensor | None
     return left if right is None else left + right
 
 
-def added_together(group: Group, sums: list[Sum]) -> list[bytes]:
+def added_together(group: Group, sums: list[Sum], kind: type[TreeSum] = TreeSum) -> list[bytes]:
     found = []
     kept: dict[int, TreeSum] = {}  # schedules take turns in one memory, as those of full and short batches do
     for virtual_workers, shares, numel in sums:
         dealt = tuple(blocks(shares, group.world_size))
         plan = schedule(virtual_workers, shares, dealt)
-        total = kept.setdefault(numel, TreeSum(group, numel, torch.float32, CPU, ordered=True))
+        total = kept.setdefault(numel, kind(group, numel, torch.float32, CPU, ordered=True))
         total.begin(plan)
         stack: list[torch.Tensor] = []
         for share, merges in zip(dealt[group.rank], plan.merges[group.rank], strict=True):
@@ -107,10 +115,9 @@ def add(rank: int, world_size: int, port: int, sums: list[Sum]) -> list[bytes]:
         group.close()
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_the_sum_over_a_group_has_the_bits_of_the_tree(port: int, world_size: int) -> None:
-    """Any V, any number of shares with work (fewer than ranks, too), any length, odd ones included."""
-    draw = random.Random(world_size)
+def sums_of_all_kinds(seed: int) -> tuple[list[Sum], list[bytes]]:
+    """Any V, any number of shares with work (fewer than ranks, too), any length, odd ones included; and their bits."""
+    draw = random.Random(seed)
     sums = [
         (v, draw.randint(1, v), draw.choice([1, 5, 16, 97, 1000])) for v in (draw.randint(4, 32) for _ in range(60))
     ]
@@ -120,9 +127,63 @@ def test_the_sum_over_a_group_has_the_bits_of_the_tree(port: int, world_size: in
         total = added_here(0, virtual_workers, shares, numel)
         assert total is not None
         expected.append(total.numpy().tobytes())
+    return sums, expected
 
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_the_sum_over_a_group_has_the_bits_of_the_tree(port: int, world_size: int) -> None:
+    sums, expected = sums_of_all_kinds(world_size)
     for found in returned(run_ranks(add, world_size, port, sums)):
         assert found == expected
+
+
+def add_on_hosts(rank: int, world_size: int, port: int, hosts: list[int], sums: list[Sum]) -> Any:
+    """hosts: which one each rank is on. Gradients of several buckets follow, in both modes."""
+    _store, group = joined(port, rank, world_size, address=f"127.0.0.{1 + hosts[rank]}")
+    found = added_together(group, sums, HierarchicalSum)
+    gradients = [gradients_of(group, ordered=ordered) for ordered in (True, False)]
+    group.close()
+    return group.hosts, found, gradients
+
+
+def gradients_of(group: Group, *, ordered: bool) -> list[Array]:
+    """Of a network of nine buckets, of which some travel by host and some do not, in two steps."""
+    torch.manual_seed(3)
+    sizes = [400, 300, 20, 300, 300, 20, 20, 300, 300, 1]
+    network = torch.nn.Sequential(*(torch.nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)))
+    parameters = list(network.parameters())
+    names = list(map(str, parameters))
+    sums = GradientSum(parameters, names, group, overlap=True, ordered=ordered, bucket_bytes=1)
+    sums.open()
+    for shares in (8, 3):  # a full batch, and one that leaves ranks without work
+        dealt = tuple(blocks(shares, group.world_size))
+        plan = schedule(8, shares, dealt)
+        sums.begin(plan)
+        for share, merges in zip(dealt[group.rank], plan.merges[group.rank], strict=True):
+            draw = torch.Generator().manual_seed(share)
+            sums.begin_pass(merges, piece=0, pieces=1, last=share == dealt[group.rank][-1])
+            network(torch.randn(2, 400, generator=draw)).sum().backward()
+            sums.end_pass()
+        sums.flush()
+        sums.finish(shares)
+    sums.close()
+    return [p.grad.numpy() for p in parameters if p.grad is not None]
+
+
+@pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 1)])
+def test_a_sum_that_is_added_on_hosts_first_has_the_bits_of_the_tree(port: int, hosts: tuple[int, ...]) -> None:
+    """Hosts by the addresses that their ranks listen on. In mode "fast", which has no order, all ranks agree."""
+    sums, expected = sums_of_all_kinds(len(hosts))
+    alone = gradients_of(LocalGroup(), ordered=True)
+
+    answers = returned(run_ranks(add_on_hosts, len(hosts), port, list(hosts), sums))
+
+    for found_hosts, found, (exact, fast) in answers:
+        assert [host for host, ranks in enumerate(found_hosts) for _ in ranks] == list(hosts)
+        assert found == expected
+        assert [gradient.tobytes() for gradient in exact] == [gradient.tobytes() for gradient in alone]
+        assert [gradient.tobytes() for gradient in fast] == [gradient.tobytes() for gradient in answers[0][2][1]]
+        assert all(np.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in zip(fast, alone, strict=True))
 
 
 def add_nothing(rank: int, world_size: int, port: int) -> list[tuple[float, float]]:
