@@ -17,13 +17,13 @@ from elastic.group.tree import Schedule
 from elastic.group.treesum import TreeSum
 
 STAGES = 4
-_WORTH_BYTES = 256 << 10  # two stages more take about 0.2 ms between hosts, in which 10 Gbit/s carry so much
+WORTH_BYTES = 256 << 10  # two stages more take about 0.2 ms between hosts, in which 10 Gbit/s carry so much
 
 
 def tree_sum(group: Group, numel: int, dtype: torch.dtype, device: torch.device, *, ordered: bool) -> TreeSum:
     """The one that suits the group's hosts; the same on all ranks. ordered: the tree's bits; else any order's."""
     several = 1 < len(group.hosts) < group.world_size
-    kind = HierarchicalSum if several and device.type == "cpu" and numel * dtype.itemsize >= _WORTH_BYTES else TreeSum
+    kind = HierarchicalSum if several and device.type == "cpu" and numel * dtype.itemsize >= WORTH_BYTES else TreeSum
     return kind(group, numel, dtype, device, ordered=ordered)
 
 

@@ -14,6 +14,7 @@ BENCHMARKS = {
     "recovery": "what a fault costs, beside plain torchrun",
     "hosts": "what the loss of a whole host costs, beside plain torchrun",
     "scale": "what the hub of up to 16,384 workers computes and sends",
+    "topology": "bytes that leave a host in a step, beside a ring's",
     "checkpoints": "a save and a load, beside torch.save and DCP",
     "checkpoints_group": "what comparing replicas costs ranks that save together",
     "checkpoints_s3": "a save and a load on S3, beside plain PUTs and GETs",

@@ -11,7 +11,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -146,7 +147,13 @@ def add_on_hosts(rank: int, world_size: int, port: int, hosts: list[int], sums: 
     return group.hosts, found, gradients
 
 
-def gradients_of(group: Group, *, ordered: bool) -> list[Array]:
+def gradients_of(
+    group: Group,
+    *,
+    ordered: bool,
+    before_backward: Callable[[], None] = lambda: None,
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> list[Array]:
     """Of a network of nine buckets, of which some travel by host and some do not, in two steps."""
     torch.manual_seed(3)
     sizes = [400, 300, 20, 300, 300, 20, 20, 300, 300, 1]
@@ -158,10 +165,11 @@ def gradients_of(group: Group, *, ordered: bool) -> list[Array]:
     for shares in (8, 3):  # a full batch, and one that leaves ranks without work
         dealt = tuple(blocks(shares, group.world_size))
         plan = schedule(8, shares, dealt)
-        sums.begin(plan)
+        sums.begin(plan, waiting=waiting)
         for share, merges in zip(dealt[group.rank], plan.merges[group.rank], strict=True):
             draw = torch.Generator().manual_seed(share)
             sums.begin_pass(merges, piece=0, pieces=1, last=share == dealt[group.rank][-1])
+            before_backward()
             network(torch.randn(2, 400, generator=draw)).sum().backward()
             sums.end_pass()
         sums.flush()
@@ -251,6 +259,44 @@ def test_groups_can_be_formed_and_closed_again_and_again(port: int) -> None:
     for found in returned(run_ranks(form_again_and_again, 3, port, 12)):
         assert found["sums"] == [3.0 + 3 * generation for generation in range(12)]
         assert found["late"] == found["early"]
+
+
+def wait_in_a_backward_pass(rank: int, world_size: int, port: int, dies: bool) -> tuple[str, list[Array]]:
+    """Rank 1 begins its own when another waits for it in one, or dies then. Returns whom the wait raised, if any."""
+    store, group = joined(port, rank, world_size, address=f"127.0.0.{1 + rank // 2}")
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        store.set("waits", "for rank 1")
+        yield
+
+    def come_late() -> None:
+        if rank == 1:
+            store.wait(["waits"], timedelta(seconds=TIMEOUT_S))
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    raised, gradients = "", []
+    try:
+        gradients = gradients_of(group, ordered=True, before_backward=come_late, waiting=waiting)
+    except PeerLost as lost:
+        raised = lost.phase
+    group.close(abruptly=dies)
+    return raised, gradients
+
+
+def test_a_rank_that_waits_for_others_inside_its_backward_pass_says_so(port: int) -> None:
+    """Its agent must not take it for the one that hangs."""
+    for raised, gradients in returned(run_ranks(wait_in_a_backward_pass, 4, port, False)):
+        alone = gradients_of(LocalGroup(), ordered=True)
+        assert raised == ""
+        assert [gradient.tobytes() for gradient in gradients] == [gradient.tobytes() for gradient in alone]
+
+
+def test_a_rank_that_waits_inside_its_backward_pass_learns_of_a_loss(port: int) -> None:
+    answers = run_ranks(wait_in_a_backward_pass, 4, port, True, within_s=TIMEOUT_S / 2)
+    assert answers.pop(1) == Died(-signal.SIGKILL)
+    assert [raised for raised, _ in answers] == ["all-to-all"] * 3
 
 
 def lose_a_peer(rank: int, world_size: int, port: int, collective: str) -> tuple[str, str]:

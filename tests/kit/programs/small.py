@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--batch-size", type=int, default=24)
+    parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--virtual-workers", type=int, default=8)
     parser.add_argument("--length", type=int, help="default: one epoch of all steps")
     parser.add_argument("--save-every", default="2")
@@ -55,7 +56,8 @@ def main() -> None:
     elastic.seed(options.seed)
     length = options.length or options.steps * options.batch_size
     dataset = Noisy(length, options.seed)
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+    width = options.width
+    model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def correct(points: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
