@@ -11,28 +11,35 @@ from __future__ import annotations
 
 import torch
 
-from elastic.group.form import Group
+from elastic.group.form import Group, Work
 from elastic.group.hierarchy import ALIGNED, RESULT, Piece, Stage, in_any_order, stages
 from elastic.group.tree import Schedule
-from elastic.group.treesum import TreeSum
+from elastic.group.treesum import Rows, TreeSum
 
 STAGES = 4
 WORTH_BYTES = 256 << 10  # two stages more take about 0.2 ms between hosts, in which 10 Gbit/s carry so much
 
 
-def tree_sum(group: Group, numel: int, dtype: torch.dtype, device: torch.device, *, ordered: bool) -> TreeSum:
+def tree_sum(group: Group, numel: int, dtype: torch.dtype, device: torch.device, *, ordered: bool) -> Sum:
     """The one that suits the group's hosts; the same on all ranks. ordered: the tree's bits; else any order's."""
     several = 1 < len(group.hosts) < group.world_size
-    kind = HierarchicalSum if several and device.type == "cpu" and numel * dtype.itemsize >= WORTH_BYTES else TreeSum
-    return kind(group, numel, dtype, device, ordered=ordered)
+    if several and device.type == "cpu" and numel * dtype.itemsize >= WORTH_BYTES:
+        return HierarchicalSum(group, numel, dtype, device, ordered=ordered)
+    return TreeSum(group, numel, dtype, device, ordered=ordered)
 
 
-class HierarchicalSum(TreeSum):
-    """As TreeSum."""
+class HierarchicalSum:
+    """What TreeSum is; `advance` has something to do here."""
 
     def __init__(self, group: Group, numel: int, dtype: torch.dtype, device: torch.device, *, ordered: bool) -> None:
-        super().__init__(group, numel, dtype, device, ordered=ordered)
+        self._group = group
+        self._ordered = ordered
         self._padded = -(-numel // ALIGNED) * ALIGNED
+        self._dtype = dtype
+        self._device = device
+        self._memory = Rows(self._padded, dtype, device)
+        self._pending: Work | None = None
+        self.rows: list[torch.Tensor] = []
         self._stages: tuple[Stage, ...] = ()
         self._at = 0
         self._held: dict[int, list[tuple[int, torch.Tensor]]] = {}  # by row, where pieces of it begin, and they
@@ -49,9 +56,16 @@ class HierarchicalSum(TreeSum):
         self._stages = stages(rows, group.hosts, self._padded, group.rank)
         assert len(self._stages) == STAGES
 
+    def row(self, index: int) -> torch.Tensor:
+        return self._memory[index]
+
+    @property
+    def result(self) -> torch.Tensor:
+        return self.row(0)
+
     @property
     def held_bytes(self) -> int:
-        return super().held_bytes + sum(buffer.nbytes for buffer in self._buffers)
+        return self._memory.nbytes + sum(buffer.nbytes for buffer in self._buffers)
 
     def start(self) -> None:
         self._at = 0
@@ -115,3 +129,9 @@ class HierarchicalSum(TreeSum):
         if len(self._buffers[index]) < numel:
             self._buffers[index] = self._empty(numel)
         return self._buffers[index][:numel]
+
+    def _empty(self, numel: int) -> torch.Tensor:
+        return torch.empty(numel, dtype=self._dtype, device=self._device)
+
+
+Sum = TreeSum | HierarchicalSum

@@ -24,6 +24,26 @@ from elastic.group.tree import Schedule
 NOTHING = -0.0
 
 
+class Rows:
+    """Memory for partial sums of `numel` elements, kept from sum to sum."""
+
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._numel = numel
+        self._dtype = dtype
+        self._device = device
+        self._rows: list[torch.Tensor] = []
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Full of NOTHING when it is new."""
+        while len(self._rows) <= index:
+            self._rows.append(torch.full((self._numel,), NOTHING, dtype=self._dtype, device=self._device))
+        return self._rows[index]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(row.nbytes for row in self._rows)
+
+
 class TreeSum:
     """Warm memory for sums of `numel` elements in one view. One sum at a time: `begin`, fill `rows`, `start`, `advance`
     as often as one likes, `join`, `finish`.
@@ -36,12 +56,11 @@ class TreeSum:
         self._group = group
         self._ordered = ordered
         self._chunk = -(-numel // (group.world_size * ALIGNED)) * ALIGNED
-        self._padded = self._chunk * group.world_size
+        self._memory = Rows(self._chunk * group.world_size, dtype, device)
         self._dtype = dtype
         self._device = device
         self._local = group.world_size == 1
         self._reduce = not ordered
-        self._memory: list[torch.Tensor] = []
         self._pieces = self._empty(0, self._chunk)
         self._received = self._pieces
         self._pending: Work | None = None
@@ -63,8 +82,6 @@ class TreeSum:
 
     def row(self, index: int) -> torch.Tensor:
         """Memory for a partial sum; that of the first ones is `rows`. Full of NOTHING when it is new."""
-        while len(self._memory) <= index:
-            self._memory.append(self._empty(self._padded).fill_(NOTHING))
         return self._memory[index]
 
     @property
@@ -74,7 +91,7 @@ class TreeSum:
     @property
     def held_bytes(self) -> int:
         """What is kept."""
-        return sum(tensor.nbytes for tensor in (*self._memory, self._pieces))
+        return self._memory.nbytes + self._pieces.nbytes
 
     def start(self) -> None:
         """Sends the rows. Collectives must start in the same order on all ranks. Raises PeerLost."""

@@ -29,7 +29,7 @@ from elastic.data.data_plan import blocks
 from elastic.errors import PeerLost
 from elastic.group.form import DistributedGroup, Group, LocalGroup, form, gather_bytes
 from elastic.group.gradients import GradientSum
-from elastic.group.hierarchical_sum import HierarchicalSum
+from elastic.group.hierarchical_sum import HierarchicalSum, Sum
 from elastic.group.tree import schedule
 from elastic.group.treesum import TreeSum
 from elastic.loop.transfer import Roles, pass_on
@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 TIMEOUT_S = 30.0
 
 Array = npt.NDArray[np.float32]
-Sum = tuple[int, int, int]
+Asked = tuple[int, int, int]
 """virtual workers, shares that have examples, elements"""
 
 
@@ -86,9 +86,11 @@ def added_here(lo: int, hi: int, shares: int, numel: int) -> torch.Tensor | None
     return left if right is None else left + right
 
 
-def added_together(group: Group, sums: list[Sum], kind: type[TreeSum] = TreeSum) -> list[bytes]:
+def added_together(
+    group: Group, sums: list[Asked], kind: type[TreeSum] | type[HierarchicalSum] = TreeSum
+) -> list[bytes]:
     found = []
-    kept: dict[int, TreeSum] = {}  # schedules take turns in one memory, as those of full and short batches do
+    kept: dict[int, Sum] = {}  # schedules take turns in one memory, as those of full and short batches do
     for virtual_workers, shares, numel in sums:
         dealt = tuple(blocks(shares, group.world_size))
         plan = schedule(virtual_workers, shares, dealt)
@@ -108,7 +110,7 @@ def added_together(group: Group, sums: list[Sum], kind: type[TreeSum] = TreeSum)
     return found
 
 
-def add(rank: int, world_size: int, port: int, sums: list[Sum]) -> list[bytes]:
+def add(rank: int, world_size: int, port: int, sums: list[Asked]) -> list[bytes]:
     _store, group = joined(port, rank, world_size)
     try:
         return added_together(group, sums)
@@ -116,7 +118,7 @@ def add(rank: int, world_size: int, port: int, sums: list[Sum]) -> list[bytes]:
         group.close()
 
 
-def sums_of_all_kinds(seed: int) -> tuple[list[Sum], list[bytes]]:
+def sums_of_all_kinds(seed: int) -> tuple[list[Asked], list[bytes]]:
     """Any V, any number of shares with work (fewer than ranks, too), any length, odd ones included; and their bits."""
     draw = random.Random(seed)
     sums = [
@@ -138,7 +140,7 @@ def test_the_sum_over_a_group_has_the_bits_of_the_tree(port: int, world_size: in
         assert found == expected
 
 
-def add_on_hosts(rank: int, world_size: int, port: int, hosts: list[int], sums: list[Sum]) -> Any:
+def add_on_hosts(rank: int, world_size: int, port: int, hosts: list[int], sums: list[Asked]) -> Any:
     """hosts: which one each rank is on. Gradients of several buckets follow, in both modes."""
     _store, group = joined(port, rank, world_size, address=f"127.0.0.{1 + hosts[rank]}")
     found = added_together(group, sums, HierarchicalSum)
