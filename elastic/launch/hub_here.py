@@ -11,13 +11,14 @@ import json
 import selectors
 import socket
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from elastic.launch.connection import Connection
 from elastic.launch.dialing import Address, Dial
 from elastic.membership.hub import Hub, Order
-from elastic.membership.messages import Handover, Hello, HubIs, Ping, ToAgent, as_message
+from elastic.membership.known_lists import LISTED, KnownLists, ListUnknown
+from elastic.membership.messages import Handover, Hello, HubIs, InFull, Ping, ToAgent, as_message
 from elastic.membership.wire import Message, WireError, encode
 
 Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
@@ -30,14 +31,23 @@ _REFUSALS_TOLD = 10  # of one node: what comes after them is dropped without a w
 
 
 class HubHere:
-    """node: this node's name   deliver: to this node"""
+    """node: this node's name   lists: that it knows   deliver: to this node"""
 
     def __init__(
-        self, hub: Hub, node: str, loop: selectors.BaseSelector, *, deliver: Deliver, say: Callable[[str], None]
+        self,
+        hub: Hub,
+        node: str,
+        loop: selectors.BaseSelector,
+        lists: KnownLists,
+        *,
+        deliver: Deliver,
+        say: Callable[[str], None],
     ) -> None:
         self.hub = hub
         self._node = node
         self._loop = loop
+        self._lists = lists
+        self._has: dict[str, dict[str, str | None]] = defaultdict(dict)  # node -> word -> the list that it had last
         self._deliver = deliver
         self._say = say
         self._refusals: Counter[str] = Counter()
@@ -47,7 +57,7 @@ class HubHere:
         self._pinged_s = self._ticked_s = time.monotonic()
         self._dials: list[Dial] = []
         self._orders: deque[Order] = deque()
-        self._encoded: tuple[Message | None, bytes] = None, b""  # the last message
+        self._encoded: tuple[Message | None, dict[str | None, bytes]] = None, {}  # the last message, since that list
         self._delivering = self._undecided = False
 
     @property
@@ -62,6 +72,7 @@ class HubHere:
         self._heard_s[node] = time.monotonic()
         if hello.address is not None and hello.port is not None:
             self._listens[node] = hello.address, hello.port
+        self._has[node] = {word: self._lists.newest(word, hello.knows) for word in LISTED}
 
         def heard(message: Message) -> None:
             self._heard_s[node] = time.monotonic()
@@ -83,7 +94,12 @@ class HubHere:
 
     def told(self, node: str, message: Message) -> None:
         try:
+            if message["say"] == "hello" and isinstance(report := message.get("report"), dict):
+                message = {**message, "report": self._lists.unpack_report(report)}
             self.hub.hear(time.monotonic(), node, message)
+        except ListUnknown:
+            self._nodes[node].say({"to": None, **as_message(InFull())})
+            return
         except WireError as wrong:
             self._refusals[node] += 1
             if self._refusals[node] <= _REFUSALS_TOLD:
@@ -169,14 +185,19 @@ class HubHere:
             if order.node == self._node:
                 self._deliver(order.worker, order.message)
             elif order.node in self._nodes:
-                self._nodes[order.node].send(self._line(self._addressees(order), order.message))
+                self._nodes[order.node].send(self._line(order.node, self._addressees(order), order.message))
         self._delivering = False
 
-    def _line(self, to: str | list[str] | None, message: Message) -> bytes:
+    def _line(self, node: str, to: str | list[str] | None, message: Message) -> bytes:
         """A view is as long as the run has workers, and goes to each node: it is encoded once."""
         if self._encoded[0] is not message:
-            self._encoded = message, encode(message)
-        return b'{"to": ' + json.dumps(to).encode() + b", " + self._encoded[1].removeprefix(b"{")
+            self._encoded = message, {}
+        encoded, since = self._encoded[1], self._has[node].get(message["say"])
+        if since not in encoded:
+            encoded[since] = encode(self._lists.pack(message, since))
+        if (name := self._lists.name(message)) is not None:
+            self._has[node][message["say"]] = name
+        return b'{"to": ' + json.dumps(to).encode() + b", " + encoded[since].removeprefix(b"{")
 
     def _addressees(self, order: Order) -> str | list[str] | None:
         """Of a message to several workers of a node, all: it goes there once."""

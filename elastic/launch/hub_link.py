@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secured import client_side, server_side
@@ -29,6 +30,7 @@ from elastic.launch.dialing import Address, Dial
 from elastic.launch.hub_here import EVICT_S, HELD_UP_S, PING_S, Deliver, HubHere
 from elastic.launch.place_wait import PlaceWait
 from elastic.membership.hub import Hub
+from elastic.membership.known_lists import KnownLists, ListUnknown
 from elastic.membership.messages import (
     TO_AGENT,
     TO_HUB,
@@ -39,6 +41,7 @@ from elastic.membership.messages import (
     Handover,
     Hello,
     HubIs,
+    InFull,
     MovedOn,
     Ping,
     Roster,
@@ -138,6 +141,8 @@ class HubLink:
         self._port = listener.getsockname()[1] if listener is not None else None
         self._connected = connected
         self._report = NodeReport()
+        self._lists = KnownLists()
+        self._parsed: tuple[Message | None, Any] = None, None  # the last order, which may be for several workers
         self._newcomer = self._first = True  # not in the run yet, or not any more
         self._roster: list[tuple[str, Address]] = []
         self._met: dict[str, Address] = {}  # all nodes that a roster ever named
@@ -251,13 +256,18 @@ class HubLink:
 
     def _deliver(self, worker: str | None, message: Message) -> None:
         """To this node, from whichever hub."""
-        said = parse(TO_AGENT if worker is None else TO_WORKER, message)
+        if self._parsed[0] is not message:
+            self._parsed = message, parse(TO_AGENT if worker is None else TO_WORKER, message)
+        said = self._parsed[1]
         self._report.ordered(worker, said)
         match said:
             case Ping():
                 pass
             case Full():
                 self._is_full(said)
+            case InFull():
+                if self._attending is not None:
+                    self._attending.connection.say(self._hello(in_full=True))
             case Roster(nodes=nodes):
                 self._wait = None
                 self._newcomer, self._seeking, self._lost, self._seeks_since_s = False, None, {}, None
@@ -281,8 +291,12 @@ class HubLink:
             attendance.heard_s = time.monotonic()
             to = message.pop("to", None)
             try:
+                message = self._lists.unpack(message)
                 for worker in to if isinstance(to, list) else [to]:
                     self._deliver(worker if isinstance(worker, str) else None, message)
+            except ListUnknown as wrong:
+                self._lists = KnownLists()  # the next hello names none
+                self._lost_hub(str(wrong))
             except WireError as wrong:
                 self._say(f"a message of the hub is dropped: {wrong}")
 
@@ -296,10 +310,13 @@ class HubLink:
         attendance.connection.say(self._hello())
         self._answer_callers()
 
-    def _hello(self) -> Message:
+    def _hello(self, *, in_full: bool = False) -> Message:
+        """in_full: for a hub that is here, or that has not the lists that this node has"""
         place = self._place
         self._catch_up()
         report = None if self._first else self._report.document()
+        if report is not None and not in_full:
+            report = self._lists.pack_report(report)
         self._first = False
         places, starting = self._places()
         return as_message(
@@ -311,6 +328,7 @@ class HubLink:
                 starting=starting,
                 run=place.run,
                 report=report,
+                knows=[] if in_full else self._lists.hashes(),
             )
         )
 
@@ -454,7 +472,7 @@ class HubLink:
         place = self._place
         self._seeking = None
         hub = self._make_hub(takes_over)
-        self._serving = HubHere(hub, place.node, self._loop, deliver=self._deliver, say=self._say)
+        self._serving = HubHere(hub, place.node, self._loop, self._lists, deliver=self._deliver, say=self._say)
         self._serving.knows(self._met.items())
         now_s = time.monotonic()
         if takes_over:
@@ -464,7 +482,7 @@ class HubLink:
             hub.expect(name for name, _ in self._roster)
             for node, left in self._lost.items():
                 hub.without(now_s, node, left=left)
-        self._serving.told(place.node, self._hello())
+        self._serving.told(place.node, self._hello(in_full=True))
         self._answer_callers()
         if takes_over and self._serving is not None:
             self._serving.invites()

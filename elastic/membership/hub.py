@@ -130,7 +130,7 @@ class Hub:
         self._below_min_s = below_min_s
         self._ending_s = ending_s
         self._stall_s = stall_s
-        self._nodes: list[str] = []
+        self._nodes: dict[str, None] = {}  # in the order in which they came
         self._awaited: list[Slot] = []  # places whose worker was ordered and has not been started yet
         self._begun = False
         self._workers: dict[str, Worker] = {}
@@ -170,6 +170,7 @@ class Hub:
         self._lost: set[str] = set()  # who is not awaited
         self._refused: set[str] = set()  # who waits for a place
         self._roster_changed = False
+        self._reported = False  # by a node, since the last look at who was moved on from
         self._put: dict[str, str] = {}  # on the board of the present view, and nobody was told yet
         self._orders: list[Order] = []
 
@@ -234,7 +235,7 @@ class Hub:
         if dead:
             self._going_on.dead(node)
         if node in self._nodes:
-            self._nodes.remove(node)
+            del self._nodes[node]
             self._roster_changed = True
             here = [worker for worker in self._workers.values() if worker.node == node]
             awaited = [place for place in self._awaited if place[0] == node]
@@ -291,7 +292,7 @@ class Hub:
             self._tell(node, Full(nodes_max=self._nodes_max, nodes=self._listening()))
             return
         self._refused.discard(node)
-        self._nodes.append(node)
+        self._nodes[node] = None
         self._going_on.is_here(node)
         self._lost.discard(node)
         if said.address is not None and said.port is not None:
@@ -300,7 +301,7 @@ class Hub:
             self._on_report(now_s, node, report)
         on_its_way = range(said.places) if report is None else said.starting
         self._awaited += [(node, local_rank) for local_rank in on_its_way]
-        here = {worker.local_rank for worker in self._workers.values() if worker.node == node}
+        here = {worker.local_rank for worker in report.workers.values()} if report is not None else set()
         for local_rank in range(said.places):
             if local_rank not in (*here, *on_its_way):
                 self._start((node, local_rank))
@@ -340,7 +341,7 @@ class Hub:
             self.generation, self._view = view.generation, tuple(view.workers)
             self._view_nodes = dict(zip(view.workers, view.nodes, strict=True))
             self._come_by_s, self._forms_under_another = now_s + _COMES_S, True
-        self._move_on()
+        self._reported = True
         coordinator = self._workers.get(self._view[0]) if self._view else None
         hub = (self._beacon or {}).get("hub")
         if coordinator is not None and coordinator.node == node and hub is not None:
@@ -368,16 +369,20 @@ class Hub:
 
     def _move_on(self) -> None:
         """Who comes to a hub that knows a newer view, without them, was moved on from."""
-        for node in list(self._nodes):
-            members = [worker for worker in self._workers.values() if worker.node == node and worker.within]
+        self._reported = False
+        members_of: dict[str, list[Worker]] = {}
+        for worker in self._workers.values():
+            if worker.within:
+                members_of.setdefault(worker.node, []).append(worker)
+        for node, members in members_of.items():
             behind = [worker for worker in members if worker.within < self.generation]
             self._broken |= bool(behind)
-            if members and behind == members and not any(worker.id in self._view for worker in members):
+            if behind == members and not any(worker.id in self._view for worker in members):
                 self._tell(node, MovedOn(why=_WITHOUT))
                 self._forget(node)
 
     def _forget(self, node: str) -> None:
-        self._nodes.remove(node)
+        del self._nodes[node]
         self._awaited = [place for place in self._awaited if place[0] != node]
         for worker in [worker for worker in self._workers.values() if worker.node == node]:
             del self._workers[worker.id]
@@ -405,7 +410,7 @@ class Hub:
                 self._tell(node, MovedOn(why=said.why))
         else:
             self._going_on.failed(now_s)
-            self._tell(self._nodes[0], Status(text=f"the run's storage cannot be asked who may go on: {said.why}"))
+            self._tell_people(f"the run's storage cannot be asked who may go on: {said.why}")
 
     def _on_started(self, now_s: float, node: str, said: Started) -> None:
         if said.worker in self._workers:
@@ -517,10 +522,10 @@ class Hub:
             for id in stall.workers:
                 self._order_kill(self._sightings[id][1], "the run ends")
         elif stall is not None and (before is None or before.place != stall.place):
-            self._tell(self._nodes[0], Status(text=str(stall)))
+            self._tell_people(str(stall))
         elif stall is None and before is not None and self._ending is None:
             text = f"{before.where} goes on, after {before.quiet_s:.0f} s or a little more"
-            self._tell(self._nodes[0], Status(text=text))
+            self._tell_people(text)
 
     def _on_put(self, said: Put) -> None:
         if said.generation == self.generation:
@@ -604,6 +609,8 @@ class Hub:
         """What follows from all that was heard."""
         if self._took_over_s is None:
             self._took_over_s = now_s
+        if self._reported:
+            self._move_on()
         if not self._over:
             self._decide(now_s)
         if self._put:
@@ -688,14 +695,12 @@ class Hub:
             self._stay(now_s, verdict.why)
         elif isinstance(verdict, str) and self._stays is None:
             self._stays = verdict
-            self._tell(self._nodes[0], Status(text=f"{verdict}; the run's storage is asked who goes on"))
+            self._tell_people(f"{verdict}; the run's storage is asked who goes on")
         return False
 
     def _stay(self, now_s: float, why: str) -> None:
         if self._stays is None:
-            self._tell(
-                self._nodes[0], Status(text=f"the run stands still: {why}\n  next  it goes on once they are back")
-            )
+            self._tell_people(f"the run stands still: {why}\n  next  it goes on once they are back")
         self._stays = why
         if self._going_on.waits_s(now_s) > self._below_min_s:
             self._end(now_s, f"{why}\n  state  nobody came for {self._below_min_s:.0f} s; what was done is saved")
@@ -819,7 +824,7 @@ class Hub:
         elif now_s - self._short_since_s > _SHORT_S and not self._short_said:
             self._short_said = True
             text = f"{len(nodes)} of at least {needed} nodes are here ({', '.join(nodes)}); waiting for the others"
-            self._tell(self._nodes[0], Status(text=text))
+            self._tell_people(text)
         elif now_s - self._short_since_s > self._below_min_s:
             self._end(
                 now_s,
@@ -883,7 +888,7 @@ class Hub:
             self._complained = self.generation
             who = ", ".join(f"{worker.id} on {worker.node}" for worker in silent)
             text = f"{why}, and the next view waits for {who}: busy between two collectives, saving, or stuck"
-            self._tell(self._nodes[0], Status(text=text))
+            self._tell_people(text)
 
     def _finish(self, *, failed: bool, why: str) -> None:
         """Tells everyone. What could be saved is saved."""
@@ -913,3 +918,7 @@ class Hub:
 
     def _tell(self, node: str, said: ToAgent) -> None:
         self._orders.append(Order(node, None, as_message(said)))
+
+    def _tell_people(self, text: str) -> None:
+        """Where the first node's agent prints it."""
+        self._tell(next(iter(self._nodes)), Status(text=text))

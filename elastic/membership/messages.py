@@ -166,6 +166,7 @@ class Hello:
     places  how many workers the node has; 0: it leaves
     starting  the places, by local rank, whose worker is on its way
     report  what the node knows of the run, see node_report.py; None: nothing, it is new
+    knows   hashes of the lists that it has, see known_lists.py
     """
 
     node: str = ""
@@ -175,10 +176,12 @@ class Hello:
     starting: list[int] = field(default_factory=list)
     run: str | None = None
     report: dict[str, Any] | None = None
+    knows: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         _within(0, self.places, _PLACES_MAX)
         _within(0, len(self.starting), _PLACES_MAX)
+        _within(0, len(self.knows), _PLACES_MAX)
         if len(self.node) > _NAME_MAX:
             raise WireError(f"a name of {len(self.node)} characters")
 
@@ -300,6 +303,11 @@ class Full:
     def __post_init__(self) -> None:
         _within(1, self.nodes_max, _NUMBER_MAX)
         _addresses(self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFull:
+    """This hub has not the lists that a hello names: it is to be said again, with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,7 +453,7 @@ class Released:
     safe: bool
 
 
-ToAgent = Start | Status | KillHung | RunIsOver | Ping | Roster | Full | Handover | HubIs | MovedOn
+ToAgent = Start | Status | KillHung | RunIsOver | Ping | Roster | Full | InFull | Handover | HubIs | MovedOn
 ToWorker = (
     NewView | OnBoard | Broken | Regroup | Save | TakeClaim | HubAt | OtherIdentity | End | Released | Leave | MovedOn
 )
@@ -482,6 +490,7 @@ TO_AGENT: Mapping[str, type] = {
     "ping": Ping,
     "roster": Roster,
     "full": Full,
+    "in_full": InFull,
     "handover": Handover,
     "hub_is": HubIs,
     "moved_on": MovedOn,

@@ -149,7 +149,9 @@ def number_of(claim: Mapping[str, Any] | None) -> int | None:
     return int(claim["claim"]) if claim is not None else None
 
 
-def _view(message: Message | None) -> NewView | None:
+def _view(message: Message | NewView | None) -> NewView | None:
+    if isinstance(message, NewView):  # many nodes report one, which was read once
+        return message
     view = parse(TO_WORKER, message) if message is not None else None
     if not isinstance(view, NewView | None):
         raise WireError(f"no view: {message}")

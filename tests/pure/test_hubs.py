@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,10 @@ from checkpoint.net.strangers import LEAST
 from checkpoint.net.transport import Transport, TransportError
 from elastic.launch.hub_link import _HELLO_S, _REFUSALS_TOLD, HubLink, Place
 from elastic.membership.hub import Hub
+from elastic.membership.known_lists import KnownLists
+from elastic.membership.messages import NewView
+from elastic.membership.node_report import NodeReport
+from elastic.membership.wire import Lines
 
 NONCE = "known to the run"
 SECRET = "known to its nodes alone, and random"
@@ -217,9 +222,74 @@ def test_what_all_workers_of_a_node_are_told_travels_once(stand: Stand) -> None:
     stand.turn()
     lines = [json.loads(line) for line in bytes(second.heard).splitlines()]
     (view,) = [line for line in lines if line["say"] == "view"]
+    view = KnownLists().unpack(view)
     assert view["to"] == view["workers"] == workers
     assert view["nodes"] == ["second"] * 4
     assert [line["to"] for line in lines if line["say"] == "roster"] in ([None], [])
+
+
+def test_a_view_that_follows_another_travels_as_what_has_changed(stand: Stand) -> None:
+    workers = [f"w{number}" for number in range(4)]
+    words: list[object] = [{**HELLO, "places": 4}]
+    words += [{"say": "started", "worker": one, "local_rank": rank} for rank, one in enumerate(workers)]
+    words += [{"say": "ready", "worker": one, "shares": 8, "identity": "one"} for one in workers]
+    node = stand.connect(*words)
+    stand.wait_for(lambda: node.heard.count(b'"view"') == 1)
+    node.say({"say": "exited", "worker": "w1", "code": 0})
+    for one in ("w0", "w2", "w3"):
+        node.say({"say": "view_is_over", "worker": one, "generation": 1, "step": 3, "at": "boundary", "lost": True})
+    stand.wait_for(lambda: node.heard.count(b'"view"') == 2)
+    first, second = [json.loads(line) for line in node.heard.splitlines() if b'"view"' in line]
+    assert second["rows"] == {
+        "since": first["rows"]["now"],
+        "now": second["rows"]["now"],
+        "edit": [[0, 1, []], [2, 4, []]],
+    }
+    lists = KnownLists()
+    assert [lists.unpack(one)["workers"] for one in (first, second)] == [workers, ["w0", "w2", "w3"]]
+
+
+def test_a_hub_that_does_not_know_what_a_report_names_asks_for_it_in_full(stand: Stand) -> None:
+    report, hello = NodeReport(), {**HELLO, "address": "10.0.0.1", "port": 1}
+    report.ordered(None, NewView(generation=1, workers=["w"], nodes=["x"], local_ranks=[0], one_node=True, beacon=None,
+                                 short_s=0.0, gone=[]))  # fmt: skip
+    node = stand.connect({**hello, "report": KnownLists().pack_report(report.document())})
+    stand.wait_for(lambda: b'"in_full"' in node.heard)
+    assert b'"roster"' not in node.heard
+    assert stand.said == [], "that is nobody's fault"
+    node.say({**hello, "report": report.document()})
+    stand.wait_for(lambda: b'"roster"' in node.heard)
+
+
+def test_a_node_says_its_hello_in_full_where_it_is_asked_to(stand: Stand) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub, socket.create_connection(hub.getsockname()) as connected:
+        theirs, _ = hub.accept()
+        link = HubLink(
+            Place(node="x", address="127.0.0.1", run=NONCE), lambda takes_over: Hub(), say=print, connected=connected
+        )
+        loop = selectors.DefaultSelector()
+        link.open(
+            loop,
+            lambda worker, message: None,
+            gone=print,
+            moved_on=print,
+            waits=print,
+            no_place=print,
+            places=lambda: (1, []),
+            catch_up=lambda: None,
+        )
+        theirs.sendall(b'{"to":null,"say":"in_full"}\n')
+        for key, _ in loop.select(WITHIN_S):
+            key.data()
+        lines, hellos = Lines(), list[Any]()
+        theirs.settimeout(WITHIN_S)
+        while len(hellos) < 2:
+            hellos += lines.feed(theirs.recv(1 << 16))
+        assert [hello["say"] for hello in hellos] == ["hello", "hello"]
+        assert hellos[0]["report"] is None, "it is new"
+        assert NodeReport.from_document(hellos[1]["report"]) == NodeReport()
+        link.close()
+        theirs.close()
 
 
 def test_the_hub_of_many_workers_says_one_thing_to_each_node_however_many_come_at_once() -> None:
