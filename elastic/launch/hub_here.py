@@ -88,7 +88,8 @@ class HubHere:
         if node is not None:
             connection.close()
             del self._nodes[node]
-            self._carry_out(self.hub.lost(time.monotonic(), node, dead=node not in self._listens))
+            self.hub.loses(node, dead=node not in self._listens)
+            self._undecided = True
             if node in self._listens:
                 self._ask_if_dead(node)
 
@@ -124,7 +125,7 @@ class HubHere:
         for node in [one for one in self._nodes if now_s - self._heard_s[one] > EVICT_S]:
             self._say(f"{node} has been silent for {LEASE_S:.0f} s: it is taken for lost")
             self._nodes.pop(node).close()
-            self._carry_out(self.hub.lost(now_s, node, dead=False))
+            self.hub.loses(node, dead=False)
         self._carry_out(self.hub.tick(now_s))
 
     def hands_over(self) -> None:
@@ -169,7 +170,8 @@ class HubHere:
             if sock is not None:
                 sock.close()
             elif dial.refused and node not in self._nodes:
-                self._carry_out(self.hub.lost(time.monotonic(), node, dead=True))
+                self.hub.loses(node, dead=True)
+                self._undecided = True
 
         dial = Dial(self._loop, self._listens[node], done)
         self._dials.append(dial)

@@ -226,7 +226,13 @@ class Hub:
                 self._on_exited(now_s, said)
 
     def lost(self, now_s: float, node: str, *, dead: bool = True) -> list[Order]:
-        """An agent is not to be reached any more: its workers are gone, or go on elsewhere.
+        """What follows from the loss of a node, see `loses`."""
+        self.loses(node, dead=dead)
+        return self.follows(now_s)
+
+    def loses(self, node: str, *, dead: bool) -> None:
+        """An agent is not to be reached any more: its workers are gone, or go on elsewhere. What follows from all that
+        are lost together is decided once.
 
         dead  its process has ended, as the kernel of its machine says
         """
@@ -247,7 +253,6 @@ class Hub:
                 self._note_gone(worker, "its node was lost", Exited(worker=worker.id))
                 del self._workers[worker.id]
                 self._sightings.pop(worker.id, None)
-        return self.follows(now_s)
 
     def without(self, now_s: float, node: str, *, left: bool) -> list[Order]:
         """Of a node that is not to be waited for. left: it has said that it goes"""
@@ -766,8 +771,7 @@ class Hub:
         short = len({worker.node for worker in running}) < self._nodes_min
         if newcomers and room and not self._asked and (short or self._gathered(now_s, newcomers, self._gather_s)):
             self._asked = True
-            for worker in running:
-                self._say(worker, Regroup(generation=self.generation))
+            self._say_all(running, Regroup(generation=self.generation))
 
     def _form(self, now_s: float, survivors: list[Worker], newcomers: list[Worker]) -> None:
         """Nobody trains: the next view, if there are nodes enough.
@@ -878,11 +882,11 @@ class Hub:
     def _tell_broken(self, now_s: float, running: list[Worker]) -> None:
         gone = [id for id in self._view if id not in self._workers]
         why = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "a worker lost a peer"
-        for worker in running:
-            if worker.last_request != f"broken {self.generation}":
-                worker.last_request = f"broken {self.generation}"
-                worker.since_s = now_s
-                self._say(worker, Broken(generation=self.generation, why=why))
+        untold = [worker for worker in running if worker.last_request != f"broken {self.generation}"]
+        for worker in untold:
+            worker.last_request, worker.since_s = f"broken {self.generation}", now_s
+        if untold:
+            self._say_all(untold, Broken(generation=self.generation, why=why))
         silent = [worker for worker in running if now_s - worker.since_s > _SILENT_S]
         if silent and self._complained != self.generation:
             self._complained = self.generation
@@ -896,9 +900,8 @@ class Hub:
         leavers = self._leavers()
         self._release([worker.id for worker in leavers if worker.step <= self._saved], safe=True)
         self._release([worker.id for worker in leavers if worker.step > self._saved], safe=False)
-        for worker in self._workers.values():
-            if worker.status not in (WorkerStatus.FINISHED, WorkerStatus.LEAVING):
-                self._say(worker, self._last_word)
+        ended = (WorkerStatus.FINISHED, WorkerStatus.LEAVING)
+        self._say_all([worker for worker in self._workers.values() if worker.status not in ended], self._last_word)
         for node in self._nodes:
             self._tell(node, RunIsOver(failed=failed, why=why))
         for node in sorted(self._refused):

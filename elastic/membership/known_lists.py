@@ -47,6 +47,7 @@ class KnownLists:
         self._lists: dict[str, dict[str, Rows]] = {word: {} for word in (*_COLUMNS, _NODES)}
         self._last: tuple[Message | None, str] = None, ""
         self._views: dict[str, NewView] = {}
+        self._sets: dict[str, frozenset[str]] = {}
 
     def hashes(self) -> list[str]:
         return [name for lists in self._lists.values() for name in lists]
@@ -125,7 +126,9 @@ class KnownLists:
             return known
         if nodes not in self._lists[_NODES]:
             raise ListUnknown(f"the nodes of a view go by a hash that is not known here: {nodes[:40]}")
-        return {**known, "nodes": self._lists[_NODES][nodes]}
+        if nodes not in self._sets:
+            self._sets = {nodes: frozenset(self._lists[_NODES][nodes])}
+        return {**known, "nodes": self._sets[nodes]}
 
     def _edited(self, word: str, since: str | None, now: str, edit: list[Any]) -> Rows:
         if since is not None and since not in self._lists[word]:

@@ -91,7 +91,7 @@ class NodeReport:
             self.workers[worker].generation = said.generation
             self.workers[worker].said.pop("stands", None)
         if self.view is None or said.generation > self.view.generation:
-            self.view = said
+            self.view = replace(said, gone=[])  # of which this view has told
             self.claim = said.claim or self.claim
             fresh = KnownView(
                 generation=said.generation,
@@ -165,7 +165,7 @@ def _document(view: KnownView) -> dict[str, Any]:
 def _known(facts: Mapping[str, Any]) -> KnownView:
     return KnownView(
         generation=int(facts["generation"]),
-        nodes=frozenset(map(str, facts["nodes"])),
+        nodes=nodes if isinstance(nodes := facts["nodes"], frozenset) else frozenset(map(str, nodes)),
         claim=int(facts["claim"]) if facts["claim"] is not None else None,
         counted=bool(facts["counted"]),
         met=bool(facts["met"]),

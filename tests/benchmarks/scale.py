@@ -1,29 +1,33 @@
-"""What does the hub of a large run compute and send? The real hub, and up to 16,384 workers that only talk to it.
+"""How long does a view of thousands of workers take to form? The real hub, and workers that only talk to it.
 
-    python -m tests.benchmarks.scale [--workers 16 256 1024 4096 16384] [--of-a-node 8] [--turn 64] [--json FILE]
+    python -m tests.benchmarks.scale [--workers 16 256 1024 4096 16384] [--of-a-node 8] [--loss 0.001] [--json FILE]
 
-One process, no torch, no network: nodes' messages are heard in turns of at most so many, as a loop finds them when it
-comes back from what it did before; what the hub says is encoded and counted as it would leave the hub's machine (one
-line to a node, whichever of its workers it is for). For each size, of
+One process, no torch, a simulated network and clock. The hub and what nodes read are the real code, whose processor
+time is measured as it runs and passes on the simulated clock; what arrives while the hub is busy is heard in its next
+turn.
+The network has 0.5 ms one way, and 10 Gbit/s at the hub; a line is lost now and then, and then sent again after 0.2 s,
+with those behind it. For each size, from the moment of the cause until the last node has heard what follows, of
 
-    the first view     from the last worker's `ready` on: all say `ready`, and put gloo's address on the board
-    one lost           a worker's death, and all others' word that they left the view
-    1 % lost           the same, together
-    the hub lost       every node says hello to the next hub, with its report
+    the first view          all workers say `ready`
+    a worker is lost        its agent says so, all others that they left the view
+    1 % of nodes are lost   their connections end, at the same time (at least one)
+    the hub's host is lost  every node says hello to the next hub, with its report, and that one forms a view
 
-it prints messages heard, lines and megabytes said, the hub's time (parsing and encoding included), that time for each
-worker, and what the megabytes take at 10 Gbit/s. A step that grows faster than the workers shows in the time for each.
-The board is gloo's: its full mesh needs everyone's address everywhere, and connects each rank with each.
+it prints that time, the hub's part of it, messages heard and lines said, megabytes both ways, and the hub's time for
+each worker: what grows faster than the workers shows there. Not in it: gloo's and NCCL's own connections, which form
+afterwards. Gloo's full mesh connects each rank with each, and the board of it, every address to every node, is
+measured up to --board workers.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
+import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -33,176 +37,276 @@ from rich.table import Table
 from elastic.launch.hub_here import HubHere
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists
-from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
+from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, Broken, NewView, Roster, parse
 from elastic.membership.node_report import NodeReport
 from elastic.membership.wire import Message, encode
 from tests.benchmarks.underway import interruptible
 
 SIZES = (16, 256, 1024, 4096, 16384)
 BYTES_PER_S = 10e9 / 8
+ONE_WAY_S, AGAIN_S = 0.5e-3, 0.2
 ADDRESS = "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFB"  # as long as gloo's
+LOST = {"step": 3, "at": "in the exchange of step 3", "lost": True, "whole": True, "torn": False}
 
 
 @dataclass
-class Counted:
-    """What was said to one node: lines wait here to be read."""
+class Figures:
+    """seconds  on the simulated clock   hub_s  of its processor   nodes_s  of the slowest node's"""
 
-    name: str
-    total: Figures
-    lines: deque[bytes] = field(default_factory=deque)
+    workers: int
+    what: str
+    seconds: float = 0.0
+    hub_s: float = 0.0
+    node_s: float = 0.0
+    heard: int = 0
+    heard_bytes: int = 0
+    lines: int = 0
+    bytes: int = 0
+
+    @property
+    def each_us(self) -> float:
+        return 1e6 * self.hub_s / self.workers
+
+
+class Network:
+    """Of one hub: what is said arrives in order, per node and direction, and all of it passes the hub's own wire."""
+
+    def __init__(self, loss: float) -> None:
+        self._loss = loss
+        self._draw = random.Random(7)
+        self._free_s = {True: 0.0, False: 0.0}  # the hub's wire, to it and from it
+        self._arrived_s: dict[tuple[str, bool], float] = {}
+
+    def arrives_s(self, now_s: float, node: str, size: int, *, to_hub: bool) -> float:
+        self._free_s[to_hub] = max(self._free_s[to_hub], now_s) + size / BYTES_PER_S
+        at_s = self._free_s[to_hub] + ONE_WAY_S * self._draw.uniform(1.0, 1.2)
+        while self._draw.random() < self._loss:
+            at_s += AGAIN_S
+        self._arrived_s[node, to_hub] = max(self._arrived_s.get((node, to_hub), 0.0), at_s)
+        return self._arrived_s[node, to_hub]
+
+
+@dataclass
+class Wire:
+    """The hub's end of a connection: what it says waits here until its turn is over."""
+
+    said: deque[bytes] = field(default_factory=deque)
 
     def say(self, message: Message) -> None:
         self.send(encode(message))
 
     def send(self, data: bytes) -> None:
-        self.total.lines += 1
-        self.total.bytes += len(data)
-        self.lines.append(data)
+        self.said.append(data)
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-@dataclass
-class Figures:
-    workers: int
-    what: str
-    heard: int = 0
-    heard_bytes: int = 0
-    lines: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-
-    @property
-    def each_us(self) -> float:
-        return 1e6 * self.seconds / self.workers
-
-    @property
-    def wire_s(self) -> float:
-        return self.bytes / BYTES_PER_S
-
-
 class Fleet:
-    """Nodes without processes, and the hub that they talk to."""
+    """Nodes without processes, the network, and the hub that they talk to."""
 
-    def __init__(self, workers: int, of_a_node: int, turn: int) -> None:
-        self.count, self.turn = workers, turn
-        self.nodes = [f"host{number:05d}-4711-ab12" for number in range(max(1, workers // of_a_node))]
-        self.of_a_node = workers // len(self.nodes)
-        self.reports = {node: NodeReport() for node in self.nodes}
-        self.ids = {node: [f"{node[:-5]}-{rank}-{rank:06x}" for rank in range(self.of_a_node)] for node in self.nodes}
-        self.figures = Figures(workers, "")
-        self.connections: dict[str, Counted] = {}
+    def __init__(self, workers: int, of_a_node: int, loss: float) -> None:
+        self.count, self.loss = workers, loss
+        names = [f"host{number:05d}-4711-ab12" for number in range(max(2, workers // of_a_node))]
+        self.ids = {node: [f"{node[:-5]}-{rank}-{rank:06x}" for rank in range(workers // len(names))] for node in names}
+        self.reports = {node: NodeReport() for node in names}
         self.lists = KnownLists()  # of all nodes: each knows what all have been told, and room for one is here
-        self.here = self._hub(takes_over=False)
+        self._read: dict[bytes, tuple[Any, float]] = {}
+        self._arriving: list[tuple[float, int, str, bytes]] = []  # at the hub
+        self._number = 0
+        self.now_s = 0.0
+        self.figures = Figures(workers, "")
+        self._begin_hub(takes_over=False)
 
-    def hellos(self) -> Iterator[tuple[str, Message]]:
-        for number, node in enumerate(self.nodes):
-            at = {"address": f"10.0.{number // 256}.{number % 256}", "port": 7000}
-            yield node, {"say": "hello", "node": node, "places": self.of_a_node, **at}
+    @property
+    def nodes(self) -> list[str]:
+        return list(self.ids)
 
-    def of_all(self, say: str, gone: Iterable[str] = (), **facts: Any) -> Iterator[tuple[str, Message]]:
-        """Each worker says that."""
-        without = set(gone)
-        for node, ids in self.ids.items():
-            for rank, id in enumerate(ids):
-                if id not in without:
-                    yield node, {"say": say, "worker": id, **(facts if say != "started" else {"local_rank": rank})}
-
-    @contextmanager
-    def measured(self, what: str) -> Iterator[Figures]:
-        figures = self.figures = Figures(self.count, what)
-        for connection in self.connections.values():
-            connection.total = figures
-        yield figures
-
-    def hears(self, words: Iterable[tuple[str, Message]]) -> None:
-        """As the loop does: what is there is heard, then what follows is said."""
-        lines = [(node, encode(message)) for node, message in words]
-        for node, message in ((node, json.loads(line)) for node, line in lines):
-            self.reports[node].told(parse(TO_HUB, message))
-        for start in range(0, len(lines), self.turn):
-            begun_s = time.process_time()
-            for node, line in lines[start : start + self.turn]:
-                self._hears(node, json.loads(line))
-            self.here.settle()
-            self.figures.seconds += time.process_time() - begun_s
-        self.figures.heard += len(lines)
-        self.figures.heard_bytes += sum(len(line) for _, line in lines)
-        self._deliver()
-
-    def moves(self) -> None:
-        """The hub is lost: another one hears of the run from every node."""
-        self.here = self._hub(takes_over=True)
-        self.here.hub.expect(self.nodes)
-        knows = {"starting": [], "knows": self.lists.hashes()}
-        reports = {node: self.lists.pack_report(report.document()) for node, report in self.reports.items()}
-        self.hears((node, {**hello, **knows, "report": reports[node]}) for node, hello in self.hellos())
-
-    def _hub(self, *, takes_over: bool) -> HubHere:
-        count = len(self.nodes)
+    def _begin_hub(self, *, takes_over: bool) -> None:
+        count = len(self.ids)
         hub = Hub(nodes_min=1, nodes_max=count, nodes_first=count, takes_over=takes_over, beacon={"nonce": "0" * 32})
-        self.connections = {node: Counted(node, self.figures) for node in self.nodes}
-        return HubHere(hub, "no node's", None, self.lists, deliver=lambda *_: None, say=print)  # type: ignore[arg-type]
+        self.wires = {node: Wire() for node in self.ids}
+        self.network = Network(self.loss)
+        self.hub = HubHere(hub, "no node's", None, self.lists, deliver=lambda *_: None, say=print)  # type: ignore[arg-type]
+
+    # what nodes say
+
+    def says(self, node: str, message: Message, after_s: float = 0.0) -> None:
+        line = encode(message)
+        self.reports[node].told(parse(TO_HUB, message))
+        self._number += 1
+        self.figures.heard += 1
+        self.figures.heard_bytes += len(line)
+        at_s = self.network.arrives_s(self.now_s + after_s, node, len(line), to_hub=True)
+        heapq.heappush(self._arriving, (at_s, self._number, node, line))
+
+    def of_all(self, say: str, **facts: Any) -> None:
+        for node in self.nodes:
+            self.of_node(node, say, **facts)
+
+    def of_node(self, node: str, say: str, **facts: Any) -> None:
+        """Each of its workers says that."""
+        for rank, id in enumerate(self.ids[node]):
+            self.says(node, {"say": say, "worker": id, **(facts if say != "started" else {"local_rank": rank})})
+
+    def hello(self, node: str, **facts: Any) -> Message:
+        number = self.nodes.index(node)
+        at = {"address": f"10.0.{number // 256}.{number % 256}", "port": 7000}
+        return {"say": "hello", "node": node, "places": len(self.ids[node]), **at, **facts}
+
+    # what happens
+
+    def goes_on(self, answers: Callable[[str, Any], None], until: type) -> None:
+        """Until nobody has anything to say. seconds: until the last node has heard `until`."""
+        begun_s = last_s = self.now_s
+        while self._arriving:
+            self.now_s = max(self.now_s, self._arriving[0][0])
+            begun = time.process_time()
+            while self._arriving and self._arriving[0][0] <= self.now_s:
+                _, _, node, line = heapq.heappop(self._arriving)
+                self._hears(node, json.loads(line))
+            self.hub.settle()
+            last_s = max(last_s, self._turn_is_over(time.process_time() - begun, answers, until))
+        self.figures.seconds = last_s - begun_s
+
+    def loses(self, nodes: list[str], answers: Callable[[str, Any], None]) -> None:
+        """Their connections end."""
+        begun = time.process_time()
+        for node in nodes:
+            del self.ids[node], self.hub._nodes[node], self.wires[node]
+            self.hub.hub.loses(node, dead=True)
+        self.hub._undecided = True
+        self.hub.settle()
+        self._turn_is_over(time.process_time() - begun, answers, NewView)
+
+    def loses_hub(self) -> None:
+        """With the first node. Every other one dials the next, and says hello with what it knows."""
+        (gone, *_) = self.nodes
+        del self.ids[gone]
+        self._begin_hub(takes_over=True)
+        self.hub.hub.expect(self.nodes)
+        self.hub.hub.without(time.monotonic(), gone, left=False)
+        for node in self.nodes:
+            for id in self.ids[node]:
+                self.reports[node].told(parse(TO_HUB, {"say": "view_is_over", "worker": id, **self.lost}))
+        begun = time.process_time()
+        packed = self.lists.pack_report(self.reports[self.nodes[0]].document())
+        self.figures.node_s = time.process_time() - begun
+        shared = {name: packed[name] for name in ("view", "known")}  # which each node packs for itself
+        for node in self.nodes:
+            report = {**self.reports[node].document(), **shared}
+            words = self.hello(node, starting=[], report=report, knows=self.lists.hashes())
+            self.says(node, words, 3 * ONE_WAY_S + self.figures.node_s)
+
+    @property
+    def lost(self) -> Message:
+        return {"generation": self.hub.hub.generation, **LOST}
 
     def _hears(self, node: str, message: Message) -> None:
         if message["say"] == "hello":
-            self.here.takes(node, parse(TO_HUB, message), message, self.connections[node])  # type: ignore[arg-type]
+            self.hub.takes(node, parse(TO_HUB, message), message, self.wires[node])  # type: ignore[arg-type]
         else:
-            self.here.told(node, message)
+            self.hub.told(node, message)
 
-    def _deliver(self) -> None:
-        read: dict[bytes, Any] = {}  # what all nodes are told is read once, to spare this process's time
-        for node, connection in self.connections.items():
-            while connection.lines:
-                to, said = connection.lines.popleft().split(b'"say":', 1)
-                workers = json.loads(to.rstrip(b", ") + b"}")["to"]
-                if said not in read:
-                    kinds = TO_WORKER if workers else TO_AGENT
-                    read[said] = parse(kinds, self.lists.unpack(json.loads(b'{"say":' + said)))
-                for worker in workers or [None]:
-                    self.reports[node].ordered(worker, read[said])
+    def _turn_is_over(self, took_s: float, answers: Callable[[str, Any], None], until: type) -> float:
+        """What the hub has said leaves, is read, and answered. When the last node heard `until`."""
+        self.now_s += took_s
+        self.figures.hub_s += took_s
+        last_s = 0.0
+        for node, wire in self.wires.items():
+            while wire.said:
+                line = wire.said.popleft()
+                self.figures.lines += 1
+                self.figures.bytes += len(line)
+                at_s = self.network.arrives_s(self.now_s, node, len(line), to_hub=False)
+                said, read_s = self._reads(node, line)
+                if isinstance(said, until):
+                    last_s = max(last_s, at_s + read_s)
+                now_s, self.now_s = self.now_s, at_s + read_s
+                answers(node, said)
+                self.now_s = now_s
+        return last_s
+
+    def _reads(self, node: str, line: bytes) -> tuple[Any, float]:
+        """What was said, and what it takes a node to read it; what all are told is read once here."""
+        to, text = line.split(b'"say":', 1)
+        workers = json.loads(to.rstrip(b", ") + b"}")["to"]
+        if text not in self._read:
+            begun = time.process_time()
+            message = self.lists.unpack(json.loads(b'{"say":' + text))
+            said = parse(TO_WORKER if workers else TO_AGENT, message)
+            self._read[text] = said, time.process_time() - begun
+        said, read_s = self._read[text]
+        for worker in workers or [None]:
+            self.reports[node].ordered(worker, said)
+        self.figures.node_s = max(self.figures.node_s, read_s)
+        return said, read_s
 
 
-def measure(workers: int, of_a_node: int, turn: int) -> Iterator[Figures]:
-    fleet = Fleet(workers, of_a_node, turn)
-    with fleet.measured("nodes and workers come"):
-        fleet.hears(fleet.hellos())
-        fleet.hears(fleet.of_all("started"))
+def measure(workers: int, of_a_node: int, loss: float, board: int) -> Iterator[Figures]:
+    fleet = Fleet(workers, of_a_node, loss)
+
+    def begins(what: str) -> None:
+        fleet.figures = Figures(workers, what)
+        fleet.now_s += 10.0
+
+    def leave_the_view(node: str, said: Any) -> None:
+        if isinstance(said, Broken):
+            fleet.of_node(node, "view_is_over", **fleet.lost)
+
+    def nothing(node: str, said: Any) -> None:
+        """Follows from it."""
+
+    begins("nodes and workers come")
+    for node in fleet.nodes:
+        fleet.says(node, fleet.hello(node))
+    fleet.of_all("started")
+    fleet.goes_on(nothing, until=Roster)
     yield fleet.figures
-    with fleet.measured("the first view"):
-        fleet.hears(fleet.of_all("ready", shares=workers, identity="one"))
-    assert fleet.here.hub.generation == 1
+
+    begins("the first view")
+    fleet.of_all("ready", shares=workers, identity="one")
+    fleet.goes_on(nothing, until=NewView)
+    assert fleet.hub.hub.generation == 1
     yield fleet.figures
-    with fleet.measured("the board for gloo"):
-        puts = fleet.of_all("put", generation=1, value=ADDRESS)
-        fleet.hears((node, {**put, "key": f"gloo/{put['worker']}"}) for node, put in puts)
-    yield fleet.figures
-    alive = [(node, id) for node, ids in fleet.ids.items() for id in ids]
-    for what, lost in (("one lost", alive[-1:]), ("1 % lost", alive[: max(2, workers // 100)])):
-        generation = fleet.here.hub.generation
-        with fleet.measured(what):
-            exits = {"step": 3, "code": None, "signal": "SIGKILL", "hung": False, "expected": False}
-            fleet.hears((node, {"say": "exited", "worker": id, **exits}) for node, id in lost)
-            for node, id in lost:
-                fleet.ids[node].remove(id)
-            facts: dict[str, Any] = {"step": 3, "at": "boundary", "lost": True, "whole": True, "torn": False}
-            fleet.hears(fleet.of_all("view_is_over", generation=generation, **facts))
-        assert fleet.here.hub.generation == generation + 1
+
+    if workers <= board:
+        begins("the board for gloo")
+        for node, ids in fleet.ids.items():
+            for id in ids:
+                fleet.says(node, {"say": "put", "worker": id, "generation": 1, "key": f"gloo/{id}", "value": ADDRESS})
+        fleet.goes_on(nothing, until=object)
         yield fleet.figures
-    with fleet.measured("the hub lost"):
-        fleet.moves()
+
+    begins("a worker is lost")
+    node = fleet.nodes[-1]
+    ended = {"step": 3, "code": None, "signal": "SIGKILL", "hung": False, "expected": False}
+    fleet.says(node, {"say": "exited", "worker": fleet.ids[node].pop(), **ended})
+    fleet.goes_on(leave_the_view, until=NewView)
+    assert fleet.hub.hub.generation == 2
     yield fleet.figures
+
+    begins("1 % of nodes are lost")
+    fleet.loses(fleet.nodes[1 : 1 + max(1, len(fleet.nodes) // 100)], leave_the_view)
+    fleet.goes_on(leave_the_view, until=NewView)
+    assert fleet.hub.hub.generation == 3 or len(fleet.nodes) == 1
+    yield fleet.figures
+
+    if len(fleet.nodes) > 1:
+        begins("the hub's host is lost")
+        fleet.loses_hub()
+        fleet.goes_on(nothing, until=NewView)
+        assert fleet.hub.hub.generation == 4
+        yield fleet.figures
 
 
 def table(found: list[Figures]) -> Table:
-    titles = ("workers", "what", "heard", "MB", "lines", "MB", "hub s", "us each", "wire s")
-    shown = Table(*titles, title="The hub's part")
+    titles = ("workers", "what", "s", "hub s", "us each", "node s", "heard", "MB", "lines", "MB")
+    shown = Table(*titles, title="From the cause to the last node")
     for one in found:
-        said = [f"{one.heard}", f"{one.heard_bytes / 1e6:.1f}", f"{one.lines}", f"{one.bytes / 1e6:.1f}"]
-        shown.add_row(
-            f"{one.workers}", one.what, *said, f"{one.seconds:.3f}", f"{one.each_us:.0f}", f"{one.wire_s:.3f}"
-        )
+        times = [f"{one.seconds:.3f}", f"{one.hub_s:.3f}", f"{one.each_us:.0f}", f"{one.node_s:.3f}"]
+        heard, said = [f"{one.heard}", f"{one.heard_bytes / 1e6:.1f}"], [f"{one.lines}", f"{one.bytes / 1e6:.1f}"]
+        shown.add_row(f"{one.workers}", one.what, *times, *heard, *said)
     return shown
 
 
@@ -210,16 +314,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=SIZES)
     parser.add_argument("--of-a-node", type=int, default=8)
-    parser.add_argument("--turn", type=int, default=64, help="messages that are heard before what follows is said")
+    parser.add_argument("--loss", type=float, default=0.0, help="how many of the lines are lost; 0.001: one of 1,000")
+    parser.add_argument("--board", type=int, default=1024, help="up to so many workers gloo's addresses are exchanged")
     parser.add_argument("--json", help="writes the figures there, too")
     options = parser.parse_args()
     found: list[Figures] = []
     with interruptible():
         for workers in options.workers:
-            for figures in measure(workers, options.of_a_node, options.turn):
+            for figures in measure(workers, options.of_a_node, options.loss, options.board):
                 found.append(figures)
                 print(f"{figures.workers} workers, {figures.what}: {figures.seconds:.3f} s", flush=True)
-    Console(width=100).print(table(found))
+    Console(width=110).print(table(found))
     if options.json:
         with open(options.json, "w") as file:
             json.dump([asdict(one) for one in found], file, indent=1)
