@@ -77,7 +77,10 @@ _LOOK_S = 0.25
 _SIGHTED_S = 0.9  # between two reports of a node where somebody is quiet
 _HELD_UP_S = 1.0  # a look that comes so late says that this process was stopped, and likely its workers, too
 _LAST_WORD_S = 1.0  # for a worker without which the run has gone on, to put that on record
-_DUMP_S = 0.5  # for a stuck worker to print its stacks
+_DUMP_S, _DUMP_HELD_UP_S = (
+    0.5,
+    5.0,
+)  # for a stuck worker to print its stacks, and at most while others have the processor
 _TERM_S = 5.0  # from SIGTERM to SIGKILL
 _TWICE_S = 0.5  # launchers forward what the terminal has sent already: two SIGINT within this are one
 
@@ -124,6 +127,7 @@ class _Worker:
     hung: bool = False
     verdict: KillHung | None = None  # its stacks are being printed; then it is killed, unless it gave a sign
     dumped_by_s: float = 0.0
+    held_up_s: float = 0.0  # by others who had the processor, when that began
     oom_kills: OomKills | None = None  # when it was started
     kill_at_s: float | None = None
     patience: Patience = field(default_factory=Patience)
@@ -471,9 +475,13 @@ class Agent:
             return
         self._stuck(worker, now_s, record, verdict.why, _ONLY_SLOW)
         worker.hung, worker.verdict, worker.dumped_by_s = True, verdict, now_s + _DUMP_S
+        worker.held_up_s = linux.held_up_s(worker.pid)
         os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see worker.py
 
     def _kill_if_still_hung(self, worker: _Worker, verdict: KillHung, now_s: float) -> None:
+        held_up_s = linux.held_up_s(worker.pid) - worker.held_up_s
+        if now_s < worker.dumped_by_s + min(held_up_s, _DUMP_HELD_UP_S):
+            return  # others had the processor meanwhile
         worker.verdict, record = None, Record.read(worker.progress)
         if self._acquitted(worker, verdict, record):
             self._say(f"{worker.called} went on while its stacks were printed, and lives")

@@ -13,7 +13,7 @@ BENCHMARKS = {
     "steady_state": "steps when nothing goes wrong, beside plain loops and DDP",
     "recovery": "what a fault costs, beside plain torchrun",
     "hosts": "what the loss of a whole host costs, beside plain torchrun",
-    "scale": "what the hub of up to 16,384 workers computes and sends",
+    "scale": "how long views of up to 16,384 workers take to form",
     "topology": "bytes that leave a host in a step, beside a ring's",
     "checkpoints": "a save and a load, beside torch.save and DCP",
     "checkpoints_group": "what comparing replicas costs ranks that save together",
