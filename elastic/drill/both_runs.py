@@ -25,7 +25,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from elastic.drill.cluster import Cluster, DrillTimeout
+from elastic.drill.faults.join import Join
 from elastic.drill.faults.registry import KINDS
+from elastic.drill.hosts.hosts import ORPHANS_S, Hosts
+from elastic.drill.hosts.place import OnHosts
 from elastic.drill.inject.bad_storage import RECORD, behind_faults, summary, torn
 from elastic.drill.inject.overrides import Overrides
 from elastic.drill.interruption import undisturbed_by_signals
@@ -46,6 +49,7 @@ from elastic.drill.watched_run import WatchedRun
 from elastic.errors import ConfigError
 from elastic.events.event import Event
 from elastic.events.words import counted
+from elastic.membership.live import ORPHAN_S
 
 BASELINE, FAULTED = "undisturbed", "disturbed"
 _JOINS_AWAIT_S = 60.0
@@ -103,7 +107,7 @@ class Drill:
     def _headline(self) -> None:
         options, asked = self._options, self._options.asked
         script = " ".join([*["-m"] * options.module, options.script, *options.args])
-        nodes = f" on {asked.nodes} nodes" if asked.nodes > 1 else ""
+        nodes = _on_nodes(asked)
         seed = f", seed {asked.seed}" if asked.seed is not None else ""
         who = f"{counted(asked.workers, 'worker')}{nodes}{seed}"
         self._say(f"\n[bold]Drill[/bold] of {escape(script)}: {who}")
@@ -137,14 +141,16 @@ class Drill:
         at: dict[str, Any] = {"storage_options": self.location.options}
         baseline_verdict = review(baseline.url, baseline_events, steps=steps, redone_max=0, **at)
         torn_manifests = torn(self.folder / RECORD)
+        taken = faulted.lost_max()
         spoilt = set(torn_manifests).union(*(kind.spoilt(faulted.cluster.drill) for kind in KINDS.values()))
         faulted_verdict = review(
             faulted.url,
             faulted_events,
             steps=steps,
             reference=baseline_events,
-            lost_max=faulted.lost_max() + len(torn_manifests),  # the last save must be whole, or its worker ends
+            lost_max=None if taken is None else taken + len(torn_manifests),  # who saves last what is torn, ends
             may_fall_back=bool(spoilt),
+            one_launch=plan.hosts and faulted.launches == 1,
             spoilt=spoilt,
             **at,
         )
@@ -194,8 +200,7 @@ class Drill:
 
     def _faulted(self, plan: DrillPlan, *, total: int) -> tuple[WatchedRun, list[Event], list[Violation]]:
         """The run with faults, launched as often as faults end it. Also: violations that are no matter of events."""
-        nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
-        self._say(f"\n[bold]With faults[/bold], {counted(plan.workers, 'worker')}{nodes}")
+        self._say(f"\n[bold]With faults[/bold], {counted(plan.workers, 'worker')}{_on_nodes(plan)}")
         cluster = self._cluster(FAULTED, workers=plan.workers, plan=plan)
         late: str | None = None
         known, code = 0, 0
@@ -238,6 +243,11 @@ class Drill:
             save_every=plan.save_every if plan is not None else options.asked.save_every,
             joins_await_s=_JOINS_AWAIT_S,
         )
+        place = None
+        if plan is not None and plan.hosts:
+            orphans_s = ORPHANS_S + (ORPHAN_S if any(fault.orphans for fault in plan.faults) else 0.0)
+            spare = sum(isinstance(fault, Join) for fault in plan.faults)
+            place = OnHosts(Hosts(nodes + spare, self.folder / "hosts", orphans_s=orphans_s), url)
         cluster = Cluster(
             options.script,
             options.args,
@@ -253,9 +263,10 @@ class Drill:
             module=options.module,
             ready=True,
             overrides=overrides,
+            place=place,
         )
         self._clusters.append(cluster)
-        return WatchedRun(cluster, self._console, plan)
+        return WatchedRun(cluster, self._console, plan, place)
 
     def _launch(self, cluster: WatchedRun, story: Story | None = None) -> int:
         """One launch to its end; its exit status. Raises DrillTimeout."""
@@ -294,3 +305,7 @@ class Drill:
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
+
+
+def _on_nodes(plan: DrillPlan) -> str:
+    return f" on {plan.nodes} {'hosts' if plan.hosts else 'nodes'}" if plan.nodes > 1 else ""

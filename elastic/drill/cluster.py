@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from elastic.drill.folder import DrillFolder
 from elastic.drill.inject.joining_nodes import JoiningNodes
 from elastic.drill.inject.node_starter import Launcher, NodeStarter
 from elastic.drill.inject.overrides import Overrides
+from elastic.drill.inject.place import Node, Place, ThisMachine
 from elastic.drill.judge.review import review
 from elastic.drill.machine import leftovers, processes
 from elastic.drill.machine.lifeline import Lifeline
@@ -51,7 +51,7 @@ class Cluster:
     folder    the drill's own, empty or of earlier launches of this run: plan, output, temporary files
     workers   in all, under a launcher; None: a process of its own
     launcher  "torchrun": a loss restarts all workers; "elastic": `elastic run`, where survivors go on
-    nodes     that the workers are spread over evenly: launchers, all on this machine
+    nodes     that the workers are spread over evenly: launchers, each at `place`
     nodes_max of how many there may be, where it shrinks to one and grows (by the fault Join); None: always `nodes`
     ready     under `elastic run`, the next node to join stands ready, its imports done
     options   further flags of the launcher
@@ -60,6 +60,7 @@ class Cluster:
     env       set for the launch, over this process's environment
     observed  False: without the observer, so without faults and `reads`, as a user would run it
     storage_options  to look at the run's checkpoints; the script must be told in its own way
+    place     where the nodes are; None: all on this machine
     """
 
     def __init__(
@@ -83,12 +84,14 @@ class Cluster:
         module: bool = False,
         overrides: Overrides | None = None,
         ready: bool = False,
+        place: Place | None = None,
     ) -> None:
         self.url = os.fspath(url)
         self.folder = folder.resolve()
         self.drill = DrillFolder(self.folder)
         self.plan = plan or Plan()
         self._steps = steps
+        self._place = place if place is not None else ThisMachine()
         self._storage_options = storage_options
         self._starter = NodeStarter(
             script=[*["-m"] * module, os.fspath(script), *map(str, args)],
@@ -102,10 +105,11 @@ class Cluster:
             env=env or {},
             observed=observed,
             overrides=overrides or Overrides(),
+            place=self._place,
         )
         self._lifeline = Lifeline(self.folder, at=local_folder(self.url))
         self._joining = JoiningNodes(self.drill, self._start_later, ready=ready and launcher == "elastic")
-        self._launchers: list[subprocess.Popen[bytes]] = []
+        self._launchers: list[Node] = []
         self._seen: set[int] = set()  # pids of all launches
         self._of_a_node = 0  # workers, in the launch that had most
         self._before = leftovers.Snapshot()
@@ -189,6 +193,18 @@ class Cluster:
         """The launchers, in the order in which they were started."""
         return [launcher.pid for launcher in self._launchers]
 
+    def pid(self, worker: str) -> int:
+        """Of the worker that has this id, if it still runs; else 0."""
+        pid = self._place.pid(worker)
+        return pid if pid and self.drill.alive([pid]) else 0
+
+    def abandon(self, launcher: Node) -> bool:
+        """It is killed, and no part of this launch any more. False: it was none."""
+        if found := launcher in self._launchers:
+            launcher.kill()
+            self._launchers.remove(launcher)
+        return found
+
     def exit_codes(self) -> dict[int, int | None]:
         """Of the launchers of this launch, by pid; None: it runs."""
         return {launcher.pid: launcher.poll() for launcher in self._launchers}
@@ -246,7 +262,8 @@ class Cluster:
             processes.describe(pid) for pid in processes.wait_until_gone(self.folder, within_s=self._orphans_s())
         ]
         processes.kill_marked(self.folder)
-        return LaunchEnd(self._exit_code(), (*orphans, *self._left_behind()))
+        left = (*orphans, *self._left_behind(), *self._place.left(killed=bool(self.drill.happened())))
+        return LaunchEnd(self._exit_code(), left)
 
     def _orphans_s(self) -> float:
         """A worker whose agent was killed has its own time to finish its step: it may hang there, and nobody looks."""
@@ -269,6 +286,7 @@ class Cluster:
         self._lifeline.let_go()
         self._before.remove(self._seen)
         self._starter.remove_temporary()
+        self._place.close()
 
     def __enter__(self) -> Cluster:
         return self
@@ -303,7 +321,8 @@ class Cluster:
         starter = self._starter
         if starter.launcher != "elastic" or starter.workers is None:
             return None
-        return sum(fault.lost_max(self._of_a_node) for fault in self._struck())
+        found = [fault.lost_max(self._of_a_node) for fault in self._struck()]
+        return None if None in found else sum(one or 0 for one in found)
 
     @property
     def _apart(self) -> bool:
@@ -324,7 +343,7 @@ class Cluster:
     def _look(self) -> None:
         self._launchers += self._joining.look(self.plan.faults, self.drill.happened())
 
-    def _start_later(self, workers: int | None, called: Path | None) -> subprocess.Popen[bytes]:
+    def _start_later(self, workers: int | None, called: Path | None) -> Node:
         return self._starter.node(first=False, workers=workers, called=called)
 
     def _start_once(self) -> None:

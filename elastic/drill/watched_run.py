@@ -1,6 +1,7 @@
-"""One run of a drill while it runs: shown as it goes, and what goes on for a while is brought to its end.
+"""One run of a drill while it runs: shown as it goes, hosts are struck, and what goes on for a while comes to its end.
 
-A worker that has not left when its grace is over is killed; a disk that is broken for a while is healed.
+A worker that has not left when its grace is over is killed; a disk that is broken for a while, or a cable, is healed. A
+host that was cut off when the run ended looks for it in vain, and is switched off.
 """
 
 from __future__ import annotations
@@ -9,16 +10,23 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from math import inf
 from pathlib import Path
 
 from rich.console import Console
 
 from elastic.drill.cluster import Cluster
+from elastic.drill.faults.host_fault import HostFault, NetworkFault
+from elastic.drill.hosts.hosts import Hosts
+from elastic.drill.hosts.network import host_of, name
+from elastic.drill.hosts.place import OnHosts
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.report.follow import Follow
 from elastic.drill.report.story import Story
 from elastic.events.event import Event
+
+_STRANDED_S = 10.0  # so long after the run's end who takes part in it has ended, too
 
 
 class WatchedRun:
@@ -28,12 +36,19 @@ class WatchedRun:
     overdue  workers that were killed because they had not left within their grace
     """
 
-    def __init__(self, cluster: Cluster, console: Console, plan: DrillPlan | None) -> None:
+    def __init__(
+        self, cluster: Cluster, console: Console, plan: DrillPlan | None, place: OnHosts | None = None
+    ) -> None:
         self.cluster = cluster
         self.left: list[str] = []
         self.launches = 0
         self.overdue: set[str] = set()
         self._console = console
+        self._place = place
+        self._views: dict[int, list[str]] = {}  # generation -> workers, where nodes are hosts
+        self._fell_apart = False
+        self._finished_s = inf
+        self._last: set[int] = set()  # hosts of the view that finished
         self._faults = plan.faults if plan is not None else ()
         self._grace_s = plan.grace_s if plan is not None else inf
         self._announced: dict[int, Event] = {}  # index of a fault with an end -> its event; it may not have struck yet
@@ -47,8 +62,20 @@ class WatchedRun:
     def storage(self) -> Path:
         return Path(self.url)
 
-    def lost_max(self) -> int:
-        return (self.cluster.lost_max() or 0) + len(self.overdue)
+    @property
+    def hosts(self) -> Hosts:
+        assert self._place is not None, "faults of hosts come with --hosts"
+        return self._place.hosts
+
+    def hosts_of(self, struck: Event, ranks: Iterable[int]) -> list[int]:
+        """On which these ranks are, in the view of that record; without one, where that was made."""
+        workers = self._views.get(struck.get("generation") or 0, [struck["worker"]])
+        return sorted({host_of(workers[rank]) for rank in ranks if rank < len(workers)} or {host_of(struck["worker"])})
+
+    def lost_max(self) -> int | None:
+        """None: nobody knows."""
+        taken = self.cluster.lost_max()
+        return None if taken is None else taken + len(self.overdue)
 
     def not_reached(self) -> list[int]:
         return self.cluster.not_reached()
@@ -63,6 +90,7 @@ class WatchedRun:
         def watching() -> None:
             story.watching()
             self._end_faults(time.monotonic())
+            self._switch_off(time.monotonic())
 
         ended = self.cluster.wait(within_s=within_s, watching=watching)
         story.watching()
@@ -72,7 +100,7 @@ class WatchedRun:
 
     def kill_overdue(self, struck: Event) -> None:
         """The worker that this fault asked to leave, if it is still there."""
-        for pid in self.cluster.drill.alive([_pid(struck["worker"])]):
+        if pid := self.cluster.pid(struck["worker"]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 self.overdue.add(struck["worker"])
@@ -80,8 +108,22 @@ class WatchedRun:
                 self._console.print(f"            {words}", highlight=False)
 
     def _heard(self, event: Event) -> None:
-        if event["event"] == "fault" and self._faults[event["index"]].lasts_s(self._grace_s) is not None:
-            self._announced[event["index"]] = event
+        if event["event"] == "view_formed":
+            self._views[event.get("generation") or 0] = event["workers"]
+        elif event["event"] == "finished":
+            self._finished_s = min(self._finished_s, time.monotonic())
+            self._last = {host_of(worker) for worker in self._views[event["generation"]]} if self._place else set()
+        elif event["event"] == "fault":
+            fault = self._faults[event["index"]]
+            if isinstance(fault, HostFault):
+                self._strike(fault, event)
+            if fault.lasts_s(self._grace_s) is not None:
+                self._announced[event["index"]] = event
+
+    def _strike(self, fault: HostFault, struck: Event) -> None:
+        fault.strike_hosts(struck, self)
+        self._fell_apart |= isinstance(fault, NetworkFault)
+        self.cluster.drill.let_go(struck["index"]).touch()
 
     def _end_faults(self, now_s: float) -> None:
         """Of those that have struck, or whose worker was killed as it struck."""
@@ -96,8 +138,13 @@ class WatchedRun:
 
     def _has_struck(self, index: int) -> bool:
         drill = self.cluster.drill
-        return drill.struck(index).exists() or not drill.alive([_pid(self._announced[index]["worker"])])
+        return drill.struck(index).exists() or not self.cluster.pid(self._announced[index]["worker"])
 
-
-def _pid(worker: str) -> int:
-    return int(worker.rsplit("-", 2)[1])
+    def _switch_off(self, now_s: float) -> None:
+        """Whom the run has gone on without, where it is over."""
+        if self._place is None or not self._fell_apart or now_s < self._finished_s + _STRANDED_S:
+            return
+        for host, machine in self._place.machines.items():
+            if host not in self._last and machine.poll() is None and self.cluster.abandon(machine):
+                words = f"{name(host)} looks for a run that is over: it is switched off"
+                self._console.print(f"            {words}", highlight=False)

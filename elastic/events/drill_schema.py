@@ -20,7 +20,7 @@ class Reads(TypedEvent):
 class Placed(TypedEvent):
     """A drill's observer: the worker enters its Run."""
 
-    agent: Annotated[int, "the process id of its launcher: which of the nodes on one machine it belongs to"]
+    agent: Annotated[int, "the process id of its launcher: which of the drill's nodes it belongs to"]
 
 
 class Dataset(TypedEvent):

@@ -28,6 +28,7 @@ PORTABLE_INSTRUCTION_SETS = {
 settings, of which the second could bound the first: with SSE4_2 in it a Sapphire Rapids gave other bits (measured)."""
 
 DRILL_STORAGE = "ELASTIC_DRILL_STORAGE"  # JSON
+DRILL_NODE = "ELASTIC_DRILL_NODE"  # a process id
 
 _OF_PROCESSOR = (
     "ATEN_CPU_CAPABILITY",
@@ -191,3 +192,8 @@ def drill_storage() -> tuple[str | None, dict[str, Any] | None]:
     """Where a drill makes the run live, and with which options. Both may hold credentials, and so are in no file."""
     url, options = json.loads(os.environ.get(DRILL_STORAGE, "[null, null]"))
     return url, options
+
+
+def drill_node() -> int | None:
+    """The process id by which a drill knows this node, where it is a host with process ids of its own."""
+    return int(os.environ[DRILL_NODE]) if DRILL_NODE in os.environ else None

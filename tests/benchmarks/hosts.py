@@ -28,13 +28,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from elastic.drill.hosts.hosts import Hosts, missing
+from elastic.drill.hosts.network import host_of, name
+from elastic.drill.hosts.place import PORT
 from tests.benchmarks import underway
 from tests.benchmarks.recovery_events import Events, Place
 from tests.benchmarks.recovery_runs import ROOT, SCRIPT
 from tests.benchmarks.underway import interruptible
-from tests.kit.host_runs import PORT, host_of
-from tests.kit.hosts import Hosts, missing
-from tests.kit.network import name
 
 HOSTS = 4
 MEET = ("--nnodes=1:5", "--rdzv-backend=c10d", f"--rdzv-endpoint={name(1)}:{PORT}", "--rdzv-id=bench")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit import hosts as kit
+from elastic.drill.hosts.hosts import missing
 from tests.kit.host_runs import HostRun
 from tests.kit.hosts import Hosts
 from tests.kit.observed import assert_observed
@@ -19,7 +19,7 @@ from tests.kit.observed import assert_observed
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Callable[[int], Hosts]]:
     """hosts(4): so many, on a network of their own."""
-    if (why := kit.missing()) is not None:
+    if (why := missing()) is not None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"hosts: {why}")
     with ExitStack() as running:
         yield lambda count: running.enter_context(Hosts(count, tmp_path / "hosts"))

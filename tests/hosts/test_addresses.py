@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from elastic.drill.end import End
+from elastic.drill.hosts.network import ipv6_address
 from tests.kit.host_runs import HostRun
-from tests.kit.network import ipv6_address
 
 STEPS = 240
 

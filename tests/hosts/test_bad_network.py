@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from elastic.drill.end import End
+from elastic.drill.hosts.network import Way
 from tests.kit.host_runs import HostRun
-from tests.kit.network import Way
 
 STEPS = 240
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from elastic.drill.end import End
-from tests.kit.host_runs import HostRun, host_of
+from elastic.drill.hosts.network import host_of
+from tests.kit.host_runs import HostRun
 
 STEPS = 240
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from checkpoint import linux
-from tests.kit.hosts import Hosts, Outcome
-from tests.kit.network import Way, address, until
+from elastic.drill.hosts.hosts import Outcome
+from elastic.drill.hosts.network import Way, address, until
+from tests.kit.hosts import Hosts
 
 MakeHosts = Callable[[int], Hosts]
 

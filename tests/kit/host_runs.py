@@ -18,16 +18,16 @@ from pathlib import Path
 from checkpoint.net.secret import VARIABLE, generated_secret
 from elastic.drill.faults.plan import Plan
 from elastic.drill.folder import DrillFolder
-from elastic.drill.judge.grouping import grouped
+from elastic.drill.hosts.hosts import Outcome
+from elastic.drill.hosts.network import host_of, name
+from elastic.drill.hosts.place import PORT, left_behind
 from elastic.drill.judge.review import review
 from elastic.drill.judge.verdict import Verdict
-from elastic.drill.machine.leftovers import TORCH_S_OWN
+from elastic.drill.machine.processes import pid_in
 from elastic.events.event import Event
 from elastic.events.reading import record_in
-from tests.kit.hosts import Hosts, Outcome
-from tests.kit.network import name
+from tests.kit.hosts import Hosts
 
-PORT = 29400
 SCRIPT = Path(__file__).parent / "programs" / "small.py"
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 240.0
@@ -145,15 +145,14 @@ class HostRun:
         return HostsEnd(
             ended,
             events,
-            review(str(self.url), events, steps=self._steps, reference=reference, lost_max=lost),
+            review(str(self.url), events, steps=self._steps, reference=reference, lost_max=lost, one_launch=True),
         )
 
     def assert_kept(self, end: HostsEnd, *, ended: Iterable[int]) -> None:
         """Every promise; and these hosts' commands, and no others', ended by themselves, with status 0 and in order."""
         assert end.verdict.ok, f"{end.verdict}\n{self.state()}"
-        assert two_sides(end.events) == []
-        left = {name(host): left_behind(outcome) for host, outcome in end.outcomes.items() if left_behind(outcome)}
-        assert left == {}, self.state()
+        left = [what for host, outcome in end.outcomes.items() for what in left_behind(host, outcome)]
+        assert left == [], self.state()
         assert {host: outcome.status for host, outcome in end.outcomes.items()} == dict.fromkeys(ended, 0), self.state()
 
     # looking
@@ -187,7 +186,7 @@ class HostRun:
 
     def alive(self, worker: str) -> bool:
         """Whether this worker's process is there; its id tells its pid, as its own host counts."""
-        return self.hosts.has_process(host_of(worker), int(worker.rsplit("-", 2)[1]))
+        return self.hosts.pid_outside(host_of(worker), pid_in(worker)) is not None
 
     def views(self) -> list[Event]:
         return [event for event in self._events.read() if event["event"] == "view_formed"]
@@ -207,22 +206,6 @@ class HostRun:
 
     def _output(self, host: int) -> Path:
         return self._folder / f"output-{name(host)}.txt"
-
-
-def host_of(worker: str) -> int:
-    """A worker's id begins with its host's name."""
-    return int(worker.partition("-")[0].removeprefix("h"))
-
-
-def two_sides(events: Iterable[Event]) -> list[str]:
-    """Generations that name several lists of workers, in words."""
-    formed = grouped((e for e in events if e["event"] == "view_formed"), lambda e: int(e["generation"]))
-    sides = {generation: {tuple(event["workers"]) for event in group} for generation, group in formed.items()}
-    return [f"generation {generation}: {sorted(found)}" for generation, found in sides.items() if len(found) > 1]
-
-
-def left_behind(outcome: Outcome) -> list[str]:
-    return [what for what in outcome.left if TORCH_S_OWN not in what]
 
 
 class _Following:

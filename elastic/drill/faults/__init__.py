@@ -7,9 +7,11 @@ plan        several of them, and which are due
 """
 
 from elastic.drill.faults.base import Fault
+from elastic.drill.faults.cut import Cut
 from elastic.drill.faults.disk import Disk
 from elastic.drill.faults.exception import Raise
 from elastic.drill.faults.flip import Flip
+from elastic.drill.faults.heal import Heal
 from elastic.drill.faults.hold import Hold
 from elastic.drill.faults.join import Join
 from elastic.drill.faults.kill import Kill, KillTogether
@@ -17,6 +19,8 @@ from elastic.drill.faults.kill_agent import KillAgent
 from elastic.drill.faults.kill_all import KillAll
 from elastic.drill.faults.kill_child import KillChild
 from elastic.drill.faults.leave_node import LeaveNode
+from elastic.drill.faults.lose_host import LoseHost
+from elastic.drill.faults.lose_packets import LosePackets
 from elastic.drill.faults.moments import (
     BEFORE_STEPS,
     IN_BACKWARD,
@@ -31,9 +35,11 @@ from elastic.drill.faults.moments import (
     At,
 )
 from elastic.drill.faults.out_of_memory import OutOfMemory
+from elastic.drill.faults.partition import Partition
 from elastic.drill.faults.plan import Plan, due
 from elastic.drill.faults.registry import KINDS, NAMED
 from elastic.drill.faults.slow import Slow
+from elastic.drill.faults.slow_network import SlowNetwork
 from elastic.drill.faults.stick_loader import StickLoader
 from elastic.drill.faults.stop import Stop
 from elastic.drill.faults.terminate import Terminate
@@ -52,9 +58,11 @@ __all__ = [
     "OF_THE_SCRIPT",
     "PHASES",
     "At",
+    "Cut",
     "Disk",
     "Fault",
     "Flip",
+    "Heal",
     "Hold",
     "Join",
     "Kill",
@@ -63,10 +71,14 @@ __all__ = [
     "KillChild",
     "KillTogether",
     "LeaveNode",
+    "LoseHost",
+    "LosePackets",
     "OutOfMemory",
+    "Partition",
     "Plan",
     "Raise",
     "Slow",
+    "SlowNetwork",
     "StickLoader",
     "Stop",
     "Terminate",

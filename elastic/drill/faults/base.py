@@ -19,6 +19,7 @@ from elastic.errors import ConfigError
 
 if TYPE_CHECKING:
     from elastic.drill.folder import DrillFolder
+    from elastic.drill.hosts.hosts import Hosts
     from elastic.events.event import Event
     from elastic.events.observer import ObservedRun
 
@@ -84,10 +85,13 @@ class Scene:
 
 
 class RunningDrill(Protocol):
-    """What `Fault.end` may use of the run, from outside."""
+    """What faults may use of the run from outside."""
 
     @property
     def storage(self) -> Path: ...
+    @property
+    def hosts(self) -> Hosts: ...
+    def hosts_of(self, struck: Event, ranks: Iterable[int]) -> list[int]: ...
     def kill_overdue(self, struck: Event) -> None: ...
 
 
@@ -104,6 +108,8 @@ class Fault(ABC):
     in_folder    the run must live in a folder of this machine
     for_command  it takes what only `elastic drill` does: another launch, another node, a disk, a checkpoint to spoil
     takes_node   of several, the one it strikes is gone
+    needs_hosts  the drill's nodes must be hosts (host_fault.py)
+    on_hosts     it can strike a run on hosts; not what one process does to several others, or to a disk
     """
 
     kind: ClassVar[str]
@@ -115,6 +121,8 @@ class Fault(ABC):
     in_folder: ClassVar[bool] = False
     for_command: ClassVar[bool] = False
     takes_node: ClassVar[bool] = False
+    needs_hosts: ClassVar[bool] = False
+    on_hosts: ClassVar[bool] = True
 
     if TYPE_CHECKING:  # a field, or a property: whichever the kind has
 
@@ -148,9 +156,9 @@ class Fault(ABC):
         """The fault that this rank sets off at that moment."""
 
     @classmethod
-    def together(cls, workers: tuple[int, ...], when: At) -> Fault:
+    def together(cls, workers: tuple[int, ...], when: At, **fields: Any) -> Fault:
         """The fault that strikes several workers at once. Raises ConfigError."""
-        raise ConfigError("only --kill takes several workers at once")
+        raise ConfigError("only --kill and --partition take several workers at once")
 
     @classmethod
     def remaining(cls, there: int, sizes: Sizes) -> int:
@@ -245,8 +253,9 @@ class Fault(ABC):
         """How many workers it takes from the run against their will, at most; None: those of an agent, or all."""
         return len(self.ranks) if self.loses_workers else 0
 
-    def lost_max(self, of_a_node: int) -> int:
-        """How many of those are missed by a view, at most; who is lost with all others is missed by none."""
+    def lost_max(self, of_a_node: int) -> int | None:
+        """How many of those are missed by a view, at most; who is lost with all others is missed by none. None: nobody
+        knows."""
         return self.lost() or 0
 
     def failure(self) -> str | None:

@@ -45,6 +45,7 @@ class Disk(WorkerFault):
     facts = ("seconds",)
     in_folder = True
     for_command = True
+    on_hosts = False
     record_first = False
 
     def __post_init__(self) -> None:

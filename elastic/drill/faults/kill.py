@@ -23,8 +23,8 @@ class Kill(WorkerFault):
     loses_workers = True
 
     @classmethod
-    def together(cls, workers: tuple[int, ...], when: At) -> Fault:
-        return KillTogether(workers, when)
+    def together(cls, workers: tuple[int, ...], when: At, **fields: Any) -> Fault:
+        return KillTogether(workers, when, **fields)
 
     def strike(self, scene: Scene) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -41,6 +41,7 @@ class KillTogether(Fault):
     when: At
 
     kind = "kill_together"
+    on_hosts = False
     loses_workers = True
 
     @property

@@ -22,6 +22,7 @@ class KillAll(RunFault):
         ),
     )
     for_command = True
+    on_hosts = False
     fatal = True
     restarts = "lost"
 

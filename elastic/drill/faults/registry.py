@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic.drill.faults.base import Fault, Flag
+from elastic.drill.faults.cut import Cut
 from elastic.drill.faults.disk import Disk
 from elastic.drill.faults.exception import Raise
 from elastic.drill.faults.flip import Flip
+from elastic.drill.faults.heal import Heal
 from elastic.drill.faults.hold import Hold
 from elastic.drill.faults.join import Join
 from elastic.drill.faults.kill import Kill, KillTogether
@@ -16,16 +18,20 @@ from elastic.drill.faults.kill_agent import KillAgent
 from elastic.drill.faults.kill_all import KillAll
 from elastic.drill.faults.kill_child import KillChild
 from elastic.drill.faults.leave_node import LeaveNode
+from elastic.drill.faults.lose_host import LoseHost
+from elastic.drill.faults.lose_packets import LosePackets
 from elastic.drill.faults.moments import At
 from elastic.drill.faults.out_of_memory import OutOfMemory
+from elastic.drill.faults.partition import Partition
 from elastic.drill.faults.slow import Slow
+from elastic.drill.faults.slow_network import SlowNetwork
 from elastic.drill.faults.stick_loader import StickLoader
 from elastic.drill.faults.stop import Stop
 from elastic.drill.faults.terminate import Terminate
 
 _KINDS: tuple[type[Fault], ...] = (
     Kill, KillTogether, Stop, Terminate, Join, KillAll, Raise, OutOfMemory, Slow, StickLoader, KillChild, Flip, Disk,
-    KillAgent, LeaveNode, Hold,
+    KillAgent, LeaveNode, Hold, LoseHost, Cut, LosePackets, SlowNetwork, Partition, Heal,
 )  # fmt: skip
 KINDS = {kind.kind: kind for kind in _KINDS}
 """By the name in a plan's JSON. New kinds go to the end: what a seed draws in the tests' random drills depends

@@ -25,6 +25,7 @@ from elastic.events import drill_schema
 from elastic.events.drill_schema import Held, Placed, Reads, Weights
 from elastic.events.observer import MOMENTS, ObservedRun, Observer
 from elastic.events.sinks import local_folder
+from elastic.membership.environment import drill_node
 from elastic.state.train_state import weights_digest
 
 _APART = 2  # steps
@@ -94,8 +95,9 @@ class Injector(Observer):
         if moment == "start" and (self._drill.path / "events").is_dir():
             run.events.tee(self._drill.path)
         if moment == "start":
-            run.events.emit(Placed(agent=os.getppid()))
-            self._drill.came(os.getppid()).touch()
+            agent = drill_node() or os.getppid()
+            run.events.emit(Placed(agent=agent))
+            self._drill.came(agent).touch()
         self._step = run.step_index if moment in _BEFORE_THE_UPDATE else run.step_index - 1
         if moment == "start":
             run.events.hear(self._holdings.hear)

@@ -6,13 +6,13 @@ has entered its Run, or when the node has ended.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from elastic.drill.faults.base import Fault
 from elastic.drill.faults.join import Join
 from elastic.drill.folder import DrillFolder
+from elastic.drill.inject.place import Node
 
 _ENDS_S = 10.0
 
@@ -23,22 +23,20 @@ class JoiningNodes:
     ready   the next one stands ready, its imports done
     """
 
-    def __init__(
-        self, drill: DrillFolder, start: Callable[[int | None, Path | None], subprocess.Popen[bytes]], *, ready: bool
-    ) -> None:
+    def __init__(self, drill: DrillFolder, start: Callable[[int | None, Path | None], Node], *, ready: bool) -> None:
         self._drill = drill
         self._start = start
         self._ready = ready
         self._joined: set[int] = set()  # indices of faults
-        self._standing: tuple[int, subprocess.Popen[bytes]] | None = None  # ready for the fault of this index
-        self._awaited: dict[int, subprocess.Popen[bytes]] = {}  # by that index
+        self._standing: tuple[int, Node] | None = None  # ready for the fault of this index
+        self._awaited: dict[int, Node] = {}  # by that index
 
     def begin(self, faults: Sequence[Fault], happened: Collection[int]) -> None:
         """A launch has begun."""
         self._awaited = {}
         self._stand_ready(faults, happened)
 
-    def look(self, faults: Sequence[Fault], happened: Collection[int]) -> list[subprocess.Popen[bytes]]:
+    def look(self, faults: Sequence[Fault], happened: Collection[int]) -> list[Node]:
         """The nodes that have joined since the last look."""
         found = []
         for index in set(happened) - self._joined:
@@ -61,7 +59,7 @@ class JoiningNodes:
             self._standing[1].wait(timeout=_ENDS_S)
             self._standing = None
 
-    def _join(self, index: int, fault: Join) -> subprocess.Popen[bytes]:
+    def _join(self, index: int, fault: Join) -> Node:
         if self._standing is None or self._standing[0] != index:
             return self._start(fault.workers, None)
         self._call(index).touch()

@@ -1,11 +1,9 @@
-"""How the nodes of a drill's run are started: each one's command, environment and process. All on this machine."""
+"""How the nodes of a drill's run are started: each one's command, environment and process, at their place."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,6 +13,7 @@ from typing import Literal
 
 from checkpoint.net.secret import VARIABLE, generated_secret
 from elastic.drill.inject.overrides import Overrides
+from elastic.drill.inject.place import Node, Place
 from elastic.drill.machine import processes
 from elastic.errors import ConfigError
 
@@ -42,9 +41,9 @@ class NodeStarter:
     env: Mapping[str, str]
     observed: bool
     overrides: Overrides
+    place: Place
     launches: int = 0
     _secret: str = field(default_factory=generated_secret, repr=False)
-    _meet_at: int = 0  # the port of torchrun's rendezvous, where there are nodes
 
     def begin(self) -> None:
         """The next launch."""
@@ -52,9 +51,9 @@ class NodeStarter:
         self._make_temporary()
         self.overrides.write(self.folder)
         self.output.write_bytes(b"")
-        self._meet_at = _free_port() if self.nodes_max > 1 else 0
+        self.place.begin()
 
-    def node(self, *, first: bool, workers: int | None = None, called: Path | None = None) -> subprocess.Popen[bytes]:
+    def node(self, *, first: bool, workers: int | None = None, called: Path | None = None) -> Node:
         """Starts one.
 
         first    of its launch. It hosts torchrun's rendezvous store: were it whoever comes first, a node that leaves
@@ -67,15 +66,7 @@ class NodeStarter:
             at = command.index("run")
             command = [command[0], "-m", "elastic.drill.inject.latecomer", str(called), *command[at + 1 :]]
         meeting = {"PET_RDZV_CONF": f"is_host={int(first)}"} if self.nodes_max > 1 else {}
-        with self.output.open("ab") as output:
-            return subprocess.Popen(
-                command,
-                env={**self._environment(), **meeting},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        return self.place.start(command, env={**self._environment(), **meeting}, output=self.output)
 
     @property
     def output(self) -> Path:
@@ -102,7 +93,7 @@ class NodeStarter:
             meet = ["--standalone"]
         else:
             nodes = str(self.nodes) if self.nodes == self.nodes_max else f"1:{self.nodes_max}"
-            meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._meet_at}"]
+            meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.place.endpoint}"]
             meet += [f"--rdzv-id=launch-{self.launches}"]
         module = ["elastic", "run"] if self.launcher == "elastic" else ["torch.distributed.run"]
         flags = [*meet, f"--nproc-per-node={workers or per_node}", f"--max-restarts={self.restarts}"]
@@ -114,15 +105,8 @@ class NodeStarter:
         torchrun = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # its shared store keeps a dead round's keys
         by = f"elastic.drill.inject.injector:observer:{self.folder}"
         observer = {"ELASTIC_OBSERVER": by} if self.observed else {}
-        return {
-            VARIABLE: self._secret,
-            **os.environ,
-            **drill,
-            **torchrun,
-            **observer,
-            **self.overrides.environment(),
-            **self.env,
-        }
+        of_the_run = {**drill, **torchrun, **observer, **self.overrides.environment()}
+        return {VARIABLE: self._secret, **os.environ, **of_the_run, **self.place.environment(), **self.env}
 
     def _make_temporary(self) -> None:
         """The launch's TMPDIR. multiprocessing's sockets lie there, whose paths the kernel cuts at 108 characters."""
@@ -133,10 +117,3 @@ class NodeStarter:
         else:
             shortest = min((tempfile.gettempdir(), "/tmp"), key=len)
             self._temporary.symlink_to(tempfile.mkdtemp(prefix="drill-", dir=shortest))
-
-
-def _free_port() -> int:
-    """A port that was free a moment ago: agents of several nodes must be told one before any of them listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,6 +8,7 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     zombie      no claim goes on from what a superseded writer left; whom the run left behind does one step more at most
     writer      once a newer claim is taken, workers of an older one finish the step in hand at most
     durable     no claim goes behind a save committed before it, or what a view's last worker left with; an end is saved
+    sides       of a network that fell apart one side goes on: a generation has one list of workers
     view        the members of a view name the same workers, and its blocks of shares join
     shares      each share of a surviving step was read by exactly one worker, within its block
     batch       each surviving step applied as many examples as its place in the epoch says, and whoever goes on from
@@ -62,6 +63,7 @@ def judge(
     lost_max: int | None = None,
     may_fall_back: bool = False,
     cut_off: bool = False,
+    one_launch: bool = False,
 ) -> Verdict:
     """The verdict on one run, all of its launches together.
 
@@ -73,6 +75,7 @@ def judge(
     lost_max       how many workers were taken from the run against their will; None: who knows
     may_fall_back  checkpoints were damaged on purpose
     cut_off        workers were cut off from the others, and go on under their old claim until they notice
+    one_launch     all events are of one launch, in which no generation comes twice
     """
     of_kind = by_fact(events, "event")
     lineage = trace(events, may_fall_back=may_fall_back, cut_off=cut_off)
@@ -81,6 +84,8 @@ def judge(
 
     violations = list(lineage.violations)
     violations += _views(seen, of_kind["view_formed"])
+    if one_launch:
+        violations += _sides(of_kind["view_formed"])
     violations += survival(seen, of_kind, lost_max, may_fall_back=may_fall_back or cut_off)
     violations += _moved_on(of_kind)
     for step in sorted(lineage.path):
@@ -144,6 +149,12 @@ def _views(seen: Iterable[ViewSeen], formed: Sequence[Event]) -> Iterator[Violat
             ends = [0, *(e["shares"][1] for e in reported)]
             if any(e["shares"][0] != end or e["shares"][1] < end for e, end in zip(reported, ends, strict=False)):
                 yield Violation("view", "the blocks of shares leave a gap or overlap", tuple(reported))
+
+
+def _sides(formed: Sequence[Event]) -> Iterator[Violation]:
+    for generation, own in sorted(grouped(formed, lambda view: view.get("generation") or 0).items()):
+        if evidence := differing((view["workers"], view) for view in own):
+            yield Violation("sides", f"{len(evidence)} sides went on in generation {generation}", evidence)
 
 
 def _shares(done: Application, exact: bool) -> Iterator[Violation]:

@@ -31,6 +31,7 @@ def review(
     lost_max: int | None = None,
     may_fall_back: bool = False,
     cut_off: bool = False,
+    one_launch: bool = False,
     spoilt: Collection[str] = (),
     storage_options: dict[str, Any] | None = None,
 ) -> Verdict:
@@ -64,6 +65,7 @@ def review(
         lost_max=lost_max,
         may_fall_back=may_fall_back,
         cut_off=cut_off,
+        one_launch=one_launch,
     )
 
 

@@ -21,6 +21,11 @@ _FORKED_ONLY = 0x40  # the kernel's PF_FORKNOEXEC
 MARK = "ELASTIC_DRILL"  # set to the drill's folder for everything that the drill starts
 
 
+def pid_in(worker: str) -> int:
+    """A worker's id holds its process id, as its own machine counts."""
+    return int(worker.rsplit("-", 2)[1])
+
+
 def marked(folder: Path) -> list[int]:
     """The pids of the drill in `folder` that still run (zombies do not), this process excepted."""
     mark = f"{MARK}={folder}".encode()

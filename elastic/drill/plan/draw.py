@@ -14,6 +14,7 @@ from elastic.drill.faults.moments import OF_A_STEP, OF_THE_SCRIPT, At
 from elastic.drill.faults.registry import NAMED
 
 OF_A_SCRIPT_S_STEP = tuple(phase for phase in OF_A_STEP if phase in OF_THE_SCRIPT)
+FIRST = 0.5  # of the faults of hosts strike the first one's: it has the hub, and where the nodes meet
 SPARED = 0.12  # of the steps, the last: a fault there might find the run finished
 
 
@@ -34,7 +35,7 @@ def draw_faults(
         chosen = NAMED[name] if NAMED[name].kind.remaining(there, sizes) > 0 else NAMED["kill"]
         kind = chosen.kind
         phase = draw.choice(OF_A_SCRIPT_S_STEP if kind.in_script or there < 2 else OF_A_STEP)
-        worker = draw.randrange(there)
+        worker = 0 if kind.needs_hosts and draw.random() < FIRST else draw.randrange(there)
         found.append(chosen.fault(worker, At(step, kind.usual_phase or phase, later=True)))
         there = kind.remaining(there, sizes)
     return tuple(found)

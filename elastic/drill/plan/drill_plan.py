@@ -13,6 +13,7 @@ from elastic.drill.faults.base import Fault
 from elastic.drill.faults.documents import decoded, document_of, fault_of
 from elastic.drill.faults.plan import Plan
 from elastic.errors import ConfigError
+from elastic.events.words import counted
 
 VERSION = 1
 _KEY = "elastic_drill"
@@ -62,6 +63,7 @@ class StorageFaults:
 class DrillPlan:
     """
     workers         in all, at the start, on `nodes` nodes: agents, all on this machine
+    hosts           each node is a host of a network of its own
     resume_workers  after everything was lost
     seed            what the faults were drawn from; of the storage's chances, too. None: nothing was drawn
     grace_s         after which a worker that was told to leave and is still there is killed
@@ -70,6 +72,7 @@ class DrillPlan:
 
     workers: int = 4
     nodes: int = 1
+    hosts: bool = False
     resume_workers: int = 4
     seed: int | None = None
     grace_s: float = 30.0
@@ -84,7 +87,10 @@ class DrillPlan:
                 f"{self.workers}, {self.nodes} and {self.resume_workers}"
             )
         if self.workers % self.nodes:
-            raise ConfigError(f"{self.workers} workers cannot be spread evenly over {self.nodes} nodes")
+            nodes = counted(self.nodes, "host" if self.hosts else "node")
+            raise ConfigError(f"{self.workers} workers cannot be spread evenly over {nodes}")
+        if self.hosts:
+            self._check_hosts()
         most = max(self.workers + self.joining(), self.resume_workers + self.joining())
         for fault in self.faults:
             highest = max(fault.ranks)
@@ -92,6 +98,15 @@ class DrillPlan:
                 raise ConfigError(
                     f"{fault}: there is no worker {highest}; they are counted from 0, and at most {most} are there"
                 )
+
+    def _check_hosts(self) -> None:
+        if self.nodes < 2:
+            raise ConfigError("a network of hosts has 2 or more")
+        if self.storage.any:
+            raise ConfigError("storage faults and hosts: storage decides there which side goes on; choose one of them")
+        joins = sum(fault.joining(1) > 0 for fault in self.faults)
+        if sum(fault.needs_hosts and fault.takes_node for fault in self.faults) >= self.nodes + joins:
+            raise ConfigError("nobody would be left: fewer hosts may be lost for good than there are")
 
     def joining(self) -> int:
         """How many workers come with all nodes that join."""

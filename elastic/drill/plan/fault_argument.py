@@ -36,9 +36,9 @@ def _fault(name: str, text: str) -> Fault:
         raise ConfigError(f"only worker 0, the coordinator, saves, so no other one passes {phase!r}")
     share = _whole(facts["share"], "a share is a number, counted from 0") if "share" in facts else None
     when = At(_whole(facts["step"], "a step is a number, counted from 0"), phase, share=share, later=True)
-    if len(ranks) > 1:
-        return kind.together(ranks, when)
     own = {fact: _value(facts[fact], like=getattr(kind, fact)) for fact in kind.facts if fact in facts}
+    if len(ranks) > 1:
+        return kind.together(ranks, when, **own)
     return NAMED[name].fault(ranks[0], when, **own)
 
 
@@ -77,7 +77,7 @@ def _value(text: str, *, like: float) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"expected a number of seconds; found {text!r}") from None
+        raise ConfigError(f"expected a number; found {text!r}") from None
 
 
 def in_order(faults: Sequence[Fault]) -> tuple[Fault, ...]:

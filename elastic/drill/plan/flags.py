@@ -9,6 +9,7 @@ from elastic.drill.faults.moments import PHASES
 from elastic.drill.faults.registry import NAMED
 
 DEFAULT_FAULTS, DEFAULT_RATE = "kill,stop,leave,lose-all", 0.05
+DEFAULT_HOST_FAULTS = "crash-host,power-off,cut,kill"
 WITHIN_S = 900.0
 _DESCRIPTION = (
     "Runs a training script twice, without faults and with faults, each in fresh storage of its own whatever URL the "
@@ -24,6 +25,7 @@ phase of that step, or of the first step after it in which it can. PHASE is one 
   elastic drill train.py --workers 4 --kill 2@step=30 --lose-all @step=70 --resume-workers 2
   elastic drill train.py --workers 4 --nodes 2 --seed 41 --faults kill,stop,leave,join,lose-all --rate 0.05
   elastic drill train.py --kill 1@step=30,phase=in_update --storage-errors 0.05 -- --epochs 3
+  elastic drill train.py --hosts 4 --cut 2@step=30 --heal @step=60 --crash-host 0@step=80
   elastic drill -m package.train --plan plan.json
 
 exit status  0 every invariant holds   1 one is broken   130 interrupted
@@ -47,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     who = made.add_argument_group("on how many workers")
     who.add_argument("--workers", type=int, metavar="N", help="in the run with faults (default 4)")
     who.add_argument("--nodes", type=int, metavar="N", help="agents, all on this machine (default 1)")
+    who.add_argument("--hosts", type=int, metavar="N", help="agents, each on a host of a network of its own. Root only")
     who.add_argument("--resume-workers", type=int, metavar="N", help="after everything was lost (default: --workers)")
     who.add_argument(
         "--undisturbed-workers", type=int, default=1, metavar="N", help="in the run without faults (default 1)"
@@ -56,7 +59,8 @@ def parser() -> argparse.ArgumentParser:
     drawing.add_argument(
         "--faults",
         metavar="KINDS",
-        help=f"of {', '.join(NAMED)}, with commas between (default, where no fault is named: {DEFAULT_FAULTS})",
+        help=f"of {', '.join(NAMED)}, with commas between (where no fault is named: {DEFAULT_FAULTS}; on hosts "
+        f"{DEFAULT_HOST_FAULTS})",
     )
     drawing.add_argument("--rate", type=float, metavar="R", help=f"faults per step (default {DEFAULT_RATE})")
     named = made.add_argument_group("faults at moments that you name (each may be given several times)")

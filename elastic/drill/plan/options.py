@@ -18,12 +18,13 @@ from pathlib import Path
 
 from elastic.drill.faults.base import Fault
 from elastic.drill.faults.registry import NAMED
+from elastic.drill.hosts.hosts import missing
 from elastic.drill.location import StorageRoot
 from elastic.drill.plan import saves
 from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 from elastic.drill.plan.fault_argument import fault_from, in_order
-from elastic.drill.plan.flags import DEFAULT_FAULTS, DEFAULT_RATE, WITHIN_S, parser
+from elastic.drill.plan.flags import DEFAULT_FAULTS, DEFAULT_HOST_FAULTS, DEFAULT_RATE, WITHIN_S, parser
 from elastic.errors import ConfigError
 
 
@@ -92,7 +93,7 @@ def parse(argv: Sequence[str]) -> Options:
         value = getattr(given, name)
         if value is not None and not value > 0:
             raise ConfigError(f"--{_flag(name)} must be above 0; found {value}")
-    for name in ("workers", "nodes", "resume_workers"):
+    for name in ("workers", "nodes", "hosts", "resume_workers"):
         count = getattr(given, name)
         if count is not None and count < 1:
             raise ConfigError(f"--{_flag(name)} must be 1 or more; found {count}")
@@ -108,8 +109,9 @@ def parse(argv: Sequence[str]) -> Options:
     named_kinds = {**{fault.kind: type(fault) for fault in plan.faults}, **{name: NAMED[name].kind for name in kinds}}
     for kind in set(named_kinds.values()):
         kind.check_machine()
+    _check_hosts(plan, named_kinds)
     if storage_root is not None:
-        _check_elsewhere(named_kinds)
+        _check_elsewhere(named_kinds, hosts=plan.hosts)
     return Options(
         script=given.script,
         module=given.module,
@@ -127,8 +129,20 @@ def parse(argv: Sequence[str]) -> Options:
     )
 
 
-def _check_elsewhere(kinds: Mapping[str, type[Fault]]) -> None:
-    """What needs a folder of this machine. kinds: by the names that the user knows them by"""
+def _check_hosts(plan: DrillPlan, kinds: Mapping[str, type[Fault]]) -> None:
+    """That this machine can have some, and what strikes them. kinds: by the names that the user knows them by"""
+    if plan.hosts and (why := missing()) is not None:
+        raise ConfigError(f"--hosts {why}")
+    if found := [name for name, kind in kinds.items() if kind.needs_hosts and not plan.hosts]:
+        raise ConfigError(f"{min(found)} strikes a whole host: it needs --hosts N, and root")
+    if found := [name for name, kind in kinds.items() if plan.hosts and not kind.on_hosts]:
+        raise ConfigError(f"{min(found)} strikes nodes of one machine: use --nodes N instead of --hosts")
+
+
+def _check_elsewhere(kinds: Mapping[str, type[Fault]], *, hosts: bool) -> None:
+    """What needs a folder of this machine."""
+    if hosts:
+        raise ConfigError("--hosts have a network of their own, which reaches no object store; leave out --storage")
     if found := [name for name, kind in kinds.items() if kind.in_folder]:
         raise ConfigError(
             f"{min(found)} needs a run in a folder of this machine; leave out --storage, or use --torn-writes"
@@ -141,7 +155,7 @@ def _kinds(given: argparse.Namespace) -> tuple[str, ...]:
     if text is None:
         if given.plan is not None or (named and given.rate is None):
             return ()
-        text = DEFAULT_FAULTS
+        text = DEFAULT_FAULTS if given.hosts is None else DEFAULT_HOST_FAULTS
     kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
     for kind in kinds:
         if kind not in NAMED:
@@ -156,7 +170,7 @@ def _kinds(given: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _replayed(given: argparse.Namespace) -> DrillPlan:
-    of_the_plan = ["workers", "nodes", "resume_workers", "seed", "faults", "rate", "grace"]
+    of_the_plan = ["workers", "nodes", "hosts", "resume_workers", "seed", "faults", "rate", "grace"]
     of_the_plan += ["save_every", "storage_errors", "storage_stalls", "torn_writes", "stale_listings"]
     both = [name for name in of_the_plan if getattr(given, name) is not None]
     both += [name for name in map(_attribute, NAMED) if getattr(given, name)]
@@ -171,7 +185,9 @@ def _replayed(given: argparse.Namespace) -> DrillPlan:
 
 
 def _asked(given: argparse.Namespace, *, drawing: bool) -> DrillPlan:
-    workers = given.workers if given.workers is not None else 4
+    if given.hosts is not None and given.nodes is not None:
+        raise ConfigError("--hosts says how many nodes there are; leave out --nodes")
+    workers = given.workers if given.workers is not None else given.hosts or 4
     storage = _storage(given)
     seed = given.seed
     if seed is None and (drawing or storage.any):
@@ -179,7 +195,8 @@ def _asked(given: argparse.Namespace, *, drawing: bool) -> DrillPlan:
     faults = [fault_from(name, text) for name in NAMED for text in getattr(given, _attribute(name))]
     return DrillPlan(
         workers=workers,
-        nodes=given.nodes if given.nodes is not None else 1,
+        nodes=given.hosts or given.nodes or 1,
+        hosts=given.hosts is not None,
         resume_workers=given.resume_workers if given.resume_workers is not None else workers,
         seed=seed,
         grace_s=given.grace if given.grace is not None else 30.0,

@@ -1,9 +1,10 @@
 """The init of a host's machine (hosts.py): runs one command, passes SIGTERM on, and says what was left behind.
 
-    python machine.py REPORT COMMAND…: a file REPORT with the command's status, and the processes, shared memory and
-    temporary files that it left
+    python machine.py REPORT SECONDS COMMAND…: a file REPORT with the command's status, and the processes, shared memory
+    and temporary files that it left
 
-What the command has started and not ended in time is killed with this process: it is process 1 of its namespace.
+What the command has started and not ended so many seconds after it is killed with this process: it is process 1 of its
+namespace.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-ORPHANS_S = 10.0  # what the command started ends this soon after it, or counts as left behind
 _LEFT_IN = ("/dev/shm", "/var/tmp")  # both of this machine alone
 
 
 def main() -> None:
-    report, command = Path(sys.argv[1]), sys.argv[2:]
+    report, orphans_s, command = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     child = os.posix_spawnp(command[0], command, os.environ, setsid=True)
 
     def pass_on(number: int, _frame: object) -> None:
@@ -34,7 +34,7 @@ def main() -> None:
         pid, ended = os.wait()  # an orphan, or the command
         status = os.waitstatus_to_exitcode(ended) if pid == child else None
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    deadline = time.monotonic() + ORPHANS_S
+    deadline = time.monotonic() + orphans_s
     while (left := _others()) and time.monotonic() < deadline:
         time.sleep(0.02)
     left += [f"{folder}/{name}" for folder in _LEFT_IN for name in sorted(os.listdir(folder))]

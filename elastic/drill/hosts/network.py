@@ -2,7 +2,7 @@
 
 A host is a network namespace with addresses of its own, 10.77.0.i and fd77::i, plugged into a bridge in another
 namespace. Nothing has a name outside of them, and they live as long as a process of ours holds them, which the kernel
-kills with the process that runs the tests: so nothing collides, and nothing stays, however a test ends.
+kills with this one: so nothing collides, and nothing stays, however it ends.
 
 The kernel may lack netem: packets are dropped by a classic BPF filter on the bridge's side of a cable, and delayed by a
 process (cable.py).
@@ -21,6 +21,8 @@ from types import TracebackType
 from typing import Literal
 
 from typing_extensions import Self
+
+from elastic.errors import ElasticError
 
 Way = Literal["in", "out"]
 
@@ -63,6 +65,10 @@ class Network:
         self._on_switch("tc", "qdisc", "add", "dev", port, "clsact")
         self._plug(host, self._bridge_for(0))
         return host
+
+    @property
+    def numbers(self) -> list[int]:
+        return list(self._holder)
 
     def on(self, host: int, *command: str) -> str:
         """What a command on this host's network prints; of its machine it sees nothing."""
@@ -108,8 +114,9 @@ class Network:
         return at
 
     def delay(self, host: int, seconds: float) -> None:
-        """Each packet is so much later, in both directions. Once for a host."""
-        assert host not in self._delayed
+        """Each packet is so much later, in both directions, from now on. Once for a host: more has no effect."""
+        if host in self._delayed:
+            return
         self._delayed.add(host)
         near, far = f"near{host}", f"far{host}"
         relay = subprocess.Popen(
@@ -118,8 +125,8 @@ class Network:
             stdout=subprocess.PIPE,
         )
         self.open.callback(end, relay)
-        assert relay.stdout is not None
-        assert relay.stdout.readline() == b"ready\n"
+        if relay.stdout is None or relay.stdout.readline() != b"ready\n":
+            raise ElasticError(f"{name(host)}: no cable that delays packets could be made; is there a /dev/net/tun?")
         own = f"own{host}"
         self._on_switch("ip", "link", "add", own, "up", "type", "bridge", "forward_delay", "0")
         self._on_switch("ip", "link", "set", near, "master", own, "up")
@@ -179,6 +186,11 @@ def name(host: int) -> str:
     return f"h{host}"
 
 
+def host_of(worker: str) -> int:
+    """A worker's id begins with its host's name."""
+    return int(worker.partition("-")[0].removeprefix("h"))
+
+
 def address(host: int) -> str:
     return f"10.77.0.{host}"
 
@@ -190,7 +202,8 @@ def ipv6_address(host: int) -> str:
 def until(holds: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
-        assert time.monotonic() < deadline, f"waited {within_s:g} s for {what}"
+        if time.monotonic() > deadline:
+            raise ElasticError(f"waited {within_s:g} s for {what}")
         time.sleep(0.01)
 
 
@@ -208,7 +221,8 @@ def _inside(holder: int) -> list[str]:
 
 def _run(*command: str, told: str | None = None) -> str:
     done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=WITHIN_S, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr or done.stdout}"
+    if done.returncode:
+        raise ElasticError(f"{' '.join(command)}: {done.stderr or done.stdout}")
     return done.stdout
 
 

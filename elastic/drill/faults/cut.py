@@ -1,0 +1,57 @@
+"""A host that is cut off from the others for a while."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+from elastic.drill.faults.base import Flag, RunningDrill, WorkerFault
+from elastic.drill.faults.host_fault import NetworkFault, check_seconds
+from elastic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elastic.events.event import Event
+
+_WAYS = {"both": "is cut off", "in": "hears nothing", "out": "is not heard"}
+
+
+@dataclass(frozen=True)
+class Cut(NetworkFault, WorkerFault):
+    """The cable of the host of the worker that has this rank at that moment is cut for `seconds`, and nobody is told.
+    It comes back as a newcomer, unless that was shorter than the lease.
+
+    way  "both", or one: "in", "out"
+    """
+
+    way: str
+    seconds: float = 6.0
+
+    kind = "cut"
+    flags = (
+        Flag("cut", "the host of a worker is cut off for 6 s, or seconds=S, or until --heal", {"way": "both"}),
+        Flag("cut-in", "nothing gets to the host of a worker; likewise", {"way": "in"}),
+        Flag("cut-out", "nothing gets out of the host of a worker; likewise", {"way": "out"}),
+    )  # fmt: skip
+    facts = ("seconds",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_seconds(self, self.seconds)
+        if self.way not in _WAYS:
+            raise ConfigError(f"Cut: way={self.way!r}; it is {', '.join(_WAYS)}")
+
+    def __str__(self) -> str:
+        return f"{self.when}: the host of w{self.worker} {_WAYS[self.way]} for {self.seconds:g} s"
+
+    def in_words(self) -> str:
+        return f"the host of worker {self.worker} {_WAYS[self.way]} for {self.seconds:g} s"
+
+    def strike_hosts(self, struck: Event, run: RunningDrill) -> None:
+        for host in run.hosts_of(struck, self.ranks):
+            if self.way == "both":
+                run.hosts.cut(host)
+            else:
+                run.hosts.cut_one_way(host, cast(Literal["in", "out"], self.way))
+
+    def lasts_s(self, grace_s: float) -> float:
+        return self.seconds

@@ -1,0 +1,67 @@
+"""A network that falls apart for a while."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elastic.drill.faults.base import Fault, Flag, RunningDrill
+from elastic.drill.faults.host_fault import NetworkFault, check_seconds
+from elastic.drill.faults.moments import At
+
+if TYPE_CHECKING:
+    from elastic.events.event import Event
+
+
+@dataclass(frozen=True)
+class Partition(NetworkFault):
+    """For `seconds`, the hosts of the workers that have these ranks at that moment reach each other and nobody else, as
+    do all others. One side goes on, and the other one comes back as newcomers.
+
+    workers  ranks; the first one's arrival sets it off
+    """
+
+    workers: tuple[int, ...]
+    when: At
+    seconds: float = 6.0
+
+    kind = "partition"
+    flags = (Flag("partition", "W,W@…: the hosts of these reach each other alone for 6 s, as do all others; likewise"),)
+    facts = ("seconds",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_seconds(self, self.seconds)
+
+    @property
+    def worker(self) -> int:
+        return self.workers[0]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.workers
+
+    @classmethod
+    def make(cls, worker: int, when: At, **fields: Any) -> Fault:
+        return cls((worker,), when, **fields)
+
+    @classmethod
+    def together(cls, workers: tuple[int, ...], when: At, **fields: Any) -> Fault:
+        return cls(workers, when, **fields)
+
+    def __str__(self) -> str:
+        return f"{self.when}: a partition for {self.seconds:g} s: {', '.join(f'w{one}' for one in self.workers)} alone"
+
+    def in_words(self) -> str:
+        these = ", ".join(f"worker {one}" for one in self.workers)
+        return f"the network falls apart for {self.seconds:g} s: the hosts of {these} are one side"
+
+    def strike_hosts(self, struck: Event, run: RunningDrill) -> None:
+        side = run.hosts_of(struck, self.ranks)
+        run.hosts.partition([host for host in run.hosts.numbers if host not in side], side)
+
+    def lasts_s(self, grace_s: float) -> float:
+        return self.seconds
+
+    def lost_max(self, of_a_node: int) -> int:
+        return len(self.workers) * of_a_node

@@ -1,0 +1,206 @@
+"""Hosts h1, h2, … of one network: their machines crash, lose their power, or are told to stop.
+
+A machine is one command on a host (network.py), below an init of its own (machine.py): host name, processes, shared
+memory, and a clock that counts from another boot. A host outlives its machine, as a network does: a machine that
+crashes resets its connections, one that loses its power does not.
+
+Needs root, iproute2 and util-linux.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoint import linux
+from elastic.drill.hosts.network import DIES_WITH_US, WITHIN_S, Network, address, end, name, until
+from elastic.errors import ElasticError
+from elastic.membership.environment import DRILL_NODE
+
+HOW_TO_INSTALL = "apt-get update && apt-get install -y --no-install-recommends iproute2 util-linux"
+ORPHANS_S = 10.0  # what a machine's command has started ends this soon after it, or counts as left behind
+_PROGRAMS = ("ip", "tc", "nsenter", "unshare", "setpriv")
+_NAMES_MAX = 64
+_BOOTED_APART_S = 100_000
+_MACHINE = Path(__file__).with_name("machine.py")
+_TELLS_ITS_PID = ("sh", "-c", f'{DRILL_NODE}=$$ exec "$@"', "start")
+_BOOT = """
+set -e
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /var/tmp
+mount --bind "$1" /etc/hosts
+echo "$2" > /proc/sys/kernel/hostname
+shift 2
+exec "$@"
+"""
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why this machine cannot have hosts; None: it can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "needs root on Linux, for network namespaces"
+    if lacking := [name for name in _PROGRAMS if shutil.which(name) is None]:
+        return f"needs {', '.join(lacking)}: {HOW_TO_INSTALL}"
+    command = ["unshare", "--net", "--time", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc", "true"]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN_S)
+    return f"needs the right to make namespaces: {tried.stderr.strip()}" if tried.returncode else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a machine's command ended; left: what it left behind, in words."""
+
+    status: int
+    left: tuple[str, ...]
+
+
+class Machine:
+    """One command on a host: for whoever watches it, as subprocess.Popen has it. Its exit status is the command's.
+
+    pid  of its parent outside; the kernel kills the machine with it. What runs there knows it (environment.drill_node)
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], init: int, report: Path) -> None:
+        self.pid = process.pid
+        self.init = init
+        self._process = process
+        self._report = report
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """None: it runs, or was killed."""
+        if self._process.poll() is None or not self._report.exists():
+            return None
+        said = json.loads(self._report.read_text())
+        return Outcome(said["status"], tuple(said["left"]))
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        status, outcome = self._process.poll(), self.outcome
+        return outcome.status if outcome is not None else status
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        """All that runs there, together."""
+        if self._process.poll() is None:
+            os.kill(self.init, signal.SIGKILL)  # the kernel ends the others of the namespace before it
+
+    def send_signal(self, number: int) -> None:
+        """SIGTERM to the command."""
+        os.kill(self.init, number)
+
+
+class Hosts(Network):
+    """`count` hosts, numbered from 1, without a machine at first. `with` ends all of them.
+
+    folder     for their files
+    orphans_s  see ORPHANS_S
+    """
+
+    def __init__(self, count: int, folder: Path, *, orphans_s: float = ORPHANS_S) -> None:
+        self.folder = folder
+        self._orphans_s = orphans_s
+        self._machines: dict[int, Machine] = {}
+        self._started = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        names = "".join(f"{address(host)} {name(host)}\n" for host in range(1, _NAMES_MAX + 1))
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+        super().__init__(count)
+
+    def start(
+        self, host: int, command: Sequence[str], *, env: Mapping[str, str], output: Path, cwd: Path | None = None
+    ) -> Machine:
+        """Runs a command as this host's machine, which must not run another. TMPDIR should be /var/tmp, its own."""
+        if self.running(host):
+            raise ElasticError(f"{name(host)} runs already")
+        self._started += 1
+        report = self.folder / f"machine-{self._started}.json"
+        booted = str(host * _BOOTED_APART_S)
+        spaces = ["--uts", "--ipc", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
+        spaces += ["--time", "--monotonic", booted, "--boottime", booted]
+        boot = ["sh", "-c", _BOOT, "boot", str(self.folder / "hosts"), name(host)]
+        init = [sys.executable, "-S", str(_MACHINE), str(report), str(self._orphans_s), *command]
+        with output.open("ab") as out:
+            process = subprocess.Popen(
+                [*_TELLS_ITS_PID, *DIES_WITH_US, *self.inside(host), "unshare", *spaces, *boot, *init],
+                env={**os.environ, **env},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.open.callback(end, process)
+        until(lambda: linux.children(process.pid) or process.poll() is not None, f"{name(host)} to boot")
+        if process.poll() is not None:
+            raise ElasticError(f"{name(host)} did not boot: {output.read_text(errors='replace')[-2000:]}")
+        (init_pid,) = linux.children(process.pid)
+        machine = self._machines[host] = Machine(process, init_pid, report)
+        self.open.callback(self.crash, host)
+        return machine
+
+    def running(self, host: int) -> bool:
+        return host in self._machines and self._machines[host].poll() is None
+
+    def ended(self, host: int) -> Outcome | None:
+        """Of the machine that this host had last; None: it runs, or was killed."""
+        return self._machines[host].outcome
+
+    def crash(self, *hosts: int) -> float:
+        """SIGKILL to all that runs there, together; the network resets what it had open. Returns the time before."""
+        at, running = time.time(), [self._machines[host] for host in hosts if self.running(host)]
+        for machine in running:
+            machine.kill()
+        for machine in running:
+            machine.wait(WITHIN_S)
+        return at
+
+    def lose_power(self, *hosts: int) -> float:
+        """They crash, and nobody is told."""
+        at = self.cut(*hosts)
+        self.crash(*hosts)
+        return at
+
+    def terminate(self, host: int) -> float:
+        """SIGTERM to the command: the host is told to stop."""
+        at = time.time()
+        self._machines[host].send_signal(signal.SIGTERM)
+        return at
+
+    def pids(self, host: int) -> list[int]:
+        """Of all that runs there, the eldest first; as this process sees them."""
+        space, found = os.readlink(f"/proc/{self._machines[host].init}/ns/pid"), []
+        for entry in os.listdir("/proc"):
+            with suppress(OSError):  # it has ended
+                if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/pid") == space:
+                    stat = linux.process_stat(entry)
+                    found += [(stat.started, int(entry))] if stat is not None and not stat.is_dead else []
+        return [pid for _, pid in sorted(found)]
+
+    def pid_outside(self, host: int, pid: int) -> int | None:
+        """As this process sees it; pid: as the machine itself counts. None: it has ended."""
+        if not self.running(host):
+            return None
+        for outside in self.pids(host):
+            with suppress(OSError):  # it has ended
+                status = Path(f"/proc/{outside}/status").read_text()
+                inside = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1]
+                if int(inside) == pid:
+                    return outside
+        return None

@@ -1,0 +1,56 @@
+"""The nodes of a drill's run on hosts: each is the machine of one, and those that join come on hosts that are spare.
+
+They meet at the first host, and at the run's folder, which all of them have: whatever becomes of a cable, it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from elastic.drill.hosts.hosts import Hosts, Machine, Outcome
+from elastic.drill.hosts.network import host_of, name
+from elastic.drill.machine.leftovers import OF_LOADERS, SHARED_MEMORY, TORCH_S_OWN
+from elastic.drill.machine.processes import pid_in
+
+PORT = 29400
+
+
+class OnHosts:
+    """url: the run's folder"""
+
+    def __init__(self, hosts: Hosts, url: str) -> None:
+        self.hosts = hosts
+        self.endpoint = f"{name(1)}:{PORT},{url}"
+        self.machines: dict[int, Machine] = {}  # of this launch, by host
+
+    def begin(self) -> None:
+        self.machines = {}
+        self.hosts.heal()
+
+    def environment(self) -> Mapping[str, str]:
+        return {"TMPDIR": "/var/tmp"}
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], output: Path) -> Machine:
+        host = len(self.machines) + 1
+        self.machines[host] = self.hosts.start(host, command, env=env, output=output)
+        return self.machines[host]
+
+    def pid(self, worker: str) -> int:
+        return self.hosts.pid_outside(host_of(worker), pid_in(worker)) or 0
+
+    def left(self, *, killed: bool) -> list[str]:
+        outcomes = ((host, machine.outcome) for host, machine in self.machines.items())
+        return [what for host, one in outcomes if one is not None for what in left_behind(host, one, killed=killed)]
+
+    def close(self) -> None:
+        self.hosts.close()
+
+
+def left_behind(host: int, outcome: Outcome, *, killed: bool = False) -> list[str]:
+    """killed: workers were, of which the next one on that machine removes what their loader processes left"""
+    loaders = killed and any(OF_LOADERS in what for what in outcome.left)
+    found = [what for what in outcome.left if TORCH_S_OWN not in what]
+    if loaders:
+        found = [what for what in found if OF_LOADERS not in what and not what.startswith(f"{SHARED_MEMORY}/torch_")]
+    return [f"{what} of {name(host)}" for what in found]

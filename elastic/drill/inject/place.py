@@ -1,0 +1,83 @@
+"""Where the nodes of a drill's run are: on this machine, or on hosts of their own (hosts/place.py)."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from elastic.drill.machine.processes import pid_in
+
+
+class Node(Protocol):
+    """A launcher's process, as subprocess.Popen has it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+    def send_signal(self, sig: int, /) -> None: ...
+
+
+class Place(Protocol):
+    """Of one run, for all its launches."""
+
+    def begin(self) -> None:
+        """The next launch."""
+
+    @property
+    def endpoint(self) -> str:
+        """--rdzv-endpoint of this launch."""
+
+    def environment(self) -> Mapping[str, str]:
+        """What all nodes have beside that of the run."""
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], output: Path) -> Node:
+        """A node."""
+
+    def pid(self, worker: str) -> int:
+        """Of the worker that has this id, as this process sees it; 0: it has ended."""
+
+    def left(self, *, killed: bool) -> list[str]:
+        """What this launch left on machines of its own, in words. killed: workers were"""
+
+    def close(self) -> None:
+        """Nothing of it is needed any more."""
+
+
+class ThisMachine:
+    def __init__(self) -> None:
+        self.endpoint = ""
+
+    def begin(self) -> None:
+        self.endpoint = f"127.0.0.1:{_free_port()}"
+
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], output: Path) -> Node:
+        with output.open("ab") as out:
+            return subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def pid(self, worker: str) -> int:
+        return pid_in(worker)
+
+    def left(self, *, killed: bool) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def _free_port() -> int:
+    """A port that was free a moment ago: agents of several nodes must be told one before any of them listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
