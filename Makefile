@@ -40,11 +40,14 @@ nightly: check docs  ## every test with all its cases, then the soak and the kil
 	NIGHTLY=1 $(PYTEST)
 	$(MAKE) soak kills
 
-soak: $(STAMP)  ## 200 random drills, and 200 random faults in one run: make soak DRILLS=50 SEED=7, or FAULTS=50
-ifneq ($(or $(DRILLS),$(if $(FAULTS),,200)),)
+soak: $(STAMP)  ## 200 random drills, 100 of hosts, and 200 faults in one run: make soak DRILLS=50 SEED=7, or HOSTS=9, FAULTS=50
+ifneq ($(or $(DRILLS),$(if $(HOSTS)$(FAULTS),,200)),)
 	SEED=$(or $(SEED),$(NEW_SEED)) DRILLS=$(or $(DRILLS),200) $(BIN)/python -m pytest -s tests/processes/test_random_drills.py::test_random_drills_keep_every_promise
 endif
-ifneq ($(or $(FAULTS),$(if $(DRILLS),,200)),)
+ifneq ($(or $(HOSTS),$(if $(DRILLS)$(FAULTS),,100)),)
+	SEED=$(or $(SEED),$(NEW_SEED)) HOSTS=$(or $(HOSTS),100) $(BIN)/python -m pytest -s tests/hosts/test_random_drills.py
+endif
+ifneq ($(or $(FAULTS),$(if $(DRILLS)$(HOSTS),,200)),)
 	SEED=$(or $(SEED),$(NEW_SEED)) FAULTS=$(or $(FAULTS),200) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_soak.py
 endif
 

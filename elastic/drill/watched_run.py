@@ -82,7 +82,7 @@ class WatchedRun:
 
     def story(self, total: int | None) -> Story:
         follow = Follow(self.cluster.evidence)
-        return Story(self._console, follow, faults=self._faults, total=total, heard=self._heard)
+        return Story(self._console, follow, faults=self._faults, total=total, heard=self.hear)
 
     def wait(self, story: Story, *, within_s: float) -> int:
         self.launches += 1
@@ -107,7 +107,8 @@ class WatchedRun:
                 words = f"worker {struck['rank']} has not left within {self._grace_s:g} s: SIGKILL"
                 self._console.print(f"            {words}", highlight=False)
 
-    def _heard(self, event: Event) -> None:
+    def hear(self, event: Event) -> None:
+        """Each of the run's events, in order: faults of hosts strike here."""
         if event["event"] == "view_formed":
             self._views[event.get("generation") or 0] = event["workers"]
         elif event["event"] == "finished":

@@ -1,4 +1,4 @@
-"""Draws a whole drill from a seed: the script, how many workers on how many nodes, and all that goes wrong.
+"""Draws a whole drill from a seed: the script, how many workers on how many nodes or hosts, and all that goes wrong.
 
 A pure function: the same seed is the same drill on every machine, whatever was drawn before. There are SCRIPTS sets of
 options, so that drills share undisturbed runs. Running them is run_drills.py's.
@@ -16,12 +16,14 @@ from elastic.drill.faults import (
     IN_TRANSFER,
     NAMED,
     At,
+    Cut,
     Fault,
     Kill,
     KillAgent,
     KillAll,
     KillTogether,
     LeaveNode,
+    Partition,
     Raise,
     Stop,
     Terminate,
@@ -35,6 +37,9 @@ HABITS = (
     *("observer", "reassigned", "hooked", "annealing", "compiled"),
 )
 FAULTS_MAX = 6
+HOST_PAUSE_S = 0.2
+HOST_SCRIPTS = (2, 4, 11, 12, 15, 16, 21, 22, 42, 43, 48)  # of 30 steps or more, for 6 workers
+OF_HOSTS = [name for name, one in NAMED.items() if one.kind.needs_hosts and name != "heal"]
 STUCK_S = 6.0  # --hang-limit where data is to hang; elsewhere nobody waits for it
 OF_A_RECOVERY = ("form", "formed", "transfer", IN_TRANSFER)
 OF_THE_COORDINATOR = ("save", "saved")
@@ -166,6 +171,47 @@ def random_drill(seed: int) -> RandomDrill:
     return RandomDrill(seed=seed, args=options.args, plan=plan, hang_s=hang_s)
 
 
+def random_host_drill(seed: int) -> RandomDrill:
+    """The drill of hosts of this seed: most are struck as hosts, the first one with them, and some workers are killed.
+
+    Its script is one of a few, slow enough for who was cut off to come back.
+    """
+    draw = random.Random(f"random drill of hosts {seed}")
+    options = script(draw.choice(HOST_SCRIPTS))
+    hosts = draw.choice((3, 4, 4, 5))
+    of_a_node = draw.choice((1, 1, 1, 2)) if hosts == 3 else 1
+    kinds = draw.sample(OF_HOSTS, draw.randrange(2, 5)) + ["kill"] * (draw.random() < 0.5)
+    kinds += ["join"] * (of_a_node == 1 and draw.random() < 0.4)
+    faults = draw_faults(
+        seed,
+        kinds=kinds,
+        rate=draw.randrange(2, 5) / options.steps,
+        steps=options.steps,
+        workers=hosts * of_a_node,
+        nodes=hosts,
+        resume_workers=hosts * of_a_node,
+    )
+    plan = DrillPlan(
+        workers=hosts * of_a_node,
+        nodes=hosts,
+        hosts=True,
+        resume_workers=hosts * of_a_node,
+        seed=seed,
+        faults=tuple(_of_a_side(draw, fault, hosts) for fault in faults),
+    )
+    return RandomDrill(seed=seed, args=(*options.args, f"--pause={HOST_PAUSE_S}"), plan=plan, hang_s=None)
+
+
+def _of_a_side(draw: random.Random, fault: Fault, hosts: int) -> Fault:
+    """Sides of one host and more, and cuts of all lengths: shorter than the lease, and longer."""
+    if isinstance(fault, Partition):
+        others = draw.sample(range(1, hosts), draw.randrange(hosts // 2))
+        return replace(fault, workers=(fault.worker, *(one for one in others if one != fault.worker)))
+    if isinstance(fault, Cut):
+        return replace(fault, seconds=draw.choice((1.0, 4.0, 6.0, 6.0, 9.0)))
+    return fault
+
+
 def _fitting(options: Script) -> list[str]:
     """Kinds of faults whose moment comes for sure."""
     without = set()
@@ -177,7 +223,7 @@ def _fitting(options: Script) -> list[str]:
         without.add("kill-writer")
     if options.habit == "compiled":  # its first step takes longer than STUCK_S
         without.add("stick-loader")
-    return [kind for kind in NAMED if kind not in without]
+    return [name for name, one in NAMED.items() if name not in without and not one.kind.needs_hosts]
 
 
 def _storage(draw: random.Random) -> StorageFaults:

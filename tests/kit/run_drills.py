@@ -1,6 +1,6 @@
-"""Runs random drills one after the other, as `elastic drill` would: python -m tests.kit.run_drills FOLDER SEED|FILE…
+"""Runs random drills one after the other, as `elastic drill` would: python -m tests.kit.run_drills FOLDER DRILL…
 
-A file is a drill as RandomDrill.to_json writes it. Each prints the command that replays it before it runs, and what
+A drill is a seed, of a drill of hosts hosts-SEED, or a file. A file is a drill as RandomDrill.to_json writes it. Each prints the command that replays it before it runs, and what
 became of it. One that fails keeps its folder. Several of these processes may share FOLDER: the undisturbed run of one
 set of the script's options is done once for all. Exit status 1 if one failed.
 """
@@ -31,7 +31,7 @@ from elastic.drill.report.findings import Findings
 from elastic.drill.watched_run import WatchedRun
 from elastic.errors import ConfigError
 from elastic.events.event import Event
-from tests.kit.random_drills import RandomDrill, random_drill
+from tests.kit.random_drills import RandomDrill, random_drill, random_host_drill
 
 PROGRAM = Path(__file__).parent / "programs" / "varied.py"
 WITHIN_S, A_JOIN_S = 240, 60  # each run of a drill, which takes some 15 s on a machine that does nothing else
@@ -76,7 +76,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _drill(which: str) -> tuple[RandomDrill, str]:
-    """Also: the command that runs it again."""
+    """Also: the command that runs it again. hosts-7 is the drill of hosts of seed 7."""
+    if (seed := which.removeprefix("hosts-")) != which:
+        return random_host_drill(int(seed)), f"make soak HOSTS=1 SEED={seed}"
     if which.isdecimal():
         return random_drill(int(which)), f"make soak DRILLS=1 SEED={which}"
     return RandomDrill.from_json(Path(which).read_text()), f"python -m tests.kit.run_drills FOLDER {which}"

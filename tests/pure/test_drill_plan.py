@@ -199,7 +199,7 @@ def test_the_replay_command_reads_back_as_the_same_drill(script: str, tmp_path: 
         ("train.py --kill two@step=3", "a worker is a rank"),
         ("train.py --kill 4@step=3", "there is no worker 4; they are counted from 0, and at most 4"),
         ("train.py --kill 1,9@step=3", "there is no worker 9"),
-        ("train.py --stop 1,2@step=3", "only --kill takes several"),
+        ("train.py --stop 1,2@step=3", "only --kill and --partition take several"),
         ("train.py --join 2@step=3", "nothing stands before the @"),
         ("train.py --kill 1@step=3,phase=backwards", "did you mean 'backward'"),
         ("train.py --kill 1@step=3,phase=save", "only worker 0"),
@@ -227,6 +227,9 @@ def test_the_replay_command_reads_back_as_the_same_drill(script: str, tmp_path: 
         ("train.py --storage s3://b --storage-options @absent.json", "--storage-options: .*No such file"),
         ("train.py --storage s3://b --flip-bytes @step=3", "flip needs a run in a folder of this machine"),
         ("train.py --plan train.py --save-every 3", "leave out --save-every"),
+        ("train.py --plan train.py --hosts 2", "leave out --hosts"),
+        ("train.py --cut 1@step=3", "cut strikes a whole host: it needs --hosts N"),
+        ("train.py --faults kill,crash-host", "crash-host strikes a whole host"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_starts(script: str, text: str, says: str) -> None:

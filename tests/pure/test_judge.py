@@ -209,6 +209,16 @@ def a_member_of_a_view_knows_other_members() -> tuple[list[Event], dict[str, Any
     return changed(undisturbed().events, "view_formed", {"worker": "w2"}, workers=["w0", "w1", "w2", "w9"]), {}
 
 
+@breaks("sides")
+def two_sides_of_a_cut_network_go_on() -> tuple[list[Event], dict[str, Any]]:
+    """Each of them thinks that the other one is dead, and calls its view the next one."""
+    told = live().events
+    at = next(index for index, event in enumerate(told) if event.get("generation") == 1)
+    shares = {"shares": [0, 4], "rank": 0, "world_size": 1}
+    other = {**told[at], "event": "view_formed", "worker": "w3", "workers": ["w3"], **shares}
+    return [*told[: at + 3], other, *told[at + 3 :]], {"one_launch": True}
+
+
 @breaks("view")
 def the_blocks_of_a_view_overlap() -> tuple[list[Event], dict[str, Any]]:
     return changed(undisturbed().events, "view_formed", {"worker": "w2"}, shares=[1, 3]), {}

@@ -24,7 +24,7 @@ class LosePackets(NetworkFault, WorkerFault):
     kind = "lose_packets"
     short = "the host of w{worker} loses {loss:.0%} of all packets for {seconds:g} s"
     sentence = "the host of worker {worker} loses {loss:.0%} of all packets for {seconds:g} s"
-    flags = (Flag("lose-packets", "the host of a worker loses 30 % of packets for 6 s; W@…,loss=0.3,seconds=S"),)
+    flags = (Flag("lose-packets", "the host of a worker loses packets for 6 s; W@…,loss=0.3,seconds=S"),)
     facts = ("loss", "seconds")
 
     def __post_init__(self) -> None:

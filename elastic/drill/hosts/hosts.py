@@ -90,11 +90,13 @@ class Machine:
         return self.poll()
 
     def poll(self) -> int | None:
-        status, outcome = self._process.poll(), self.outcome
-        return outcome.status if outcome is not None else status
+        if self._process.poll() is None:
+            return None
+        return outcome.status if (outcome := self.outcome) is not None else -signal.SIGKILL
 
     def wait(self, timeout: float | None = None) -> int:
-        return self._process.wait(timeout)
+        self._process.wait(timeout)
+        return self.returncode or 0
 
     def kill(self) -> None:
         """All that runs there, together."""
