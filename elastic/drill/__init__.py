@@ -3,6 +3,7 @@
 faults      which there are, at which moments; what users import
 plan        the command line, drawing from a seed, the plan of a drill
 inject      carries it out, in the workers and beside them
+hosts       whole hosts on this machine, in namespaces, and what happens to them and to the cables between
 judge       did the run keep its promises?
 machine     which processes, memory and descriptors are a drill's, and what is left of them
 report      what people read: while it runs, at its end, and where in their script the reason may be

@@ -113,7 +113,8 @@ class WatchedRun:
             self._views[event.get("generation") or 0] = event["workers"]
         elif event["event"] == "finished":
             self._finished_s = min(self._finished_s, time.monotonic())
-            self._last = {host_of(worker) for worker in self._views[event["generation"]]} if self._place else set()
+            workers = self._views.get(event.get("generation") or 0, [])
+            self._last = set(map(host_of, workers)) if self._place is not None else set()
         elif event["event"] == "fault":
             fault = self._faults[event["index"]]
             if isinstance(fault, HostFault):

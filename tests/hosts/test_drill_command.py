@@ -23,7 +23,7 @@ SMALL = str(Path(__file__).parents[1] / "kit" / "programs" / "small.py")
 def test_a_drill_of_hosts_that_are_cut_off_and_lost_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One is cut off until the network is healed and comes back, then the first one crashes, with the hub; one joins."""
+    """One is cut off until the network is healed, and comes back; one joins; the first one crashes, with the hub."""
     monkeypatch.chdir(tmp_path)
     faults = "--cut 2@step=20,seconds=60 --heal @step=24 --join @step=40 --crash-host 0@step=60,phase=in_backward"
     script = [SMALL, "--", "own", "--steps", "160", "--unhurried", "4", "--save-every", "20"]

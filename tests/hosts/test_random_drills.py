@@ -1,4 +1,4 @@
-"""Random drills of hosts, as in tests/processes/test_random_drills.py; the long test is `make soak HOSTS=100 SEED=7`."""
+"""Random drills of hosts, as tests/processes/test_random_drills.py; the long test is `make soak HOSTS=100 SEED=7`."""
 
 from __future__ import annotations
 

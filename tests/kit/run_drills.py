@@ -1,8 +1,8 @@
 """Runs random drills one after the other, as `elastic drill` would: python -m tests.kit.run_drills FOLDER DRILL…
 
-A drill is a seed, of a drill of hosts hosts-SEED, or a file. A file is a drill as RandomDrill.to_json writes it. Each prints the command that replays it before it runs, and what
-became of it. One that fails keeps its folder. Several of these processes may share FOLDER: the undisturbed run of one
-set of the script's options is done once for all. Exit status 1 if one failed.
+A drill is a seed, or hosts-SEED for one of hosts, or a file as RandomDrill.to_json writes it. Each prints the command
+that replays it before it runs, and what became of it. One that fails keeps its folder. Several of these processes may
+share FOLDER: the undisturbed run of one set of the script's options is done once for all. Exit status 1 if one failed.
 """
 
 from __future__ import annotations

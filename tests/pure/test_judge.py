@@ -213,10 +213,9 @@ def a_member_of_a_view_knows_other_members() -> tuple[list[Event], dict[str, Any
 def two_sides_of_a_cut_network_go_on() -> tuple[list[Event], dict[str, Any]]:
     """Each of them thinks that the other one is dead, and calls its view the next one."""
     told = live().events
-    at = next(index for index, event in enumerate(told) if event.get("generation") == 1)
-    shares = {"shares": [0, 4], "rank": 0, "world_size": 1}
-    other = {**told[at], "event": "view_formed", "worker": "w3", "workers": ["w3"], **shares}
-    return [*told[: at + 3], other, *told[at + 3 :]], {"one_launch": True}
+    newest = [event for event in told if event["event"] == "view_formed"][-1]
+    other = {**newest, "worker": "w9", "workers": ["w9"], "shares": [0, 4], "rank": 0, "world_size": 1}
+    return [*told, other], {"one_launch": True}
 
 
 @breaks("view")
