@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from elastic.drill.cluster import Cluster, DrillTimeout
-from elastic.drill.faults.join import Join
 from elastic.drill.faults.registry import KINDS
 from elastic.drill.hosts.hosts import ORPHANS_S, Hosts
 from elastic.drill.hosts.place import OnHosts
@@ -246,8 +245,7 @@ class Drill:
         place = None
         if plan is not None and plan.hosts:
             orphans_s = ORPHANS_S + (ORPHAN_S if any(fault.orphans for fault in plan.faults) else 0.0)
-            spare = sum(isinstance(fault, Join) for fault in plan.faults)
-            place = OnHosts(Hosts(nodes + spare, self.folder / "hosts", orphans_s=orphans_s), url)
+            place = OnHosts(Hosts(nodes, self.folder / "hosts", orphans_s=orphans_s), url)
         cluster = Cluster(
             options.script,
             options.args,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint import linux
-from elastic.drill.command import HOLDS, main
+from elastic.drill.command import BROKEN, HOLDS, main
 from elastic.drill.hosts.network import host_of
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.plan.options import parse
@@ -45,3 +45,19 @@ def test_a_drill_of_hosts_that_are_cut_off_and_lost_holds(
     assert parse(words[2:]).asked == plan
     assert plan.hosts
     assert linux.children(os.getpid()) == {}
+
+
+@pytest.mark.nightly(sample=1, of="drills of hosts")
+@pytest.mark.usefixtures("hosts")
+def test_two_sides_that_go_on_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bug of our own, planted in every process: whoever is left goes on, and asks nobody."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(
+        "from elastic.membership import succession\nsuccession.may_go_on = lambda *_, **__: succession.GoOn()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    script = [SMALL, "--", "own", "--steps", "60", "--unhurried", "2"]
+    assert main(["--hosts", "2", "--partition", "1@step=10,seconds=9", *script]) == BROKEN
+    assert "(sides, with faults)" in " ".join(capsys.readouterr().out.split())

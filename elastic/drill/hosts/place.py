@@ -1,4 +1,4 @@
-"""The nodes of a drill's run on hosts: each is the machine of one, and those that join come on hosts that are spare.
+"""The nodes of a drill's run on hosts: each is the machine of one, and those that join come on new ones.
 
 They meet at the first host, and at the run's folder, which all of them have: whatever becomes of a cable, it is there.
 """
@@ -33,6 +33,8 @@ class OnHosts:
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], output: Path) -> Machine:
         host = len(self.machines) + 1
+        if host not in self.hosts.numbers:
+            self.hosts.add()
         self.machines[host] = self.hosts.start(host, command, env=env, output=output)
         return self.machines[host]
 
