@@ -23,7 +23,7 @@ from elastic.drill.faults import (
     Partition,
     SlowNetwork,
 )
-from elastic.drill.faults.host_fault import HostFault
+from elastic.drill.faults.host_fault import HostFault, NetworkFault
 from elastic.drill.folder import DrillFolder
 from elastic.drill.hosts.hosts import Hosts, Outcome
 from elastic.drill.hosts.place import OnHosts, left_behind
@@ -59,7 +59,7 @@ def test_faults_of_hosts_become_a_plan() -> None:
     )
     assert options.asked.faults == (
         SlowNetwork(1, At(2, "backward", later=True), delay=0.02),
-        Cut(2, At(30, "backward", later=True), "both"),
+        Cut(2, At(30, "backward", later=True), "both", seconds=None),
         Heal(At(34, "backward", worker=0, later=True)),
         LoseHost(1, At(50, "backward", later=True), "crash"),
         Cut(3, At(60, "backward", later=True), "in", seconds=1.5),
@@ -75,13 +75,18 @@ def test_faults_of_hosts_become_a_plan() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("--hosts 1 --kill 1@step=3", "a network of hosts has 2 or more"),
+        ("--hosts 1 --kill 1@step=3", "hosts are 2 or more; found 1"),
         ("--hosts 4 --nodes 2", "leave out --nodes"),
         ("--hosts 3 --workers 4", "4 workers cannot be spread evenly over 3 hosts"),
         ("--hosts 2 --crash-host 1@step=3 --power-off 0@step=9", "nobody would be left"),
-        ("--hosts 2 --lose-all @step=3", "kill_all strikes nodes of one machine"),
-        ("--hosts 2 --faults kill,read-only", "read-only strikes nodes of one machine"),
-        ("--hosts 2 --kill 0,1@step=3", "kill_together strikes nodes of one machine"),
+        ("--hosts 2 --lose-all @step=3", "lose-all cannot strike hosts"),
+        ("--hosts 2 --faults kill,read-only", "read-only cannot strike hosts"),
+        ("--hosts 2 --kill 0,1@step=3", "kill W,W cannot strike hosts"),
+        ("--hosts 2 --disk-full @step=3", "disk-full cannot strike hosts"),
+        ("--cut-in 1@step=3", "cut-in strikes a whole host: it needs --hosts N"),
+        ("--hosts 64 --join @step=3", "64 at most, with those that join; found 65"),
+        ("--hosts 4 --heal @step=3 --cut 1@step=4", "nothing has happened to the network by then"),
+        ("--hosts 2 --workers 4 --partition 0,3@step=4", "all hosts, so nobody is on the other side"),
         ("--hosts 2 --cut 1@step=3 --storage s3://b", "reaches no object store"),
         ("--hosts 2 --cut 1@step=3 --torn-writes 0.1", "choose one of them"),
         ("--hosts 2 --cut 1@step=3,seconds=0", "seconds must be above 0"),
@@ -93,6 +98,22 @@ def test_faults_of_hosts_become_a_plan() -> None:
 def test_what_hosts_cannot_do_is_refused_before_anything_starts(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         asked(text)
+
+
+def test_what_happens_to_the_network_lasts_until_the_next_heal() -> None:
+    """Where one follows, and no time is given; the drill ends it only where it has a time."""
+    said = "--cut 0@step=9 --partition 1@step=10 --lose-packets 2@step=11,seconds=4 --heal @step=12 --cut-out 0@step=13"
+    faults = [fault for fault in asked(f"--hosts 4 {said}").asked.faults if isinstance(fault, NetworkFault)]
+    assert [fault.lasts_s(30.0) for fault in faults] == [None, None, 4.0, 6.0]
+    assert faults[0].in_words() == "the host of worker 0 is cut off until the next heal"
+    assert faults[1].in_words().endswith("apart until the next heal: the host of worker 1 is one side")
+
+
+def test_a_cut_that_ends_does_not_wake_a_host_that_has_lost_its_power() -> None:
+    hosts = Recorded()
+    run = SimpleNamespace(hosts=hosts, hosts_of=lambda *_: [2, 3])
+    Partition((1, 2), NOW).end({}, cast(Any, run), ())
+    assert hosts.done == [("heal", 3)]
 
 
 def test_a_machine_without_hosts_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

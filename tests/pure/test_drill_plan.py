@@ -225,7 +225,7 @@ def test_the_replay_command_reads_back_as_the_same_drill(script: str, tmp_path: 
         ("train.py --storage memory://runs", "expected the URL of an object store"),
         ("train.py --storage-options {}", "are those of --storage URL, which is not given"),
         ("train.py --storage s3://b --storage-options @absent.json", "--storage-options: .*No such file"),
-        ("train.py --storage s3://b --flip-bytes @step=3", "flip needs a run in a folder of this machine"),
+        ("train.py --storage s3://b --flip-bytes @step=3", "flip-bytes needs a run in a folder of this machine"),
         ("train.py --plan train.py --save-every 3", "leave out --save-every"),
         ("train.py --plan train.py --hosts 2", "leave out --hosts"),
         ("train.py --cut 1@step=3", "cut strikes a whole host: it needs --hosts N"),

@@ -172,6 +172,12 @@ class Fault(ABC):
 
     # how it is described
 
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        said = (one.name for one in self.flags if all(getattr(self, name) == it for name, it in one.fields.items()))
+        return next(said, self.kind)
+
     short: ClassVar[str]
     sentence: ClassVar[str]
     """What happens to whom, in a plan's one line and in what people read. {fields} of the fault stand in braces."""

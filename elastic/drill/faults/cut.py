@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from elastic.drill.faults.base import Flag, RunningDrill, WorkerFault
-from elastic.drill.faults.host_fault import NetworkFault, check_seconds
+from elastic.drill.faults.host_fault import NetworkFault
 from elastic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,27 +24,27 @@ class Cut(NetworkFault, WorkerFault):
     """
 
     way: str
-    seconds: float = 6.0
+    seconds: float | None = 6.0
 
     kind = "cut"
     flags = (
-        Flag("cut", "the host of a worker is cut off for 6 s, or seconds=S, or until --heal", {"way": "both"}),
-        Flag("cut-in", "nothing gets to the host of a worker; likewise", {"way": "in"}),
-        Flag("cut-out", "nothing gets out of the host of a worker; likewise", {"way": "out"}),
+        Flag("cut", "it is cut off, and nobody is told: until the next --heal, or without one for 6 s; "
+             "W@…,seconds=S for others", {"way": "both"}),
+        Flag("cut-in", "likewise, in one direction: it hears nothing", {"way": "in"}),
+        Flag("cut-out", "likewise: it is not heard", {"way": "out"}),
     )  # fmt: skip
     facts = ("seconds",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_seconds(self, self.seconds)
         if self.way not in _WAYS:
             raise ConfigError(f"Cut: way={self.way!r}; it is {', '.join(_WAYS)}")
 
     def __str__(self) -> str:
-        return f"{self.when}: the host of w{self.worker} {_WAYS[self.way]} for {self.seconds:g} s"
+        return f"{self.when}: the host of w{self.worker} {_WAYS[self.way]} {self.so_long}"
 
     def in_words(self) -> str:
-        return f"the host of worker {self.worker} {_WAYS[self.way]} for {self.seconds:g} s"
+        return f"the host of worker {self.worker} {_WAYS[self.way]} {self.so_long}"
 
     def strike_hosts(self, struck: Event, run: RunningDrill) -> None:
         for host in run.hosts_of(struck, self.ranks):
@@ -52,6 +52,3 @@ class Cut(NetworkFault, WorkerFault):
                 run.hosts.cut(host)
             else:
                 run.hosts.cut_one_way(host, cast(Literal["in", "out"], self.way))
-
-    def lasts_s(self, grace_s: float) -> float:
-        return self.seconds

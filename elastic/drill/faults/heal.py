@@ -19,7 +19,7 @@ class Heal(HostFault, RunFault):
     kind = "heal"
     short = "the network is healed"
     sentence = "the network of all hosts is as it was"
-    flags = (Flag("heal", "the network of all hosts is as it was, before a cut's time is over", of_worker=False),)
+    flags = (Flag("heal", "the network of all hosts is as it was; what is slow stays slow", of_worker=False),)
 
     def strike_hosts(self, struck: Event, run: RunningDrill) -> None:
         run.hosts.heal(*filter(run.hosts.running, run.hosts.numbers))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from elastic.drill.faults.base import Aftermath, Fault, RunningDrill, Scene, Sizes
 from elastic.errors import ConfigError, ElasticError
@@ -40,7 +41,28 @@ class HostFault(Fault):
 
 
 class NetworkFault(HostFault):
-    """One of cables, which may cost the run the workers of the host, and is over when they are healed."""
+    """One of cables, which may cost the run the workers of the host, and is over when they are healed.
+
+    seconds  after which they are; None: not before the next Heal
+    """
+
+    if TYPE_CHECKING:  # a field
+
+        @property
+        def seconds(self) -> float | None: ...
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seconds is not None and not self.seconds > 0:
+            raise ConfigError(f"{type(self).__name__}: seconds must be above 0; found {self.seconds:g}")
+
+    def until_healed(self) -> Fault:
+        facts: dict[str, Any] = {"seconds": None}
+        return replace(self, **facts)
+
+    @property
+    def so_long(self) -> str:
+        return "until the next heal" if self.seconds is None else f"for {self.seconds:g} s"
 
     @classmethod
     def remaining(cls, there: int, sizes: Sizes) -> int:
@@ -56,10 +78,9 @@ class NetworkFault(HostFault):
     def lost_max(self, of_a_node: int) -> int | None:
         return of_a_node
 
+    def lasts_s(self, grace_s: float) -> float | None:
+        return self.seconds
+
     def end(self, struck: Event, run: RunningDrill, others: Iterable[Fault]) -> None:
-        run.hosts.heal(*run.hosts_of(struck, self.ranks))
-
-
-def check_seconds(fault: Fault, seconds: float) -> None:
-    if not seconds > 0:
-        raise ConfigError(f"{type(fault).__name__}: seconds must be above 0; found {seconds:g}")
+        for host in filter(run.hosts.running, run.hosts_of(struck, self.ranks)):  # one without power stays silent
+            run.hosts.heal(host)

@@ -41,6 +41,7 @@ class KillTogether(Fault):
     when: At
 
     kind = "kill_together"
+    name = "kill W,W"
     on_hosts = False
     loses_workers = True
 

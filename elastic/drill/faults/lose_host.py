@@ -27,10 +27,9 @@ class LoseHost(HostFault, WorkerFault):
 
     kind = "lose_host"
     flags = (
-        Flag("crash-host", "the host of a worker crashes: all its processes die, and connections are reset. As all "
-             "faults of hosts, with --hosts", {"how": "crash"}),
-        Flag("power-off", "the host of a worker loses its power: it is silent", {"how": "power"}),
-    )  # fmt: skip
+        Flag("crash-host", "all its processes die, and its connections are reset", {"how": "crash"}),
+        Flag("power-off", "it falls silent for good: nobody is told", {"how": "power"}),
+    )
     takes_node = True
     fatal = True
 

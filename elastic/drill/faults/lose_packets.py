@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic.drill.faults.base import Flag, RunningDrill, WorkerFault
-from elastic.drill.faults.host_fault import NetworkFault, check_seconds
+from elastic.drill.faults.host_fault import NetworkFault
 from elastic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,26 +19,28 @@ class LosePackets(NetworkFault, WorkerFault):
     `seconds`. TCP may cope or not: the host may be lost and come back several times."""
 
     loss: float = 0.3
-    seconds: float = 6.0
+    seconds: float | None = 6.0
 
     kind = "lose_packets"
-    short = "the host of w{worker} loses {loss:.0%} of all packets for {seconds:g} s"
-    sentence = "the host of worker {worker} loses {loss:.0%} of all packets for {seconds:g} s"
-    flags = (Flag("lose-packets", "the host of a worker loses packets for 6 s; W@…,loss=0.3,seconds=S"),)
+    flags = (
+        Flag("lose-packets", "it loses 3 of 10 packets, for as long as a cut lasts; W@…,loss=P,seconds=S for others"),
+    )
     facts = ("loss", "seconds")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_seconds(self, self.seconds)
         if not 0 < self.loss < 1:
             raise ConfigError(f"LosePackets: loss is a share, between 0 and 1; found {self.loss:g}")
+
+    def __str__(self) -> str:
+        return f"{self.when}: the host of w{self.worker} loses {self.loss:.0%} of all packets {self.so_long}"
+
+    def in_words(self) -> str:
+        return f"the host of worker {self.worker} loses {self.loss:.0%} of all packets {self.so_long}"
 
     def strike_hosts(self, struck: Event, run: RunningDrill) -> None:
         for host in run.hosts_of(struck, self.ranks):
             run.hosts.lose_packets(host, self.loss)
-
-    def lasts_s(self, grace_s: float) -> float:
-        return self.seconds
 
     def lost_max(self, of_a_node: int) -> int | None:
         """Where the hub's host has it, any other may seem silent."""

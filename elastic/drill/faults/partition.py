@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic.drill.faults.base import Fault, Flag, RunningDrill
-from elastic.drill.faults.host_fault import NetworkFault, check_seconds
+from elastic.drill.faults.host_fault import NetworkFault
 from elastic.drill.faults.moments import At
 
 if TYPE_CHECKING:
@@ -23,15 +23,17 @@ class Partition(NetworkFault):
 
     workers: tuple[int, ...]
     when: At
-    seconds: float = 6.0
+    seconds: float | None = 6.0
 
     kind = "partition"
-    flags = (Flag("partition", "W,W@…: the hosts of these reach each other alone for 6 s, as do all others; likewise"),)
+    flags = (
+        Flag(
+            "partition",
+            "W,W@…: the network falls apart, for as long as a cut lasts: the hosts of these workers reach each "
+            "other alone, and so do all others",
+        ),
+    )
     facts = ("seconds",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_seconds(self, self.seconds)
 
     @property
     def worker(self) -> int:
@@ -50,18 +52,20 @@ class Partition(NetworkFault):
         return cls(workers, when, **fields)
 
     def __str__(self) -> str:
-        return f"{self.when}: a partition for {self.seconds:g} s: {', '.join(f'w{one}' for one in self.workers)} alone"
+        return f"{self.when}: a partition {self.so_long}: {', '.join(f'w{one}' for one in self.workers)} alone"
 
     def in_words(self) -> str:
-        these = ", ".join(f"worker {one}" for one in self.workers)
-        return f"the network falls apart for {self.seconds:g} s: the hosts of {these} are one side"
+        several = len(self.workers) > 1
+        side = (
+            f"hosts of workers {' and '.join(map(str, self.workers))} are"
+            if several
+            else f"host of worker {self.worker} is"
+        )
+        return f"the network falls apart {self.so_long}: the {side} one side"
 
     def strike_hosts(self, struck: Event, run: RunningDrill) -> None:
         side = run.hosts_of(struck, self.ranks)
         run.hosts.partition([host for host in run.hosts.numbers if host not in side], side)
-
-    def lasts_s(self, grace_s: float) -> float:
-        return self.seconds
 
     def lost_max(self, of_a_node: int) -> int:
         return len(self.workers) * of_a_node

@@ -23,7 +23,7 @@ class SlowNetwork(HostFault, WorkerFault):
     kind = "slow_network"
     short = "packets of the host of w{worker} are {delay:g} s late"
     sentence = "packets from and to the host of worker {worker} are {delay:g} s late"
-    flags = (Flag("slow-network", "packets of a worker's host are 50 ms late from then on; W@…,delay=S for others"),)
+    flags = (Flag("slow-network", "its packets are 50 ms late from then on; W@…,delay=S for others"),)
     facts = ("delay",)
 
     def __post_init__(self) -> None:

@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoint import linux
-from elastic.drill.hosts.network import DIES_WITH_US, WITHIN_S, Network, address, end, name, until
+from elastic.drill.hosts.network import DIES_WITH_US, HOSTS_MAX, WITHIN_S, Network, address, end, name, until
 from elastic.errors import ElasticError
 from elastic.membership.environment import DRILL_NODE
 
 HOW_TO_INSTALL = "apt-get update && apt-get install -y --no-install-recommends iproute2 util-linux"
 ORPHANS_S = 10.0  # what a machine's command has started ends this soon after it, or counts as left behind
 _PROGRAMS = ("ip", "tc", "nsenter", "unshare", "setpriv")
-_NAMES_MAX = 64
 _BOOTED_APART_S = 100_000
 _MACHINE = Path(__file__).with_name("machine.py")
 _TELLS_ITS_PID = ("sh", "-c", f'{DRILL_NODE}=$$ exec "$@"', "start")
@@ -121,7 +120,7 @@ class Hosts(Network):
         self._machines: dict[int, Machine] = {}
         self._started = 0
         folder.mkdir(parents=True, exist_ok=True)
-        names = "".join(f"{address(host)} {name(host)}\n" for host in range(1, _NAMES_MAX + 1))
+        names = "".join(f"{address(host)} {name(host)}\n" for host in range(1, HOSTS_MAX + 1))
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
         super().__init__(count)
 

@@ -26,6 +26,7 @@ from elastic.errors import ElasticError
 
 Way = Literal["in", "out"]
 
+HOSTS_MAX = 64
 WITHIN_S = 30.0  # what the kernel does at once
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _DROP, _PASS = 2, 0  # TC_ACT_SHOT, TC_ACT_OK

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass, field
 
 from elastic.drill.faults.base import Fault
 from elastic.drill.faults.documents import decoded, document_of, fault_of
+from elastic.drill.faults.partition import Partition
 from elastic.drill.faults.plan import Plan
+from elastic.drill.hosts.network import HOSTS_MAX
 from elastic.errors import ConfigError
 from elastic.events.words import counted
 
@@ -101,10 +103,17 @@ class DrillPlan:
 
     def _check_hosts(self) -> None:
         if self.nodes < 2:
-            raise ConfigError("a network of hosts has 2 or more")
+            raise ConfigError(f"hosts are 2 or more; found {self.nodes}")
         if self.storage.any:
             raise ConfigError("storage faults and hosts: storage decides there which side goes on; choose one of them")
         joins = sum(fault.joining(1) > 0 for fault in self.faults)
+        if self.nodes + joins > HOSTS_MAX:
+            raise ConfigError(f"hosts are {HOSTS_MAX} at most, with those that join; found {self.nodes + joins}")
+        of_a_node = self.workers // self.nodes
+        for fault in self.faults:
+            side = {rank // of_a_node for rank in fault.ranks}
+            if isinstance(fault, Partition) and len(side) == self.nodes + joins:
+                raise ConfigError(f"{fault}: these are all hosts, so nobody is on the other side")
         if sum(fault.needs_hosts and fault.takes_node for fault in self.faults) >= self.nodes + joins:
             raise ConfigError("nobody would be left: fewer hosts may be lost for good than there are")
 

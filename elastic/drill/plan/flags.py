@@ -49,7 +49,12 @@ def parser() -> argparse.ArgumentParser:
     who = made.add_argument_group("on how many workers")
     who.add_argument("--workers", type=int, metavar="N", help="in the run with faults (default 4)")
     who.add_argument("--nodes", type=int, metavar="N", help="agents, all on this machine (default 1)")
-    who.add_argument("--hosts", type=int, metavar="N", help="agents, each on a host of a network of its own. Root only")
+    who.add_argument(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="agents, each on a host of its own: Linux namespaces on a network of the drill's. Root only",
+    )
     who.add_argument("--resume-workers", type=int, metavar="N", help="after everything was lost (default: --workers)")
     who.add_argument(
         "--undisturbed-workers", type=int, default=1, metavar="N", help="in the run without faults (default 1)"
@@ -64,9 +69,10 @@ def parser() -> argparse.ArgumentParser:
     )
     drawing.add_argument("--rate", type=float, metavar="R", help=f"faults per step (default {DEFAULT_RATE})")
     named = made.add_argument_group("faults at moments that you name (each may be given several times)")
+    of_hosts = made.add_argument_group("faults of the whole host that a worker is on, likewise; with --hosts")
     for name, one in NAMED.items():
-        shape = "W@…" if one.flag.of_worker else "@…"
-        named.add_argument(f"--{name}", action="append", default=[], metavar=shape, help=one.flag.what)
+        group, shape = of_hosts if one.kind.needs_hosts else named, "W@…" if one.flag.of_worker else "@…"
+        group.add_argument(f"--{name}", action="append", default=[], metavar=shape, help=one.flag.what)
     named.add_argument("--grace", type=float, metavar="SECONDS", help="for --leave (default 30)")
     storage = made.add_argument_group("storage, and what it suffers: probabilities, per operation")
     storage.add_argument("--storage-errors", type=float, metavar="P", help="it fails, and may work when tried again")

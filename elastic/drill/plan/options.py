@@ -17,13 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastic.drill.faults.base import Fault
+from elastic.drill.faults.heal import Heal
+from elastic.drill.faults.host_fault import NetworkFault
 from elastic.drill.faults.registry import NAMED
 from elastic.drill.hosts.hosts import missing
 from elastic.drill.location import StorageRoot
 from elastic.drill.plan import saves
 from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
-from elastic.drill.plan.fault_argument import fault_from, in_order
+from elastic.drill.plan.fault_argument import faults_from, in_order
 from elastic.drill.plan.flags import DEFAULT_FAULTS, DEFAULT_HOST_FAULTS, DEFAULT_RATE, WITHIN_S, parser
 from elastic.errors import ConfigError
 
@@ -106,7 +108,7 @@ def parse(argv: Sequence[str]) -> Options:
     if given.storage_options is not None and given.storage is None:
         raise ConfigError("--storage-options are those of --storage URL, which is not given")
     storage_root = StorageRoot.asked(given.storage, given.storage_options) if given.storage is not None else None
-    named_kinds = {**{fault.kind: type(fault) for fault in plan.faults}, **{name: NAMED[name].kind for name in kinds}}
+    named_kinds = {**{fault.name: type(fault) for fault in plan.faults}, **{name: NAMED[name].kind for name in kinds}}
     for kind in set(named_kinds.values()):
         kind.check_machine()
     _check_hosts(plan, named_kinds)
@@ -136,7 +138,9 @@ def _check_hosts(plan: DrillPlan, kinds: Mapping[str, type[Fault]]) -> None:
     if found := [name for name, kind in kinds.items() if kind.needs_hosts and not plan.hosts]:
         raise ConfigError(f"{min(found)} strikes a whole host: it needs --hosts N, and root")
     if found := [name for name, kind in kinds.items() if plan.hosts and not kind.on_hosts]:
-        raise ConfigError(f"{min(found)} strikes nodes of one machine: use --nodes N instead of --hosts")
+        raise ConfigError(
+            f"{min(found)} cannot strike hosts, only nodes of one machine: use --nodes N instead of --hosts"
+        )
 
 
 def _check_elsewhere(kinds: Mapping[str, type[Fault]], *, hosts: bool) -> None:
@@ -192,7 +196,9 @@ def _asked(given: argparse.Namespace, *, drawing: bool) -> DrillPlan:
     seed = given.seed
     if seed is None and (drawing or storage.any):
         seed = secrets.randbelow(1_000_000)
-    faults = [fault_from(name, text) for name in NAMED for text in getattr(given, _attribute(name))]
+    faults = faults_from({name: getattr(given, _attribute(name)) for name in NAMED})
+    if not drawing and isinstance(next((one for one in faults if isinstance(one, Heal | NetworkFault)), None), Heal):
+        raise ConfigError("--heal: nothing has happened to the network by then")
     return DrillPlan(
         workers=workers,
         nodes=given.hosts or given.nodes or 1,
@@ -202,7 +208,7 @@ def _asked(given: argparse.Namespace, *, drawing: bool) -> DrillPlan:
         grace_s=given.grace if given.grace is not None else 30.0,
         save_every=saves.asked(given.save_every) if given.save_every is not None else None,
         storage=storage,
-        faults=in_order(faults),
+        faults=faults,
     )
 
 
