@@ -38,6 +38,13 @@ class Weights(TypedEvent):
     digest: Annotated[str, "SHA-256 of the model's state"]
 
 
+class Changed(TypedEvent):
+    """A drill's observer: the coordinator saves, and the script has changed the model since that step was applied."""
+
+    step: Annotated[int, "its index"]
+    digest: Annotated[str, "SHA-256 of the model's state, as it is saved"]
+
+
 class Fault(TypedEvent):
     """A drill's observer: a fault of the plan is about to happen."""
 

@@ -25,8 +25,8 @@ def test_a_drill_of_hosts_that_are_cut_off_and_lost_holds(
 ) -> None:
     """One is cut off until the network is healed, and comes back; one joins; the first one crashes, with the hub."""
     monkeypatch.chdir(tmp_path)
-    faults = "--cut 2@step=20,seconds=60 --heal @step=24 --join @step=40 --crash-host 0@step=60,phase=in_backward"
-    script = [SMALL, "--", "own", "--steps", "160", "--unhurried", "4", "--save-every", "20"]
+    faults = "--cut 2@step=20 --heal @step=24 --join @step=40 --crash-host 0@step=60,phase=in_backward"
+    script = [SMALL, "--", "own", "--steps", "110", "--unhurried", "4", "--save-every", "20"]
     status = main(["--hosts", "4", *faults.split(), "--keep", "--folder", "kept", *script])
     shown = capsys.readouterr().out
 

@@ -102,6 +102,16 @@ def without(events: list[Event], kind: str, **where: Any) -> list[Event]:
     return [e for e in marked if "marked" not in e]
 
 
+def script_changes_the_model(events: list[Event], *, after: int) -> list[Event]:
+    """The same events, where the coordinator of each view found other weights as it saved."""
+    found: list[Event] = []
+    for event in events:
+        found.append(event)
+        if event["event"] == "weights" and event["step"] == after and event["rank"] == 0:
+            found.append({**event, "event": "changed", "digest": "other"})
+    return found
+
+
 def consistent(events: list[Event]) -> list[Event]:
     """The same events, where every worker reports the digest of what its (tampered) reads say."""
 
@@ -494,6 +504,17 @@ def test_what_storage_holds_is_acquitted_where_it_is_what_training_had() -> None
     assert verdict.checkpoints == 4
     prolonged = verdict_on(undisturbed().events, checkpoints=stored(10, 8))  # and killed on its way
     assert prolonged.ok, str(prolonged)
+
+
+def test_what_the_script_changes_between_steps_is_what_is_saved_and_loaded() -> None:
+    """A buffer that it assigns anew after step 3, before the save at 4 which the second launch begins with."""
+    last, at_4 = replace(stored(8)[0], claim=3), replace(stored(4)[0], digest="other")
+    told = changed(script_changes_the_model(restarted().events, after=3), "saved", {"step": 4}, digest="other")
+    loaded = changed(told, "loaded", {"step": 4}, digest="other")
+    verdict = verdict_on(loaded, checkpoints=[last, at_4])
+    assert verdict.ok, str(verdict)
+    for events, held in ((told, at_4), (loaded, replace(at_4, digest="a third"))):
+        assert {one.invariant for one in verdict_on(events, checkpoints=[last, held]).violations} == {"state"}
 
 
 def test_a_worker_may_finish_the_step_in_hand_when_its_launch_is_given_up() -> None:

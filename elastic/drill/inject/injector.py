@@ -22,7 +22,7 @@ from elastic.drill.inject.overrides import Overrides
 from elastic.drill.inject.recording_dataset import RecordingCollate, RecordingDataset, dataset_source
 from elastic.drill.machine.holdings import Holdings
 from elastic.events import drill_schema
-from elastic.events.drill_schema import Held, Placed, Reads, Weights
+from elastic.events.drill_schema import Changed, Held, Placed, Reads, Weights
 from elastic.events.observer import MOMENTS, ObservedRun, Observer
 from elastic.events.sinks import local_folder
 from elastic.membership.environment import drill_node
@@ -56,6 +56,7 @@ class Injector(Observer):
         self._reading: RecordingDataset | None = None
         self._holdings = Holdings()
         self._storage: Path | None = None  # the run's, where it is a local folder
+        self._applied: str | None = None  # the weights that the last step came to
 
     def storage(self, url: str, storage_options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
         if self._overrides.url is None:
@@ -107,8 +108,10 @@ class Injector(Observer):
         if moment == "finish":
             run.events.emit(Held(last=True, **self._holdings.at_the_end(**view)))
         if moment == "applied":
-            models = run.model if isinstance(run.model, Mapping) else {"model": run.model}
-            run.events.emit(Weights(step=self._step, digest=weights_digest(models)))
+            self._applied = _digest(run)
+            run.events.emit(Weights(step=self._step, digest=self._applied))
+        if moment == "save" and self._applied is not None and (digest := _digest(run)) != self._applied:
+            run.events.emit(Changed(step=self._step, digest=digest))
         for phase, begins in BEGINS.items():
             if moment == begins:
                 for fault in self._due(phase, share):
@@ -188,3 +191,7 @@ class Injector(Observer):
             return False
         assert self._run is not None
         return any(abs(step - self._run.step_index) <= _APART for step in self._drill.failures(failure))
+
+
+def _digest(run: ObservedRun) -> str:
+    return weights_digest(run.model if isinstance(run.model, Mapping) else {"model": run.model})

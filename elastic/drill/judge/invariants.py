@@ -265,11 +265,14 @@ def _agreement(of_kind: Mapping[str, Sequence[Event]], exact: bool) -> Iterator[
 
 
 def _states(of_kind: Mapping[str, Sequence[Event]], lineage: Lineage) -> Iterator[Violation]:
-    """saved, loaded and weights of one lineage name one digest per number of steps applied."""
+    """saved, loaded and weights of one lineage name one digest per number of steps applied. What the script has changed
+    by the time of a save is what is saved."""
     at: dict[int, list[tuple[object, Event]]] = defaultdict(list)
-    for event in of_kind["weights"]:
+    changed = {(event["step"], place_of(event)) for event in of_kind["changed"]}
+    for event in (*of_kind["weights"], *of_kind["changed"]):
         done = lineage.path.get(event["step"])
-        if done is not None and done.place == place_of(event):
+        superseded = event["event"] == "weights" and (event["step"], place_of(event)) in changed
+        if done is not None and done.place == place_of(event) and not superseded:
             at[event["step"] + 1].append((event["digest"], event))
     for event in (*of_kind["saved"], *of_kind["loaded"]):
         if "digest" not in event:

@@ -36,7 +36,7 @@ def storage_holds(
     for one in checkpoints:
         if one.wrong is not None:
             yield Violation("checkpoint", f"{one.name}: {one.wrong}")
-    yield from _of_their_steps(checkpoints, of_kind["weights"])
+    yield from _of_their_steps(checkpoints, [*of_kind["weights"], *of_kind["changed"]])
     finished = of_kind["finished"][-1:]
     newest = checkpoints[0].step if checkpoints else None
     if finished and (newest is None or newest < finished[0]["step"]) and not may_fall_back:
