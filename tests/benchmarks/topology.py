@@ -22,10 +22,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from elastic.drill.hosts.hosts import missing
 from tests.benchmarks import underway
 from tests.benchmarks.underway import interruptible
 from tests.kit.crossing import Crossing, crossing
-from tests.kit.hosts import Hosts, missing
+from tests.kit.hosts import Hosts
 
 HOSTS, WORKERS = 2, 2
 RING = 2 * (HOSTS * WORKERS - 1) / (HOSTS * WORKERS)

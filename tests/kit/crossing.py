@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastic.drill.hosts.network import name
 from tests.kit.hosts import Hosts
-from tests.kit.network import name
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 240.0
