@@ -59,5 +59,5 @@ def test_two_sides_that_go_on_are_noticed(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     script = [SMALL, "--", "own", "--steps", "60", "--unhurried", "2"]
-    assert main(["--hosts", "2", "--partition", "1@step=10,seconds=9", *script]) == BROKEN
+    assert main(["--hosts", "2", "--partition", "1@step=10,seconds=9", "--folder", "kept", *script]) == BROKEN
     assert "(sides, with faults)" in " ".join(capsys.readouterr().out.split())
