@@ -132,7 +132,7 @@ class HierarchicalSum:
         return self._buffers[index][:numel]
 
     def _empty(self, numel: int) -> torch.Tensor:
-        return empty(numel, self._dtype, self._device)
+        return empty((numel,), self._dtype, self._device)
 
 
 Sum = TreeSum | HierarchicalSum

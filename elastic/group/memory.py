@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from checkpoint.memory import in_huge_pages
+from checkpoint.memory import prefer_huge_pages
 
 _LARGE_BYTES = 8 << 20  # from here on it takes longer to get the memory page by page than to write to it
 
 
-def empty(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """As torch.empty, in one dimension."""
-    nbytes = numel * dtype.itemsize
-    if device.type != "cpu" or nbytes < _LARGE_BYTES:
-        return torch.empty(numel, dtype=dtype, device=device)
-    return torch.frombuffer(in_huge_pages(nbytes), dtype=torch.uint8).view(dtype)
+def empty(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, strides: Sequence[int] | None = None
+) -> torch.Tensor:
+    """As torch.empty. strides: of a tensor without gaps"""
+    if strides is None:
+        made = torch.empty(shape, dtype=dtype, device=device)
+    else:
+        made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    if device.type == "cpu" and made.nbytes >= _LARGE_BYTES:
+        prefer_huge_pages(made.data_ptr(), made.nbytes)
+    return made

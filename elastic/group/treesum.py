@@ -15,7 +15,6 @@ On several hosts large sums go another way: hierarchical_sum.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -42,7 +41,7 @@ class Rows:
     def __getitem__(self, index: int) -> torch.Tensor:
         """Full of NOTHING when it is new."""
         while len(self._rows) <= index:
-            self._rows.append(empty(self._numel, self._dtype, self._device).fill_(NOTHING))
+            self._rows.append(empty((self._numel,), self._dtype, self._device).fill_(NOTHING))
         return self._rows[index]
 
     @property
@@ -167,7 +166,7 @@ class TreeSum:
         return self.result
 
     def _empty(self, *shape: int) -> torch.Tensor:
-        return empty(math.prod(shape), self._dtype, self._device).view(shape)
+        return empty(shape, self._dtype, self._device)
 
 
 @lru_cache(maxsize=256)

@@ -77,10 +77,8 @@ _LOOK_S = 0.25
 _SIGHTED_S = 0.9  # between two reports of a node where somebody is quiet
 _HELD_UP_S = 1.0  # a look that comes so late says that this process was stopped, and likely its workers, too
 _LAST_WORD_S = 1.0  # for a worker without which the run has gone on, to put that on record
-_DUMP_S, _DUMP_HELD_UP_S = (
-    0.5,
-    5.0,
-)  # for a stuck worker to print its stacks, and at most while others have the processor
+_DUMP_S = 0.5  # for a stuck worker to print its stacks
+_DUMP_HELD_UP_S = 5.0  # so much longer at most, while others have the processor
 _TERM_S = 5.0  # from SIGTERM to SIGKILL
 _TWICE_S = 0.5  # launchers forward what the terminal has sent already: two SIGINT within this are one
 

@@ -48,6 +48,7 @@ class HubHere:
         self._loop = loop
         self._lists = lists
         self._has: dict[str, dict[str, str | None]] = defaultdict(dict)  # node -> word -> the list that it had last
+        self._held: dict[str, list[Message]] = {}  # what nodes have said since a hello that is awaited in full
         self._deliver = deliver
         self._say = say
         self._refusals: Counter[str] = Counter()
@@ -73,6 +74,7 @@ class HubHere:
         if hello.address is not None and hello.port is not None:
             self._listens[node] = hello.address, hello.port
         self._has[node] = {word: self._lists.newest(word, hello.knows) for word in LISTED}
+        self._held.pop(node, None)
 
         def heard(message: Message) -> None:
             self._heard_s[node] = time.monotonic()
@@ -88,17 +90,23 @@ class HubHere:
         if node is not None:
             connection.close()
             del self._nodes[node]
+            if any(message["say"] == "bye" for message in self._held.pop(node, [])):
+                self._carry_out(self.hub.without(time.monotonic(), node, left=True))
             self.hub.loses(node, dead=node not in self._listens)
             self._undecided = True
             if node in self._listens:
                 self._ask_if_dead(node)
 
     def told(self, node: str, message: Message) -> None:
+        if node in self._held and message["say"] != "hello":
+            self._held[node].append(message)
+            return
         try:
             if message["say"] == "hello" and isinstance(report := message.get("report"), dict):
                 message = {**message, "report": self._lists.unpack_report(report)}
             self.hub.hear(time.monotonic(), node, message)
         except ListUnknown:
+            self._held[node] = []
             self._nodes[node].say({"to": None, **as_message(InFull())})
             return
         except WireError as wrong:
@@ -108,6 +116,8 @@ class HubHere:
                 self._say(f"a message of {node} is dropped: {wrong}{last}")
             return
         self._undecided = True
+        for held in self._held.pop(node, []):
+            self.told(node, held)
 
     def settle(self) -> None:
         """What follows from all that has been told since: once, however much came together."""

@@ -179,7 +179,7 @@ class _Place:
     strides: tuple[int, ...]
 
     def empty(self) -> torch.Tensor:
-        return empty(self.nbytes // self.dtype.itemsize, self.dtype, _CPU).as_strided(self.shape, self.strides)
+        return empty(self.shape, self.dtype, _CPU, self.strides)
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -249,6 +249,9 @@ class Hub:
             if not self._finished and (awaited or not all(worker.safe for worker in here)):
                 self._loss = f"{node} was lost, and nobody is left"
             self._awaited = [place for place in self._awaited if place not in awaited]
+            self._broken |= any(
+                worker.id in self._view for worker in here
+            )  # also where it is back before this turn ends
             for worker in here:
                 self._note_gone(worker, "its node was lost", Exited(worker=worker.id))
                 del self._workers[worker.id]

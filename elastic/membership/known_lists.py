@@ -16,6 +16,7 @@ import base64
 import json
 import zlib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import xxhash
@@ -78,7 +79,7 @@ class KnownLists:
     def unpack(self, message: Message) -> Message:
         """Raises ListUnknown, WireError."""
         word, packed = message.get("say"), message.get("rows")
-        if word not in _COLUMNS or packed is None:
+        if not isinstance(word, str) or word not in _COLUMNS or packed is None:
             return message
         columns = _COLUMNS[word]
         whole = {name: value for name, value in message.items() if name != "rows"}
@@ -88,7 +89,7 @@ class KnownLists:
             whole |= dict(zip(columns, map(list, cells), strict=True)) if rows else {name: [] for name in columns}
         except WireError:
             raise
-        except (KeyError, TypeError, ValueError, zlib.error) as wrong:
+        except (KeyError, TypeError, ValueError, RecursionError, zlib.error) as wrong:
             raise WireError(f"{word}: no list: {wrong}") from wrong
         self._last = whole, packed["now"]
         return whole
@@ -104,7 +105,11 @@ class KnownLists:
     def unpack_report(self, report: Message) -> Message:
         """As `NodeReport.from_document` takes it. Raises ListUnknown, WireError."""
         view, known = report.get("view"), report.get("known")
-        if not isinstance(view, Mapping) or "rows" not in view or not isinstance(known, list):
+        if not isinstance(view, Mapping) or not isinstance(known, list):
+            return report
+        if "rows" not in view:
+            with suppress(KeyError, TypeError, ValueError):  # whether it is a view is found out elsewhere
+                self.name(dict(view))
             return report
         return {**report, "view": self._view(dict(view)), "known": [self._unpack_known(one) for one in known]}
 
@@ -113,7 +118,8 @@ class KnownLists:
         key = json.dumps(packed, sort_keys=True)
         if key not in self._views:
             view = parse(TO_WORKER, self.unpack(packed))
-            assert isinstance(view, NewView)
+            if not isinstance(view, NewView):
+                raise WireError(f"no view: {str(packed)[:80]}")
             self._views = {key: view}
         return self._views[key]
 
@@ -134,6 +140,7 @@ class KnownLists:
         if since is not None and since not in self._lists[word]:
             raise ListUnknown(f"{word}: it is what differs from a list that is not known here: {since[:40]}")
         if since == now:
+            self._keep(word, now, self._lists[word][now])
             return self._lists[word][now]
         base = self._lists[word][since] if since is not None else _NOTHING
         rows: Rows = []

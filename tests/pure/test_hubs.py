@@ -20,7 +20,7 @@ from checkpoint.net.transport import Transport, TransportError
 from elastic.launch.hub_link import _HELLO_S, _REFUSALS_TOLD, HubLink, Place
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists
-from elastic.membership.messages import NewView
+from elastic.membership.messages import NewView, Started
 from elastic.membership.node_report import NodeReport
 from elastic.membership.wire import Lines
 
@@ -257,8 +257,28 @@ def test_a_hub_that_does_not_know_what_a_report_names_asks_for_it_in_full(stand:
     stand.wait_for(lambda: b'"in_full"' in node.heard)
     assert b'"roster"' not in node.heard
     assert stand.said == [], "that is nobody's fault"
+    node.say({"say": "started", "worker": "later", "local_rank": 0})
     node.say({**hello, "report": report.document()})
     stand.wait_for(lambda: b'"roster"' in node.heard)
+    node.say({"say": "ready", "worker": "later", "shares": 8, "identity": "one"})
+    stand.wait_for(lambda: b'"view"' in node.heard)
+
+
+def test_a_node_that_is_back_before_its_loss_was_decided_on_was_lost(stand: Stand) -> None:
+    """What went out on the connection that ended is never said again: the others must hear that the view is broken."""
+    other, node = stand.connect({**HELLO, "node": "other"}), stand.connect(HELLO)
+    stand.wait_for(lambda: len(stand.hub.others()) == 2)
+    for one, id in ((other, "other0"), (node, "x0")):
+        one.say({"say": "started", "worker": id, "local_rank": 0})
+        one.say({"say": "ready", "worker": id, "shares": 8, "identity": "one"})
+    stand.wait_for(lambda: all(b'"view"' in one.heard for one in (other, node)))
+    report = NodeReport()
+    view = json.loads(next(line for line in node.heard.splitlines() if b'"view"' in line))
+    worker = NewView(**{name: value for name, value in KnownLists().unpack(view).items() if name not in ("say", "to")})
+    report.told(Started(worker="x0", local_rank=0))
+    report.ordered("x0", worker)
+    stand.connect({**HELLO, "starting": [], "report": report.document()})
+    stand.wait_for(lambda: b'"broken"' in other.heard)
 
 
 def test_a_node_says_its_hello_in_full_where_it_is_asked_to(stand: Stand) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
+import zlib
 from typing import Any
 
 import pytest
@@ -136,12 +138,22 @@ RIGHT = KnownLists().pack(BASE, None)["rows"]
         {"since": None, "now": "x", "deflated": "no base64"},
         {"since": None, "now": "x", "deflated": "AAAA"},
         {"since": None, "now": "x", "deflated": 7},
+        {"since": None, "now": "x", "deflated": base64.b64encode(zlib.compress(b"[" * 200_000)).decode()},
     ],
 )
 def test_what_is_no_list_is_refused(rows: Any) -> None:
     message = {name: value for name, value in BASE.items() if name not in ("workers", "nodes", "local_ranks")}
     with pytest.raises(WireError):
         parse(TO_WORKER, KnownLists().unpack({**message, "rows": rows}))
+
+
+@pytest.mark.parametrize(
+    "view", [{"say": [], "rows": {}}, {"say": "roster", "rows": RIGHT}, {"rows": RIGHT}, {"say": "x"}]
+)
+def test_a_report_of_what_is_no_view_is_refused(view: Message) -> None:
+    """A TypeError ended the agent of the hub, and the run with it."""
+    with pytest.raises(WireError):
+        NodeReport.from_document(KnownLists().unpack_report({**NodeReport().document(), "view": view}))
 
 
 def test_a_list_without_end_is_refused() -> None:
