@@ -14,8 +14,6 @@ POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14: what cannot be read is a
 # Where a file's bytes are this machine's own, so that nobody else takes them away between two looks at them.
 _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "overlay"}
 
-_HUGE_PAGE = 1 << 21
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
 _mmap.restype = ctypes.c_void_p
@@ -40,15 +38,6 @@ def mapped(fd: int, size: int, flags: int, advice: int) -> Any:
     if _madvise(address, size, advice):
         raise _error()
     return memory
-
-
-def prefer_huge_pages(address: int, size: int) -> None:
-    """Of memory that is new: the kernel gives it in pieces of 2 MiB where it can. On virtual machines to get it page by
-    page takes some times as long as to write to it."""
-    start = -(-address // _HUGE_PAGE) * _HUGE_PAGE
-    whole = (address + size - start) // _HUGE_PAGE * _HUGE_PAGE
-    if whole > 0:
-        _madvise(start, whole, mmap.MADV_HUGEPAGE)  # a kernel without them says so, and nothing is lost
 
 
 def on_this_machine(fd: int) -> bool:

@@ -13,7 +13,6 @@ import torch
 
 from elastic.group.form import Group, Work
 from elastic.group.hierarchy import ALIGNED, RESULT, Piece, Stage, in_any_order, stages
-from elastic.group.memory import empty
 from elastic.group.tree import Schedule
 from elastic.group.treesum import Rows, TreeSum
 
@@ -132,7 +131,7 @@ class HierarchicalSum:
         return self._buffers[index][:numel]
 
     def _empty(self, numel: int) -> torch.Tensor:
-        return empty((numel,), self._dtype, self._device)
+        return torch.empty(numel, dtype=self._dtype, device=self._device)
 
 
 Sum = TreeSum | HierarchicalSum

@@ -15,18 +15,13 @@ On several hosts large sums go another way: hierarchical_sum.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-
 import torch
 
 from elastic.group.form import Group, Work
 from elastic.group.hierarchy import ALIGNED
-from elastic.group.memory import empty
 from elastic.group.tree import Schedule
 
 NOTHING = -0.0
-_APART_BYTES = 1 << 20  # to copy rows of this size together takes longer than to send each by itself
 
 
 class Rows:
@@ -41,7 +36,7 @@ class Rows:
     def __getitem__(self, index: int) -> torch.Tensor:
         """Full of NOTHING when it is new."""
         while len(self._rows) <= index:
-            self._rows.append(empty((self._numel,), self._dtype, self._device).fill_(NOTHING))
+            self._rows.append(torch.full((self._numel,), NOTHING, dtype=self._dtype, device=self._device))
         return self._rows[index]
 
     @property
@@ -68,8 +63,7 @@ class TreeSum:
         self._reduce = not ordered
         self._pieces = self._empty(0, self._chunk)
         self._received = self._pieces
-        self._apart = self._chunk * group.world_size * dtype.itemsize >= _APART_BYTES
-        self._pending: list[Work] = []
+        self._pending: Work | None = None
         self._schedule: Schedule
         self.rows: list[torch.Tensor] = []
 
@@ -104,10 +98,7 @@ class TreeSum:
         if self._local:
             return
         if self._reduce:
-            self._pending = [self._group.all_reduce(self.rows[0])]
-            return
-        if self._apart:
-            self._pending = [self._send_row(number) for number in range(max(self._schedule.rows))]
+            self._pending = self._group.all_reduce(self.rows[0])
             return
         held, world_size = len(self.rows), self._group.world_size
         if held == 1:
@@ -116,26 +107,11 @@ class TreeSum:
             by_rank = self._empty(world_size, held, self._chunk)
             for index, row in enumerate(self.rows):
                 by_rank[:, index] = row.view(world_size, self._chunk)
-        self._pending = [
-            self._group.all_to_all(
-                self._received.view(-1),
-                by_rank.view(-1),
-                [count * self._chunk for count in self._schedule.rows],
-                [held * self._chunk] * world_size,
-            )
-        ]
-
-    def _send_row(self, number: int) -> Work:
-        """Of each rank that has so many."""
-        rows, world_size = self._schedule.rows, self._group.world_size
-        own = number < len(self.rows)
-        start = sum(min(count, number) for count in rows)
-        stop = start + sum(count > number for count in rows)
-        return self._group.all_to_all(
-            self._received[start:stop].view(-1),
-            self.rows[number] if own else self._empty(0),
-            [self._chunk * (count > number) for count in rows],
-            [self._chunk * own] * world_size,
+        self._pending = self._group.all_to_all(
+            self._received.view(-1),
+            by_rank.view(-1),
+            [count * self._chunk for count in self._schedule.rows],
+            [held * self._chunk] * world_size,
         )
 
     @property
@@ -151,27 +127,19 @@ class TreeSum:
         """Adds this rank's chunk when it has arrived, and sends the result on. Same order on all ranks, too."""
         if self._reduce or self._local:
             return
-        for pending in self._pending:
-            pending.wait()
-        at = _order_of_arrival(self._schedule.rows) if self._apart else range(len(self._received))
+        assert self._pending is not None
+        self._pending.wait()
         for into, out_of in self._schedule.joins:
-            self._received[at[into]] += self._received[at[out_of]]
-        self._pending = [self._group.all_gather(self.result, self._received[0])]
+            self._received[into] += self._received[out_of]
+        self._pending = self._group.all_gather(self.result, self._received[0])
 
     def finish(self) -> torch.Tensor:
         """Waits for `result`, and returns it. Raises PeerLost."""
-        for pending in self._pending:
-            pending.wait()
-        self._pending = []
+        if not self._local:
+            assert self._pending is not None
+            self._pending.wait()
+            self._pending = None
         return self.result
 
     def _empty(self, *shape: int) -> torch.Tensor:
-        return empty(shape, self._dtype, self._device)
-
-
-@lru_cache(maxsize=256)
-def _order_of_arrival(rows: Sequence[int]) -> tuple[int, ...]:
-    """Where each row lies, where all first ones arrive before the second ones: the first of all is the first row."""
-    owners = [(number, rank) for rank, count in enumerate(rows) for number in range(count)]
-    place = {owner: index for index, owner in enumerate(sorted(owners))}
-    return tuple(place[owner] for owner in owners)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -25,12 +25,10 @@ import torch
 import checkpoint
 from elastic.group.form import Group, Work, gather_bytes
 from elastic.group.layout import dense
-from elastic.group.memory import empty
 from elastic.state.train_state import Tree
 
 _ALIGNED = 64
 _PIECE = 4 << 20
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +177,7 @@ class _Place:
     strides: tuple[int, ...]
 
     def empty(self) -> torch.Tensor:
-        return empty(self.shape, self.dtype, _CPU, self.strides)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -27,7 +27,6 @@ from torch.distributed import TCPStore
 
 from elastic.data.data_plan import blocks
 from elastic.errors import PeerLost
-from elastic.group import treesum
 from elastic.group.form import DistributedGroup, Group, LocalGroup, form, gather_bytes
 from elastic.group.gradients import GradientSum
 from elastic.group.hierarchical_sum import HierarchicalSum, Sum
@@ -111,9 +110,7 @@ def added_together(
     return found
 
 
-def add(rank: int, world_size: int, port: int, sums: list[Asked], apart_from: int | None) -> list[bytes]:
-    if apart_from is not None:
-        treesum._APART_BYTES = apart_from
+def add(rank: int, world_size: int, port: int, sums: list[Asked]) -> list[bytes]:
     _store, group = joined(port, rank, world_size)
     try:
         return added_together(group, sums)
@@ -136,12 +133,10 @@ def sums_of_all_kinds(seed: int) -> tuple[list[Asked], list[bytes]]:
     return sums, expected
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["rows together", "rows apart"])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_the_sum_over_a_group_has_the_bits_of_the_tree(port: int, world_size: int, apart: bool) -> None:
-    """Large rows are sent one after the other."""
+def test_the_sum_over_a_group_has_the_bits_of_the_tree(port: int, world_size: int) -> None:
     sums, expected = sums_of_all_kinds(world_size)
-    for found in returned(run_ranks(add, world_size, port, sums, 0 if apart else None)):
+    for found in returned(run_ranks(add, world_size, port, sums)):
         assert found == expected
 
 
