@@ -60,7 +60,7 @@ from elastic.membership.messages import (
     as_message,
     parse,
 )
-from elastic.membership.progress import BYTES, Record
+from elastic.membership.progress import BYTES, Phase, Record
 from elastic.membership.stalls import Sighting
 from elastic.membership.wire import Message, WireError
 from elastic.signal_pipe import SignalPipe
@@ -121,6 +121,7 @@ class _Worker:
     moved_on: bool = False  # the run has, from it
     stuck: bool = False
     stuck_s: float | None = None
+    stuck_at: Phase = Phase.STARTING
     late: bool = False
     hung: bool = False
     verdict: KillHung | None = None  # its stacks are being printed; then it is killed, unless it gave a sign
@@ -473,7 +474,7 @@ class Agent:
             return
         self._stuck(worker, now_s, record, verdict.why, _ONLY_SLOW)
         worker.hung, worker.verdict, worker.dumped_by_s = True, verdict, now_s + _DUMP_S
-        worker.held_up_s = linux.held_up_s(worker.pid)
+        worker.stuck_at, worker.held_up_s = record.phase, linux.held_up_s(worker.pid)
         os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see worker.py
 
     def _kill_if_still_hung(self, worker: _Worker, verdict: KillHung, now_s: float) -> None:
@@ -492,6 +493,7 @@ class Agent:
         """Whether it went on while its stacks were printed: the verdict speaks of its sign before."""
         went_on = record.sequence != verdict.sign
         if went_on:
+            self._doubts.acquitted(worker.stuck_at)
             worker.stuck = worker.hung = False
             worker.stuck_s = None
         return went_on

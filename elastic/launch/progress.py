@@ -64,9 +64,10 @@ def sighting(
 
 
 class Doubts:
-    """How many times longer than its limit a worker may take, after others were killed for taking long.
+    """How many times longer than its limit a worker may take, after others were killed for taking long, or nearly.
 
-    Each kill doubles it, since that worker may only have been slow, and whoever takes the step over is no faster. Where
+    Each kill doubles it, since that worker may only have been slow, and whoever takes the step over is no faster; and
+    so does each that went on while its stacks were printed, for that one was only slow. Where
     the step is done sooner than the killed one took, it did hang, and the next one gets no more time than it did. That
     proves nothing where another one took about as long, since the step may be slow for all. Phases are counted apart:
     what a worker does between two steps is its script's own code, which nobody does again, so nothing is proven there.
@@ -81,10 +82,14 @@ class Doubts:
         took_s  since when the worker with this record had given no sign
         others  of the workers that live on: they wait for one that hangs
         """
-        self._times[record.phase] = min(2 * self._times[record.phase], _PATIENCE_MAX)
+        self._double(record.phase)
         if record.phase in _REDONE:
             alone = not any(other.phase in LIMITED and now_s - other.since_s > took_s / 2 for other in others)
             self._open = (record.phase, record.at_step, now_s, took_s) if alone else None
+
+    def acquitted(self, phase: Phase) -> None:
+        """One that was to be killed for what it was at has gone on."""
+        self._double(phase)
 
     def patience(self, phase: Phase) -> float:
         """How many times the limit of this phase is."""
@@ -99,6 +104,9 @@ class Doubts:
             self._open = None
         elif any(_past(record, step) for record in records):
             self._open, self._times[phase] = None, 1.0
+
+    def _double(self, phase: Phase) -> None:
+        self._times[phase] = min(2 * self._times.get(phase, 1.0), _PATIENCE_MAX)
 
 
 def _past(record: Record, step: int | None) -> bool:

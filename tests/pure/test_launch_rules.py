@@ -190,3 +190,14 @@ def test_teed_lines_are_marked_and_a_broken_line_waits_for_its_rest(
     os.write(streams.fds["stdout"], b"o\nthree")
     streams.close()
     assert capsys.readouterr().out == "[default2]:two\n[default2]:three\n"
+
+
+def test_who_goes_on_while_its_stacks_are_printed_was_only_slow() -> None:
+    """An agent that learned nothing of it would be about to kill the same worker each time that it came there."""
+    doubts = Doubts()
+    doubts.acquitted(Phase.BETWEEN)
+    assert doubts.patience(Phase.BETWEEN) == 2.0
+    assert doubts.patience(Phase.COMPUTING) == 1.0
+    for _ in range(20):
+        doubts.acquitted(Phase.BETWEEN)
+    assert doubts.patience(Phase.BETWEEN) < 2.0**20
