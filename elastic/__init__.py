@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.errors import (
     ConfigError,
+    DataFileError,
     ElasticError,
     Evicted,
     IdentityMismatch,
@@ -26,22 +27,35 @@ from elastic.errors import (
 )
 
 if TYPE_CHECKING:
+    from elastic import orders
+    from elastic.data.audit import audit
+    from elastic.data.elastic_loader import ElasticLoader
+    from elastic.data.records import RecordDataset
+    from elastic.data.streams import Streams
+    from elastic.data.token_dataset import TokenDataset
     from elastic.loop.step import Step
     from elastic.run import Run
     from elastic.state.randomness import seed
 
 __all__ = [
     "ConfigError",
+    "DataFileError",
     "ElasticError",
+    "ElasticLoader",
     "Evicted",
     "IdentityMismatch",
     "PeerLost",
+    "RecordDataset",
     "RendezvousTimeout",
     "Run",
     "SavesFailed",
     "StartFailed",
     "Step",
     "StepError",
+    "Streams",
+    "TokenDataset",
+    "audit",
+    "orders",
     "seed",
 ]
 
@@ -54,7 +68,18 @@ def __getattr__(name: str) -> Any:
     """What needs torch is imported when it is used: the pytest plugin loads this package in every test run."""
     from importlib import import_module
 
-    homes = {"Run": "elastic.run", "Step": "elastic.loop.step", "seed": "elastic.state.randomness"}
+    homes = {
+        "ElasticLoader": "elastic.data.elastic_loader",
+        "RecordDataset": "elastic.data.records",
+        "Run": "elastic.run",
+        "Step": "elastic.loop.step",
+        "Streams": "elastic.data.streams",
+        "TokenDataset": "elastic.data.token_dataset",
+        "audit": "elastic.data.audit",
+        "seed": "elastic.state.randomness",
+    }
+    if name == "orders":
+        return import_module("elastic.orders")
     if name in homes:
         return getattr(import_module(homes[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

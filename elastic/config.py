@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from checkpoint.storage import redact
-from elastic.data.data_plan import DataPlan, LastBatch
+from elastic.data.data_plan import DataPlan, LastBatch, share_sizes
+from elastic.data.order import Order, Sequential, Shuffled
+from elastic.data.streams import Streams
 from elastic.errors import ConfigError
 from elastic.membership.environment import Launch
 
@@ -66,6 +68,11 @@ class Config:
     timeout_s: float
     storage_options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def streams(self) -> Streams | None:
+        """The dataset, where it is read one example after another."""
+        return self.dataset if isinstance(self.dataset, Streams) else None
+
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Every parameter of all models, once, under its first name."""
         found: dict[int, tuple[str, torch.nn.Parameter]] = {}
@@ -81,8 +88,10 @@ class Config:
     def numerics(self) -> dict[str, Any]:
         """The arguments that the bits of the result depend on."""
         ends = {"epochs": self.plan.epochs} if self.plan.last_batch == "carry" else {}
+        data = _data_identity(self.dataset)
         return {
             **ends,
+            **({} if data is None else {"dataset": data}),
             "mode": self.mode,
             "seed": self.plan.seed,
             "batch_size": self.plan.batch_size,
@@ -90,6 +99,7 @@ class Config:
             "micro_batch_size": self.plan.micro_batch_size,
             "last_batch": self.plan.last_batch,
             "dataset_length": self.plan.dataset_length,
+            "order": self.plan.order_identity,
             "clip_grad_norm": self.clip_grad_norm,
             "buffers": self.buffers,
             "portable": self.portable,
@@ -113,6 +123,7 @@ def configure(
     steps: int | None,
     seed: int,
     last_batch: LastBatch,
+    order: Order | None,
     micro_batch_size: int | None,
     save_every: int | float | str,
     device: torch.device | str | None,
@@ -156,7 +167,12 @@ def configure(
         micro_batch_size=micro_batch_size,
         epochs=epochs,
         steps=steps,
+        order=_order(dataset, order),
     )
+    if isinstance(dataset, Streams):
+        _check_streams(epochs, num_workers, order, extra)
+        dataset.deal(share_sizes(batch_size, batch_size, virtual_workers))
+        extra = {**(extra or {}), "streams": dataset}
     _check_world(launch, virtual_workers, url)
     check_trained(models, optimizers)
     if mode not in ("exact", "fast"):
@@ -275,9 +291,38 @@ def _length(dataset: Any) -> int:
         raise ConfigError(
             f"dataset={type(dataset).__name__} has no length or no dataset[i]; to train on each example exactly once, "
             "a run must be able to ask for any example by number\n"
-            "  next  give it __len__ and __getitem__, or wrap an iterable one in a list or an index"
+            "  next  give it __len__ and __getitem__, or wrap an iterable one in a list or an index; what can only be "
+            "read in sequence, in elastic.Streams"
         )
     return len(dataset)
+
+
+def _order(dataset: Any, order: Order | None) -> Order:
+    if order is not None:
+        return order
+    return Sequential() if isinstance(dataset, Streams) else Shuffled()
+
+
+def _check_streams(epochs: int | None, num_workers: int, order: Order | None, extra: Mapping[str, Any] | None) -> None:
+    for found, refused, instead in (
+        (f"epochs={epochs}", epochs is not None, "steps=: streams have no length"),
+        (f"num_workers={num_workers}", num_workers, "leave it out: streams are read in the training process"),
+        (f"order={order!r}", order is not None, "leave it out: streams come in their own"),
+        ("extra={'streams': …}", "streams" in (extra or {}), "another name: this one is the streams' own state's"),
+    ):
+        if refused:
+            raise ConfigError(f"{found}, and the dataset is elastic.Streams\n  next  {instead}")
+
+
+def _data_identity(dataset: Any) -> Any:
+    """What a data set says of its content, or those say that it consists of; None where they say nothing."""
+    if isinstance(dataset, ConcatDataset):
+        parts = [_data_identity(part) for part in dataset.datasets]
+        return None if all(part is None for part in parts) else parts
+    if isinstance(dataset, Subset):
+        return _data_identity(dataset.dataset)
+    own = getattr(dataset, "data_identity", None)
+    return own() if callable(own) else None
 
 
 def _check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[str]) -> None:

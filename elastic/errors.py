@@ -2,6 +2,7 @@
 
     ElasticError
       ConfigError         the user can fix it before the run starts
+      DataFileError       a data file is not what it was opened as, or not whole; write it again, or correct the URL
       IdentityMismatch    the saved run is another run: fix the named fields, or accept them by name
       StartFailed         rank 0 could not start the run; its message, repeated here, says why
       StepError           the training loop breaks a rule of `Step`; fix the script
@@ -11,6 +12,8 @@
       ExampleError        the dataset or its collate function raised; fix it, or the example (data/loader.py)
       LoaderError         a loader process died; look at the machine's memory (data/loader.py)
       LoaderTimeout       the dataset's storage hangs; look at it (data/loader.py)
+      AuditFailed         the ranks' loaders read what training should not; repair them (data/audit.py)
+      AuditTimeout        some rank did not take part in an audit; call it on all (data/audit.py)
       PeerLost            an exchange failed; the loop forms a new view and redoes the step
       Stranded            the others stand where this worker cannot be brought; it exits and is replaced
       Evicted             a newer claim was taken: the run goes on elsewhere; exit, do not retry
@@ -31,6 +34,10 @@ class ElasticError(Exception):
 
 class ConfigError(ElasticError, ValueError):
     """An argument, a script or an environment that cannot work, found before training starts."""
+
+
+class DataFileError(ElasticError, ValueError):
+    """A data file is not there, is not what it was opened as, is not whole, or has changed since."""
 
 
 class IdentityMismatch(ElasticError):

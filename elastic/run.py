@@ -15,14 +15,18 @@ import torch
 
 from elastic.config import Mode, configure
 from elastic.data.data_plan import LastBatch
-from elastic.errors import ConfigError
+from elastic.data.order import Order
+from elastic.errors import ConfigError, StepError
 from elastic.events.log import EventLog
 from elastic.events.timing import Stopwatch
 from elastic.loop.context import Context
 from elastic.loop.loop import Loop
+from elastic.loop.plain_loop import PlainLoop, check_plain
+from elastic.loop.plain_step import PlainStep
 from elastic.loop.portable import pin_instruction_set
 from elastic.loop.run_state import RunState
 from elastic.loop.step import Step
+from elastic.loop.step_in_hand import StepInHand
 from elastic.loop.update import default_update
 from elastic.membership import environment
 from elastic.membership.live import live
@@ -38,12 +42,14 @@ class Run:
         model: One, or a dict of models by name.
         optimizer: One, or a dict of optimizers by name.
         scheduler: One, or a dict by name; stepped once per step.
-        dataset: `dataset[i]` for i < `len(dataset)`.
+        dataset: `dataset[i]` for i < `len(dataset)`. What its `data_identity()` gives, where it has that, is part of
+            the run's identity: something JSON holds, that tells its content from others'.
         batch_size: Examples per step, at every world size.
         virtual_workers: V: the parts that a step's batch is cut into, and the most workers that can share it. Part of
             the run's identity, chosen for life: three to six times the usual fleet, with many divisors.
         epochs: Where the run ends.
         steps: Likewise, in steps; the earlier end counts if both are given.
+        order: Which examples an epoch visits, and in which order: one of `elastic.orders`. Default: `Shuffled()`.
         seed: That of the data's order and of every random stream inside steps.
         clip_grad_norm: The largest norm of all gradients together; None leaves them.
         save_every: Steps, a time such as "10min", or "auto" (60 s).
@@ -73,6 +79,8 @@ class Run:
         save_failures_max: After so many failed saves in a row the run stops, with SavesFailed, before more work is at
             risk; None trains on whatever happens. At the default cadence, and with what each save is tried again, 10
             are 10 to 20 minutes.
+        count: `count(batch)`: in a loop over `batches`, what a batch's loss is a mean over, such as its tokens; None:
+            its examples.
         take_over: Claim the URL even if another live job holds it.
         timeout_s: The deadline of every exchange.
         storage_options: For fsspec's filesystem: endpoint, credentials.
@@ -103,6 +111,7 @@ class Run:
         scheduler: Any = None,
         epochs: int | None = None,
         steps: int | None = None,
+        order: Order | None = None,
         seed: int = 0,
         clip_grad_norm: float | None = None,
         save_every: int | str = "auto",
@@ -125,6 +134,7 @@ class Run:
         keep: int = 3,
         keep_every: int | None = None,
         save_failures_max: int | None = 10,
+        count: Callable[[Any], int] | None = None,
         take_over: bool = False,
         timeout_s: float = 600.0,
         storage_options: Mapping[str, Any] | None = None,
@@ -143,6 +153,7 @@ class Run:
             scheduler=scheduler,
             epochs=epochs,
             steps=steps,
+            order=order,
             seed=seed,
             clip_grad_norm=clip_grad_norm,
             save_every=self._observer.cadence(save_every),
@@ -178,7 +189,9 @@ class Run:
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{token}"
         self._state = RunState(config.plan.total_steps)
         self._update = update
-        self._on_apply: list[Callable[[Run, Step], None]] = []
+        self._count = count
+        self._plain: PlainLoop | None = None
+        self._on_apply: list[Callable[[Run, Any], None]] = []
         self._context: Context | None = None
         self._loop: Loop | None = None
 
@@ -256,7 +269,7 @@ class Run:
             progress=Progress(launch.progress, hang_s=launch.hang_s),
             stopwatch=Stopwatch(),
         )
-        self._loop = Loop(self._context, self._state, self._compute)
+        self._loop = Loop(self._context, self._state, self._compute, self._call_on_apply)
         self._loop.enter()
         return self
 
@@ -266,7 +279,89 @@ class Run:
         self._here.exit(error)
 
     def __iter__(self) -> Iterator[Step]:
+        if self._plain is not None:
+            raise ConfigError("run.batches() is under way; a script has one loop: that, or `for step in run`")
         return self._here.steps()
+
+    def batches(self) -> Iterator[Any]:
+        """This worker's batches, for a loop that is written as without elastic: its own code is the update.
+
+        Each batch is a share of a step's (in fast mode all of this worker's): forward, `loss.backward()` with a mean
+        loss, clipping, `optimizer.step()`, `scheduler.step()`. The gradients of a step are exchanged when the backward
+        pass of this worker's last share ends. Until then `.grad` is None after each backward pass, and the optimizers',
+        the schedulers' and the scaler's calls do nothing; from then on they are the update. A worker that has no share
+        of a step gets one all the same, which does not count.
+
+        What the body does beside that, it does once a share: `if run.stepped:` guards what belongs to a step.
+
+        Inside `for epoch in run.epochs()` these are the batches of that epoch, else of all that are left.
+
+        Raises:
+            ConfigError: An argument of this Run is for the other loop, `for step in run`.
+            StepError: The body left out a backward pass or an `optimizer.step()`, called one twice, or changed what
+                only the update may change.
+        """
+        return self._plain_loop().batches()
+
+    def steps(self) -> Iterator[PlainStep]:
+        """The steps that are left, for a loop that adds gradients up by itself, or a trainer: see `batches`.
+
+            for step in run.steps():
+                for x, y in step:                          # this worker's batches of it
+                    F.cross_entropy(model(x), y).backward()
+                optimizer.step()                           # clipping, optimizers, schedulers: behind all of them
+                optimizer.zero_grad()
+
+        A batch's loss is a mean, and is not divided by how many there are.
+        """
+        return self._plain_loop().steps()
+
+    def epochs(self) -> Iterator[int]:
+        """The numbers of the epochs that are left, from where the run stands. See `batches`, and what it raises."""
+        return self._plain_loop().epochs()
+
+    @property
+    def updating(self) -> bool:
+        """In a loop over `batches`: whether exact gradients are in `.grad`, and the loop's own code is the update."""
+        own = self._here.own_update
+        return own is not None and own.is_open
+
+    @property
+    def stepped(self) -> bool:
+        """In a loop over `batches`, after `optimizer.step()`: whether a step was applied. It is so once a step."""
+        step = self._here.step
+        return step is not None and step.applied
+
+    def add(self, **values: Any) -> None:
+        """In a loop over `batches`, before `backward`: adds to `sums`, exactly and in the tree's order.
+
+        Args:
+            **values: Numbers, or tensors of any one shape per name: sums over the batch, such as
+                `loss=loss.detach() * len(x)`.
+
+        Raises:
+            StepError: It was called after the batch's backward pass, or outside the loop.
+        """
+        step = self._here.plain_step
+        if step is None:
+            raise StepError(
+                "run.add was called outside the loop over run.batches()\n"
+                "  state  nothing was added\n"
+                "  next   call it in the loop's body, before backward; with `for step in run` it is step.add"
+            )
+        step.add(values)
+
+    @property
+    def sums(self) -> dict[str, Any]:
+        """Of the step in hand, once it is exchanged: what `add` added over the whole batch, the same on all workers."""
+        step = self._here.step
+        return step.sums if step is not None else {}
+
+    @property
+    def count(self) -> int:
+        """Of the step in hand, once it is exchanged: over how many examples (or what `count` counts) it is a mean."""
+        step = self._here.step
+        return step.count if step is not None else 0
 
     def stop(self, reason: str) -> None:
         """Ends the run on all workers, at the boundary after the next exchange; the same at every world size.
@@ -278,12 +373,17 @@ class Run:
         """
         self._state.stop_wish = reason or "stopped"
 
-    def on_apply(self, function: Callable[[Run, Step], None]) -> None:
+    def on_apply(self, function: Callable[[Run, Any], None]) -> None:
         """Calls function(run, step) as part of each update, on every worker: for averaged weights and the like."""
         self._on_apply.append(function)
 
     def evaluate(
-        self, dataset: Any, function: Callable[..., Mapping[str, Any]], *, batch_size: int | None = None
+        self,
+        dataset: Any,
+        function: Callable[..., Mapping[str, Any]],
+        *,
+        batch_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> dict[str, Any]:
         """Sums what `function(*batch)` returns over every example of `dataset`, each exactly once. All workers call it.
 
@@ -293,6 +393,7 @@ class Run:
             dataset: `dataset[i]` for i < `len(dataset)`.
             function: Gets a batch, and returns numbers or tensors by name, to be added up.
             batch_size: Examples per call; default a share's.
+            collate_fn: Makes a batch of a list of examples; default this run's.
 
         Returns:
             name -> sum, the same bits on every worker and at every world size.
@@ -301,7 +402,7 @@ class Run:
             StepError: It was called inside a step's inner loop.
             CollectiveMismatch: Other workers came to something else.
         """
-        return self._here.evaluate(dataset, function, batch_size)
+        return self._here.evaluate(dataset, function, batch_size, collate_fn)
 
     def long_section(self, at_most_s: float = math.inf) -> AbstractContextManager[None]:
         """Declares, between steps, that what follows may take long on this worker, so that it is not taken for hung.
@@ -319,14 +420,22 @@ class Run:
             raise _outside()
         return self._loop
 
+    def _plain_loop(self) -> PlainLoop:
+        if self._plain is None:
+            self._plain = self._here.plain(check_plain(self._config, self._update, self._count))
+        return self._plain
+
     def _compute(self, step: Step) -> None:
         """What is done with a step's exact gradients."""
         if self._update is not None:
             self._update(self, step)
         else:
             default_update(self._config)
+
+    def _call_on_apply(self, step: Step | StepInHand) -> bool:
         for function in self._on_apply:
             function(self, step)
+        return bool(self._on_apply)
 
 
 def _outside() -> ConfigError:

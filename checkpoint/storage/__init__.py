@@ -20,6 +20,7 @@ from checkpoint.storage.base import (
     get_into,
     map_object,
     put_lightly,
+    version,
 )
 from checkpoint.storage.bounded import TooLarge, get_bounded
 from checkpoint.storage.fsspec import FsspecStorage
@@ -43,6 +44,7 @@ __all__ = [
     "open_storage",
     "put_lightly",
     "redact",
+    "version",
 ]
 
 

@@ -147,6 +147,15 @@ def map_object(storage: Storage, key: str) -> memoryview | None:
     return found
 
 
+def version(storage: Storage, key: str) -> str:
+    """Differs once the object is written anew, as far as the storage tells: its entity tag, or when it was written.
+
+    Where the storage has no `version(key)` of its own, its size. Raises `Missing`.
+    """
+    own = getattr(storage, "version", None)
+    return f"{storage.size(key)} bytes" if own is None else str(own(key))
+
+
 def delete_many(storage: Storage, keys: Sequence[str]) -> None:
     """Removes these objects, in no particular order; absent ones are fine. An error leaves some of them, or all.
 

@@ -28,6 +28,8 @@ from checkpoint.storage.retry import error_code
 
 _CONFLICT = ("PreconditionFailed", "412")
 _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is a single PUT
+# What filesystems call an object's size, its entity tag and when it was written.
+_TELL_VERSIONS = ("size", "ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
 
 DELETED_AT_ONCE = 1000  # S3's own limit
 
@@ -129,13 +131,14 @@ class FsspecStorage:
             if _is_s3(filesystem):  # s3fs's own `info` lists, too, where there is no object
                 bucket, _, name = path.partition("/")
                 return int(filesystem.call_s3("head_object", Bucket=bucket, Key=name)["ContentLength"])
-            filesystem.invalidate_cache()
-            info = filesystem.info(path)
         except FileNotFoundError as error:
             raise self._missing(key, error) from None
-        if info["type"] != "file":
-            raise Missing(key)
-        return int(info["size"])
+        return int(self._info(key)["size"])
+
+    def version(self, key: str) -> str:
+        """See base.version."""
+        info = self._info(key)
+        return ", ".join(f"{name} {info[name]}" for name in _TELL_VERSIONS if info.get(name) is not None)
 
     def delete(self, key: str) -> None:
         filesystem, path = self._at(key)
@@ -218,6 +221,17 @@ class FsspecStorage:
             if error_code(error) in _CONFLICT:
                 raise AlreadyThere(key) from None
             raise
+
+    def _info(self, key: str) -> dict[str, Any]:
+        filesystem, path = self._at(key)
+        try:
+            filesystem.invalidate_cache()
+            info: dict[str, Any] = filesystem.info(path)
+        except FileNotFoundError as error:
+            raise self._missing(key, error) from None
+        if info["type"] != "file":
+            raise Missing(key)
+        return info
 
     def _is_there(self, key: str) -> bool:
         """fsspec's own `exists` takes any failure for absence, and we would write over what is there."""

@@ -127,13 +127,12 @@ class LocalStorage:
         return dict(sorted(found.items()))
 
     def size(self, key: str) -> int:
-        try:
-            found = self._path(key).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            raise Missing(key) from None
-        if not stat.S_ISREG(found.st_mode):
-            raise Missing(key)
-        return found.st_size
+        return self._stat(key).st_size
+
+    def version(self, key: str) -> str:
+        """See base.version."""
+        found = self._stat(key)
+        return f"{found.st_size} bytes of {found.st_mtime_ns} ns"
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -167,6 +166,15 @@ class LocalStorage:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _stat(self, key: str) -> os.stat_result:
+        try:
+            found = self._path(key).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise Missing(key) from None
+        if not stat.S_ISREG(found.st_mode):
+            raise Missing(key)
+        return found
 
     def _path(self, key: str) -> Path:
         parts = key.split("/")

@@ -136,6 +136,10 @@ class ObstoreStorage:
             return self._s3fs.size(key)
         return int(self._do(key, lambda store: self._obstore.head(store, key))["size"])
 
+    def version(self, key: str) -> str:
+        """See base.version."""
+        return self._s3fs.version(key)
+
     def delete(self, key: str) -> None:
         self.delete_many([key])
 

@@ -28,6 +28,7 @@ from checkpoint.storage.base import (
     make_durable,
     map_object,
     put_lightly,
+    version,
 )
 from checkpoint.storage.redact import Scrubber
 
@@ -156,6 +157,9 @@ class RetryingStorage:
 
     def size(self, key: str) -> int:
         return self._call("look up", key, lambda: self._inner.size(key))
+
+    def version(self, key: str) -> str:
+        return self._call("look up", key, lambda: version(self._inner, key))
 
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self._inner.delete(key))

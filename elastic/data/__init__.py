@@ -1,1 +1,1 @@
-"""Which examples a step reads, as a pure function, and reading them: here, ahead of the loop, in loader processes."""
+"""Which examples a step reads, as a pure function, and reading them: ahead of the loop, in processes, from files."""

@@ -2,28 +2,31 @@
 
 Promises  the plan knows no ranks: shares are the same at every world size, and ranks only carry shares
           (`blocks`). A run that goes on with 6 workers instead of 8 continues the same order.
-          Every epoch reads each example once ("drop" leaves out the tail that fills no batch).
+          Every position of every epoch is read once ("drop" leaves out the tail that fills no batch).
           A step costs O(batch), wherever it lies in however large a dataset.
-Leaves    loading to loader.py, the share's random stream to state/randomness.py, arithmetic to group/.
+Leaves    which example stands at a position to order.py, loading to loader.py, the share's random stream to
+          state/randomness.py, arithmetic to group/.
 
-An epoch's order is a Permutation keyed by (seed, epoch); step s of an epoch reads positions [s * B, (s + 1) * B).
+Step s of an epoch reads the positions [s * B, (s + 1) * B) of its order.
 Shares may differ by one example, so gradients are summed and divided by the step's global count; averaging
 the shares' means would weigh examples unequally. In the formulas B is `batch_size` and V `virtual_workers`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache
-from itertools import pairwise
-from typing import Literal
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic.data.permutation import LENGTH_MAX, Permutation
+from elastic.data.order import EpochOrder, Order, Shuffled, Sizes
+from elastic.data.permutation import LENGTH_MAX
 from elastic.errors import ConfigError
-from elastic.state.randomness import check_seed, derive
+from elastic.state.randomness import check_seed
 
 LastBatch = Literal["short", "drop", "carry"]
 
@@ -32,6 +35,7 @@ LastBatch = Literal["short", "drop", "carry"]
 class DataPlan:
     """The configuration that decides which examples a run reads. Raises ConfigError if it cannot work.
 
+    order             which examples an epoch reads, and in which order
     last_batch        the end of an epoch that fills no batch: "short" trains on it as a smaller batch, "drop"
                       leaves it out, "carry" fills it up with the beginning of the next epoch
     micro_batch_size  the most examples in one forward pass, or None for a whole share
@@ -46,9 +50,33 @@ class DataPlan:
     micro_batch_size: int | None = None
     epochs: int | None = None
     steps: int | None = None
+    order: Order = field(default_factory=Shuffled)
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @cached_property
+    def epoch_order(self) -> EpochOrder:
+        """The order, over this run's dataset. Raises ConfigError if it does not fit."""
+        sizes = Sizes(
+            dataset_length=self.dataset_length,
+            batch_size=self.batch_size,
+            last_batch=self.last_batch,
+            seed=self.seed,
+        )
+        return self.order.over(sizes)
+
+    @property
+    def order_identity(self) -> dict[str, Any]:
+        """What is recorded of the order. Two entries are there where an epoch is not every example once."""
+        order = self.epoch_order
+        length = {} if order.length == self.dataset_length else {"epoch_length": order.length}
+        return {**order.identity, **length, **({} if order.each == "once" else {"each": order.each})}
+
+    @property
+    def epoch_length(self) -> int:
+        """Examples that an epoch reads, its tail included."""
+        return self.epoch_order.length
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -56,8 +84,8 @@ class DataPlan:
         if self.last_batch == "carry":
             return None
         if self.last_batch == "drop":
-            return self.dataset_length // self.batch_size
-        return _ceil(self.dataset_length, self.batch_size)
+            return self.epoch_length // self.batch_size
+        return _ceil(self.epoch_length, self.batch_size)
 
     @property
     def total_steps(self) -> int:
@@ -65,7 +93,7 @@ class DataPlan:
         ends = [] if self.steps is None else [self.steps]
         if self.epochs is not None:
             per_epoch = self.steps_per_epoch
-            whole = _ceil(self.epochs * self.dataset_length, self.batch_size)
+            whole = _ceil(self.epochs * self.epoch_length, self.batch_size)
             ends.append(whole if per_epoch is None else self.epochs * per_epoch)
         return min(ends)
 
@@ -73,7 +101,7 @@ class DataPlan:
         """The step with this index, counted from 0 over the whole run. Raises IndexError beyond its end."""
         if not 0 <= index < self.total_steps:
             raise IndexError(f"step {index} of a run of {self.total_steps} steps, counted from 0")
-        length, batch = self.dataset_length, self.batch_size
+        length, batch = self.epoch_length, self.batch_size
         per_epoch = self.steps_per_epoch
         if per_epoch is None:
             first = index * batch
@@ -150,22 +178,27 @@ class StepPlan:
 
     @cached_property
     def _all(self) -> Examples:
-        length, end = self.plan.dataset_length, self.stream_start + self.count
-        orders, epochs = [], []
+        order, end = self.plan.epoch_order, self.stream_start + self.count
+        length = order.length
+        parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         at = self.stream_start
         while at < end:
             epoch = at // length
             until = min(end, (epoch + 1) * length)
             positions = np.arange(at - epoch * length, until - epoch * length, dtype=np.int64)
-            orders.append(_order(length, self.plan.seed, epoch).at(positions))
-            epochs.append(np.full(until - at, epoch, dtype=np.int64))
+            parts.append(order.at(epoch, positions))
             at = until
-        return Examples(np.concatenate(epochs), np.concatenate(orders))
+        return Examples(
+            np.concatenate([turns for turns, _ in parts]), np.concatenate([indices for _, indices in parts])
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Some examples in reading order: epochs int64[n] and dataset indices int64[n]."""
+    """Some examples in reading order: epochs int64[n] and dataset indices int64[n].
+
+    In orders that visit an example several times in an epoch, `epochs` are the turns of EpochOrder.at.
+    """
 
     epochs: NDArray[np.int64]
     indices: NDArray[np.int64]
@@ -188,12 +221,13 @@ def share_sizes(count: int, batch_size: int, virtual_workers: int) -> tuple[int,
     return tuple(high - low for low, high in pairwise(edges))
 
 
-def blocks(shares: int, world_size: int) -> list[range]:
+def blocks(shares: int, world_size: int, idle: Collection[int] = ()) -> list[range]:
     """Which shares each rank carries: contiguous blocks that cover 0 … shares-1 once, in rank order, near-equally.
 
-    Blocks may be empty.
+    Blocks may be empty, and those of the ranks in `idle` are.
     """
-    edges = [rank * shares // world_size for rank in range(world_size + 1)]
+    working = list(accumulate((rank not in idle for rank in range(world_size)), initial=0))
+    edges = [before * shares // working[-1] for before in working]
     return [range(low, high) for low, high in pairwise(edges)]
 
 
@@ -206,14 +240,9 @@ def _ceil(total: int, per: int) -> int:
     return -(-total // per)
 
 
-@lru_cache(maxsize=8)
-def _order(length: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(length, derive("epoch order", seed, epoch))
-
-
 def _check(plan: DataPlan) -> None:
     check_seed(plan.seed)
-    for name in (f.name for f in fields(plan) if f.name not in ("seed", "last_batch")):
+    for name in (f.name for f in fields(plan) if f.name not in ("seed", "last_batch", "order")):
         value = getattr(plan, name)
         if value is None and name in ("micro_batch_size", "epochs", "steps"):
             continue
@@ -221,9 +250,11 @@ def _check(plan: DataPlan) -> None:
             raise ConfigError(f"{name} = {value!r} is a {type(value).__name__}; expected an integer")
         if value < 1:
             raise ConfigError(f"{name} = {value}; expected 1 or more")
-    length, batch, workers = plan.dataset_length, plan.batch_size, plan.virtual_workers
-    if length > LENGTH_MAX:
-        raise ConfigError(f"a dataset of {length} examples; orders are computed for up to {LENGTH_MAX}")
+    batch, workers = plan.batch_size, plan.virtual_workers
+    if plan.dataset_length > LENGTH_MAX:
+        raise ConfigError(f"a dataset of {plan.dataset_length} examples; orders are computed for up to {LENGTH_MAX}")
+    if not isinstance(plan.order, Order) or isinstance(plan.order, type):
+        raise ConfigError(f"order={plan.order!r}; expected one of elastic.orders, such as elastic.orders.Shuffled()")
     if plan.last_batch not in ("short", "drop", "carry"):
         raise ConfigError(f'last_batch = {plan.last_batch!r}; expected "short", "drop" or "carry"')
     if batch < workers:
@@ -234,6 +265,7 @@ def _check(plan: DataPlan) -> None:
         )
     if plan.epochs is None and plan.steps is None:
         raise ConfigError("neither epochs nor steps is given, so the run would never end; give epochs=… or steps=…")
+    length = plan.epoch_length
     if plan.last_batch == "drop" and length < batch:
         raise ConfigError(
             f'last_batch = "drop" leaves nothing: {length} examples fill no batch of {batch}. '

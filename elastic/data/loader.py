@@ -41,12 +41,23 @@ class ExampleError(ElasticError, RuntimeError):
     """The dataset or the collate function raised. Fix it, or the example; the message ends with its traceback.
 
     epoch, index  the example, or None where the collate function failed
+    read_for      what it was read for, such as "step 12"; None where the loader's caller has not said
+    trace         of a loader process, as text; "" where the error has a cause to show
     """
 
-    def __init__(self, message: str, *, epoch: int | None = None, index: int | None = None) -> None:
+    def __init__(self, message: str, *, epoch: int | None = None, index: int | None = None, trace: str = "") -> None:
         super().__init__(message)
         self.epoch = epoch
         self.index = index
+        self.trace = trace
+        self.read_for: str | None = None
+
+    def __str__(self) -> str:
+        read_for = "" if self.read_for is None else f"\n  read for  {self.read_for}"
+        alone = "that function, or its examples" if self.index is None else f"it; dataset[{self.index}] alone shows it"
+        state = "nothing was applied with it; the model is as it was before"
+        trace = f"\n\nIn a loader process:\n{self.trace}" if self.trace else ""
+        return f"{super().__str__()}{read_for}\n  state     {state}\n  next      repair {alone}{trace}"
 
 
 class LoaderError(ElasticError, RuntimeError):
@@ -239,6 +250,13 @@ class Loader:
         return self._processes
 
 
+def read_once(
+    dataset: Any, request: Request, *, seed: int, collate_fn: Callable[[list[Any]], Any] | None, to: torch.device
+) -> Any:
+    """The batch of one request, read in this process. Raises ExampleError."""
+    return move(_Reader(dataset, collate_fn or default_collate, seed)[request][1], to, non_blocking=False)
+
+
 class _Reader:
     """Reads a request example by example."""
 
@@ -284,7 +302,7 @@ class _Shipping:
             return self.reader.read(request, abandoned)
         except ExampleError as error:
             frames = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
-            return ExampleError(f"{error}\n\nIn a loader process:\n{frames}", epoch=error.epoch, index=error.index)
+            return ExampleError(*error.args, epoch=error.epoch, index=error.index, trace=frames)
 
 
 class _TensorReader:

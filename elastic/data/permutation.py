@@ -1,42 +1,51 @@
-"""In which order does an epoch visit its examples? A shuffle that is computed, not stored.
+"""A shuffle that is computed, not stored: at which position does which example stand?
 
 Promises  `at` is a bijection of 0 … length-1, a different one for every key, with random access: position p
           costs the same in a dataset of ten examples and of a trillion, and no list of indices exists.
-          The numbers depend on (length, key) alone, on every platform and NumPy version: they are
-          integer arithmetic modulo 2**64.
-Leaves    which positions a step reads, and how a key comes from seed and epoch, to data_plan.py.
+          The numbers depend on (VERSION, length, key) alone, on every platform and NumPy version: they are
+          integer arithmetic modulo 2**64. A run records the version; with another one it is refused.
+Leaves    which positions a step reads to data_plan.py, and how a key comes from seed and epoch to order.py.
 
-A position is written as two digits (left, right) in bases a and b, the smallest near-square rectangle that
-holds the length. A Feistel network mixes them: each round adds a keyed hash of one digit to the other,
-modulo that digit's base, and swaps. Values that land between length and a * b are sent through again
-("cycle walking", Black and Rogaway 2002, doi:10.1007/3-540-45760-7_9); since a * b exceeds the length by less
-than its square root plus one, that is rare but for the smallest lengths.
+A position is written as two digits (left, right): right has k bits, about half of the length's, and left is below a,
+the fewest multiples of 2**k that hold the length. A Feistel network mixes them: rounds add a keyed hash of the right
+digit to the left one, modulo a, and combine a keyed hash of the left digit with the right one by exclusive or. The hash
+is the upper half of a square modulo 2**64; a multiplication and a shift bring it below a, where a division would take
+most of the time. Values that land between length and a * 2**k are sent through again ("cycle walking", Black and
+Rogaway 2002, doi:10.1007/3-540-45760-7_9); they are fewer than one in a.
+
+For up to 256 elements digits would have too few values: there the order is a table, sorted by random numbers.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+VERSION = 1  # of the numbers; tests/pure/test_permutation.py pins them
+
 LENGTH_MAX = 2**62
+TABLE_MAX = 256
 
-# Measured over random keys (2026-11-21): 8 rounds leave visible bias in pairs of positions up to length 12 and
-# 10 rounds leave none from 7 up. Below that digits have two or three values, and all n! orders of 5 and 6 examples
-# still differ by 4 % after 12 rounds; a tiny dataset can afford to double them.
-ROUNDS = 12
-ROUNDS_SMALL = 24
-LENGTH_SMALL = 256
+# Measured over a million random keys (2026-11-23), in standard deviations of chi-square. The difference of two
+# positions' values: 4 rounds 500 at length 257 and 160 at 1,000; 6 rounds 7 at 300 and noise from 513 up; 8 none.
+ROUNDS = 6
+ROUNDS_SMALL = 8
+LENGTH_SMALL = 2**16
 
-_MASK = 2**64 - 1
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd constants: multiplying by them loses nothing modulo 2**64
-_MIX = np.uint64(0xD6E8FEB86659FD93)
-_HALF = np.uint64(32)
-_TOP = np.uint64(24)  # 40 hash bits are kept, so that adding a digit of up to 32 cannot overflow
+_SIZES = 5  # words before the keys
+_CHUNK = 8192  # positions at a time: three arrays of them lie in a core's own cache
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
-_Rounds = Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
+# Looked up once: of a step's 256 positions, calls take most of the time.
+_add, _subtract, _multiply, _minimum = np.add, np.subtract, np.multiply, np.minimum
+_and, _or, _xor, _shift_left, _shift_right = (
+    np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.left_shift, np.right_shift
+)  # fmt: skip
+
+_Words = NDArray[np.uint64]
+_Once = Callable[[_Words, list[_Words]], None]
 
 
 class Permutation:
@@ -44,81 +53,151 @@ class Permutation:
 
     length  1 … 2**62
     key     any integer; taken modulo 2**64
-    cost    256 positions take 57 µs, and 40 more where some must walk; making one takes 8 (NumPy 2.4, 2026-11-21)
+    cost    tests/benchmarks/data_speed.py measures it
     """
+
+    __slots__ = ("_order", "length")
 
     def __init__(self, length: int, key: int) -> None:
         if not 1 <= length <= LENGTH_MAX:
             raise ValueError(f"a permutation of {length} elements: expected a length from 1 to {LENGTH_MAX}")
         self.length = length
-        left = math.isqrt(length - 1) + 1
-        right = -(-length // left)
-        self._bases = (np.uint64(left), np.uint64(right))
-        rounds = ROUNDS if length >= LENGTH_SMALL else ROUNDS_SMALL
-        self._keys = [np.uint64(word) for word in _round_keys(key, rounds)]
+        self._order = _Table(length, key) if length <= TABLE_MAX else _Network(length, key)
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The examples at these positions of the order, in the same shape.
 
         raises  IndexError if a position is outside 0 … length-1
         """
-        return self._walk(positions, self._forward)
+        values = self._inside(positions)
+        self._order.forward(values)
+        return values.view(np.int64).reshape(np.shape(positions))
 
     def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """The positions at which these examples stand: inverse(at(p)) == p. Raises as `at` does."""
-        return self._walk(values, self._backward)
+        positions = self._inside(values)
+        self._order.backward(positions)
+        return positions.view(np.int64).reshape(np.shape(values))
 
-    def _walk(self, inside: NDArray[np.int64], once: _Rounds) -> NDArray[np.int64]:
-        values = np.asarray(inside, dtype=np.int64).ravel().view(np.uint64)  # a negative one reads as huge
-        length = np.uint64(self.length)
-        if values.size and values.max() >= length:
+    def _inside(self, given: NDArray[np.int64]) -> _Words:
+        """A copy, flat."""
+        values = np.array(given, dtype=np.int64).reshape(-1).view(np.uint64)  # a negative one reads as huge
+        if values.size and int(np.maximum.reduce(values)) >= self.length:
             raise IndexError(
-                f"{int(inside.min())} … {int(inside.max())} leaves 0 … {self.length - 1}, "
+                f"{int(np.min(given))} … {int(np.max(given))} leaves 0 … {self.length - 1}, "
                 f"the range of a permutation of {self.length} elements"
             )
-        values = once(values)
-        outside = np.flatnonzero(values >= length)
-        while outside.size:  # ends: the cycle through a value inside the range comes back inside
-            values[outside] = once(values[outside])
-            outside = outside[values[outside] >= length]
-        return values.view(np.int64).reshape(np.shape(inside))
-
-    def _forward(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = np.divmod(values, self._bases[1])
-        for i, key in enumerate(self._keys):
-            mixed = _hash(right, key)
-            mixed += left
-            mixed %= self._bases[i & 1]
-            left, right = right, mixed
-        joined: NDArray[np.uint64] = left * self._bases[1] + right
-        return joined
-
-    def _backward(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = np.divmod(values, self._bases[1])
-        for i in reversed(range(len(self._keys))):
-            base = self._bases[i & 1]
-            left, right = (right + base - _hash(left, self._keys[i]) % base) % base, left
-        joined: NDArray[np.uint64] = left * self._bases[1] + right
-        return joined
+        return values
 
 
-def _hash(digits: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """40 well mixed bits of (digit, key) each. Not cryptographic: a shuffle has no adversary."""
-    mixed: NDArray[np.uint64] = digits * _SPREAD
-    mixed += key
-    mixed ^= mixed >> _HALF
-    mixed *= _MIX
-    mixed >>= _TOP
-    return mixed
+class _Table:
+    """All orders are equally likely, as far as the random numbers are random."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, length: int, key: int) -> None:
+        self._table = np.argsort(random_words(key, np.arange(length)), kind="stable").astype(np.uint8)
+
+    def forward(self, values: _Words) -> None:
+        values[:] = self._table[values.view(np.int64)]
+
+    def backward(self, values: _Words) -> None:
+        values[:] = np.argsort(self._table)[values.view(np.int64)]
 
 
-def _round_keys(key: int, rounds: int) -> list[int]:
-    """splitmix64 started at `key` (Steele, Lea and Flood 2014, doi:10.1145/2714064.2660195)."""
-    words = []
-    state = key & _MASK
-    for _ in range(rounds):
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        word = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
-        words.append(word ^ (word >> 31))
+class _Network:
+    """Rounds go in pairs: one changes the left digit, the other the right one. Each takes two words of key."""
+
+    __slots__ = ("_length", "_words")
+
+    def __init__(self, length: int, key: int) -> None:
+        rounds = ROUNDS if length >= LENGTH_SMALL else ROUNDS_SMALL
+        bits = (length - 1).bit_length() // 2
+        keys = random_words(key, np.arange(2 * rounds))
+        keys[::2] |= np.uint64(1)  # factors: an odd one loses nothing modulo 2**64
+        left = -(-length >> bits)
+        sizes = np.array([bits, 2**bits - 1, 64 - bits, 32, left], dtype=np.uint64)
+        self._words = np.concatenate([sizes, keys])
+        self._length = np.uint64(length)
+
+    def forward(self, values: _Words) -> None:
+        """Also `backward`: in place."""
+        self._walk(values, _forward)
+
+    def backward(self, values: _Words) -> None:
+        self._walk(values, _backward)
+
+    def _walk(self, values: _Words, once: _Once) -> None:
+        if values.size == 1:  # with one element ufuncs take twice as long as with two
+            both = np.repeat(values, 2)
+            self._walk(both, once)
+            values[:] = both[:1]
+            return
+        words = [self._words[i, ...] for i in range(self._words.size)]  # ufuncs take longer to read a scalar
+        for start in range(0, values.size, _CHUNK):
+            chunk = values[start : start + _CHUNK]
+            once(chunk, words)
+            outside = (chunk >= self._length).nonzero()[0]
+            if outside.size:  # ends: the cycle through a value inside the range comes back inside
+                again = chunk[outside]
+                self._walk(again, once)
+                chunk[outside] = again
+
+
+def _forward(values: _Words, words: list[_Words]) -> None:
+    """One pass of the network, in place. Every operation names where its result goes: allocating takes longer."""
+    bits, mask, _, _, left_size = words[:_SIZES]
+    left, right, hashed = values >> bits, values, np.empty_like(values)
+    _and(values, mask, right)
+    for i in range(_SIZES, len(words), 4):
+        _hash_right(right, words, i, hashed)
+        _add(left, hashed, left)
+        _subtract(left, left_size, hashed)
+        _minimum(left, hashed, out=left)  # what was below left_size has become huge by the subtraction
+        _hash_left(left, words, i + 2, hashed)
+        _xor(right, hashed, right)
+    _shift_left(left, bits, left)
+    _or(left, right, values)
+
+
+def _backward(values: _Words, words: list[_Words]) -> None:
+    bits, mask, _, _, left_size = words[:_SIZES]
+    left, right, hashed = values >> bits, values, np.empty_like(values)
+    _and(values, mask, right)
+    for i in reversed(range(_SIZES, len(words), 4)):
+        _hash_left(left, words, i + 2, hashed)
+        _xor(right, hashed, right)
+        _hash_right(right, words, i, hashed)
+        _subtract(left, hashed, left)
+        _add(left, left_size, hashed)
+        _minimum(left, hashed, out=left)  # what was negative is huge
+    _shift_left(left, bits, left)
+    _or(left, right, values)
+
+
+def _hash_right(digits: _Words, words: list[_Words], at: int, out: _Words) -> None:
+    """Below the left digit's base: 32 bits of a square, times the base, over 2**32."""
+    _multiply(digits, words[at], out)
+    _add(out, words[at + 1], out)
+    _multiply(out, out, out)
+    _shift_right(out, words[3], out)
+    _multiply(out, words[4], out)
+    _shift_right(out, words[3], out)
+
+
+def _hash_left(digits: _Words, words: list[_Words], at: int, out: _Words) -> None:
+    """As many bits of a square as the right digit has. Not cryptographic: a shuffle has no adversary."""
+    _multiply(digits, words[at], out)
+    _add(out, words[at + 1], out)
+    _multiply(out, out, out)
+    _shift_right(out, words[2], out)
+
+
+def random_words(key: int, places: NDArray[np.int64]) -> _Words:
+    """uint64 like `places`: the words at these places, from 0, of the sequence that splitmix64 gives when it is started
+    at `key` (Steele, Lea and Flood 2014, doi:10.1145/2714064.2660195)."""
+    words: _Words = places.astype(np.uint64) * _GOLDEN + np.uint64((key + int(_GOLDEN)) % 2**64)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
     return words

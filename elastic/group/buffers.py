@@ -12,7 +12,7 @@ A mean in fp32 suits running statistics; what counts or must stay exact is bette
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -227,6 +227,11 @@ class Buffers:
             for buffer, (layout, _) in self._layouts.items():
                 if layout.dtype is None:
                     buffer.put(None)
+
+    def watched(self, *, closely: bool) -> Callable[[], list[str]]:
+        """Tells which of the buffers that shares move have been moved since. closely: by value, too, and not only by
+        their versions, of which BatchNorm counts that of `num_batches_tracked` alone."""
+        return self._now.watched(closely=closely)
 
     # which buffers there are, and what is to become of them
 

@@ -101,6 +101,11 @@ class Announced:
         self._pending: Work | None = pending
         self._rows = rows
 
+    @property
+    def arrived(self) -> bool:
+        """Whether nobody has to be waited for."""
+        return self._pending is None or self._pending.arrived
+
     def look(self) -> None:
         """As `check`, if all rows are here already: while there is something to compute."""
         if self._pending is not None and self._pending.arrived:

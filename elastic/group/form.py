@@ -34,6 +34,7 @@ _OF_PEERS = re.compile(
 )
 _LOOK = timedelta(milliseconds=50)
 _GPU_LOOK_S = 50e-6
+_TAG = 0  # of what goes from one rank to another: gloo keeps these apart from collectives
 
 
 class Work:
@@ -97,6 +98,15 @@ class Group(Protocol):
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Work:
         """The source's bytes, in place."""
 
+    def send(self, tensor: torch.Tensor, to: int) -> Work:
+        """Its bytes to one rank that receives them; beside collectives, and in order. `tensor` is dense, on the CPU.
+
+        In a thread of its own: `Work.wait` comes back where it has left, or the group has broken, not sooner.
+        """
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Work:
+        """What that rank sends: see `send`."""
+
     def settle(self) -> None:
         """On a GPU waits only order what comes after them: returns when it has come so far. Raises PeerLost."""
 
@@ -132,6 +142,12 @@ class LocalGroup:
         return _DONE
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Work:
+        return _DONE
+
+    def send(self, tensor: torch.Tensor, to: int) -> Work:
+        return _DONE
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Work:
         return _DONE
 
     def settle(self) -> None:
@@ -198,6 +214,12 @@ class DistributedGroup:
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Work:
         return self._start("broadcast", tensor, "broadcast", tensor, source)
 
+    def send(self, tensor: torch.Tensor, to: int) -> Work:
+        return self._start_between_two("send", tensor, to)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Work:
+        return self._start_between_two("recv", tensor, source)
+
     def settle(self) -> None:
         if self._device.type != "cuda":
             return
@@ -255,6 +277,15 @@ class DistributedGroup:
             return Work(getattr(self._backend(tensor), method)(*arguments), what, severed)
         except RuntimeError as failure:
             raise failed(what, failure, severed=self._severed) from failure
+
+    def _start_between_two(self, method: str, tensor: torch.Tensor, other: int) -> Work:
+        """A look at gloo's own work for one of these, as at those of collectives, would break its connections."""
+        if self._severed or self._gloo is None:
+            raise PeerLost("the transfer cannot start: a peer hung up", step=None, phase="transfer")
+        try:
+            return Work(getattr(self._gloo, method)([tensor], other, _TAG), "transfer", None)
+        except RuntimeError as failure:
+            raise failed("transfer", failure, severed=self._severed) from failure
 
     def _backend(self, tensor: torch.Tensor) -> Any:
         return self._nccl if tensor.is_cuda and self._nccl is not None else self._gloo

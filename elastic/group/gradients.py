@@ -26,12 +26,13 @@ import torch
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from elastic.errors import UNTOUCHED, StepError
+from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.form import Group
 from elastic.group.hierarchical_sum import STAGES, tree_sum
 from elastic.group.layout import Slot, buckets, dense
 from elastic.group.tree import Schedule
 from elastic.group.treesum import NOTHING
+from elastic.group.warm_memory import WarmMemory
 
 Slots = list[torch.Tensor]
 """Per parameter the place of its gradient in one partial sum, with the parameter's shape and strides."""
@@ -51,6 +52,7 @@ class GradientSum:
     overlap  take each gradient as it arrives, and send buckets during the last backward pass. Off for models whose
              backward touches a parameter twice in one pass (reentrant checkpointing): then all are taken after it
     ordered  the exact mode's tree; off, plain all-reduces
+    memory   of earlier views
     """
 
     def __init__(
@@ -62,12 +64,15 @@ class GradientSum:
         overlap: bool,
         ordered: bool,
         bucket_bytes: int,
+        memory: WarmMemory | None = None,
     ) -> None:
         self._parameters = list(parameters)
         self._names = list(names)
         self._group = group
         self._buckets = buckets(self._parameters, bucket_bytes)
-        self._totals = [tree_sum(group, b.numel, b.dtype, b.device, ordered=ordered) for b in self._buckets]
+        self._totals = [
+            tree_sum(group, b.numel, b.dtype, b.device, ordered=ordered, memory=memory) for b in self._buckets
+        ]
         self._partials: list[_Partial] = []
         self._rows: list[_Partial] = []  # of these, those that travel in this step
         self._stack: list[_Partial] = []
@@ -77,6 +82,10 @@ class GradientSum:
         self._missing: list[int] = []
         self._sent = 0
         self._overlap = overlap
+        self._weight = 1
+        self._holds_back = False
+        self._lost: PeerLost | None = None
+        self._pass_begins: Callable[[], None] | None = None
         self._hooks: list[RemovableHandle] = []
         # torch's nodes that add to `.grad`. A hook of a node comes after all hooks of its parameter, whenever a script
         # registers those: they see the share's own gradient, and what they make of it counts.
@@ -100,6 +109,12 @@ class GradientSum:
             hook.remove()
         self._hooks = []
 
+    def release(self) -> None:
+        """After `close`: its memory is for others from here on, and with it what lies in `.grad`."""
+        self._partials, self._rows, self._stack, self._way = [], [], [], []
+        for total in self._totals:
+            total.release()
+
     def begin(
         self,
         schedule: Schedule,
@@ -121,13 +136,23 @@ class GradientSum:
         self._stack = []
         self._open = False
         self._sent = 0
+        self._lost = None
         self._clear()
 
-    def begin_pass(self, merges: int, *, piece: int, pieces: int, last: bool) -> None:
+    def at_next_pass(self, function: Callable[[], None] | None) -> None:
+        """Has `function` called once, as the first gradient of the next backward pass arrives, whoever called it."""
+        self._pass_begins = function
+
+    def begin_pass(
+        self, merges: int, *, piece: int, pieces: int, last: bool, weight: int = 1, holds_back: bool = False
+    ) -> None:
         """Before a backward pass: the `piece`th of a share's `pieces`, followed by `merges` sums of the topmost two.
 
-        last  it is this rank's last one of the step: its gradients may leave as they come
+        last        it is this rank's last one of the step: its gradients may leave as they come
+        weight      its gradients count so many times: those of a mean over so many examples
+        holds_back  a peer that is lost within the pass is told by `end_pass`
         """
+        self._weight, self._holds_back = weight, holds_back
         onto_left = pieces == 1 and merges > 0
         if piece == 0 and not onto_left:
             self._stack.append(self._next())
@@ -142,6 +167,9 @@ class GradientSum:
     def end_pass(self) -> None:
         """After it: takes what is left; what happens to `.grad` from here on does not count. Raises PeerLost."""
         self._open = False
+        if self._lost is not None:
+            lost, self._lost = self._lost, None
+            raise lost
         for index, arrived in enumerate(self._arrived):
             if not arrived:
                 self._take(index, self._parameters[index])
@@ -174,18 +202,30 @@ class GradientSum:
         parameter = self._parameters[index]
 
         def arrived(*_: Any) -> None:
+            if self._pass_begins is not None:
+                begins, self._pass_begins = self._pass_begins, None
+                begins()
             if not self._open:
                 return  # a backward pass that is not ours
             if self._arrived[index]:
                 raise self._second_gradient(index)
             self._arrived[index] = 1
             self._take(index, parameter)
-            if self._last:
+            if self._last and self._lost is None:
                 self._missing[bucket] -= 1
-                while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
-                    self._send()
+                self._send_complete()
 
         return arrived
+
+    def _send_complete(self) -> None:
+        """Within a backward pass: the buckets whose gradients have all arrived."""
+        try:
+            while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
+                self._send()
+        except PeerLost as lost:
+            if not self._holds_back:
+                raise
+            self._lost = lost.with_traceback(None)  # it holds the frames, and those the group
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
         """Adds a parameter's gradient, if it has one, to the share's partial sum, and that to those on its left that
@@ -196,6 +236,8 @@ class GradientSum:
                 f"the gradient of {self._names[index]} is sparse, and sums in a fixed order need dense ones\n"
                 f"{UNTOUCHED}  next   build the layer with sparse=False"
             )
+        if value is not None and self._weight != 1:
+            value = _weighted(value, self._weight, self._way[-1].slots[index].dtype)
         for partial in self._way:
             if partial.gave[index]:
                 slot = partial.slots[index]
@@ -265,6 +307,16 @@ class GradientSum:
             "  found  reentrant checkpointing does this, and so does a backward pass inside the loss\n"
             f"{UNTOUCHED}  next   checkpoint(..., use_reentrant=False), or Run(overlap=False)"
         )
+
+
+def _weighted(value: torch.Tensor, weight: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """Rounded before it is added: in one operation with the addition it would round otherwise than a copy does.
+
+    What counts for nothing is nothing: a mean over no tokens is not a number.
+    """
+    if weight == 0:
+        return None
+    return value.mul_(weight) if value.dtype == dtype else value.to(dtype).mul_(weight)
 
 
 @lru_cache(maxsize=256)

@@ -15,29 +15,52 @@ from elastic.group.form import Group, Work
 from elastic.group.hierarchy import ALIGNED, RESULT, Piece, Stage, in_any_order, stages
 from elastic.group.tree import Schedule
 from elastic.group.treesum import Rows, TreeSum
+from elastic.group.warm_memory import WarmMemory
 
 STAGES = 4
 WORTH_BYTES = 256 << 10  # two stages more take about 0.2 ms between hosts, in which 10 Gbit/s carry so much
 
 
-def tree_sum(group: Group, numel: int, dtype: torch.dtype, device: torch.device, *, ordered: bool) -> Sum:
-    """The one that suits the group's hosts; the same on all ranks. ordered: the tree's bits; else any order's."""
+def tree_sum(
+    group: Group,
+    numel: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    ordered: bool,
+    memory: WarmMemory | None = None,
+) -> Sum:
+    """The one that suits the group's hosts; the same on all ranks.
+
+    ordered  the tree's bits; else any order's
+    memory   of earlier views
+    """
     several = 1 < len(group.hosts) < group.world_size
     if several and device.type == "cpu" and numel * dtype.itemsize >= WORTH_BYTES:
-        return HierarchicalSum(group, numel, dtype, device, ordered=ordered)
-    return TreeSum(group, numel, dtype, device, ordered=ordered)
+        return HierarchicalSum(group, numel, dtype, device, ordered=ordered, memory=memory)
+    return TreeSum(group, numel, dtype, device, ordered=ordered, memory=memory)
 
 
 class HierarchicalSum:
     """What TreeSum is; `advance` has something to do here."""
 
-    def __init__(self, group: Group, numel: int, dtype: torch.dtype, device: torch.device, *, ordered: bool) -> None:
+    def __init__(
+        self,
+        group: Group,
+        numel: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        ordered: bool,
+        memory: WarmMemory | None = None,
+    ) -> None:
         self._group = group
         self._ordered = ordered
         self._padded = -(-numel // ALIGNED) * ALIGNED
         self._dtype = dtype
         self._device = device
-        self._memory = Rows(self._padded, dtype, device)
+        self._warm = memory if memory is not None else WarmMemory()
+        self._memory = Rows(self._padded, dtype, device, self._warm)
         self._pending: Work | None = None
         self.rows: list[torch.Tensor] = []
         self._stages: tuple[Stage, ...] = ()
@@ -66,6 +89,12 @@ class HierarchicalSum:
     @property
     def held_bytes(self) -> int:
         return self._memory.nbytes + sum(buffer.nbytes for buffer in self._buffers)
+
+    def release(self) -> None:
+        self._memory.release()
+        self._warm.give_back(self._buffers)
+        self._buffers, self._incoming = [self._empty(0) for _ in range(3)], self._empty(0)
+        self._held, self.rows = {}, []
 
     def start(self) -> None:
         self._at = 0
@@ -127,7 +156,7 @@ class HierarchicalSum:
 
     def _buffer(self, index: int, numel: int) -> torch.Tensor:
         if len(self._buffers[index]) < numel:
-            self._buffers[index] = self._empty(numel)
+            self._buffers[index] = self._warm.take(numel, self._dtype, self._device)
         return self._buffers[index][:numel]
 
     def _empty(self, numel: int) -> torch.Tensor:

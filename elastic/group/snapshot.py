@@ -12,7 +12,7 @@ missed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -179,6 +179,25 @@ class Snapshot:
         if self._open:
             self.stirred()
             self.put_back()
+
+    def watched(self, *, closely: bool) -> Callable[[], list[str]]:
+        """See Buffers.watched."""
+        noted = [
+            (buffer, now, now._version, now.clone() if closely else None)
+            for buffer in self.lively
+            if (now := buffer.now()) is not None
+        ]
+
+        def moved() -> list[str]:
+            return [
+                buffer.name
+                for buffer, then, version, value in noted
+                if buffer.now() is not then
+                or then._version != version
+                or (value is not None and not torch.equal(value, then))
+            ]
+
+        return moved
 
     def close(self) -> None:
         """The step is over: what hangs there from here on is the update's doing, and the script's."""

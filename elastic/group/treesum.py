@@ -20,6 +20,7 @@ import torch
 from elastic.group.form import Group, Work
 from elastic.group.hierarchy import ALIGNED
 from elastic.group.tree import Schedule
+from elastic.group.warm_memory import WarmMemory
 
 NOTHING = -0.0
 
@@ -27,21 +28,28 @@ NOTHING = -0.0
 class Rows:
     """Memory for partial sums of `numel` elements, kept from sum to sum."""
 
-    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, memory: WarmMemory) -> None:
         self._numel = numel
         self._dtype = dtype
         self._device = device
-        self._rows: list[torch.Tensor] = []
+        self._memory = memory
+        self._blocks: list[torch.Tensor] = []
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """Full of NOTHING when it is new."""
-        while len(self._rows) <= index:
-            self._rows.append(torch.full((self._numel,), NOTHING, dtype=self._dtype, device=self._device))
-        return self._rows[index]
+        while len(self._blocks) <= index:
+            block = self._memory.take(self._numel, self._dtype, self._device)
+            block[: self._numel].fill_(NOTHING)
+            self._blocks.append(block)
+        return self._blocks[index][: self._numel]
 
     @property
     def nbytes(self) -> int:
-        return sum(row.nbytes for row in self._rows)
+        return sum(block.nbytes for block in self._blocks)
+
+    def release(self) -> None:
+        self._memory.give_back(self._blocks)
+        self._blocks = []
 
 
 class TreeSum:
@@ -52,17 +60,28 @@ class TreeSum:
     result  (padded numel,): where the sum is after `finish`; the memory of the first row, which has left by then
     """
 
-    def __init__(self, group: Group, numel: int, dtype: torch.dtype, device: torch.device, *, ordered: bool) -> None:
+    def __init__(
+        self,
+        group: Group,
+        numel: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        ordered: bool,
+        memory: WarmMemory | None = None,
+    ) -> None:
+        """memory: of earlier views"""
         self._group = group
         self._ordered = ordered
         self._chunk = -(-numel // (group.world_size * ALIGNED)) * ALIGNED
-        self._memory = Rows(self._chunk * group.world_size, dtype, device)
+        self._warm = memory if memory is not None else WarmMemory()
+        self._memory = Rows(self._chunk * group.world_size, dtype, device, self._warm)
         self._dtype = dtype
         self._device = device
         self._local = group.world_size == 1
         self._reduce = not ordered
-        self._pieces = self._empty(0, self._chunk)
-        self._received = self._pieces
+        self._pieces = self._received = self._empty(0, self._chunk)
+        self._block = self._pieces.view(-1)
         self._pending: Work | None = None
         self._schedule: Schedule
         self.rows: list[torch.Tensor] = []
@@ -77,7 +96,8 @@ class TreeSum:
             return
         count = sum(schedule.rows)
         if len(self._pieces) < count:
-            self._pieces = self._empty(count, self._chunk)
+            self._block = self._warm.take(count * self._chunk, self._dtype, self._device)
+            self._pieces = self._block[: len(self._block) // self._chunk * self._chunk].view(-1, self._chunk)
         self._received = self._pieces[:count]
 
     def row(self, index: int) -> torch.Tensor:
@@ -91,7 +111,14 @@ class TreeSum:
     @property
     def held_bytes(self) -> int:
         """What is kept."""
-        return self._memory.nbytes + self._pieces.nbytes
+        return self._memory.nbytes + self._block.nbytes
+
+    def release(self) -> None:
+        """Its memory is for others from here on."""
+        self._memory.release()
+        self._warm.give_back([self._block])
+        self._pieces = self._received = self._block = self._empty(0)
+        self.rows = []
 
     def start(self) -> None:
         """Sends the rows. Collectives must start in the same order on all ranks. Raises PeerLost."""

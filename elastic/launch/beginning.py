@@ -87,6 +87,10 @@ def _quiet(statement: ast.stmt) -> bool:
             return not statement.decorator_list and all(map(_plain, statement.bases)) and _all_quiet(statement.body)
         case ast.Assign():
             return all(map(_may_be_set, statement.targets)) and _plain(statement.value) and not _extends(statement)
+        case ast.AugAssign(op=ast.BitOr()):
+            value = statement.value
+            into = ast.unparse(statement.target) == "os.environ"
+            return into and _plain(value) and "environ" not in ast.unparse(value)
         case ast.AnnAssign():
             return isinstance(statement.target, ast.Name) and (statement.value is None or _plain(statement.value))
         case ast.If():

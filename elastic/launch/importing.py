@@ -40,6 +40,9 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch counts GPUs by the driver's library, so that `torch.cuda.is_available()` leaves forks able to use them.
 docs.pytorch.org/docs/stable/generated/torch.cuda.is_available.html"""
 
+_TOLD_LATER = ("lightning.fabric.utilities.rank_zero", "torchmetrics.utilities.prints")
+"""Modules that look, as they are imported, for who is to print, and are told so again by a Trainer's strategy."""
+
 _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "anon_inode:")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OF_WATCHED = {"os", "collections.abc", "_collections_abc", "tempfile", __name__}
@@ -116,7 +119,7 @@ class Importing:
     def _reads_variable(self, variable: str, *, of_libraries: bool) -> None:
         """of_libraries: by an installed module, too. Many of those look through all variables for some of theirs."""
         frame = _importing_frame(sys._getframe(2))
-        if frame is None:
+        if frame is None or frame.f_globals.get("__name__") in _TOLD_LATER:
             return
         if frame.f_globals is sys.modules["__main__"].__dict__:
             self.read_by_script = True

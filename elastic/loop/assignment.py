@@ -6,6 +6,7 @@ them as one batch, the gradients are summed by plain all-reduces, and the tree s
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -17,55 +18,78 @@ from elastic.group.tree import Schedule, schedule
 
 
 @dataclass(frozen=True)
+class Idle:
+    """Ranks that take part in one step of a view without a share: they joined at the boundary before it, and receive
+    the state while the others compute."""
+
+    step: int = -1
+    ranks: frozenset[int] = frozenset()
+
+    def at(self, step: int) -> frozenset[int]:
+        return self.ranks if step == self.step else frozenset()
+
+
+@dataclass(frozen=True)
 class ShareAssignment:
     """What one rank computes of a step.
 
-    shares    its block
+    blocks    of all ranks
+    shares    its own
     batches   its shares as they are computed: each alone (exact), or all as one (fast)
     merges    per batch, the merges of partial sums that follow it
     schedule  the sums over all ranks
     """
 
+    blocks: tuple[range, ...]
     shares: range
     batches: tuple[range, ...]
     merges: tuple[int, ...]
     schedule: Schedule
 
 
-def assign_shares(config: Config, shares: int, world_size: int) -> list[ShareAssignment]:
-    """Of every rank, in a step of `shares` non-empty shares. Cheap: schedules are cached."""
-    blocks_of_shares = blocks(shares, world_size)
+def assign_shares(config: Config, shares: int, world_size: int, idle: Collection[int] = ()) -> list[ShareAssignment]:
+    """Of every rank, in a step of `shares` non-empty shares, of which ranks in `idle` get none.
+
+    Cheap: schedules are cached.
+    """
+    blocks_of_shares = tuple(blocks(shares, world_size, idle))
     if config.mode == "exact":
-        plan = schedule(config.plan.virtual_workers, shares, tuple(blocks_of_shares))
+        plan = schedule(config.plan.virtual_workers, shares, blocks_of_shares)
         batches = [tuple(range(share, share + 1) for share in block) for block in blocks_of_shares]
     else:
         leaves = [0, *accumulate(int(len(block) > 0) for block in blocks_of_shares)]
         plan = schedule(leaves[-1], leaves[-1], tuple(range(lo, hi) for lo, hi in pairwise(leaves)))
         batches = [(block,) if block else () for block in blocks_of_shares]
     return [
-        ShareAssignment(blocks_of_shares[rank], batches[rank], plan.merges[rank], plan) for rank in range(world_size)
+        ShareAssignment(blocks_of_shares, blocks_of_shares[rank], batches[rank], plan.merges[rank], plan)
+        for rank in range(world_size)
     ]
 
 
-def pieces(config: Config, step: StepPlan, batch: range, world_size: int) -> int:
+def pieces(config: Config, step: StepPlan, batch: range, every: Sequence[range]) -> int:
     """How many micro-batches the shares of one batch are cut into.
 
     As many for every rank as the largest batch needs, as StepPlan.pieces has it for shares.
+
+    every  all ranks' blocks
     """
     if config.mode == "exact":
         return step.pieces(batch[0])
     size = config.plan.micro_batch_size
     if size is None:
         return 1
-    largest = max(sum(step.sizes[share] for share in block) for block in blocks(len(step.sizes), world_size))
+    largest = max(sum(step.sizes[share] for share in block) for block in every)
     return min(sum(step.sizes[share] for share in batch), -(-largest // size))
 
 
-def micro_batches(config: Config, step: StepPlan, batch: range, world_size: int) -> list[Examples]:
-    """What is read, and passed forward and back, one after the other, for the shares of one batch."""
+def micro_batches(config: Config, step: StepPlan, batch: range, every: Sequence[range]) -> list[Examples]:
+    """What is read, and passed forward and back, one after the other, for the shares of one batch.
+
+    every  all ranks' blocks
+    """
     if config.mode == "exact":
         return step.micro_batches(batch[0])
     parts = [step.examples(share) for share in batch]
     whole = Examples(np.concatenate([p.epochs for p in parts]), np.concatenate([p.indices for p in parts]))
-    count = pieces(config, step, batch, world_size)
+    count = pieces(config, step, batch, every)
     return [whole[i * len(whole) // count : (i + 1) * len(whole) // count] for i in range(count)]

@@ -137,6 +137,7 @@ class Departure:
         """What nobody else holds, before all go. Raises SystemExit. patiently: it is tried again for a while"""
         assert self._context.live is not None
         self._had_to_save = True
+        self._session.restorer.learn_claim(self._context.live.claim)
         self._save(patiently=patiently)
         self._context.live.saved(step=self._state.step)
 

@@ -17,7 +17,7 @@ import torch
 
 from elastic.config import Config
 from elastic.data.data_plan import Examples, blocks
-from elastic.data.loader import Loader
+from elastic.data.loader import ExampleError, Loader
 from elastic.errors import ConfigError, PeerLost, StepError
 from elastic.events.observer import Observer
 from elastic.group.buffers import Buffers
@@ -46,7 +46,13 @@ class Evaluations:
         self._has_made_one = False
         self.are_made_alone = False
 
-    def make(self, dataset: Any, function: Callable[..., Mapping[str, Any]], batch_size: int | None) -> dict[str, Any]:
+    def make(
+        self,
+        dataset: Any,
+        function: Callable[..., Mapping[str, Any]],
+        batch_size: int | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
+    ) -> dict[str, Any]:
         """See Run.evaluate."""
         session, state, context = self._session, self._state, self._context
         context.moment("evaluate")
@@ -61,7 +67,9 @@ class Evaluations:
         def within(group: Group) -> dict[str, Any]:
             session.phases.enter(Phase.EVALUATING, math.inf)
             buffers = session.exchange.buffers
-            return evaluate(context.config, group, dataset, function, batch_size, position, ordinal, sign, buffers)
+            collate = collate_fn or context.config.collate_fn
+            batched = (batch_size, collate)
+            return evaluate(context.config, group, dataset, function, batched, position, ordinal, sign, buffers)
 
         def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
             return within(LocalGroup())
@@ -94,7 +102,7 @@ def evaluate(
     group: Group,
     dataset: Any,
     function: Callable[..., Mapping[str, Any]],
-    batch_size: int | None,
+    batched: tuple[int | None, Callable[[list[Any]], Any] | None],
     position: tuple[int, int, int],
     ordinal: int,
     sign: Callable[[Phase], None],
@@ -102,6 +110,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """See Run.evaluate.
 
+    batched   a batch's size, None for a share's, and what makes one of examples
     position  (epoch, step, phase)
     ordinal   which evaluation since the last update, from 1
     sign      tells with every batch what this worker is at: see membership/progress.py
@@ -110,6 +119,7 @@ def evaluate(
 
     Raises PeerLost, CollectiveMismatch.
     """
+    batch_size, collate_fn = batched
     size = batch_size or -(-config.plan.batch_size // config.plan.virtual_workers)
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise ConfigError("evaluate needs a dataset with a length above 0, to see every example of it exactly once")
@@ -122,7 +132,7 @@ def evaluate(
         dataset,
         seed=seed,
         observer=Observer(),
-        collate_fn=config.collate_fn,
+        collate_fn=collate_fn,
         num_workers=config.num_workers,
         device=config.device,
         pin_memory=config.device.type == "cuda",
@@ -137,7 +147,7 @@ def evaluate(
             for number, merges in zip(mine, plan.merges[group.rank], strict=True):
                 announced.look()
                 sign(Phase.READING)
-                batch = loader.next().batch
+                batch = _read(loader, position[1])
                 sign(Phase.EVALUATING)
                 seed_streams(derive("evaluation batch", seed, number), config.device)
                 added = ShareSums()
@@ -164,6 +174,14 @@ def evaluate(
         schedule=plan,
     )
     return agreed.sums
+
+
+def _read(loader: Loader, step: int) -> Any:
+    try:
+        return loader.next().batch
+    except ExampleError as error:
+        error.read_for = f"an evaluation, {step} steps being applied"
+        raise
 
 
 def _requests(length: int, size: int, mine: range, epoch: int) -> Iterator[Examples]:

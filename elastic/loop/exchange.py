@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from elastic.config import Config
 from elastic.data.data_plan import StepPlan
@@ -14,16 +15,22 @@ from elastic.group.fingerprint import Alone, Announced, Kind, announce
 from elastic.group.form import Group, gather_bytes
 from elastic.group.gradients import GradientSum
 from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
-from elastic.loop.assignment import ShareAssignment, assign_shares
+from elastic.group.warm_memory import WarmMemory
+from elastic.loop.assignment import Idle, ShareAssignment, assign_shares
+from elastic.loop.background_transfer import Giving
 from elastic.state.attributes import Attributes
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, listed
+
+_NOBODY = Idle()
 
 
 class Exchange:
     """Everything that the ranks of a view exchange. One per view; `plan` sets it to a step.
 
     waiting  a context for what waits for other ranks in the middle of a backward pass
+    giving   what newcomers receive from this rank while it computes; these are `idle` in that step
+    memory   of the views before this one
     """
 
     gradients: GradientSum
@@ -35,8 +42,14 @@ class Exchange:
         trained: Trained,
         attributes: Attributes,
         waiting: Callable[[], AbstractContextManager[None]],
+        memory: WarmMemory,
+        giving: Giving | None = None,
+        idle: Idle = _NOBODY,
     ) -> None:
+        self._giving = giving
+        self._idle = idle
         self._config = config
+        self._memory = memory
         self._waiting = waiting
         self._group = group
         self._trained = trained
@@ -49,7 +62,8 @@ class Exchange:
 
     def plan(self, step: StepPlan) -> None:
         """Sets what this rank computes of a step."""
-        assignments = assign_shares(self._config, len(step.sizes), self._group.world_size)
+        idle = self._idle.at(step.index)
+        assignments = assign_shares(self._config, len(step.sizes), self._group.world_size, idle)
         self.assignment = assignments[self._group.rank]
 
     def begin(self, step: int, *, again: bool) -> TrainedSet:
@@ -60,7 +74,10 @@ class Exchange:
         trained = self._trained.look(again=again)
         if trained is not self._set:
             self._follow(trained)
-        self.announced = announce(self._group, Kind.STEP, step=step, trained=trained.digest)
+        announced = partial(announce, self._group, Kind.STEP, step=step, trained=trained.digest)
+        # Newcomers are here when they have all: until then nothing waits for them, which a deadline would end.
+        self.announced = announced() if self._giving is None else Alone()
+        self._announces = announced
         self.gradients.begin(self.assignment.schedule, self._meet, self._waiting)
         self.buffers.begin()
         return trained
@@ -73,8 +90,11 @@ class Exchange:
         count: int,
         examples: int,
         wishes: int,
+        unit: int = 1,
     ) -> Agreed:
         """Sums everything over the ranks.
+
+        unit  the gradients were weighted by so many examples each
 
         Raises PeerLost, CollectiveMismatch, and StepError if nothing was counted anywhere.
         """
@@ -100,7 +120,7 @@ class Exchange:
                 f"step {position[1]} counted nothing on any worker, so its gradient has no divisor\n"
                 f"{UNTOUCHED}  next   look at the counts given to step.backward"
             )
-        self.gradients.finish(agreed.count)
+        self.gradients.finish(agreed.count // unit)
         if len({digest for digest in agreed.buffers if digest}) > 1:
             self.buffers.settle()
         self.buffers.finish(examples, self.assignment.schedule)
@@ -108,11 +128,15 @@ class Exchange:
             self.buffers.start(agreed.moving, agreed.relaid, self.assignment.schedule, self.assignment.merges)
             self.buffers.finish(examples, self.assignment.schedule)
         self._group.settle()
+        self._memory.forget()
         return agreed
 
-    def close(self) -> None:
+    def close(self, *, in_order: bool = False) -> None:
+        """in_order: nothing is in flight, so the next view may have the memory"""
         for gradients in self._kept.values():
             gradients.close()
+            if in_order:
+                gradients.release()
 
     def _follow(self, trained: TrainedSet) -> None:
         """Buckets and hooks are those of this set from here on."""
@@ -133,7 +157,12 @@ class Exchange:
 
         Raises PeerLost, CollectiveMismatch.
         """
-        self.announced.check()
+        if self._giving is not None:
+            with self._waiting():
+                self._giving.finish()
+            self._giving, self.announced = None, self._announces()
+        with nullcontext() if self.announced.arrived else self._waiting():
+            self.announced.check()
         digests = self.announced.trained
         if len(set(digests)) <= 1:
             return
@@ -160,4 +189,5 @@ class Exchange:
             overlap=self._config.overlap,
             ordered=self._config.mode == "exact",
             bucket_bytes=self._config.bucket_bytes,
+            memory=self._memory,
         )

@@ -10,18 +10,25 @@ and its caller goes round again, unless a peer has got there already.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 from elastic.errors import PeerLost, StepError
 from elastic.events import schema
 from elastic.group.fingerprint import Kind
+from elastic.group.sums import Agreed
 from elastic.loop.boundary import Boundary
 from elastic.loop.context import Context
 from elastic.loop.evaluation import Evaluations
+from elastic.loop.first_loss import FirstLoss
+from elastic.loop.own_update import OwnUpdate
+from elastic.loop.plain_loop import PlainLoop
+from elastic.loop.plain_step import Count, PlainStep
 from elastic.loop.recovery import EXIT_RESTART, Recovery
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
 from elastic.loop.step import Step
+from elastic.loop.step_in_hand import StepInHand
 from elastic.loop.update import Update
 from elastic.membership.live import RunEnded, ToldToLeave
 from elastic.membership.progress import Phase
@@ -29,23 +36,38 @@ from elastic.preemption.signals import SignalNotices
 from elastic.state.compiled import explained
 from elastic.state.randomness import before_seed, end_seed, seed_streams, start_seed
 
+_LOOK_FIRST, _LOOK_EVERY = 3, 16  # steps
+
+AnyStep = TypeVar("AnyStep", Step, PlainStep)
+
 
 class Loop:
     """Of one worker: entered once, then iterated over, then left.
 
     compute  what is done with a step's exact gradients
+    also     see Update
     """
 
-    def __init__(self, context: Context, state: RunState, compute: Callable[[Step], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        state: RunState,
+        compute: Callable[[Step], None],
+        also: Callable[[Step | StepInHand], bool],
+    ) -> None:
         self._context = context
         self._state = state
         self._notices = SignalNotices()
         self.session = Session(context, state)
         self._recovery = Recovery(self.session, self._notices)
         self._boundary = Boundary(self.session, self._recovery)
-        self._update = Update(self.session, compute)
+        self._update = Update(self.session, compute, also)
         self._evaluations = Evaluations(self.session, self._recovery)
-        self._step: Step | None = None  # in hand
+        self.step: StepInHand | None = None
+        self.plain_step: PlainStep | None = None
+        self.own_update: OwnUpdate | None = None  # of a plain loop
+        self._count: Count | None = None
+        self._plain_steps = 0
 
     def enter(self) -> None:
         """Joins the run, and holds its state.
@@ -94,6 +116,9 @@ class Loop:
                 return
             orderly = isinstance(error, SystemExit) and not error.code
             session.exchange.buffers.restore()  # a share that raised has moved BatchNorm's averages
+            if self.own_update is not None and hasattr(error, "add_note"):  # Python 3.11
+                for note in self.own_update.notes(error):
+                    error.add_note(note)
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):
                 failure = f"{type(error).__name__}: {error}"
                 self._context.events.emit(schema.Error(step=self._state.step, error=failure))
@@ -102,18 +127,39 @@ class Loop:
         finally:
             session.close(abruptly=not orderly)
 
+    def plain(self, count: Count | None) -> PlainLoop:
+        """The loop as people have it, with an update of its own. count: see PlainStep"""
+        own = OwnUpdate(
+            self._context.config,
+            begins=self._update.begin_own,
+            ends=self._end_own_update,
+            stepping=self.session.train_state.applied.stepping if self._context.live is not None else _nothing,
+        )
+        own.install()
+        self.session.on_close(own.remove)
+        self._first_loss = FirstLoss(self._warn_of_sum)
+        self.session.on_close(self._first_loss.close)
+        self.own_update, self._count = own, count
+        return PlainLoop(lambda: self._steps(self._next_plain_step))
+
     def steps(self) -> Iterator[Step]:
+        return self._steps(self._next_step)
+
+    def _steps(self, next_step: Callable[[], AnyStep]) -> Iterator[AnyStep]:
         session, state, plan = self.session, self._state, self._context.config.plan
-        device = self._context.config.device
+        streams, device = self._context.config.streams, self._context.config.device
+        if streams is not None:
+            streams.check()
         state.begin_loop()
         self._evaluations.are_made_alone = False
         session.trained.begin_loop()
         session.train_state.begin_loop()
         while not state.finished:
             session.phases.enter_script()
-            self._step = step = self._next_step()
+            driver = next_step()
+            self.step = step = driver.in_hand
             seed_streams(before_seed(plan.seed, step.index), device)
-            yield step
+            yield driver
             if not step.applied:
                 raise self._left_open(step)
             self._leave_step()
@@ -123,23 +169,58 @@ class Loop:
         seed_streams(end_seed(plan.seed), device)
 
     def evaluate(
-        self, dataset: Any, function: Callable[..., Mapping[str, Any]], batch_size: int | None
+        self,
+        dataset: Any,
+        function: Callable[..., Mapping[str, Any]],
+        batch_size: int | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
     ) -> dict[str, Any]:
         """See Run.evaluate."""
-        if self._step is not None and not self._step.applied:
+        if self.step is not None and not self.step.applied:
             raise StepError(
-                f"run.evaluate was called inside step {self._step.index}, whose gradients are under way\n"
+                f"run.evaluate was called inside step {self.step.index}, whose gradients are under way\n"
                 "  state  the model is as it was before this step\n"
                 "  next   call it after the inner loop, on all workers"
             )
-        return self._evaluations.make(dataset, function, batch_size)
+        return self._evaluations.make(dataset, function, batch_size, collate_fn)
 
     def _next_step(self) -> Step:
         plan = self.session.step_plan(self._state.step)
         return Step(self.session, self._recovery, plan, wishes=self._boundary.wishes, apply=self._update)
 
+    def _next_plain_step(self) -> PlainStep:
+        own = self.own_update
+        assert own is not None
+        self._plain_steps += 1
+        step = PlainStep(
+            self.session,
+            self._recovery,
+            self.session.step_plan(self._state.step),
+            wishes=self._boundary.wishes,
+            count=self._count,
+            closely=self._plain_steps <= _LOOK_FIRST or self._plain_steps % _LOOK_EVERY == 0,
+            looks=self._first_loss.watch,
+            opens=own.opens,
+            closed=own.check_closed,
+        )
+        own.next_step(step)
+        self.plain_step = step
+        return step
+
+    def _warn_of_sum(self, node: str) -> None:
+        self._context.console.warn(
+            f"the first loss is a sum over its batch ({node}), and a loop over run.batches() takes it for a mean: "
+            "gradients come out too large by the number of examples\n"
+            '  next   reduction="mean", or loss / len(batch); in `for step in run`, step.backward takes sums'
+        )
+
+    def _end_own_update(self, step: PlainStep, agreed: Agreed) -> None:
+        self._update.end_own(step.in_hand, agreed)
+        step.leave_to_the_script()
+        self.session.phases.enter_script()
+
     def _leave_step(self) -> None:
-        self._step, self._state.attempt = None, 0
+        self.step, self._state.attempt = None, 0
 
     def _finish(self) -> None:
         """The last save, awaited by all, so that whoever sees this run end finds its result in storage."""
@@ -161,7 +242,7 @@ class Loop:
     def _broke_off(self) -> None:
         """The script left the outer loop by `break`. If all workers do so at one step, the run ends there."""
         session, state = self.session, self._state
-        step = self._step
+        step = self.step
         if step is not None and not step.applied:
             session.exchange.buffers.restore()
             raise self._left_open(step)
@@ -176,20 +257,25 @@ class Loop:
         else:
             self._recovery.departure.break_off()
 
-    def _left_open(self, step: Step) -> StepError:
+    def _left_open(self, step: StepInHand) -> StepError:
         """For a step whose inner loop did not come to its end: break, return, or an exception that was caught."""
         torn = self._state.updating
+        batches = "for batch in step" if self.own_update is None else "for batch in run.batches()"
         return StepError(
             f"step {step.index} was left before {'its update was complete' if torn else 'its inner loop ended'}\n"
             f"  state  {'torn by that update' if torn else 'as it was before this step'}; nothing of it was saved\n"
-            "  next   let `for batch in step` run to its end, and exceptions leave the with-block; run.stop(reason) "
+            f"  next   let `{batches}` run to its end, and exceptions leave the with-block; run.stop(reason) "
             "ends a run early"
         )
 
     def _only_in_update(self, *_: Any) -> None:
-        if not self._state.updating:
+        if not self._state.updating and self.own_update is None:
             raise StepError(
                 "optimizer.step() was called in the loop, and Run steps the optimizer itself when the inner loop ends\n"
                 "  state  the model is unchanged\n"
                 "  next   remove the call, or pass update=function to do it your own way"
             )
+
+
+def _nothing(_: str) -> AbstractContextManager[None]:
+    return nullcontext()

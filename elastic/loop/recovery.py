@@ -168,7 +168,8 @@ class Recovery:
         session, state = self._session, self._state
         self._session.phases.enter(Phase.WAITING)
         while True:
-            standing = state.standing(rewinds=session.train_state.applied.known())
+            applied = session.train_state.applied
+            standing = state.standing(rewinds=applied.known(), steady=applied.weights.steady)
             try:
                 own, whole = state.side_state(session.restorer.claim_document()), state.is_whole
                 side_state = session.regroup(standing, own, at=at, lost=lost, whole=whole)

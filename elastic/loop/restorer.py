@@ -24,6 +24,8 @@ from checkpoint.storage import redact
 from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
 from elastic.events import schema
 from elastic.group.form import gather_bytes
+from elastic.loop.assignment import Idle
+from elastic.loop.background_transfer import Giving
 from elastic.loop.context import Context
 from elastic.loop.phases import Phases
 from elastic.loop.saver import Position, Saver
@@ -46,6 +48,8 @@ class StateRestorer:
     saver     on the coordinator: its hand on the storage
     claim     the number under which this run writes; 0 before it is known
     save_begun_s  when this worker last took part in a save, on the clock time.monotonic()
+    giving  what newcomers of this view still receive from this worker
+    idle    these newcomers, in their first step
     """
 
     identity: identities.Identity
@@ -61,6 +65,8 @@ class StateRestorer:
         self.saver: Saver | None = None
         self.save_begun_s = time.monotonic()
         self.position = Position(epoch=0, step=0)
+        self.giving: Giving | None = None
+        self.idle = Idle()
         self._told_hub: dict[str, Any] | None = None
         self._accepted: list[str] = []  # fields in which the run that goes on was another
 
@@ -115,6 +121,7 @@ class StateRestorer:
         """
         group = self._view_group.group
         parts = roles(exchange_standings(group, standing))
+        self.giving, self.idle = None, Idle()
         if self._context.live is not None:
             self._context.live.entered()
             self.tell_where_the_hub_is()
@@ -138,7 +145,8 @@ class StateRestorer:
         begun_s = time.monotonic()
         objects = self._train_state.objects()
         rewound = self._train_state.applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
-        ahead, state, moved = pass_on(group, parts, side_state, rewound or objects)
+        passed = pass_on(group, parts, side_state, rewound or objects, self._train_state.applied.weights)
+        ahead, state, self.giving = passed.side_state, passed.state, passed.giving
         if ahead is not None:
             self.position = Position(**ahead["position"])
             self._claimed = checkpoint.Claim.from_document(ahead["claim"])
@@ -147,11 +155,19 @@ class StateRestorer:
             self._apply(state)
             self._train_state.applied.note()
             step, epoch = self.position.step, self.position.epoch
-            self._tell_transfer("takes", step, moved, begun_s)
+            self._tell_transfer("takes", step, passed.nbytes, begun_s)
             self._events.emit(schema.Loaded(step=step, epoch=epoch, from_claim=self.claim, accepted=[]))
-        elif moved and standing.step is not None:
-            self._tell_transfer("gives", standing.step, moved, begun_s)
-        self._learn_claim(self._view_group.claim)
+        elif passed.nbytes and standing.step is not None:
+            tell = partial(self._tell_transfer, "gives", standing.step, passed.nbytes, begun_s)
+            if self.giving is not None:
+                self.giving.on_finish = tell
+            else:
+                tell()
+        if parts.follows:
+            self.idle = Idle(
+                step=self.position.step if standing.step is None else standing.step, ranks=frozenset(parts.need_state)
+            )
+        self.learn_claim(self._view_group.claim)
         if group.rank == 0:
             self.take_over_saving()
         if self.saver is not None:
@@ -227,11 +243,13 @@ class StateRestorer:
             return newest.document() if newest is not None else None
         return None
 
-    def _learn_claim(self, known: dict[str, Any] | None) -> None:
+    def learn_claim(self, known: dict[str, Any] | None) -> None:
         """The hub's word: a worker may have taken a newer one for a view that is ours, too."""
         if known is not None and (self._claimed is None or int(known["claim"]) > self._claimed.number):
             self._claimed = checkpoint.Claim.from_document(known)
             self._events.context(claim=self.claim)
+            if self.saver is not None:
+                self.saver.adopt(self._claimed)
 
     def _look(self) -> checkpoint.Checkpointer:
         return checkpoint.Checkpointer(self._config.url, storage_options=self._config.storage_options or None)

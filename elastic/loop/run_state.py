@@ -83,9 +83,15 @@ class RunState:
         self.agreed = agreed
         self.agreements = {}
 
-    def standing(self, *, rewinds: bool) -> Standing:
-        """See Standing.rewinds."""
-        return Standing(step=self.step, agreements=len(self.agreements), torn=self.updating, rewinds=rewinds)
+    def standing(self, *, rewinds: bool, steady: bool) -> Standing:
+        """See Standing."""
+        return Standing(
+            step=self.step,
+            agreements=len(self.agreements),
+            torn=self.updating,
+            rewinds=rewinds,
+            steady=steady and self.at_boundary and self.in_loop and not self.finished,
+        )
 
     def side_state(self, claim: dict[str, object]) -> Tree:
         """What a worker must know beside the state to stand where this one stands."""

@@ -15,16 +15,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 
 from checkpoint import linux
 from elastic.data.data_plan import Examples
-from elastic.data.loader import Loader
+from elastic.data.loader import Loader, read_once
 from elastic.errors import PeerLost
 from elastic.events import schema
 from elastic.events.timing import age_s
 from elastic.group.form import Group
+from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import assign_shares, micro_batches
 from elastic.loop.context import Context
 from elastic.loop.exchange import Exchange
@@ -65,6 +67,7 @@ class Session:
         self._abruptly = False
         self.step_plan = lru_cache(maxsize=64)(config.plan.step)
         self.compiling: Compiling | None = None
+        self._memory = WarmMemory()
         self.side_state_of_those_ahead: Tree | None = None
         self._newest_claim: dict[str, object] | None = None
         self.trained = Trained(config.models, config.optimizers, config.check, config.rebuild)
@@ -193,11 +196,16 @@ class Session:
         live.view_is_over(step=standing.step, at=at, lost=lost, whole=whole, torn=standing.torn)
         self.view_group.enter(step=standing.step)
         side_state_of_those_ahead = self.restorer.from_peers_or_storage(standing, side_state)
-        self.exchange.close()
-        self.exchange = Exchange(
-            self._config, self.group, self.trained, self.train_state.attributes, self.phases.waiting
-        )
+        self.exchange.close(in_order=not lost)
+        self.exchange = self._new_exchange()
         return side_state_of_those_ahead
+
+    def read_beside(self, examples: Examples) -> Any:
+        """A batch of these that nobody counts: not the loader's, and not observed."""
+        config = self._config
+        return read_once(
+            config.dataset, examples, seed=config.plan.seed, collate_fn=config.collate_fn, to=config.device
+        )
 
     def read_from(self, first: int) -> None:
         """Points the loader at what this worker reads in the present view, from step `first` to the run's end."""
@@ -227,7 +235,7 @@ class Session:
 
     def _prepare(self) -> None:
         config = self._config
-        self.exchange = Exchange(config, self.group, self.trained, self.train_state.attributes, self.phases.waiting)
+        self.exchange = self._new_exchange()
         self.on_close(self._close_exchange)
         self.loader = Loader(
             config.dataset,
@@ -244,6 +252,19 @@ class Session:
         if config.scaler is not None:
             config.scaler.scale(torch.zeros((), device=config.device))  # an idle rank needs its scale, too
         self.read_from(self.restorer.position.step)
+
+    def _new_exchange(self) -> Exchange:
+        restorer, attributes = self.restorer, self.train_state.attributes
+        return Exchange(
+            self._config,
+            self.group,
+            self.trained,
+            attributes,
+            self.phases.waiting,
+            self._memory,
+            restorer.giving,
+            restorer.idle,
+        )
 
     def _on_the_terminal(self) -> Callable[[Status], None]:
         """Where this worker shows the status itself: what takes it."""
@@ -267,7 +288,9 @@ class Session:
 
     def _requests(self, first: int, rank: int, world_size: int) -> Iterator[Examples]:
         config = self._config
+        idle = self.restorer.idle
         for index in range(first, config.plan.total_steps):
             plan = self.step_plan(index)
-            for batch in assign_shares(config, len(plan.sizes), world_size)[rank].batches:
-                yield from micro_batches(config, plan, batch, world_size)
+            assignment = assign_shares(config, len(plan.sizes), world_size, idle.at(index))[rank]
+            for batch in assignment.batches:
+                yield from micro_batches(config, plan, batch, assignment.blocks)

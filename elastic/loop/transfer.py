@@ -3,6 +3,8 @@
     every rank says where it stands  ->  `roles` decides, the same on every rank  ->  each rank that holds the
     newest state sends a part of it to each that does not
 
+To newcomers the weights, which are most of a state, follow while the others compute (background_transfer.py).
+
 Promises  afterwards all ranks stand at the same step, with the same bytes, and know the same agreements.
           A torn state is never given: a rank that failed inside an update takes the state of one that did not.
           Nothing is applied before all of it has arrived: a fault in the transfer leaves every rank as it was.
@@ -25,10 +27,12 @@ import torch
 import checkpoint
 from elastic.group.form import Group, Work, gather_bytes
 from elastic.group.layout import dense
+from elastic.loop.background_transfer import PIECE, Giving, Piece, pieces, take
 from elastic.state.train_state import Tree
+from elastic.state.weights import Weights
 
 _ALIGNED = 64
-_PIECE = 4 << 20
+_FOLLOWS_BYTES = 256  # smaller tensors come at once: each that follows is a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +41,14 @@ class Standing:
     agreements  how many were made since
     torn        failed inside an update
     rewinds     can give the state as the last update left it, to one that still has to run the code after that step
+    steady      between two steps the script writes to no weights, as far as is known, and there is a next step
     """
 
     step: int | None
     agreements: int = 0
     torn: bool = False
     rewinds: bool = True
+    steady: bool = False
 
     @property
     def holds_a_state(self) -> bool:
@@ -56,6 +62,7 @@ class Roles:
     rewound   those who need the state lost the exchange of the step that it comes from, and get it as that step's
               update left it
     stranded  cannot be given that: they end, and come back as newcomers
+    follows   those who need the state are newcomers, and get the weights while the donors compute
     """
 
     donors: tuple[int, ...]
@@ -63,6 +70,7 @@ class Roles:
     need_side_state: tuple[int, ...]
     rewound: bool = False
     stranded: tuple[int, ...] = ()
+    follows: bool = False
 
 
 def roles(standings: Sequence[Standing]) -> Roles | None:
@@ -81,6 +89,7 @@ def roles(standings: Sequence[Standing]) -> Roles | None:
         need_side_state=tuple(rank for rank, at in enumerate(holding) if at != best),
         rewound=bool(behind),
         stranded=() if rewinding else behind,
+        follows=bool(need_state) and not behind and all(standings[rank].steady for rank in donors),
     )
 
 
@@ -89,16 +98,29 @@ def exchange_standings(group: Group, standing: Standing) -> list[Standing]:
     return [Standing(**json.loads(packed)) for packed in gather_bytes(group, json.dumps(asdict(standing)).encode())]
 
 
-def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree) -> tuple[Tree | None, Tree | None, int]:
-    """(side state, state, bytes that went to each who lacked the state); the first two for those who need them.
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """
+    side_state, state  for those who need them
+    nbytes  that went, or go, to each who lacked the state
+    giving  on donors, what is still on its way
+    """
 
-    Raises PeerLost.
+    side_state: Tree | None = None
+    state: Tree | None = None
+    nbytes: int = 0
+    giving: Giving | None = None
+
+
+def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: Weights) -> Passed:
+    """Raises PeerLost.
 
     side_state  the first donor's, on every rank what it has itself: small plain values
     state       likewise: large, stateful objects allowed
+    weights     which of its tensors can follow
     """
     if not parts.need_side_state:  # a peer was lost and nobody is behind: this delays the step that is redone
-        return None, None, 0
+        return Passed()
     tensors: dict[str, torch.Tensor] = {}
     header = b""
     first = parts.donors[0]
@@ -106,10 +128,15 @@ def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree) -> tuple[
         packed, small = checkpoint.encode(side_state)
         document, tensors = checkpoint.encode(state)
         if group.rank == first:
-            kinds = {name: _described(tensor) for name, tensor in tensors.items()}
-            values = {name: [_kind(t), t.tolist()] for name, t in small.items()}
+            held = weights.memory() if parts.follows else frozenset()
             header = json.dumps(
-                {"side_state": packed, "values": values, "document": document, "tensors": kinds}
+                {
+                    "side_state": packed,
+                    "values": {name: [_kind(t), t.tolist()] for name, t in small.items()},
+                    "document": document,
+                    "tensors": {name: _described(tensor) for name, tensor in tensors.items()},
+                    "follow": [name for name, tensor in tensors.items() if _can_follow(tensor, held)],
+                }
             ).encode()
     answer = json.loads(gather_bytes(group, header)[first])
     new_side_state = None
@@ -117,12 +144,35 @@ def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree) -> tuple[
         small = {name: torch.tensor(v, dtype=getattr(torch, kind)) for name, (kind, v) in answer["values"].items()}
         new_side_state = checkpoint.decode(answer["side_state"], small)
     if not parts.need_state:
-        return new_side_state, None, 0
-    layout, total = _layout(answer["tensors"])
-    received = _stream(group, parts, tensors, layout, total)
+        return Passed(side_state=new_side_state)
+    follow = {name: answer["tensors"].pop(name) for name in answer["follow"]}
+    layout, at_once = _layout(answer["tensors"])
+    received = _stream(group, parts, tensors, layout, at_once)
+    following, later = _layout(follow)
+    nbytes = at_once + later
+    given = dict(
+        zip(parts.donors, pieces({name: one.nbytes for name, one in following.items()}, len(parts.donors)), strict=True)
+    )
+    giving = None
+    if follow and group.rank in parts.donors:
+        flats = {name: _flat(tensors[name]) for name in follow}
+        giving = Giving(group, parts.need_state, given[group.rank], flats, weights.watched())
     if received is None:
-        return new_side_state, None, total
-    return new_side_state, dict(checkpoint.decode(answer["document"], received)), total
+        return Passed(side_state=new_side_state, nbytes=nbytes, giving=giving)
+    if follow:
+        received |= _taken(group, given, following)
+    state = dict(checkpoint.decode(answer["document"], received))
+    return Passed(side_state=new_side_state, state=state, nbytes=nbytes)
+
+
+def _can_follow(tensor: torch.Tensor, held: frozenset[int]) -> bool:
+    return tensor.nbytes >= _FOLLOWS_BYTES and tensor.untyped_storage().data_ptr() in held
+
+
+def _taken(group: Group, given: dict[int, list[Piece]], layout: dict[str, _Place]) -> dict[str, torch.Tensor]:
+    into = {name: place.empty() for name, place in layout.items()}
+    take(group, given, {name: _flat(tensor) for name, tensor in into.items()})
+    return into
 
 
 def _stream(
@@ -137,10 +187,10 @@ def _stream(
     flats = {name: _flat(tensor) for name, tensor in tensors.items()}
     into = {name: place.empty() for name, place in layout.items()} if receives else {}
     flats_into = {name: _flat(tensor) for name, tensor in into.items()}
-    packed = [torch.empty(_PIECE * len(parts.need_state) if tensors else 0, dtype=torch.uint8) for _ in range(2)]
-    arrived = [torch.empty(_PIECE * len(ranges) if receives else 0, dtype=torch.uint8) for _ in range(2)]
+    packed = [torch.empty(PIECE * len(parts.need_state) if tensors else 0, dtype=torch.uint8) for _ in range(2)]
+    arrived = [torch.empty(PIECE * len(ranges) if receives else 0, dtype=torch.uint8) for _ in range(2)]
     on_its_way: tuple[Work, torch.Tensor, dict[int, tuple[int, int]]] | None = None
-    rounds = -(-max(stop - start for start, stop in ranges.values()) // _PIECE)
+    rounds = -(-max(stop - start for start, stop in ranges.values()) // PIECE)
     for number in range(rounds + 1):
         before = on_its_way
         if number < rounds:
@@ -165,7 +215,7 @@ def _stream(
 
 
 def _piece(start: int, stop: int, number: int) -> tuple[int, int]:
-    return min(start + number * _PIECE, stop), min(start + (number + 1) * _PIECE, stop)
+    return min(start + number * PIECE, stop), min(start + (number + 1) * PIECE, stop)
 
 
 @dataclass(frozen=True)

@@ -21,24 +21,51 @@ from elastic.events.event import ABSENT
 from elastic.group.sums import Agreed
 from elastic.loop.session import Session
 from elastic.loop.step import Step
+from elastic.loop.step_in_hand import StepInHand
 
 
 class Update:
     """The only place that changes the model.
 
     compute  what is done with exact gradients
+    also     is called as part of it, at its end: the functions given to `on_apply`, if any
     """
 
-    def __init__(self, session: Session, compute: Callable[[Step], None]) -> None:
+    def __init__(
+        self, session: Session, compute: Callable[[Step], None], also: Callable[[Step | StepInHand], bool]
+    ) -> None:
         self._session = session
         self._context = session.context
         self._state = session.state
         self._compute = compute
+        self._also = also
 
     def __call__(self, step: Step, agreed: Agreed) -> None:
         self._open()
         self._compute(step)
+        self._also(step)
         self._close(agreed)
+        if self._context.live is not None:
+            self._session.train_state.applied.note()
+        step.in_hand.applied = True
+        self._commit(step.in_hand)
+
+    def begin_own(self) -> None:
+        """Of a loop that updates by its own code.
+
+        What that changes beside the models and their optimizers is noted as it is now: a worker that takes the step
+        over goes on right here, and runs that code itself.
+        """
+        self._open()
+        if self._context.live is not None:
+            self._session.train_state.applied.note_surroundings()
+
+    def end_own(self, step: StepInHand, agreed: Agreed) -> None:
+        also = self._also(step)
+        self._close(agreed)
+        if self._context.live is not None:
+            self._session.train_state.applied.note_own_update(also=also)
+        step.applied = True
         self._commit(step)
 
     def _open(self) -> None:
@@ -50,11 +77,9 @@ class Update:
 
     def _close(self, agreed: Agreed) -> None:
         self._state.step += 1
-        if self._context.live is not None:
-            self._session.train_state.applied.note()
         self._state.end_update(agreed)
 
-    def _commit(self, step: Step) -> None:
+    def _commit(self, step: StepInHand) -> None:
         self._context.progress.step_done()
         shares = self._session.exchange.assignment.shares
         coordinates = self._session.view_group.rank == 0

@@ -687,7 +687,7 @@ class Hub:
     def _may_go_on(self, now_s: float) -> bool:
         """Nobody trains here: whether nobody does elsewhere either, who would be in our way."""
         verdict = self._going_on.verdict(now_s, self._nodes)
-        survivors = self._survivors()
+        survivors = [worker for worker in self._survivors() if worker.has_a_step]
         if isinstance(verdict, GoOn) or (isinstance(verdict, Claim) and not survivors):
             self._stays = None
             return True  # newcomers claim the run's storage as they begin from it
@@ -754,7 +754,7 @@ class Hub:
         worker = self._workers[id]
         if worker.last_request != f"save {self.generation}":
             worker.last_request = f"save {self.generation}"
-            self._say(worker, Save(generation=self.generation))
+            self._say(worker, Save(generation=self.generation, claim=self._going_on.claim))
 
     def _enough_nodes(self, there: Iterable[Worker]) -> bool:
         """For a view; a run that is finished needs none but those who are left."""
@@ -794,6 +794,11 @@ class Hub:
         if self._stands_still(now_s, survivors):
             self._decide(now_s)
             return
+        holders = [worker for worker in survivors if worker.has_a_step]
+        if holders:  # who has not received the state from them before the view broke joins as a newcomer
+            for worker in survivors:
+                worker.status = worker.status if worker.has_a_step else WorkerStatus.READY
+            survivors, newcomers = holders, self._newcomers()
         chosen = next_view([worker.candidate() for worker in survivors], [worker.candidate() for worker in newcomers])
         self._publish(now_s, [self._workers[candidate.worker] for candidate in chosen])
         self._decide(now_s)

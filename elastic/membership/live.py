@@ -100,6 +100,7 @@ class Live:
     """The channel to the agent. Open from the start of the process to its end; see the module's docstring.
 
     leave     why this worker should leave, once somebody says so
+    claim     the run's newest, as the hub knew it when it last asked this worker to save
     on_broken called in the channel's thread when the present view is broken
     on_hub_moved  called there on the coordinator, with where the hub is now
     on_moved_on   called there when the run has gone on without this worker, with the reason: it is to end at once
@@ -121,6 +122,7 @@ class Live:
         self._identity: tuple[Any] | None = None  # the run's, where it is another
         self._gone = False
         self.leave: str | None = None
+        self.claim: Message | None = None
         self.on_broken: Callable[[], None] | None = None
         self.on_hub_moved: Callable[[Message], None] | None = None
         self.on_moved_on: Callable[[str], None] | None = None
@@ -315,8 +317,8 @@ class Live:
                     broken = self._broken >= self._generation
                 case Regroup(generation=generation):
                     self._regroup = generation
-                case Save(generation=generation):
-                    self._asked = generation
+                case Save(generation=generation, claim=claim):
+                    self._asked, self.claim = generation, claim or self.claim
                 case TakeClaim():
                     self._claim = said
                 case HubAt(hub=hub):

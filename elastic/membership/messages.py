@@ -406,9 +406,13 @@ class Regroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """What this worker holds, before it goes or the next view comes: nobody else holds it."""
+    """What this worker holds, before it goes or the next view comes: nobody else holds it.
+
+    claim  the run's newest, to save under: another worker of this node may have taken it; None: that of its view
+    """
 
     generation: int
+    claim: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,11 @@ class Worker:
     safe: bool = False  # released, and what it holds is not lost with it
     within: int = 0  # the generation of the view that it was told of last
 
+    @property
+    def has_a_step(self) -> bool:
+        """Not one whose view broke before it had received the state."""
+        return self.step >= 0
+
     def stands(self, said: ViewIsOver | Leaving) -> None:
         self.step, self.whole, self.torn = said.step, said.whole, said.torn
 

@@ -15,7 +15,8 @@ elements, evenly spread: what changes fewer than that of a large tensor, by such
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,17 +82,44 @@ class Applied:
 
     def note(self) -> None:
         """The end of an update."""
-        for name, thing in self._changeable.items():
+        self.note_surroundings()
+        self.weights.note()
+
+    def note_surroundings(self) -> None:
+        """As `note`, without the weights."""
+        self._note_objects(self._changeable)
+        for name, optimizer in self._optimizers.items():
+            self._settings[name] = [_settings(group) for group in optimizer.param_groups]
+        self._note_modules()
+
+    @contextmanager
+    def stepping(self, name: str) -> Iterator[None]:
+        """An optimizer's own step, after `note_surroundings`: what it sets in its groups belongs to the update."""
+        groups = self._optimizers[name].param_groups
+        before = [_settings(group) for group in groups]
+        yield
+        for kept, then, group in zip(self._settings.get(name, ()), before, groups, strict=False):
+            now = _settings(group)
+            kept |= {key: value for key, value in now.items() if key not in then or not _equal(value, then[key])}
+
+    def note_own_update(self, *, also: bool) -> None:
+        """After `note_surroundings`: the update is over. also: functions of the script's were part of it"""
+        if also:
+            self._note_objects({name: thing for name, thing in self._changeable.items() if name.startswith("extra.")})
+            self._note_modules()
+        self.weights.note()
+
+    def _note_objects(self, objects: Mapping[str, Any]) -> None:
+        for name, thing in objects.items():
             document, tensors = checkpoint.encode(thing.state_dict())
             kept = _Kept(document, tensors, {key: mark(tensor) for key, tensor in tensors.items()})
             kept.copies = {key: tensor.clone() for key, tensor in tensors.items() if (name, key) in self._lively}
             self._kept[name] = kept
-        for name, optimizer in self._optimizers.items():
-            self._settings[name] = [_settings(group) for group in optimizer.param_groups]
+
+    def _note_modules(self) -> None:
         self._set, self._eval = self._trained.now(), self._modes.now()
         self._plain = self._attributes.state_dict()
         self._buffers.note(self._modules())
-        self.weights.note()
 
     def look(self) -> None:
         """The beginning of the next update: what has changed since `note`, the script's own code has changed."""
@@ -159,6 +187,14 @@ def mark(tensor: torch.Tensor) -> Mark:
     flat = tensor.detach().reshape(-1)
     some = flat[:: max(1, flat.numel() // _LOOKED_AT)].clone()  # after numpy() a tensor can never be resized again
     return tensor._version, xxhash.xxh3_64_intdigest(some.view(torch.uint8).numpy().data)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return type(one) is type(other) and (one is other or one == other)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Where a run ends (epochs, steps), how often it saves and how its data is loaded are no part of it: they
 change when the run finishes, never what a step computes. (Under last_batch="carry" the end of the run cuts
-its last step short, so there `epochs` is part of it.) The script's own code and the data's content are not
-looked at.
+its last step short, so there `epochs` is part of it.) The script's own code is not looked at, and of the data's
+content what the data set says of it (`data_identity()`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elastic.state.processor import libraries, processor
 Identity = dict[str, Any]
 
 _OF_GPU = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic")
-_ADDED = frozenset({"compiler", "processor", "processor_settings", "libraries"})
+_ADDED = frozenset({"compiler", "dataset", "processor", "processor_settings", "libraries"})
 """Fields that identities of earlier versions do not have: such a one says nothing about them, and is not refused."""
 _OF_DEVICES = (*_OF_GPU, "cpu_capability", "processor", "processor_settings", "libraries")
 
@@ -72,7 +72,7 @@ def identity(
     return dict(json.loads(json.dumps(found)))  # as it will be read back: tuples are lists
 
 
-NEVER_ACCEPTED = frozenset({"seed", "batch_size", "dataset_length", "last_batch", "epochs"})
+NEVER_ACCEPTED = frozenset({"seed", "batch_size", "dataset_length", "last_batch", "order", "epochs"})
 """Fields that say which examples a step reads. With another value a run would skip some and repeat others."""
 
 

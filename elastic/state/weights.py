@@ -6,7 +6,7 @@ the step over would run that code once more, so such a state is not given to it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,17 @@ class Weights:
         self._trained = trained
         self._noted: list[tuple[Any, int]] | None = None
         self._between = False
+        self._unsteady = False
         self._before: dict[int, tuple[torch.nn.Parameter, torch.Tensor]] = {}
+
+    def memory(self) -> frozenset[int]:
+        """Where they lie: the addresses of their storages."""
+        return frozenset(tensor.untyped_storage().data_ptr() for tensor, _ in self._now())
+
+    @property
+    def steady(self) -> bool:
+        """Whether nothing has written to them between updates so far, as far as `written` was asked."""
+        return self._noted is not None and not self._unsteady and not self.written()
 
     def note(self) -> None:
         """The end of an update."""
@@ -40,14 +50,31 @@ class Weights:
             self._before[id(parameter)] = parameter, DATA.__get__(parameter).clone()
 
     def written(self) -> bool:
-        if self._noted is None:
-            return False
+        written = self._noted is not None and self._differ(self._noted)
+        self._unsteady |= written and self._between
+        return written
+
+    def watched(self) -> Callable[[], bool]:
+        """Tells, in any thread, whether what there is now has been written to since."""
+        noted = self._now()
+
+        def written() -> bool:
+            found = any(tensor._version != version for tensor, version in noted) or self._written_through_data()
+            self._unsteady |= found
+            return found
+
+        return written
+
+    def _differ(self, noted: list[tuple[Any, int]]) -> bool:
         now = self._now()
-        if len(now) != len(self._noted) or any(
-            one is not other or version != then for (one, version), (other, then) in zip(now, self._noted, strict=True)
+        if len(now) != len(noted) or any(
+            one is not other or version != then for (one, version), (other, then) in zip(now, noted, strict=True)
         ):
             return True
-        return not all(same(before, DATA.__get__(parameter)) for parameter, before in self._before.values())
+        return self._written_through_data()
+
+    def _written_through_data(self) -> bool:
+        return not all(same(before, DATA.__get__(parameter)) for parameter, before in [*self._before.values()])
 
     def _now(self) -> list[tuple[Any, int]]:
         tensors = [

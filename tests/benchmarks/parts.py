@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import elastic
-import elastic.loop.step
+import elastic.loop.step_in_hand
 import elastic.loop.update
 import elastic.run
 from elastic.group.form import Work
@@ -35,9 +35,9 @@ def of_run(run: elastic.Run, workload: Any) -> list[Timed]:
     gradients, buffers = session.exchange.gradients, session.exchange.buffers
     return [
         (session.loader, "next", "data"),
-        (elastic.loop.step, "pieces", "data"),
-        (elastic.loop.step, "seed_streams", "seeds"),
-        (elastic.loop.step, "share_seed", "seeds"),
+        (elastic.loop.step_in_hand, "pieces", "data"),
+        (elastic.loop.step_in_hand, "seed_streams", "seeds"),
+        (elastic.loop.step_in_hand, "share_seed", "seeds"),
         (workload, "loss", "forward"),
         (torch.autograd, "backward", "backward"),
         (gradients, "begin", "merge"),

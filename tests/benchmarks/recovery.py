@@ -40,6 +40,7 @@ SETTLED_STEPS = 8
 CALM_STEPS = 40
 APART_S = 1.5  # one fault at a time: until then the agent has forked the next spare process
 BIG = ["--width=4900", "--batch-size=16"]
+AWAY = [*BIG, "--away=0.3"]
 PARTS_BESIDE = 3  # in a table of 80 columns
 
 
@@ -70,12 +71,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Big:
-    """Joins with a large model: seconds of the survivors' pause beyond a step, of the transfer, and its bytes; seconds
-    that gloo and TCP alone take for as many bytes between as many processes."""
+    """Joins with a large model: seconds of the survivors' pauses (recovery_events.py), where steps take all processors
+    and where they leave them idle; of the transfer, and its bytes; seconds that gloo and TCP alone take for as many
+    bytes between as many processes."""
 
     workers: int
     size: int
-    pauses: list[float]
+    busy: list[tuple[float, float]]
+    away: list[tuple[float, float]]
     transfers: list[float]
     gloo: list[float]
     tcp: list[float]
@@ -156,17 +159,25 @@ class Bench:
                 part.costs.append(watched.events.cost(at, step, before, after.workers, after, ended=ended))
 
     def large(self, count: int, workers: int = 3) -> None:
-        pauses, transfers, size = [], [], 0
-        with running([*ONE_NODE, f"--nproc-per-node={workers}"], BIG) as watched:
-            for _ in progress("a large state", range(count)):
-                cost = self._fault(watched, workers, kill)
-                transfer = next(event for event in reversed(watched.events.others) if event["event"] == "transfer")
-                assert cost.join is not None
-                pauses.append(cost.join)
-                transfers.append(transfer["seconds"])
-                size = transfer["bytes"]
+        busy, transfers, size = self._joins("a large state", BIG, count, workers)
+        away, _, _ = self._joins("a large state, steps on an accelerator", AWAY, count, workers)
         gloo, tcp = (loopback.seconds(kind, workers, size) for kind in ("gloo", "tcp"))
-        self.big = Big(workers, size, pauses, transfers, gloo, tcp)
+        self.big = Big(workers, size, busy, away, transfers, gloo, tcp)
+
+    def _joins(
+        self, what: str, arguments: list[str], count: int, workers: int
+    ) -> tuple[list[tuple[float, float]], list[float], int]:
+        """Seconds of pauses and of transfers, and a transfer's bytes."""
+        pauses, transfers, size = [], [], 0
+        with running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments, observed=True) as watched:
+            for _ in progress(what, range(count)):
+                cost = self._fault(watched, workers, kill)
+                took = next(event for event in reversed(watched.events.others) if event.get("role") == "takes")
+                assert cost.pauses is not None
+                pauses.append(cost.pauses)
+                transfers.append(took["seconds"])
+                size = took["bytes"]
+        return pauses, transfers, size
 
     def _fault(
         self,
@@ -312,7 +323,10 @@ def big_table(big: Big) -> Table:
     for column in ("", "seconds, median (least)", "GB/s", "÷ gloo alone", "÷ TCP alone"):
         table.add_column(column, justify="left" if not column else "right")
     rows = {
-        "the survivors' pause beyond a step": big.pauses,
+        "survivors, until they compute again": [at_boundary for at_boundary, _ in big.busy],
+        "then, waiting for the newcomer": [waited for _, waited in big.busy],
+        "as on an accelerator: until they compute again": [at_boundary for at_boundary, _ in big.away],
+        "then, waiting for it": [waited for _, waited in big.away],
         "the transfer, until applied": big.transfers,
         "gloo send/recv alone": big.gloo,
         "TCP alone": big.tcp,
@@ -321,7 +335,8 @@ def big_table(big: Big) -> Table:
     for name, values in rows.items():
         middle = statistics.median(values)
         spread = f"{middle:.2f} ({min(values):.2f})"
-        table.add_row(name, spread, f"{big.size / 1e9 / middle:.2f}", f"{middle / gloo:.2f}", f"{middle / tcp:.2f}")
+        speed = f"{big.size / 1e9 / middle:.2f}" if values in (big.transfers, big.gloo, big.tcp) else ""
+        table.add_row(name, spread, speed, f"{middle / gloo:.2f}", f"{middle / tcp:.2f}")
     return table
 
 

@@ -51,6 +51,7 @@ class Cost:
     join      the survivors' step at the boundary where that one joined, beyond the median step
     ended     to the end of the victim's process, where that was watched
     moments   to the survivors' passing of each moment, where they were noted
+    pauses    see Events.pauses, where moments were noted
     """
 
     step: float
@@ -62,6 +63,7 @@ class Cost:
     join: float | None = None
     ended: float | None = None
     moments: dict[str, float] = field(default_factory=dict)
+    pauses: tuple[float, float] | None = None
 
 
 class Events:
@@ -152,6 +154,7 @@ class Events:
             join=self.join(after, survivors) if after is not None and newcomers else None,
             ended=ended,
             moments=self._moments(at, survivors),
+            pauses=self.pauses(after, survivors) if after is not None and newcomers else None,
         )
 
     def join(self, after: View, survivors: frozenset[str]) -> float:
@@ -162,6 +165,39 @@ class Events:
             earlier = max(applied.t for applied in self.applied[worker] if applied.t < joined.t)
             longest = max(longest, joined.t - earlier)
         return longest - self.median_step(after)
+
+    def pauses(self, after: View, survivors: frozenset[str]) -> tuple[float, float] | None:
+        """(at the boundary at which others joined, the survivors' longest time until they computed again; how much
+        longer they then waited for those others in the exchange). None: the run is not observed."""
+        newcomers = after.workers - survivors
+        if not any(event["event"] == "moments" for event in self.others):
+            return None
+        first = {worker: self._first_step(worker, after.place) for worker in after.workers}
+        boundaries = []
+        for worker in survivors:
+            passed, joined = first[worker], self._in(worker, after.place)[0]
+            earlier = max(applied.t for applied in self.applied[worker] if applied.t < joined.t)
+            boundaries.append(passed["data"] - earlier)
+        exchanges = [max(first[worker]["exchange"] for worker in group) for group in (survivors, newcomers)]
+        return max(boundaries), max(0.0, exchanges[1] - exchanges[0])
+
+    def _first_step(self, worker: str, place: Place) -> dict[str, float]:
+        """When it first passed each moment, from the forming of this view on."""
+        applied = self._in(worker, place)[0]
+        event = min(
+            (
+                one
+                for one in self.others
+                if one["event"] == "moments" and one["worker"] == worker and one["t"] >= applied.t
+            ),
+            key=lambda one: float(one["t"]),
+        )
+        formed = max(t for moment, t in event["passed"] if moment == "form")
+        passed: dict[str, float] = {}
+        for moment, t in event["passed"]:
+            if t >= formed:
+                passed.setdefault(moment, t)
+        return passed
 
     def _moments(self, at: float, survivors: frozenset[str]) -> dict[str, float]:
         """The last survivor's first passing of each, on the way to its first step after `at`."""

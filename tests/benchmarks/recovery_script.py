@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=640, help="640: about 1 M parameters; 4,900: about 50 M")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--away", type=float, default=0.0, help="seconds asleep in each share, as if on an accelerator")
     options = parser.parse_args()
     told: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _frame: told.append(number))
@@ -60,6 +61,7 @@ def main() -> None:
             for points, labels in step:
                 if told:
                     raise RuntimeError(f"raised at {time.time()!r}")  # recovery_events.py reads it there
+                time.sleep(options.away)
                 loss = F.cross_entropy(model(points), labels, reduction="sum")
                 step.backward(loss, count=len(labels))
 

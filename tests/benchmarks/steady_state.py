@@ -4,9 +4,10 @@
 
 For each network and number of workers, steps of Run and of its peers alternate in one process (throughput.py): mode
 "exact" with the loop that accumulates as many micro-batches per step, "fast" with the loop that takes its whole
-batch at once. A ratio is one peer's time over Run's in neighbouring blocks: above 1, Run is the faster one. The table
-gives the median of the pairs and their quartiles, on the wall clock and in CPU time, which other users of the machine
-disturb less. The aim is 0.95 or better, and 1.0 with one worker.
+batch at once, and a loop over run.batches(), "plain", with the loop over steps. A ratio is one peer's time over Run's
+in neighbouring blocks: above 1, Run is the faster one. The table gives the median of the pairs and their quartiles, on
+the wall clock and in CPU time, which other users of the machine disturb less. The aim is 0.95 or better, and 1.0 with
+one worker.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ from tests.benchmarks.underway import interruptible, progress
 ROOT = Path(__file__).resolve().parents[2]
 CYCLES = {"digits": 60, "gpt": 12}
 CYCLES_QUICK = {"digits": 16, "gpt": 3}
-COMPARED = (("exact", "exact", "accumulated"), ("exact", "exact", "whole"), ("fast", "fast", "whole"))
+COMPARED = (
+    ("exact", "exact", "accumulated"),
+    ("exact", "exact", "whole"),
+    ("exact", "exact, plain", "exact"),
+    ("fast", "fast", "whole"),
+    ("fast", "fast, plain", "fast"),
+)
 WITHIN_S = 900.0  # for one network at one number of workers
 
 
@@ -100,7 +107,7 @@ def ratios_table(found: Mapping[str, Any]) -> Table:
             blocks = result[part]["seconds"][ours]
             step_ms = 1e3 * statistics.median(wall for wall, _ in blocks) / result[part]["steps_per_block"]
             wall, cpu = (ratios(result[part], ours, peer, clock) for clock in (0, 1))
-            beside = f"{ours}, {'loop' if workers == '1' else 'DDP'} {peer}"
+            beside = f"{ours}, {'Run' if peer == part else 'loop' if workers == '1' else 'DDP'} {peer}"
             table.add_row(f"{name} {workers}", beside, f"{step_ms:.1f}", _spread(wall), _spread(cpu))
     return table
 

@@ -101,7 +101,45 @@ class Elastic:
             step.add(loss=loss)
 
 
-def opened(workload: Workload, mode: Any, url: str) -> elastic.Run:
+class Plain:
+    """A loop over run.batches(), batch by batch until a step is applied."""
+
+    def __init__(self, run: elastic.Run, workload: Workload) -> None:
+        self._run = run
+        self._model = run.model
+        (self._optimizer,) = run.optimizers.values()
+        self._workload = workload
+        self._batches = run.batches()
+
+    def step(self) -> float:
+        while self._body():
+            if self._run.stepped:
+                return float(self._run.sums["loss"])
+        raise RuntimeError("the run has ended")
+
+    def finish(self) -> None:
+        while self._body():
+            pass
+
+    def _body(self) -> bool:
+        batch = next(self._batches, None)
+        if batch is None:
+            return False
+        inputs, targets = batch
+        loss = self._workload.loss(self._model, inputs, targets)
+        self._run.add(loss=loss.detach())
+        torch.autograd.backward(loss / targets.numel())
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), CLIP)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return True
+
+
+def counted(batch: tuple[torch.Tensor, torch.Tensor]) -> int:
+    return batch[1].numel()
+
+
+def opened(workload: Workload, mode: Any, url: str, **options: Any) -> elastic.Run:
     elastic.seed(0)
     model = workload.make()
     return elastic.Run(
@@ -113,9 +151,9 @@ def opened(workload: Workload, mode: Any, url: str) -> elastic.Run:
         virtual_workers=VIRTUAL_WORKERS,
         last_batch="drop",
         steps=ENDLESS,
-        clip_grad_norm=CLIP,
         save_every=ENDLESS,
         mode=mode,
+        **options,
     )
 
 
@@ -154,16 +192,22 @@ def measured(workload: Workload, mode: str, peers: dict[str, Peer], cycles: int,
         folders: list[Any] = [folder]
         if world_size > 1:
             dist.broadcast_object_list(folders)
-        with opened(workload, mode, f"{folders[0]}/run") as run:
-            ours = Elastic(run, workload)
-            loops = {mode: ours.step} | {name: peer.step for name, peer in peers.items()}
+        with (
+            opened(workload, mode, f"{folders[0]}/run", clip_grad_norm=CLIP) as run,
+            opened(workload, mode, f"{folders[0]}/plain", count=counted) as plain_run,
+        ):
+            ours, plain = Elastic(run, workload), Plain(plain_run, workload)
+            loops = {mode: ours.step, f"{mode}, plain": plain.step}
+            loops |= {name: peer.step for name, peer in peers.items()}
             spent = in_turns(loops, workload.block, cycles, world_size)
             watched = workload.block * min(cycles, 4)
             where = {mode: parts.measure(parts.of_run(run, workload), ours.step, watched)}
             for name, peer in peers.items():
                 where[name] = parts.measure(parts.of_peer(peer, workload), peer.step, watched)
             run.stop("measured")
+            plain_run.stop("measured")
             ours.finish()
+            plain.finish()
     return {"seconds": spent, "steps_per_block": workload.block, "parts_ms": where}
 
 

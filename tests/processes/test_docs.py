@@ -88,6 +88,7 @@ BEFORE = {
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
         dataset = test_set = [(torch.full((4,), float(i)) / 600, i % 3) for i in range(600)]
         """,
+    "docs/how-to/read-data-files.md": "",
     "docs/how-to/use-checkpoints-alone.md": """
         import torch
         model = torch.nn.Linear(4, 3)
@@ -103,6 +104,38 @@ def test_the_python_of_a_page(tmp_path: Path, page: str) -> None:
     code = code.replace("s3://bucket", str(tmp_path)).replace("model, optimizer, scheduler = ...\n", "")
     (tmp_path / "script.py").write_text("\n".join(line.strip() for line in BEFORE[page].splitlines()) + "\n" + code)
     run([sys.executable, "script.py"], tmp_path)
+
+
+def test_the_loop_that_is_kept(tmp_path: Path) -> None:
+    """docs/how-to/keep-your-loop.md, on two workers."""
+    (script,) = (block for block in blocks(HOW_TO / "keep-your-loop.md", "python") if block.title)
+    (tmp_path / script.title).write_text(script.text)
+    said = run([sys.executable, "-m", "elastic", "run", "--standalone", "--nproc-per-node=2", script.title], tmp_path)
+    assert len(re.findall(r"^epoch \d loss", said, re.MULTILINE)) == 3, said
+
+
+def test_the_mixture_of_the_page_on_orders(tmp_path: Path) -> None:
+    """docs/how-to/choose-an-order.md, on two workers."""
+    (script,) = (block for block in blocks(HOW_TO / "choose-an-order.md", "python") if block.title)
+    (tmp_path / script.title).write_text(script.text)
+    run([sys.executable, "-m", "elastic", "run", "--standalone", "--nproc-per-node=2", script.title], tmp_path)
+    assert (tmp_path / "runs/mixture/commits").is_dir()
+
+
+def test_the_ddp_loop_that_is_kept(tmp_path: Path) -> None:
+    """docs/how-to/keep-ddp.md: killed after a save, it goes on with more ranks."""
+    (script,) = (block for block in blocks(HOW_TO / "keep-ddp.md", "python") if block.title)
+    (tmp_path / script.title).write_text(script.text)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    dies = script.text.replace(
+        "if loader.step % 10 == 0:",
+        "if loader.step == 13:\n                raise SystemExit(1)\n            if loader.step % 10 == 0:",
+    )
+    (tmp_path / "dies.py").write_text(dies)
+    with pytest.raises(AssertionError, match="epoch 0 step 10"):
+        run([*torchrun, "--nproc-per-node=2", "dies.py"], tmp_path)
+    said = run([*torchrun, "--nproc-per-node=3", script.title], tmp_path)
+    assert re.findall(r"^epoch (\d) step (\d+)", said, re.MULTILINE) == [("1", "20"), ("2", "30")], said
 
 
 def test_all_python_of_the_pages_is_python() -> None:

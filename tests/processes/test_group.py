@@ -33,6 +33,8 @@ from elastic.group.hierarchical_sum import HierarchicalSum, Sum
 from elastic.group.tree import schedule
 from elastic.group.treesum import TreeSum
 from elastic.loop.transfer import Roles, pass_on
+from elastic.state.trained import Trained
+from elastic.state.weights import Weights
 from tests.kit.ranks import Died, returned, run_ranks
 
 CPU = torch.device("cpu")
@@ -440,13 +442,21 @@ def test_the_constructors_that_torch_does_not_document_have_the_shape_that_form_
         assert found == {"default group": False, "methods": [True] * 4, "threads": 1}
 
 
-def passes_on(rank: int, world_size: int, port: int, elements: int) -> tuple[Any, bool]:
+def passes_on(rank: int, world_size: int, port: int, elements: int, follows: bool) -> tuple[Any, bool]:
     """Two of four ranks hold a state of many pieces, two need it."""
     store, group = joined(port, rank, world_size)
-    weights = {"a": torch.arange(elements, dtype=torch.float32), "b": torch.full((7,), 3, dtype=torch.int64)}
-    parts = Roles(donors=(1, 3), need_state=(0, 2), need_side_state=(0, 2))
-    word, state, received = pass_on(group, parts, {"epoch": 4}, weights if rank in parts.donors else {})
-    equal = state is not None and all(torch.equal(state[name], weights[name]) for name in weights)
+    model = torch.nn.Module()
+    model.a = torch.nn.Parameter(torch.arange(elements, dtype=torch.float32))
+    model.register_buffer("b", torch.full((7,), 3, dtype=torch.int64))
+    weights = model.state_dict()
+    parts = Roles(donors=(1, 3), need_state=(0, 2), need_side_state=(0, 2), follows=follows)
+    state = {"model": model} if rank in parts.donors else {}
+    held = Weights({}, Trained({"model": model}, {}, lambda: None))
+    passed = pass_on(group, parts, {"epoch": 4}, state, held)
+    if passed.giving is not None:
+        passed.giving.finish()
+    word, received = passed.side_state, passed.nbytes
+    equal = passed.state is not None and all(torch.equal(passed.state["model"][n], weights[n]) for n in weights)
     store.set(f"through/{rank}", "")
     store.wait([f"through/{other}" for other in range(world_size)])  # who closes hangs up on those still receiving
     group.close()
@@ -454,7 +464,8 @@ def passes_on(rank: int, world_size: int, port: int, elements: int) -> tuple[Any
     return word, equal and received >= 4 * elements
 
 
+@pytest.mark.parametrize("follows", [False, True], ids=["at once", "while others compute"])
 @pytest.mark.parametrize("elements", [1, 5_000_000])
-def test_a_state_of_many_pieces_arrives_whole_at_all_who_need_it(port: int, elements: int) -> None:
-    answers = returned(run_ranks(passes_on, 4, port, elements))
+def test_a_state_of_many_pieces_arrives_whole_at_all_who_need_it(port: int, elements: int, follows: bool) -> None:
+    answers = returned(run_ranks(passes_on, 4, port, elements, follows))
     assert answers == [({"epoch": 4}, True), (None, False), ({"epoch": 4}, True), (None, False)]

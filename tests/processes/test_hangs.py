@@ -47,7 +47,7 @@ SCRIPT = """
             run.evaluate(torch.utils.data.TensorDataset(torch.ones(9, 4), torch.ones(9, 1)), error)
             if run.world_size < 3:
                 time.sleep(0.05)
-    print("finished", run.step_index, flush=True)
+    os.write(1, f"finished {run.step_index}\\n".encode())  # at once: print writes piece by piece
 """
 
 
@@ -90,7 +90,7 @@ PAUSED = """
                 signal.pause()  # until a signal comes: the one that has its stacks printed
             if run.step_index > 5:
                 time.sleep(float(sys.argv[2]))
-    print("finished", run.step_index, os.getpid(), flush=True)
+    os.write(1, f"finished {run.step_index} {os.getpid()}\\n".encode())  # at once: print writes piece by piece
 """
 
 

@@ -53,6 +53,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "micro_batch_size": {"micro_batch_size": 2},
     "last_batch": {"last_batch": "drop"},
     "dataset_length": {"length": 60},
+    "order": {"order": elastic.orders.Sequential()},
     "clip_grad_norm": {"clip_grad_norm": 1.0},
     "buffers": {"buffers": {"1.running_mean": "keep"}},
     "mode": {"mode": "fast"},
@@ -131,6 +132,21 @@ def test_another_processor_of_the_same_capability_is_refused_by_name() -> None:
     pinned = of_here(portable=True)["processor"]
     assert pinned.keys() == here["processor"].keys() - {"model", "extensions"}
     assert {"maker", "l2_bytes"} < pinned.keys()
+
+
+def test_an_order_of_another_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that computes another order must not go on with half an epoch of this one's."""
+    with monkeypatch.context() as later:
+        later.setattr("elastic.data.order.VERSION", 2)
+        Trained(tmp_path / "run", steps=2)
+    with pytest.raises(IdentityMismatch, match=r"order\.version: 1 here, 2 there"):
+        Trained(tmp_path / "run")
+    with pytest.raises(IdentityMismatch, match=r"order: .*version.* here, null there"):
+        check({"order": {"kind": "shuffled", "version": 1}}, {}, accept=["order"], where="a checkpoint")
+    equal, rising = ([1.0] * 48, [*range(48)])
+    Trained(tmp_path / "weighted", steps=2, order=elastic.orders.Weighted(equal, replacement=True))
+    with pytest.raises(IdentityMismatch, match=r"order\.weights: \"[0-9a-f]{16}\" here, \"[0-9a-f]{16}\" there"):
+        Trained(tmp_path / "weighted", order=elastic.orders.Weighted(rising, replacement=True))
 
 
 def test_an_identity_of_an_earlier_version_is_still_read() -> None:

@@ -63,7 +63,8 @@ def test_a_worker_is_killed_at_every_moment_of_a_step(
     run = live(elastic_cluster, [*faults, Kill(0, complete("save")), Kill(0, complete("saved"))], **SLOW)
     end = judged(run, elastic_undisturbed(steps=STEPS, seed=7).events)
 
-    assert end.steps_redone <= len(faults) + 2
+    # Of each fault the step in flight; and the next one, where the one that was killed had begun it before the others.
+    assert end.steps_redone <= 2 * (len(faults) + 2)
     assert sum(event["event"] == "claimed" for event in end.events) == 1
 
 
@@ -120,7 +121,7 @@ def test_a_stopped_worker_is_replaced(elastic_cluster: MakeCluster, elastic_undi
     run = live(elastic_cluster, faults, restarts=9, **SLOW)
     end = judged(run, elastic_undisturbed(steps=STEPS, seed=7).events)
 
-    assert end.steps_redone <= len(faults)
+    assert end.steps_redone <= 2 * len(faults)
     assert end.output.count("its process is stopped; it is killed") == len(faults)
 
 
@@ -222,9 +223,9 @@ def test_all_are_told_to_leave_below_the_minimum_and_nothing_is_lost(
     """The node of the coordinator is gone, and with it who saves; those who are left wait for another node in vain."""
     faults: list[Fault] = [
         KillTogether((0, 1), complete("forward")),
-        KillAgent(0, complete("forward")),
+        KillAgent(0, At(120, "forward", world_size=4, later=True)),  # the newcomers have long received the state
     ]  # the hub is in the other
-    run = live(elastic_cluster, faults, steps=80, nodes=2, unhurried=4, save_every=1000)
+    run = live(elastic_cluster, faults, steps=160, nodes=2, unhurried=4, save_every=1000)
     run.wait_for(lambda _: "at least 2 nodes are here" in run.output(), within_s=240)
     run.send(signal.SIGTERM)
     left = run.finish(within_s=240)
@@ -232,7 +233,7 @@ def test_all_are_told_to_leave_below_the_minimum_and_nothing_is_lost(
     applied = max(event["step"] for event in left.events if event["event"] == "step_applied")
     assert [event["step"] for event in left.events if event["event"] == "saved"][-1] == applied + 1, left.output
 
-    judged(run.start(), elastic_undisturbed(steps=80, seed=7).events)
+    judged(run.start(), elastic_undisturbed(steps=160, seed=7).events)
 
 
 def count_of(end: End, kind: str) -> int:

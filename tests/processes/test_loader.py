@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import time
+import traceback
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+import elastic
+from elastic.data.data_plan import DataPlan
 from elastic.data.loader import ExampleError, Loader, LoaderTimeout, Request
 from elastic.events.observer import Observer
 from tests.kit.loading import (
@@ -117,6 +121,50 @@ def test_an_exception_in_the_dataset_names_the_example(num_workers: int) -> None
     assert (failed.value.epoch, failed.value.index) == (3, 17)
     traced = str(failed.value) if num_workers else str(failed.getrepr(chain=True))
     assert 'raise KeyError("picture-17.png")' in traced
+
+
+def train(url: Path, dataset: Any, **options: Any) -> None:
+    model = torch.nn.Linear(1, 1)
+    given: dict[str, Any] = {"batch_size": 100, "virtual_workers": 4, "epochs": 2, "save_every": 1000}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with elastic.Run(url, model=model, optimizer=optimizer, dataset=dataset, **(given | options)) as run:
+        for batch in run.batches():
+            model(batch[:, None].float()).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if run.stepped and run.step_index == 2:
+                run.evaluate(Bomb() if len(dataset) == 600 else [1], lambda values: {"n": len(values)})
+
+
+class Short(Bomb):
+    """It lacks the example that is none."""
+
+    def __len__(self) -> int:
+        return 600
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@IN_BOTH
+def test_an_exception_in_the_dataset_of_a_run_names_the_step(tmp_path: Path, num_workers: int) -> None:
+    """Beside the example's index and epoch; with the exception's own type, text and line."""
+    plan = DataPlan(dataset_length=1000, batch_size=100, virtual_workers=4, seed=0, epochs=2)
+    (index,) = (index for index in range(10) if 17 in plan.step(index).indices)
+
+    with pytest.raises(ExampleError) as failed:
+        train(tmp_path / "run", Bomb(), num_workers=num_workers)
+
+    said = "".join(traceback.format_exception(failed.value))
+    assert f"dataset[17] in epoch 0 raised KeyError: 'picture-17.png'\n  read for  step {index}\n  state " in said
+    assert 'raise KeyError("picture-17.png")' in said
+    assert (failed.value.index, failed.value.epoch, failed.value.read_for) == (17, 0, f"step {index}")
+
+
+@IN_BOTH
+def test_an_exception_in_what_is_evaluated_says_so(tmp_path: Path, num_workers: int) -> None:
+    with pytest.raises(ExampleError, match=r"dataset\[17\] .*\n  read for  an evaluation, 2 steps being applied"):
+        train(tmp_path / "run", Short(), num_workers=num_workers)
 
 
 @IN_BOTH

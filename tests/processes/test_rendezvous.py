@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,11 @@ def agent() -> Iterator[TCPStore]:
 
 
 def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the kernel gives to connections: another test's could have it by the time it is bound."""
+    while True:
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(16_000, 32_000)))
+            return int(probe.getsockname()[1])
 
 
 def place(rank: int, world_size: int, port: int, *, agent_hosts_store: bool = True) -> Launch:

@@ -90,11 +90,14 @@ class Judge:
             assert done or not world.every[id].alive, f"{id} of view {self.generation} is still in it"
         survivors = [id for id in self.view if said[id] is not None and id not in world.told_exited]
         survivors = [id for id in survivors if id in view or id not in leaving]  # some stay that wanted to leave
+        holders = [id for id in survivors if world.every[id].step >= 0]
+        again = set(survivors).difference(holders) if holders else set()  # they had not received the state yet
+        survivors = holders or survivors
         assert set(survivors) <= set(view)
         assert view[: len(survivors[:1])] == survivors[:1]
         if set(view) - set(survivors):
             assert all(said[id] == BOUNDARY for id in survivors), "a newcomer joins in the middle of a step"
-            assert not set(self.view) & (set(view) - set(survivors)), "one that left is back"
+            assert not set(self.view) & (set(view) - set(survivors) - again), "one that left is back"
         self.saving = []
         self.view, self.listed, self.generation = view, view, generation
 

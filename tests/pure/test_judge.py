@@ -135,6 +135,16 @@ def test_examples_that_a_dropped_batch_leaves_out_are_not_missed_but_others_are(
     assert judge(consistent(twice), **rules).broken() == {"coverage"}
 
 
+def test_an_epoch_may_draw_examples_with_replacement_or_leave_some_out() -> None:
+    """The same records, by the rules of orders that are not every example once an epoch."""
+    short = Story().launch(3).train(4).finish()
+    rules: dict[str, Any] = {"dataset_length": 100, "batch_size": 6, "epoch_length": 20, "steps": 4}
+
+    assert judge(short.events, **rules, each="at most once").ok
+    assert judge(short.events, **rules, each="any", reference=short.events).ok
+    assert judge(short.events, **rules).broken() == {"coverage"}
+
+
 def stored(*steps: int) -> list[StoredCheckpoint]:
     """Checkpoints of an undisturbed run, after so many steps."""
     return [StoredCheckpoint(f"c1.s{step}", claim=1, step=step, digest=f"weights after {step}") for step in steps]
@@ -410,6 +420,24 @@ def an_example_is_another_one_than_in_the_undisturbed_run() -> tuple[list[Event]
     read = next(e for e in events if e["event"] == "reads" and e["step"] == 1 and e["indices"])
     other = {**read, "contents": ["another", *read["contents"][1:]]}
     return [other if e is read else e for e in events], {"reference": events}
+
+
+@breaks("coverage")
+def a_drawn_example_is_applied_in_place_of_another() -> tuple[list[Event], dict[str, Any]]:
+    """With replacement, an example that comes twice is no sign; that the undisturbed run applied another one is."""
+    events = live().events
+    read = next(e for e in events if e["event"] == "reads" and e["step"] == 1 and e["indices"])
+    other = {**read, "indices": [(read["indices"][0] + 1) % 20, *read["indices"][1:]]}
+    return consistent([other if e is read else e for e in events]), {"each": "any", "reference": events}
+
+
+@breaks("coverage")
+def an_example_of_a_sample_is_applied_twice() -> tuple[list[Event], dict[str, Any]]:
+    """Of an order that leaves examples out; that some are missing is no sign there."""
+    events = undisturbed().events
+    read = next(e for e in events if e["event"] == "reads" and e["step"] == 1 and e["indices"])
+    other = {**read, "indices": [0, *read["indices"][1:]]}
+    return consistent([other if e is read else e for e in events]), {"each": "at most once"}
 
 
 @breaks("checkpoint")

@@ -6,15 +6,18 @@ import gc
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from elastic.data.data_plan import blocks
 from elastic.group.form import LocalGroup
 from elastic.group.gradients import GradientSum
+from elastic.group.hierarchical_sum import HierarchicalSum
 from elastic.group.sums import ShareSums, SubtreeSums
 from elastic.group.tree import Schedule, schedule
 from elastic.group.treesum import TreeSum
+from elastic.group.warm_memory import WarmMemory
 from tests.pure.test_loop_rules import Small
 
 V = 8
@@ -25,7 +28,7 @@ class OneOf(LocalGroup):
     """A rank of several, for what is decided without the others."""
 
     def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.hosts = rank, world_size, (range(world_size),)
 
 
 def plan(shares: int, world_size: int) -> Schedule:
@@ -47,6 +50,38 @@ def test_short_batches_use_the_memory_of_full_ones() -> None:
             rows = max(len(one.rows) for one in alone)
             pieces = max(one.held_bytes - len(one.rows) * one.result.nbytes for one in alone)
             assert together.held_bytes <= max(rows, 1) * together.result.nbytes + pieces
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 4), (4, 3), (2, 5)])
+def test_the_sums_of_the_next_view_take_the_memory_of_those_of_the_last(before: int, after: int) -> None:
+    """Of a model of 200 MB each of those who stayed got twice that from the kernel, page by page, while all waited."""
+    cpu, numel = torch.device("cpu"), 1_000_003
+    for kind in (TreeSum, HierarchicalSum):
+        memory, steps = WarmMemory(), plan(8, before)
+        first = kind(OneOf(0, before), numel, torch.float32, cpu, ordered=True, memory=memory)
+        first.begin(steps)
+        lay = {row.data_ptr() for row in first.rows}
+        held = first.held_bytes
+        first.release()
+        assert first.held_bytes == 0
+        assert memory.nbytes == held
+
+        second = kind(OneOf(0, after), numel, torch.float32, cpu, ordered=True, memory=memory)
+        second.begin(plan(8, after))
+        assert all(row.tolist()[:3] == [0.0] * 3 for row in second.rows), "nothing of the last view is in it"
+        assert second.rows[0].data_ptr() in lay
+        memory.forget()
+        assert memory.nbytes == 0
+        assert second.rows[0].sum() == 0
+
+
+def test_memory_that_is_much_too_large_is_not_taken() -> None:
+    memory = WarmMemory()
+    large = memory.take(100_000, torch.float32, torch.device("cpu"))
+    memory.give_back([large])
+    assert len(memory.take(1000, torch.float32, torch.device("cpu"))) == 1000
+    assert memory.take(90_000, torch.float64, torch.device("cpu")) is not large
+    assert memory.take(90_000, torch.float32, torch.device("cpu")) is large
 
 
 def test_gradients_take_no_more_copies_than_the_tree_is_high() -> None:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from elastic.data.permutation import LENGTH_MAX, Permutation
+from elastic.data.permutation import LENGTH_MAX, LENGTH_SMALL, TABLE_MAX, VERSION, Permutation, random_words
+from elastic.state.randomness import derive
 
 lengths = st.one_of(st.integers(1, 5000), st.integers(1, LENGTH_MAX), st.sampled_from([2**k for k in range(63)]))
 keys = st.integers(0, 2**64 - 1)
@@ -21,7 +22,7 @@ keys = st.integers(0, 2**64 - 1)
 
 def test_every_short_length_is_permuted_exactly() -> None:
     """Cycle walking has its edge cases where lengths are squares, products or primes: take them all."""
-    for length in range(1, 301):
+    for length in range(1, 601):
         positions = np.arange(length)
         order = Permutation(length, key=length).at(positions)
 
@@ -44,52 +45,162 @@ def test_any_window_of_any_length_goes_there_and_back(length: int, key: int, whe
     assert (permutation.at(permutation.inverse(positions)) == positions).all()
 
 
-def test_the_order_is_the_same_in_every_version() -> None:
-    """A resumed run may meet a newer release; an order that moved would repeat and skip examples."""
-    assert Permutation(10, 0).at(np.arange(10)).tolist() == [5, 2, 7, 8, 3, 9, 6, 1, 4, 0]
-    ends = Permutation(10**12, 7).at(np.array([0, 1, 10**12 - 1]))
-    assert ends.tolist() == [548693624163, 917702855606, 250518528950]
+def test_version_1_is_these_numbers() -> None:
+    """A resumed run may meet a newer release or another machine; an order that moved would repeat and skip examples.
+    Whoever has to change a number here raises VERSION, and runs of version 1 are refused by name."""
+    assert VERSION == 1
+    assert Permutation(10, 0).at(np.arange(10)).tolist() == [2, 4, 6, 8, 5, 1, 7, 0, 9, 3]
+    assert Permutation(1000, 7).at(np.array([0, 1, 499, 999])).tolist() == [844, 680, 524, 874]
+    assert Permutation(10**12, 7).at(np.array([0, 1, 10**12 - 1])).tolist() == [
+        808432777212,
+        705390319941,
+        429805300678,
+    ]
+    assert Permutation(LENGTH_MAX, 2**64 - 1).at(np.array([0, 1, LENGTH_MAX - 1])).tolist() == [
+        1021990910426439584,
+        902721093566979574,
+        2901195994958205699,
+    ]
+    assert random_words(7, np.array([0, 1, 10**12])).tolist() == [
+        7191089600892374487,
+        309689372594955804,
+        2002707688823753046,
+    ]
+
+
+def test_words_are_splitmix64s() -> None:
+    """The published sequence, and not merely one of our own: its first number from 0, as Java and others give it."""
+    assert int(random_words(0, np.arange(1))[0]) == 0xE220A8397B1DCDAF
+
+
+def test_chunks_are_cut_where_nobody_sees_it() -> None:
+    """What does not fit the processor's cache is computed in pieces."""
+    permutation = Permutation(10**6, 3)
+    positions = np.arange(20_000)
+
+    assert (permutation.at(positions) == [permutation.at(positions[i : i + 1])[0] for i in range(20_000)]).all()
 
 
 @pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 def test_all_orders_of_few_examples_are_equally_likely(length: int) -> None:
-    """A short dataset sees the network's weakest case: digits of two or three values."""
+    """Of four examples every order has a right to come."""
     seen = Counter(tuple(Permutation(length, key).at(np.arange(length)).tolist()) for key in range(6000))
     counts = [seen[order] for order in itertools.permutations(range(length))]
 
     assert chi_square_excess(np.array(counts)) < 5
 
 
-@pytest.mark.nightly(sample=1)
-@pytest.mark.parametrize("length", [7, 12, 16, 31])
-def test_pairs_of_positions_hold_all_pairs_of_examples_equally_often(length: int) -> None:
-    """Uniform single positions would also come from a rotation; pairs tell a shuffle from one."""
-    orders = np.array([Permutation(length, key).at(np.arange(length)) for key in range(6000)])
-    apart = ~np.eye(length, dtype=bool)
-    for first, second in [(0, 1), (0, length - 1), (length // 2, length // 2 + 1), (0, math.isqrt(length - 1) + 1)]:
-        pairs = np.bincount(orders[:, first] * length + orders[:, second], minlength=length**2)
-
-        assert chi_square_excess(pairs.reshape(length, length)[apart]) < 5
+KEYS = 6000
+SMALL = [7, 31, 200, TABLE_MAX, TABLE_MAX + 1, 300, 1000]  # on either side of the table's end
 
 
-def test_neighbours_in_a_large_dataset_are_unrelated() -> None:
-    """Consecutive positions differ in one digit only; whatever is left of that would group related examples."""
-    length = 1_000_000
-    order = Permutation(length, key=3).at(np.arange(length))
-
-    assert abs(np.corrcoef(order, np.arange(length))[0, 1]) < 0.005
-    for lag in (1, 2, 999, 1000, 1001):  # the digits' bases are 1000
-        assert abs(np.corrcoef(order[:-lag], order[lag:])[0, 1]) < 0.005
+@pytest.mark.nightly(sample=2)
+@pytest.mark.parametrize("length", SMALL)
+def test_short_orders_look_random(length: int) -> None:
+    """Uniform single positions would also come from a rotation; the differences of pairs tell a shuffle from one."""
+    assert max(found_in_small(length).values()) < 5
 
 
-def test_keys_give_unrelated_orders() -> None:
-    """Epoch e + 1 must not be epoch e with a twist: neighbouring keys agree on one position by chance."""
-    orders = [Permutation(1000, key).at(np.arange(1000)) for key in range(40)]
-    agreements = [int((a == b).sum()) for a, b in itertools.combinations(orders, 2)]
+@pytest.mark.nightly(sample=2)
+@pytest.mark.parametrize("length", [LENGTH_SMALL, 10**6, 10**9, 2**40, 10**12, LENGTH_MAX])
+def test_long_orders_look_random(length: int) -> None:
+    """A window of half a million positions: each is uniform, neighbours are unrelated, and so are epochs."""
+    assert max(found_in_large(length).values()) < 5
 
-    assert abs(np.mean(agreements) - 1) < 0.2
-    assert max(agreements) < 10
+
+@pytest.mark.parametrize(
+    ("rounds", "found", "length"),
+    [(2, "difference", 300), (4, "difference", 300), (2, "neighbours", 10**6), (4, "distance", 10**6)],
+)
+def test_a_weaker_network_would_be_found(monkeypatch: pytest.MonkeyPatch, rounds: int, found: str, length: int) -> None:
+    """Or the tests above say nothing: with fewer rounds each of the statistics finds what it is there for."""
+    monkeypatch.setattr("elastic.data.permutation.ROUNDS", rounds)
+    monkeypatch.setattr("elastic.data.permutation.ROUNDS_SMALL", rounds)
+    statistics = found_in_large(length) if length >= LENGTH_SMALL else found_in_small(length)
+
+    assert statistics[found] > 8, statistics
+
+
+def test_keys_that_move_only_the_start_would_be_found() -> None:
+    """Epochs that are rotations of each other: what `epochs` is there for."""
+    order = Permutation(10**6, 1).at(np.arange(2**19))
+
+    assert of_epochs(order, np.roll(order, 1), 10**6)["distance of epochs"] < 5  # unrelated, position by position
+    assert of_epochs(order, (order + 1000) % 10**6, 10**6)["distance of epochs"] > 100
+
+
+def found_in_small(length: int) -> dict[str, float]:
+    """Over KEYS keys, the largest excess of chi-square of every statistic."""
+    right = 1 << ((length - 1).bit_length() // 2)  # positions that share a digit are the weakest
+    some = np.unique(np.array([0, 1, 2, right - 1, right, right + 1, length // 2, length - 2, length - 1]) % length)
+    orders = np.array([Permutation(length, key).at(some) for key in range(KEYS)])
+    pairs = list(itertools.combinations(range(len(some)), 2))
+    cells = min(length, 300)
+    return {
+        "single": max(spread(orders[:, i], length, cells) for i in range(len(some))),
+        "difference": max(
+            chi_square_excess(np.bincount((orders[:, i] - orders[:, j]) % length, minlength=length)[1:])
+            for i, j in pairs
+        ),
+    }
+
+
+def found_in_large(length: int) -> dict[str, float]:
+    """Over a window somewhere in the order, the largest excess of chi-square of every statistic."""
+    count = min(2**19, length)
+    start = (length - count) // 3
+    window = np.arange(start, start + count)
+    order, other = (Permutation(length, derive("epoch order", 0, epoch)).at(window) for epoch in (0, 1))
+    right = 1 << ((length - 1).bit_length() // 2)
+    lags = [lag for lag in (1, 2, 3, 256, right - 1, right, right + 1, 2 * right) if 4 * lag < count]
+    batches = order[: count // 256 * 256].reshape(-1, 256)
+    within = np.bincount((coarse(batches, length, 8) + 8 * np.arange(len(batches))[:, None]).ravel()).reshape(-1, 8)
+    return {
+        "single": spread(order, length, 4096 if length > 2**20 else length // 64),
+        "neighbours": max(
+            chi_square_excess(np.bincount(coarse(order[lag:], length, 64) * 64 + coarse(order[:-lag], length, 64)))
+            for lag in lags
+        ),
+        "distance": max(spread((order[lag:] - order[:-lag]) % length, length, 1000) for lag in lags),
+        "batches": abs(float(((within - 32) ** 2 / 32).sum(axis=1).mean()) - 7) / math.sqrt(14 / len(batches)),
+        **of_epochs(order, other, length),
+    }
+
+
+def of_epochs(one: NDArray[np.int64], other: NDArray[np.int64], length: int) -> dict[str, float]:
+    """Neighbouring epochs have neighbouring numbers; their orders must not."""
+    return {
+        "epochs": chi_square_excess(np.bincount(coarse(one, length, 64) * 64 + coarse(other, length, 64))),
+        "distance of epochs": spread((one - other) % length, length, 1000),
+    }
+
+
+def coarse(values: NDArray[np.int64], length: int, cells: int) -> NDArray[np.int64]:
+    if length * cells < 2**62:
+        return values * cells // length
+    return (values.astype(np.float64) / length * cells).astype(np.int64)
+
+
+def spread(values: NDArray[np.int64], length: int, cells: int) -> float:
+    """Over cells of equal size, or as equal as integers allow."""
+    edges = [-(-cell * length // cells) for cell in range(cells + 1)]
+    share = np.diff(np.array(edges, dtype=np.float64)) / length
+    counts = np.bincount(coarse(values, length, cells), minlength=cells)
+    expected = share * len(values)
+    return (float(((counts - expected) ** 2 / expected).sum()) - (cells - 1)) / math.sqrt(2 * (cells - 1))
+
+
+def test_an_order_takes_less_than_a_kilobyte() -> None:
+    """The table of a short one, too."""
+    for length in (TABLE_MAX, TABLE_MAX + 1, 10**12):
+        Permutation(length, 1)
+        tracemalloc.start()
+        orders = [Permutation(length, key) for key in range(100)]
+        held = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+
+        assert held / len(orders) < 1000
 
 
 def test_memory_does_not_grow_with_the_dataset() -> None:

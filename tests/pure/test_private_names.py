@@ -42,6 +42,7 @@ ALLOWED = (
         "elastic/state/compiled.py",
     ),
     Allowed("options of process groups", "_Options _devices _timeout", "elastic/group/form.py elastic/group/nccl.py"),
+    Allowed("the end of a backward pass that others call", "_execution_engine", "elastic/group/backward_end.py"),
     Allowed("an operator's arguments, of which some are written", "_schema", "elastic/drill/inject/hooks.py"),
     Allowed("CUDA's word on forks", "_is_in_bad_fork", "elastic/launch/importing.py"),
     Allowed(
@@ -58,6 +59,19 @@ ALLOWED = (
     ),
     Allowed("types that have no other name", "_SubParsersAction _Hash", "checkpoint/cli checkpoint/format"),
     Allowed("a storage's identity, an OrderedDict's attributes", "_cdata _metadata", "checkpoint/format"),
+    Allowed("who accelerate takes for the main process", "_shared_state", "elastic/integrations/accelerate.py"),
+    Allowed(
+        "what transformers' Trainer knows beside its TrainerState",
+        "_get_num_items_in_batch _get_output_dir _globalstep_last_logged _initial_global_step _total_loss_scalar "
+        "_tr_loss",
+        "elastic/integrations/transformers.py",
+    ),
+    Allowed(
+        "what Lightning's Trainer knows beside its loops' and callbacks' states, and how it collects what is logged",
+        "_ResultCollection _batches_that_stepped _call_callbacks_load_state_dict _call_callbacks_state_dict "
+        "_callback_metrics _enable_version_counter _logger_connector _restarting _result",
+        "elastic/integrations/lightning.py",
+    ),
     Allowed("fsspec's session, and a path without its protocol", "_s3 _strip_protocol", "checkpoint"),
 )
 

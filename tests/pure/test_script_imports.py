@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 os.environ["TOKENIZERS"] = "false"
 os.environ.setdefault("THREADS", str(2))
+os.environ |= {"OFFLINE": "1"}
 sys.path.insert(0, str(ROOT / "src"))
 LR: float = 1e-3
 from .near import thing
@@ -42,7 +43,7 @@ if __name__ == "__main__":
     then.main()
     import late
 '''
-    assert lines(source) == [3, 4, 6, 7, 8, 9, 10, 11, 12, 16, 23]
+    assert lines(source) == [3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 17, 24]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,8 @@ if __name__ == "__main__":
         "ARGS = parse()",
         "os.environ['PYTHONPATH'] = os.environ['PYTHONPATH'] + ':src'",
         "os.environ['SIZE'] = str(compute())",
+        "os.environ |= compute()",
+        "config |= {'lr': 0.04}",
         "sys.path.insert(0, download())",
         "for name in names: import_module(name)",
         "@register\ndef helper(): ...",

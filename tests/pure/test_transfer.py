@@ -9,14 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.loop.background_transfer import PIECE, pieces
 from elastic.loop.transfer import Roles, Standing, _described, _flat, _layout, _pack, _ranges, _unpack, roles
 
 KINDS = [
-    Standing(step=step, agreements=agreements, torn=torn, rewinds=rewinds)
+    Standing(step=step, agreements=agreements, torn=torn, rewinds=rewinds, steady=steady)
     for step in (None, 0, 1)
     for agreements in (0, 1)
     for torn in (False, True)
     for rewinds in (False, True)
+    for steady in ((False, True) if rewinds and not agreements else (False,))
 ]
 VIEWS = [list(view) for size in (1, 2, 3) for view in product(KINDS, repeat=size)]
 
@@ -71,6 +73,16 @@ def test_who_lost_a_steps_exchange_gets_its_state_as_the_update_left_it_or_nothi
         assert set(found.stranded) <= behind
 
 
+def test_weights_follow_to_newcomers_alone_and_from_those_whose_scripts_leave_them_alone() -> None:
+    """Who lost a step's exchange goes on in the midst of that step, where the donors stand behind its update."""
+    assert any(found.follows for _, found in decided())
+    for view, found in decided():
+        if found.follows:
+            assert found.need_state
+            assert all(view[rank].step is None for rank in found.need_state)
+            assert all(view[rank].steady for rank in found.donors)
+
+
 def test_nobody_is_stranded_while_one_of_the_farthest_can_rewind() -> None:
     for view, found in decided():
         farthest = place(view[found.donors[0]])
@@ -99,6 +111,17 @@ def test_donors_parts_follow_each_other_and_are_all_of_it(lines: int, donors: in
     assert all(start % 64 == 0 and start <= stop for start, stop in parts)
     sizes = [stop - start for start, stop in parts]
     assert max(sizes) - min(sizes) <= 64
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(1, 5 * PIECE), max_size=6), st.integers(1, 5))
+def test_every_byte_that_follows_is_given_once_and_by_near_equal_parts(sizes: dict[str, int], donors: int) -> None:
+    given_by = pieces(sizes, donors)
+    assert len(given_by) == donors
+    for name, size in sizes.items():
+        own = [(piece.start, piece.stop) for part in given_by for piece in part if piece.name == name]
+        assert [0, *(stop for _, stop in own)] == [*(start for start, _ in own), size]
+    loads = [sum(piece.stop - piece.start for piece in part) for part in given_by]
+    assert max(loads) - min(loads) <= 2 * PIECE
 
 
 DTYPES = [

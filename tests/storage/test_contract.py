@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import fsspec
 import pytest
 from fsspec.asyn import AsyncFileSystem
 
-from checkpoint.storage import AlreadyThere, Missing, Storage, delete_many, get_into, map_object, open_storage
+from checkpoint.storage import AlreadyThere, Missing, Storage, delete_many, get_into, map_object, open_storage, version
 
 MIB = 2**20
 
@@ -217,3 +218,15 @@ def test_a_large_object_is_read_whole_from_a_server_without_ranges() -> None:
     target = memoryview(bytearray(20 * MIB))
     assert get_into(storage, "large", target) == 20 * MIB
     assert target == storage.get("large") == bytes(range(256)) * (20 * MIB // 256)
+
+
+def test_a_version_changes_with_what_is_written(storage: Storage) -> None:
+    """Of as many bytes: an index of what was there before would give pieces of two lines for one."""
+    storage.put("data", b"one\ntwo\n")
+    first = version(storage, "data")
+    assert version(storage, "data") == first
+    time.sleep(1.1)  # S3 and others tell times in seconds, and entity tags
+    storage.put("data", b"o\nnetwo\n")
+    assert version(storage, "data") != first
+    with pytest.raises(Missing):
+        version(storage, "absent")

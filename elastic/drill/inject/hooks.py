@@ -55,21 +55,27 @@ def exchange(act: Act) -> Unhook:
 
 
 def transfer(act: Act) -> Unhook:
-    """When the parts of a state have begun to leave for a peer, or to come: in the group's next all-to-all."""
+    """When the parts of a state have begun to leave for a peer, or to come: in the next of what carries them. What
+    carries most of a state to a newcomer does so in a thread of its own."""
     from elastic.group import form
 
-    all_to_all = form.DistributedGroup.all_to_all
+    carries = {name: getattr(form.DistributedGroup, name) for name in ("all_to_all", "send", "receive")}
 
     def unhook() -> None:
-        form.DistributedGroup.all_to_all = all_to_all  # type: ignore[method-assign]  # as in `exchange`
+        for name, method in carries.items():
+            setattr(form.DistributedGroup, name, method)  # as in `exchange`
 
-    def all_to_all_once(self: form.DistributedGroup, *arguments: Any) -> form.Work:
-        unhook()
-        pending = all_to_all(self, *arguments)
-        act()
-        return pending
+    def once(name: str) -> Callable[..., form.Work]:
+        def carry(self: form.DistributedGroup, *arguments: Any) -> form.Work:
+            unhook()
+            pending: form.Work = carries[name](self, *arguments)
+            act()
+            return pending
 
-    form.DistributedGroup.all_to_all = all_to_all_once  # type: ignore[method-assign, assignment]  # as in `exchange`
+        return carry
+
+    for name in carries:
+        setattr(form.DistributedGroup, name, once(name))
     return unhook
 
 

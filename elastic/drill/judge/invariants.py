@@ -13,7 +13,7 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     shares      each share of a surviving step was read by exactly one worker, within its block
     batch       each surviving step applied as many examples as its place in the epoch says, and whoever goes on from
                 storage knows that place
-    coverage    in each epoch each example was applied exactly once (in one under way: at most once)
+    coverage    in each epoch each example was applied exactly once (under way: at most once), or as its order draws it
     content     an example is the same at one step wherever and however often it is read
     record      the digest of indices that a worker reported is that of the indices it read
     agreement   workers that did one thing together report one result
@@ -55,6 +55,8 @@ def judge(
     dataset_length: int,
     batch_size: int,
     last_batch: str = "short",
+    epoch_length: int | None = None,
+    each: str = "once",
     steps: int | None = None,
     exact: bool = True,
     reference: Sequence[Event] | str | None = None,
@@ -67,6 +69,8 @@ def judge(
 ) -> Verdict:
     """The verdict on one run, all of its launches together.
 
+    epoch_length   examples that an epoch applies, where the order does not visit dataset_length of them
+    each           how often an epoch may apply an example: "once", "at most once" or "any"
     steps          that the run was to apply; None: as many as it did, and it need not have finished
     exact          mode="exact": the same step gives the same bits wherever it is done
     reference      an undisturbed run's events, or only its final digest
@@ -92,8 +96,11 @@ def judge(
         violations += _shares(lineage.path[step], exact)
         violations += _records(lineage.path[step])
     violations += content(events, reference)
-    violations += _coverage(lineage, dataset_length, batch_size, last_batch)
-    violations += _epochs(of_kind, dataset_length, batch_size, last_batch)
+    length = dataset_length if epoch_length is None else epoch_length
+    violations += _coverage(lineage, dataset_length, length, batch_size, last_batch, each)
+    violations += _epochs(of_kind, length, batch_size, last_batch)
+    if each != "once" and reference is not None and not isinstance(reference, str):
+        violations += _drawn(lineage, trace(reference, may_fall_back=False, cut_off=False))
     violations += _agreement(of_kind, exact)
     violations += _states(of_kind, lineage)
     violations += _finish(of_kind["finished"], steps, len(lineage.path))
@@ -187,7 +194,9 @@ def _records(done: Application) -> Iterator[Violation]:
             yield Violation("record", what, (applied, *own))
 
 
-def _coverage(lineage: Lineage, length: int, batch_size: int, last_batch: str) -> Iterator[Violation]:
+def _coverage(
+    lineage: Lineage, dataset_length: int, length: int, batch_size: int, last_batch: str, each: str
+) -> Iterator[Violation]:
     """The arithmetic of sizes alone: which examples a step reads is what is being judged."""
     per_epoch = length - length % batch_size if last_batch == "drop" else length
     steps_per_epoch = -(-per_epoch // batch_size)
@@ -213,17 +222,30 @@ def _coverage(lineage: Lineage, length: int, batch_size: int, last_batch: str) -
             where[epoch, index].append(read)
     for epoch, counts in applied.items():
         for index, times in sorted(counts.items()):
-            if not 0 <= index < length:
-                what = f"example {index} of a dataset of {length} was read"
+            if not 0 <= index < dataset_length:
+                what = f"example {index} of a dataset of {dataset_length} was read"
                 yield Violation("coverage", what, tuple(where[epoch, index]))
-            elif times > 1:
+            elif times > 1 and each != "any":
                 what = f"example {index} was applied {times} times in epoch {epoch}"
                 yield Violation("coverage", what, tuple(where[epoch, index]))
         over = epoch < max(applied) or counts.total() >= per_epoch or (epoch + 1) * steps_per_epoch <= len(lineage.path)
-        missing = sorted(set(range(length)) - counts.keys())
-        if over and len(missing) > length - per_epoch:
+        missing = sorted(set(range(dataset_length)) - counts.keys()) if over and each == "once" else []
+        if len(missing) > length - per_epoch:
             what = f"{len(missing)} examples were not applied in epoch {epoch}, {missing[:10]} among them"
             yield Violation("coverage", what)
+
+
+def _drawn(lineage: Lineage, undisturbed: Lineage) -> Iterator[Violation]:
+    """With multiplicity: what one step should read is not to be told from sizes."""
+    for step in sorted(lineage.path.keys() & undisturbed.path.keys()):
+        ours, theirs = (
+            Counter(index for read in run.path[step].reads for index in read["indices"])
+            for run in (lineage, undisturbed)
+        )
+        if ours != theirs:
+            surplus, missing = sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
+            what = f"step {step} applied other examples than the undisturbed run's: {surplus[:5]}, not {missing[:5]}"
+            yield Violation("coverage", what, lineage.path[step].applied)
 
 
 def _epochs(

@@ -11,7 +11,7 @@ positions must follow each other, or a step was skipped or applied twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from math import inf
@@ -73,7 +73,7 @@ def trace(events: Sequence[Event], *, may_fall_back: bool = False, cut_off: bool
         path = dict(paths.get(claim, newest))
         for load in loads.get(place, [])[:1]:
             origin = load["from_claim"]
-            path = {} if origin is None else path if origin == claim else paths.get(origin, {})
+            path = {} if origin is None else path if origin == claim else _path_of(origin, paths)
             found.violations += _reach(path, load)
             path = {step: done for step, done in path.items() if step < load["step"]}
         for step in steps_at.get(place, []):
@@ -86,6 +86,12 @@ def trace(events: Sequence[Event], *, may_fall_back: bool = False, cut_off: bool
     found.path = newest
     found.discarded = [done for key, done in everything.items() if newest.get(key[1]) is not done]
     return found
+
+
+def _path_of(claim: int, paths: Mapping[int, dict[int, Application]]) -> dict[int, Application]:
+    """A claim that was taken under way, and under which nothing was applied before all left, holds what the one before
+    it held."""
+    return paths[max(one for one in paths if one <= claim)] if any(one <= claim for one in paths) else {}
 
 
 def _applications(applied: Iterable[Event], reads: Iterable[Event]) -> dict[tuple[Place, int], Application]:

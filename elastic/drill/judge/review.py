@@ -52,11 +52,14 @@ def review(
             weights_sha256=None,
         )
     sizes = started["config"]
+    order = sizes["order"]
     return judge(
         events,
         dataset_length=sizes["dataset_length"],
         batch_size=sizes["batch_size"],
         last_batch=sizes["last_batch"],
+        epoch_length=order.get("epoch_length"),
+        each=order.get("each", "once"),
         exact=sizes["mode"] == "exact",
         steps=steps,
         reference=reference,

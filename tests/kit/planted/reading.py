@@ -41,8 +41,8 @@ def read_another_example_than_asked_for(right: Any, act: Act) -> Any:
 def read_a_share_on_two_workers(right: Any, act: Act) -> Any:
     """A worker reads the last share of the worker before it, in the place of its own first one."""
 
-    def deal(config: Any, shares: int, world_size: int) -> Any:
-        parts = right(config, shares, world_size)
+    def deal(config: Any, shares: int, world_size: int, idle: Any = ()) -> Any:
+        parts = right(config, shares, world_size, idle)
         for part in parts[1:]:
             first = part.batches[0][0]
             act()

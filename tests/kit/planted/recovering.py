@@ -12,30 +12,27 @@ def forget_momentum_in_a_transfer(right: Any, act: Act) -> Any:
     """A newcomer gets the weights, and zeros for the optimizer's averages."""
 
     def pass_on(*arguments: Any) -> Any:
-        side_state, state, moved = right(*arguments)
-        if state is not None:
+        passed = right(*arguments)
+        if passed.state is not None:
             act()
-            for entry in state["optimizer"]["state"].values():
+            for entry in passed.state["optimizer"]["state"].values():
                 entry["exp_avg"].zero_()
                 entry["exp_avg_sq"].zero_()
-        return side_state, state, moved
+        return passed
 
     return pass_on
 
 
-@planted("elastic.loop.restorer:pass_on", plan="lost", caught_by={"reference"})
-def forget_batchnorm_in_a_transfer(right: Any, act: Act) -> Any:
-    """A newcomer gets the parameters, and BatchNorm's averages as a new model has them."""
+@planted("elastic.loop.transfer:take", plan="lost", caught_by={"agreement", "reference"})
+def take_weights_before_all_have_come(right: Any, act: Act) -> Any:
+    """A newcomer goes on without the last of the weights that follow while the others compute."""
 
-    def pass_on(*arguments: Any) -> Any:
-        side_state, state, moved = right(*arguments)
-        if state is not None:
-            act()
-            state["model"]["1.running_mean"].zero_()
-            state["model"]["1.running_var"].fill_(1.0)
-        return side_state, state, moved
+    def take(group: Any, given: Any, into: Any) -> None:
+        right(group, given, into)
+        act()
+        into[list(into)[-1]].zero_()
 
-    return pass_on
+    return take
 
 
 @planted("elastic.loop.update:Update._open", plan="lost", caught_by={"agreement", "reference"})
@@ -55,13 +52,13 @@ _BEFORE: dict[str, Any] = {}
 
 @donate_a_torn_state.also("elastic.loop.restorer:pass_on")
 def _(right: Any, act: Act) -> Any:
-    def pass_on(group: Any, parts: Any, side_state: Any, state: Any) -> Any:
+    def pass_on(group: Any, parts: Any, side_state: Any, state: Any, weights: Any) -> Any:
         if parts.need_state and group.rank in parts.donors and _BEFORE:
             act()
             model = state["model"].state_dict()
             torn = dict(list(_BEFORE.items())[: len(model) // 2])
             state = {**state, "model": {**model, **torn}}
-        return right(group, parts, side_state, state)
+        return right(group, parts, side_state, state, weights)
 
     return pass_on
 

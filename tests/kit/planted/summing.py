@@ -13,11 +13,12 @@ def average_the_workers_means(right: Any, act: Act) -> Any:
 
     def backward(self: Any, loss: Any, count: int) -> None:
         assignment = self._session.exchange.assignment
-        mine = sum(self._plan.sizes[share] for share in assignment.shares)
+        plan = self.in_hand.plan
+        mine = sum(plan.sizes[share] for share in assignment.shares)
         workers = sum(1 for rows in assignment.schedule.rows if rows)
-        if mine * workers != self._plan.count:
+        if mine * workers != plan.count:
             act()
-        right(self, loss * (self._plan.count / (workers * mine)), count)
+        right(self, loss * (plan.count / (workers * mine)), count)
 
     return backward
 
@@ -72,7 +73,7 @@ def add_in_the_order_of_ranks(right: Any, act: Act) -> Any:
     return join
 
 
-@planted("elastic.loop.step:share_seed", plan="calm", caught_by={"reference"})
+@planted("elastic.loop.step_in_hand:share_seed", plan="calm", caught_by={"reference"})
 def reuse_random_streams(right: Any, act: Act) -> Any:
     """Every worker counts its shares from 0, and so reuses the random streams of the first one."""
     return lambda seed, step, phase, share, micro: right(seed, step, phase, share - _FIRST[0], micro)
@@ -92,7 +93,7 @@ def _(right: Any, act: Act) -> Any:
     return plan
 
 
-@planted("elastic.loop.step:share_seed", plan="resumed", caught_by={"repeat", "reference"})
+@planted("elastic.loop.step_in_hand:share_seed", plan="resumed", caught_by={"repeat", "reference"})
 def draw_from_the_process(right: Any, act: Act) -> Any:
     """Random streams depend on the process that draws."""
 
@@ -105,23 +106,23 @@ def draw_from_the_process(right: Any, act: Act) -> Any:
     return share_seed
 
 
-@planted("elastic.loop.step:Step._compute", plan="lost", caught_by={"reference"})
+@planted("elastic.loop.step_in_hand:StepInHand.batches", plan="lost", caught_by={"reference"})
 def draw_anew_for_a_redone_step(right: Any, act: Act) -> Any:
     """A step that is done again draws other random numbers than the first time."""
 
-    def compute(self: Any, exchange: Any) -> Any:
+    def batches(self: Any, exchange: Any, driver: Any) -> Any:
         _AGAIN[0] = self.attempt
         if self.attempt:
             act()
-        return right(self, exchange)
+        return right(self, exchange, driver)
 
-    return compute
+    return batches
 
 
 _AGAIN = [0]
 
 
-@draw_anew_for_a_redone_step.also("elastic.loop.step:share_seed")
+@draw_anew_for_a_redone_step.also("elastic.loop.step_in_hand:share_seed")
 def _(right: Any, act: Act) -> Any:
     return lambda seed, step, phase, share, micro: right(seed, step, phase, share, micro + 1000 * _AGAIN[0])
 
@@ -175,8 +176,8 @@ def drop_the_gradient_of_a_lost_worker(right: Any, act: Act) -> Any:
     def backward(self: Any, loss: Any, count: int) -> None:
         mine = own.setdefault(self.index, set())
         if not self.attempt:
-            mine.add(self._share)
-        elif self._share not in mine:
+            mine.add(self.in_hand.share)
+        elif self.in_hand.share not in mine:
             act()
             loss = loss * 0.0
         right(self, loss, count)
@@ -226,7 +227,7 @@ def forget_the_buffers_of_a_teacher(right: Any, act: Act) -> Any:
     return snapshot
 
 
-@planted("elastic.loop.step:after_seed", plan="draws", caught_by={"final"})
+@planted("elastic.loop.step_in_hand:after_seed", plan="draws", caught_by={"final"})
 def draw_after_a_step_from_the_process(right: Any, act: Act) -> Any:
     """What the script draws after a step depends on the worker that draws it."""
 

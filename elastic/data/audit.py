@@ -1,0 +1,304 @@
+"""Do the ranks of a training script read what they should? Each loader's own answer, compared.
+
+Promises  nothing is guessed from how a loader was made: compared are the indices that its sampler gives or, where it
+          has none, digests of the examples that it gives.
+          Looking leaves samplers and random generators as they were. A loader without indices is read from, and what
+          it cannot take back (a stream that is read once) is gone: audit before training, or another such loader.
+          Every rank comes to the same report, and every wait for another rank has a deadline.
+Leaves    what is wrong with the answers to audit_rules.py, how a right loader is made to its user.
+
+Digests tell examples apart by their bits: random augmentation hides that two ranks read the same, and doubles in the
+data look like it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from typing import Any, get_args
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+from torch.utils.data import DataLoader, IterableDataset
+
+from elastic.data.audit_rules import Finding, Kind, Record, judge
+from elastic.errors import ConfigError, ElasticError
+
+EXAMPLES_MAX = 2**22  # indices compared in an epoch, of all ranks together: 32 MB on each of them
+
+
+class AuditFailed(ElasticError):
+    """Loaders that training should not begin with. Repair them, or name what is meant in `allow=`.
+
+    Attributes:
+        findings: What was found.
+    """
+
+    def __init__(self, message: str, findings: tuple[Finding, ...]) -> None:
+        super().__init__(message)
+        self.findings = findings
+
+
+class AuditTimeout(ElasticError, TimeoutError):
+    """Not all ranks took part in the audit by the deadline. It is called by all of them, or by none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        findings: Nothing that was named in `allow=` is among them.
+        ranks: Loaders that were compared.
+        compared: "indices", or "digests" of examples.
+        examples: Looked at in an epoch, of all ranks together.
+    """
+
+    findings: tuple[Finding, ...]
+    ranks: int
+    compared: str
+    examples: int
+
+    def check(self) -> None:
+        """Raises AuditFailed if anything was found that is more than slight."""
+        if failed := tuple(finding for finding in self.findings if not finding.slight):
+            raise AuditFailed(str(self), failed)
+
+    def __str__(self) -> str:
+        looked = f"{self.ranks} {'rank' if self.ranks == 1 else 'ranks'}, {self.compared} of {self.examples} examples"
+        return "\n".join([f"{looked}: {'' if self.findings else 'nothing '}found", *map(str, self.findings)])
+
+
+def audit(
+    loader: Any,
+    *,
+    set_epoch: Callable[[int], object] | None = None,
+    epochs: int = 2,
+    batches: int = 16,
+    allow: Collection[str] = (),
+    timeout_s: float = 60.0,
+) -> Audit:
+    """Whether the ranks' loaders read what training should: each its own part, once, each epoch in another order.
+
+        elastic.audit(loader, set_epoch=sampler.set_epoch).check()
+
+    Args:
+        loader: This rank's, and every rank calls this; or a list of loaders, one for each rank, to compare them in one
+            process. A DataLoader, an ElasticLoader, or anything that gives batches.
+        set_epoch: What the training loop calls with each epoch's number. Without it, two epochs are looked at as they
+            come.
+        epochs: Looked at. With 1, whether the order changes is not.
+        batches: Looked at in an epoch, where there are no indices and batches must be read.
+        allow: Kinds of findings that are meant, such as "unshuffled" for an evaluation's loader.
+        timeout_s: How long to wait for the other ranks.
+
+    Raises:
+        AuditTimeout: Some rank did not call it in time, or was not done reading.
+        ConfigError: The loaders give nothing that can be compared.
+    """
+    here = list(loader) if isinstance(loader, list | tuple) else [loader]
+    _check(here, epochs, batches, allow)
+    alone = len(here) > 1 or not (dist.is_available() and dist.is_initialized())
+    if alone:
+        records = _read(here, len(here), epochs, batches, set_epoch)
+    else:
+        records = _of_all_ranks(lambda: _read(here, dist.get_world_size(), epochs, batches, set_epoch), timeout_s)
+    findings = [finding for finding in judge(records) if finding.kind not in allow]
+    return Audit(
+        findings=tuple(findings),
+        ranks=len(records),
+        compared=records[0].compared,
+        examples=sum(len(record.epochs[0]) for record in records),
+    )
+
+
+def _read(
+    loaders: Sequence[Any], ranks: int, epochs: int, batches: int, set_epoch: Callable[[int], object] | None
+) -> list[Record]:
+    most = EXAMPLES_MAX // ranks
+    records: list[Record] = []
+    with _undisturbed(loaders):
+        for epoch in range(epochs):
+            if set_epoch is not None:
+                set_epoch(epoch)
+            for rank, loader in enumerate(loaders):
+                indices = _indices(loader, epoch)
+                if epoch == 0:
+                    records.append(_record(loader, indices is not None))
+                if indices is None:
+                    _note(records[rank], (_digests(batch) for batch in loader), batches, most)
+                else:
+                    _note(records[rank], indices, None, most)
+    return records
+
+
+def _note(record: Record, batches: Iterable[Sequence[int]], batches_most: int | None, examples_most: int) -> None:
+    """One epoch."""
+    examples: list[int] = []
+    given = 0
+    stream = iter(batches)
+    for batch in islice(stream, batches_most):
+        given += 1
+        record.largest = max(record.largest, len(batch))
+        examples += batch
+        if len(examples) >= examples_most:
+            break
+    record.whole &= (batches_most is None or given < batches_most) and len(examples) < examples_most
+    record.epochs.append(np.array(examples, dtype=np.int64))
+    record.batches.append(given)
+
+
+def _indices(loader: Any, epoch: int) -> Iterator[list[int]] | None:
+    """The batches of an epoch as lists of indices, where the loader can tell them without reading."""
+    shares = getattr(loader, "shares", None)
+    if callable(shares):
+        parts: Iterator[list[int]] = iter(shares(epoch))
+        return parts
+    # Of accelerate's loaders, which wrap others, one gives other ranks what its sampler says.
+    if not issubclass(type(loader), DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    if loader.batch_sampler is None:
+        return ([index] for index in loader.sampler)
+    return (list(batch) for batch in loader.batch_sampler)
+
+
+def _record(loader: Any, indices: bool) -> Record:
+    if not indices:
+        return Record(compared="digests", length=None)
+    return Record(compared="indices", length=len(loader.dataset) if hasattr(loader.dataset, "__len__") else None)
+
+
+@contextmanager
+def _undisturbed(loaders: Iterable[Any]) -> Iterator[None]:
+    """Samplers and generators end as they began: training must not depend on whether it was audited."""
+    samplers = [sampler for loader in loaders for sampler in _samplers(loader)]
+    attributes = [(sampler, dict(vars(sampler))) for sampler in samplers if hasattr(sampler, "__dict__")]
+    generators = {id(one): one for _, values in attributes for one in values.values() if type(one) is torch.Generator}
+    states = [(generator, generator.get_state()) for generator in generators.values()]
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        for generator, state in states:
+            generator.set_state(state)
+        for sampler, values in attributes:
+            vars(sampler).clear()
+            vars(sampler).update(values)
+
+
+def _samplers(loader: Any) -> Iterator[Any]:
+    """A DataLoader, and the samplers within it."""
+    if isinstance(loader, DataLoader):
+        yield loader
+    waiting, seen = [loader], set()
+    while waiting:
+        one = waiting.pop()
+        for inner in (getattr(one, "batch_sampler", None), getattr(one, "sampler", None)):
+            if inner is not None and id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)
+                yield inner
+
+
+def _digests(batch: Any) -> list[int]:
+    """64 bits of each example of a batch; of the whole batch, where it does not tell examples apart."""
+    columns = list(_columns(batch))
+    if not columns:
+        raise ConfigError(
+            f"a batch that is a {type(batch).__name__} holds nothing to compare; expected tensors, arrays, numbers or "
+            "strings, in dicts, lists or tuples\n"
+            "  next   give the loader a collate_fn that makes such a batch"
+        )
+    lengths = {len(column) for column in columns}
+    rows = zip(*columns, strict=True) if len(lengths) == 1 else [[b"".join(column) for column in columns]]
+    return [_signed(xxhash.xxh3_64_intdigest(b"|".join(row))) for row in rows]
+
+
+def _columns(batch: Any) -> Iterator[list[bytes]]:
+    """One for each tensor or list of values: the bytes of each example's."""
+    if isinstance(batch, np.ndarray) and batch.dtype != object:
+        yield [row.tobytes() for row in np.atleast_1d(batch)]
+    elif isinstance(batch, torch.Tensor):
+        flat = batch.detach().cpu().reshape(len(batch) if batch.ndim else 1, -1).contiguous()
+        yield [row.tobytes() for row in flat.view(torch.uint8).numpy()]
+    elif isinstance(batch, Mapping):
+        for key in batch:
+            yield from _columns(batch[key])
+    elif isinstance(batch, list | tuple):
+        if batch and all(isinstance(one, _PLAIN) for one in batch):
+            yield [repr(one).encode() for one in batch]
+        else:
+            for one in batch:
+                yield from _columns(one)
+    elif isinstance(batch, _PLAIN):
+        yield [repr(batch).encode()]
+
+
+_PLAIN = (str, bytes, bool, int, float, np.generic)
+
+
+def _signed(bits: int) -> int:
+    return bits - 2**64 if bits >= 2**63 else bits
+
+
+def _of_all_ranks(read: Callable[[], list[Record]], timeout_s: float) -> list[Record]:
+    """Every rank's record. What one of them raises while it reads, all hear at once."""
+    group = None
+    try:
+        # Of its own: the default one may be NCCL's, or have a deadline of half an hour.
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        found: list[Record] | Exception
+        try:
+            found = read()
+        except Exception as error:
+            found = error
+        mine = f"{type(found).__name__}: {found}" if isinstance(found, Exception) else found[0]
+        dist.monitored_barrier(group, timeout=timedelta(seconds=timeout_s), wait_all_ranks=True)
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, mine, group=group)
+    except RuntimeError as error:
+        raise AuditTimeout(
+            f"an audit of {dist.get_world_size()} ranks: not all of them took part within {timeout_s:g} s\n"
+            f"  missing  {_missing(str(error))}\n"
+            "  state    nothing was compared\n"
+            "  next     call elastic.audit on every rank, at the same place; timeout_s= for loaders that are slow",
+        ) from error
+    finally:
+        if group is not None:
+            dist.destroy_process_group(group)
+    if isinstance(found, Exception):
+        raise found
+    for rank, record in enumerate(gathered):
+        if isinstance(record, str):
+            raise ConfigError(
+                f"rank {rank}'s loader failed: {record}\n  state  nothing was compared\n  next   see rank {rank}'s log"
+            )
+    return gathered
+
+
+def _missing(message: str) -> str:
+    """Who did not come, of what torch says: rank 0's barrier names them all, a store's key the first."""
+    named = re.search(r"Ranks ([\d, ]+) failed", message) or re.search(r"keys: \S*/(\d+)", message)
+    return f"rank {named[1]}" if named else "rank 0's message names them"
+
+
+def _check(loaders: Sequence[Any], epochs: int, batches: int, allow: Collection[str]) -> None:
+    if unknown := set(allow) - set(get_args(Kind)):
+        raise ConfigError(f"allow = {sorted(unknown)}; expected names of findings: {', '.join(get_args(Kind))}")
+    for name, value in (("epochs", epochs), ("batches", batches)):
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{name} = {value!r}; expected an integer of 1 or more")
+    if not loaders:
+        raise ConfigError("an audit of no loaders; expected a loader, or a list of them, one for each rank")
+    if len(loaders) != len(set(map(id, loaders))):
+        raise ConfigError("an audit of a list that holds one loader twice; expected one for each rank")

@@ -1,0 +1,118 @@
+"""In which order does a run visit the examples? The protocol, and the two orders that need nothing but a length.
+
+Promises  an order has random access: any position of any epoch, at once, as a function of (seed, epoch, position), the
+          same on every platform and in every process. It takes the memory of what the user gave, or none.
+          What decides it is recorded with the run, by `identity`, and a run with another one is refused.
+Leaves    steps, shares and the end of an epoch to data_plan.py. Other orders: weighted.py, mixture.py, bucketed.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastic.data.permutation import VERSION, Permutation
+from elastic.state.randomness import derive
+
+Indices = NDArray[np.int64]
+Each = Literal["once", "at most once", "any"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What a run's order is laid over."""
+
+    dataset_length: int
+    batch_size: int
+    last_batch: str
+    seed: int
+
+
+class EpochOrder(Protocol):
+    """A run's order. An epoch has `length` positions, counted from 0.
+
+    length    the same in every epoch; a run's epochs need not visit as many examples as the dataset has
+    each      how often an epoch visits each example of the dataset; what is not every one once is judged by less
+    identity  what two runs of this order must have equal, beside Sizes: JSON, flat, with a `kind` and a `version`
+    """
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def each(self) -> Each: ...
+
+    @property
+    def identity(self) -> dict[str, Any]: ...
+
+    def at(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        """(turns, indices), each like `positions`: which examples stand there, and the numbers that with an example's
+        index name its visit. The visit's random stream (augmentation) is drawn from both: the turn is the epoch where
+        an epoch visits each example once at most."""
+        ...
+
+
+@runtime_checkable
+class Order(Protocol):
+    """What `Run(order=…)` takes: how examples are to be visited, by any run."""
+
+    def over(self, sizes: Sizes) -> EpochOrder:
+        """This order in a run. Raises ConfigError if it does not fit."""
+        ...
+
+
+@lru_cache(maxsize=64)
+def permutation(length: int, *key: int | str) -> Permutation:
+    """The shuffle of this length that belongs to this key, see randomness.derive."""
+    return Permutation(length, derive(*key))
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Each epoch visits every example once, in an order of its own. The default.
+
+    The order is computed and not stored, for datasets of up to 2**62 examples.
+    """
+
+    def over(self, sizes: Sizes) -> EpochOrder:
+        return _Shuffled(sizes)
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Each epoch visits every example once, in the dataset's order."""
+
+    def over(self, sizes: Sizes) -> EpochOrder:
+        return _Sequential(sizes)
+
+
+class _Every:
+    """An epoch of every example once."""
+
+    each: Each = "once"
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.length = sizes.dataset_length
+        self._seed = sizes.seed
+
+
+class _Shuffled(_Every):
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "shuffled", "version": VERSION}
+
+    def at(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        return np.full_like(positions, epoch), permutation(self.length, "epoch order", self._seed, epoch).at(positions)
+
+
+class _Sequential(_Every):
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "sequential", "version": 1}
+
+    def at(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        return np.full_like(positions, epoch), positions

@@ -1,0 +1,270 @@
+"""Any record of a file by its number: lines, JSON lines, samples of a tar, records of one length.
+
+An offsets array and a decoder: record i is the bytes between two offsets, made into an example. What kinds of files
+differ in is how the offsets are found (computed, or by a scan whose result record_index.py keeps) and the decoder.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from elastic.data.data_file import DataFile
+from elastic.data.record_index import Offsets, Scan, record_index
+from elastic.errors import ConfigError
+
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstandard", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
+_TAR_BLOCK = 512
+
+
+class RecordKind(Protocol):
+    """What a file's records are.
+
+    name      short, in file names
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def locate(self, file: DataFile, cache: str | os.PathLike[str] | None) -> tuple[Sequence[int] | Offsets, str]:
+        """The records' beginnings and the last one's end, and a digest of the file."""
+        ...
+
+    def decode(self, data: bytes) -> Any:
+        """An example, of a record's bytes. Raises ValueError where they are no such record."""
+        ...
+
+
+class RecordDataset(Dataset[Any]):
+    """Records of one file as examples, in any order: `dataset[i]`.
+
+    The classmethods open what is common. For a file of another kind hand over what finds its records. Several files
+    are one data set as `torch.utils.data.ConcatDataset([RecordDataset.tar(url) for url in urls])`.
+
+    Args:
+        url: A file on this machine, or any fsspec URL.
+        kind: What its records are.
+        transform: Makes an example of a decoded record. A function that processes can pickle, if they are spawned.
+        cache: The folder for the index of records; default beside the file, or ~/.cache/elastic.
+        storage_options: For fsspec's filesystem: endpoint, credentials.
+
+    Raises:
+        DataFileError: There is no such file, or it is something else.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        kind: RecordKind,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        options = {"transform": transform, "cache": cache, "storage_options": storage_options}
+        self._again = partial(type(self), url, kind, **options)  # type: ignore[arg-type]
+        self._kind = kind
+        self._transform = transform
+        self._file = DataFile(url, storage_options)
+        self._offsets, self._digest = kind.locate(self._file, cache)
+
+    @classmethod
+    def text_lines(cls, url: str | os.PathLike[str], **options: Any) -> RecordDataset:
+        """Each line is a string, without its end; empty ones, too. See the class for options."""
+        return cls(url, Scanned("lines", _lines, _text), **options)
+
+    @classmethod
+    def json_lines(cls, url: str | os.PathLike[str], **options: Any) -> RecordDataset:
+        """Each line is a JSON value; empty ones are left out. See the class for options."""
+        return cls(url, Scanned("json-lines", _lines_with_text, json.loads), **options)
+
+    @classmethod
+    def tar(cls, url: str | os.PathLike[str], **options: Any) -> RecordDataset:
+        """WebDataset's convention: files of one name up to its first dot, side by side in the archive, are one sample.
+
+        It is a dict: "__key__" is that name, and what follows the dot (`jpg`, `cls`) has each file's bytes.
+        See the class for options.
+        """
+        return cls(url, Scanned("tar", _samples, _sample), **options)
+
+    @classmethod
+    def fixed_length(
+        cls, url: str | os.PathLike[str], record_bytes: int, *, skip_bytes: int = 0, **options: Any
+    ) -> RecordDataset:
+        """Each record has so many bytes, from `skip_bytes` on, and is given as bytes. See the class for options."""
+        return cls(url, FixedLength(record_bytes, skip_bytes), **options)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(f"record {index} of {len(self)}, counted from 0")
+        start, end = int(self._offsets[index]), int(self._offsets[index + 1])
+        data = self._file.read(start, max(0, end - start))
+        try:
+            record = self._kind.decode(data)
+        except (ValueError, tarfile.TarError) as error:
+            raise self._file.error(
+                f"record {index}, bytes {start:,} to {end:,}, is none of kind {self._kind.name}: {error}",
+                "repair the file; if it has been changed since it was opened, write other data under another name",
+            ) from error
+        return record if self._transform is None else self._transform(record)
+
+    def data_identity(self) -> dict[str, Any]:
+        """What tells this data from other data, whatever the file is called: a run refuses to go on with another."""
+        return {"kind": self._kind.name, "records": len(self), "digest": self._digest}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._again, ()
+
+
+@dataclass(frozen=True)
+class FixedLength:
+    """Of `record_bytes` each, after `skip_bytes` of something else. Their offsets need no file."""
+
+    record_bytes: int
+    skip_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.record_bytes < 1 or self.skip_bytes < 0:
+            raise ConfigError(
+                f"record_bytes={self.record_bytes}, skip_bytes={self.skip_bytes}; expected 1 or more, and 0 or more"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"{self.record_bytes}-bytes"
+
+    def locate(self, file: DataFile, cache: str | os.PathLike[str] | None) -> tuple[Sequence[int], str]:
+        rest = file.size - self.skip_bytes
+        if rest < self.record_bytes or rest % self.record_bytes:
+            raise file.error(
+                f"its {file.size:,} bytes, less {self.skip_bytes:,}, are no whole number of records of "
+                f"{self.record_bytes:,}",
+                "correct record_bytes or skip_bytes, or copy it again if it was cut short",
+            )
+        return range(self.skip_bytes, file.size + 1, self.record_bytes), file.sampled_digest()
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """Found by reading the file once. Functions that processes can pickle, if they are spawned."""
+
+    name: str
+    scan: Scan
+    decoder: Callable[[bytes], Any]
+
+    def locate(self, file: DataFile, cache: str | os.PathLike[str] | None) -> tuple[Offsets, str]:
+        begin = file.read(0, min(8, file.size))
+        for magic, packed in _COMPRESSED.items():
+            if begin.startswith(magic):
+                raise file.error(
+                    f"it is compressed ({packed}), and can be read from its beginning alone",
+                    "unpack it: any record is read at once then",
+                )
+        try:
+            index = record_index(file, self.name, self.scan, cache)
+        except tarfile.TarError as error:
+            raise file.error(f"it is no whole tar: {error}", "pack or copy it again") from error
+        return index.offsets, index.digest
+
+    def decode(self, data: bytes) -> Any:
+        return self.decoder(data)
+
+
+def _lines(chunks: Iterator[bytes], *, empty: bool = True) -> Iterator[Offsets]:
+    at = begin = 0  # where the chunk begins, and the line that is under way
+    for chunk in chunks:
+        ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + (at + 1)
+        at += len(chunk)
+        if len(ends):
+            begins = np.concatenate(([begin], ends[:-1]))
+            yield begins if empty else begins[ends - begins > 1]
+            begin = int(ends[-1])
+    yield np.array([begin, at] if begin < at else [at])
+
+
+_lines_with_text = partial(_lines, empty=False)
+
+
+def _text(line: bytes) -> str:
+    text, _, rest = line.decode().partition("\n")
+    if rest:
+        raise ValueError("it is more than one line")
+    return text.removesuffix("\r")
+
+
+def _samples(chunks: Iterator[bytes]) -> Iterator[Offsets]:
+    """Raises tarfile.TarError."""
+    stream = _Stream(chunks)
+    key, over, end = None, set[str](), 0
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # it keeps all that it has seen
+            if not member.isfile():
+                continue
+            this = _key(member.name)[0]
+            if this != key:
+                if this in over:
+                    raise tarfile.TarError(
+                        f"files of {this} lie apart, with other samples between them; tar --sort=name lays them side "
+                        "by side"
+                    )
+                key = this
+                over.add(this)
+                yield np.array([member.offset])
+            end = member.offset_data + -(-member.size // _TAR_BLOCK) * _TAR_BLOCK
+    if stream.at == end:
+        raise tarfile.TarError("its end is missing")
+    yield np.array([end])
+
+
+def _sample(data: bytes) -> dict[str, Any]:
+    sample: dict[str, Any] = {}
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+        for member in archive:
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is not None:
+                sample["__key__"], extension = _key(member.name)
+                sample[extension] = content.read()
+    return sample
+
+
+def _key(name: str) -> tuple[str, str]:
+    """The sample's name and what the file is in it: a/b.seg.png is seg.png of a/b."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, extension = file.partition(".")
+    return folder + slash + stem, extension
+
+
+class _Stream(io.RawIOBase):
+    """Chunks as a file that is read from beginning to end."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+        self.at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            self._rest = memoryview(next(self._chunks, b""))
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        self.at += count
+        return count

@@ -1,0 +1,301 @@
+"""Examples that can only be read one after another: each virtual worker has a stream of its own.
+
+    elastic.Streams(make)        make(worker, workers) is the stream of one of so many virtual workers
+    elastic.Streams.lines(urls)  files of lines, dealt out to them
+
+Promises  a step's share is what its virtual worker's stream gives next, whoever carries that share. A stream's position
+          after each step is known to all workers: it travels with the step's sums, in transfers and in checkpoints. So
+          a run goes on by position at another world size, and no example is read to be passed over.
+          A stream that does not go on from its own position is found out before the first step, and refused.
+          A stream that ends begins again; with `set_epoch`, it is told for which time.
+Leaves    the steps to data_plan.py: to it this is a dataset of many examples, read in order.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import fsspec
+import numpy as np
+import torch
+
+from elastic.errors import ConfigError, StepError
+from elastic.state.randomness import seed_streams
+
+LENGTH = 2**48
+"""Examples that are as good as endless."""
+
+_PREFIX = "\0stream"  # no name that a script gives
+_BYTES, _NUMBERS = 6, 8  # in a number that a float64 holds; numbers at a time
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
+
+
+class Streams:
+    """What `Run(dataset=…)` takes in place of a dataset with a length. A run of streams ends after `steps=`.
+
+    Args:
+        make: `make(worker, workers)` returns an iterable of that virtual worker's examples, counted from 0, with
+            torchdata's `state_dict()`, JSON values that say where it stands, and `load_state_dict(state)`, after which
+            iterating over it goes on there. Together the streams should give each example once.
+
+    Raises:
+        ConfigError: Where a stream's state does not bring it back to where it stood; from the loop's beginning.
+    """
+
+    def __init__(self, make: Callable[[int, int], Any]) -> None:
+        self._make = make
+        self._edges: list[int] = []
+        self._positions: dict[int, tuple[int, dict[str, Any] | None]] = {}
+        self._readers: dict[int, _Reader] = {}
+
+    @staticmethod
+    def lines(
+        urls: Sequence[str],
+        decode: Callable[[bytes], Any] = json.loads,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Streams:
+        """The lines of files, in order; the files are dealt out to the virtual workers.
+
+        Args:
+            urls: Paths or fsspec URLs, as many as there are virtual workers at least.
+            decode: Makes an example of a line, without its end.
+            storage_options: For fsspec's filesystem.
+
+        Raises:
+            ConfigError: A file is compressed, or there are fewer than virtual workers; the latter from the first step.
+        """
+        packed = [url for url in urls if url.endswith(_COMPRESSED)]
+        if packed:
+            raise ConfigError(
+                f"{packed[0]} is compressed, and can only be read from its beginning: a run that goes on would have to "
+                "read and pass over all that it has trained on\n"
+                "  next  unpack it, or keep many small files"
+            )
+        files = sorted(urls)
+
+        def make(worker: int, workers: int) -> Lines:
+            if len(files) < workers:
+                raise ConfigError(
+                    f"{len(files)} files for {workers} virtual workers, of which each reads its own\n"
+                    f"  next  {workers} files or more, of about equal size"
+                )
+            return Lines(files[worker::workers], decode, storage_options)
+
+        return Streams(make)
+
+    def deal(self, sizes: Sequence[int]) -> None:
+        """sizes: how many examples each virtual worker has in a step."""
+        self._edges = [0, *accumulate(sizes)]
+
+    def check(self) -> None:
+        """Before the first read. Raises ConfigError for streams that do not go on from their positions."""
+        workers = len(self._edges) - 1
+        check_resumes(lambda: self._make(0, workers), 0)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        """The next example of the stream that `index` falls to."""
+        step, offset = divmod(index, self._edges[-1])
+        worker = bisect_right(self._edges, offset) - 1
+        first, end = self._edges[worker : worker + 2]
+        number = step * (end - first) + offset - first
+        reader = self._readers.get(worker)
+        if reader is None or reader.number != number:
+            reader = self._readers[worker] = self._reader(worker, number)
+        return reader.read()
+
+    def carried(self, worker: int) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+        """Where this worker's stream stands after the last read, as numbers under a name that no other stream has."""
+        reader = self._readers[worker]
+        told = json.dumps([reader.number, reader.position()]).encode()
+        room = -(-(len(told) + 4) // (_BYTES * _NUMBERS))
+        packed = (len(told).to_bytes(4, "little") + told).ljust(room * _BYTES * _NUMBERS, b"\0")
+        wide = np.zeros((room * _NUMBERS, 8), dtype=np.uint8)
+        wide[:, :_BYTES] = np.frombuffer(packed, dtype=np.uint8).reshape(-1, _BYTES)
+        return {f"{_PREFIX} {worker} {room}": wide.view(np.uint64)[:, 0].astype(np.float64)}
+
+    def settle(self, sums: dict[str, Any]) -> None:
+        """The step is exchanged: takes what `carried` gave, on all workers, out of its sums."""
+        for name in [name for name in sums if name.startswith(_PREFIX)]:
+            worker = int(name.split()[1])
+            numbers = np.asarray(sums.pop(name), dtype=np.float64).astype(np.uint64)
+            packed = numbers[:, None].view(np.uint8)[:, :_BYTES].tobytes()
+            end = 4 + int.from_bytes(packed[:4], "little")
+            number, position = json.loads(packed[4:end])
+            self._positions[worker] = number, position
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"positions": json.dumps(sorted(self._positions.items()))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        positions = json.loads(state["positions"])
+        self._positions = {worker: (number, position) for worker, (number, position) in positions}
+
+    def _reader(self, worker: int, number: int) -> _Reader:
+        workers = len(self._edges) - 1
+        known, position = self._positions.get(worker, (0, None))
+        if known != number:
+            raise StepError(
+                f"stream {worker} is to give its example {number}, and its position is known at {known}\n"
+                "  state  the step in hand is not applied\n"
+                "  next   this should not be: please report it"
+            )
+        return _Reader(lambda: self._make(worker, workers), worker, number, position)
+
+
+class _Reader:
+    """number  of the example that comes next, over all turns"""
+
+    def __init__(self, make: Callable[[], Any], worker: int, number: int, position: Mapping[str, Any] | None) -> None:
+        self._make = make
+        self._worker = worker
+        self.number = number
+        self._turn = 0 if position is None else int(position["turn"])
+        self._begin()
+        if position is not None:
+            self._stream.load_state_dict(position["at"])
+            self._iterator = iter(self._stream)
+
+    def read(self) -> Any:
+        for _ in range(2):
+            for example in self._iterator:
+                self.number += 1
+                return example
+            self._turn += 1
+            self._begin()
+        raise StepError(
+            f"stream {self._worker} gives no examples\n"
+            "  state  the step in hand is not applied\n"
+            "  next   fewer virtual workers than there are files or shards"
+        )
+
+    def position(self) -> dict[str, Any]:
+        return {"turn": self._turn, "at": state_of(self._stream, self._worker)}
+
+    def _begin(self) -> None:
+        self._stream = self._make()
+        if hasattr(self._stream, "set_epoch"):
+            self._stream.set_epoch(self._turn)
+        self._iterator = iter(self._stream)
+
+
+class Lines:
+    """The lines of some files, one after the other. state_dict: the file's number, and the byte that comes next."""
+
+    def __init__(
+        self, urls: Sequence[str], decode: Callable[[bytes], Any], storage_options: Mapping[str, Any] | None
+    ) -> None:
+        self._urls = list(urls)
+        self._decode = decode
+        self._options = dict(storage_options or {})
+        self._file, self._offset = 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._file < len(self._urls):
+            with fsspec.open(self._urls[self._file], "rb", **self._options) as opened:
+                opened.seek(self._offset)
+                while line := opened.readline():
+                    self._offset += len(line)
+                    yield self._decode(line.rstrip(b"\r\n"))
+            self._file, self._offset = self._file + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"file": self._file, "offset": self._offset}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._file, self._offset = state["file"], state["offset"]
+
+
+def state_of(stream: Any, worker: int) -> Any:
+    """Raises ConfigError where that is more than JSON can say."""
+    state = stream.state_dict()
+    try:
+        if json.loads(json.dumps(state)) == state:
+            return state
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(
+        f"stream {worker} ({type(stream).__name__}) has a state that is not plain: numbers, texts, lists, and dicts by "
+        "text\n  next  let its state_dict say where it stands in such values"
+    )
+
+
+def check_resumes(make: Callable[[], Any], worker: int) -> None:
+    """Raises ConfigError unless a stream goes on where the state of another one says. Reads a few examples, twice."""
+    one = make()
+    if not all(hasattr(one, name) for name in ("__iter__", "state_dict", "load_state_dict")):
+        raise ConfigError(
+            f"stream {worker} is a {type(one).__name__} without an iterator, state_dict or load_state_dict: what was "
+            "read of it could not be known after a restart\n"
+            "  next  give it these three, as torchdata's nodes and StatefulDataLoader have them"
+        )
+    if _buffers(one):
+        raise _goes_on_elsewhere(one, worker)
+    reading = _seeded(one)
+    if not list(_some(reading, 2)):
+        return  # it is empty, which a read finds out
+    state = state_of(one, worker)
+    follows = list(_some(reading, 2))
+    other = make()
+    other.load_state_dict(json.loads(json.dumps(state)))
+    if not same(follows, list(_some(_seeded(other), 2))):
+        raise _goes_on_elsewhere(one, worker)
+
+
+def _buffers(stream: Any) -> bool:
+    """Whether it is one of Hugging Face's that shuffles in a buffer. Its state leads back to the same examples until
+    the first buffer is used up, and loses a whole one from there on (datasets 5.2)."""
+    stage = getattr(stream, "_ex_iterable", None)
+    while stage is not None:
+        if type(stage).__name__ == "BufferShuffledExamplesIterable":
+            return True
+        stage = getattr(stage, "ex_iterable", None)
+    return False
+
+
+def _goes_on_elsewhere(stream: Any, worker: int) -> ConfigError:
+    return ConfigError(
+        f"stream {worker} ({type(stream).__name__}) does not go on where its state_dict says: after load_state_dict it "
+        "gives other examples\n"
+        "  found  such as a shuffle buffer, which is dropped when a state is loaded: its examples would be lost\n"
+        "  next   shuffle what lies in the files beforehand, or in an order with random access (elastic.orders)"
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two examples are equal to the bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return bool(one.dtype == other.dtype and np.array_equal(one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def _seeded(stream: Iterable[Any]) -> Iterator[Any]:
+    """Each example with the same random numbers."""
+    iterator = iter(stream)
+    while True:
+        seed_streams(0, None)
+        try:
+            yield next(iterator)
+        except StopIteration:
+            return
+
+
+def _some(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    for _ in range(count):
+        try:
+            yield next(iterator)
+        except StopIteration:
+            return

@@ -1,0 +1,41 @@
+"""Memory of sums, handed on from view to view: the kernel gives new memory page by page, which for the sums of a large
+model takes longer than to send them, on every worker that stays when another one joins."""
+
+from __future__ import annotations
+
+import torch
+
+_SPARE = 1 << 12  # elements: sums are padded by world size, and may be a little longer in the next view
+
+
+class WarmMemory:
+    """What the sums of a view that was left in order let go, those of the next one take.
+
+    Not what a group that broke had in flight: its threads may write there still.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[torch.Tensor] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(block.nbytes for block in self._free)
+
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """At least so many elements, in one dimension, of any values."""
+        fits = [
+            (len(block), index)
+            for index, block in enumerate(self._free)
+            if block.dtype == dtype and block.device == device and numel <= len(block) <= 2 * numel
+        ]
+        if fits:
+            return self._free.pop(min(fits)[1])
+        return torch.empty(numel + (_SPARE if numel > _SPARE else 0), dtype=dtype, device=device)
+
+    def give_back(self, blocks: list[torch.Tensor]) -> None:
+        """Nobody uses them any more."""
+        self._free += blocks
+
+    def forget(self) -> None:
+        """What nobody has taken is given back to the system."""
+        self._free = []

@@ -1,0 +1,100 @@
+"""Hugging Face Accelerate in a run: its Accelerator computes alone, and the run brings the workers together.
+
+    accelerator = Accelerator()                                # this one, in place of accelerate's
+    with elastic.Run(..., model=model, optimizer=optimizer, dataset=dataset, ...) as run:
+        accelerator.follow(run)
+        model, optimizer = accelerator.prepare(model, optimizer)      # and no train loader
+        for epoch in run.epochs():
+            for batch in run.batches():
+                ...                                            # as it was
+
+Accelerate sets up torch.distributed by itself where it finds LOCAL_RANK, which it must not: the group is the run's, and
+changes. So it is one process to itself (`num_processes` is 1), and an evaluation loader that is prepared reads all of
+its data on each worker. Who is the main process, by whom it prints and saves, follows the run's views.
+
+Checked with accelerate 1.15.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import accelerate
+from accelerate.state import AcceleratorState, PartialState
+
+from elastic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elastic.run import Run
+
+_OF_A_LAUNCH = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no types
+    """accelerate.Accelerator, for a run's worker. Takes what that takes.
+
+    Raises:
+        ConfigError: It is to accumulate gradients, to scale losses, or to spread the model by itself.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with hidden_launch():
+            super().__init__(*args, **kwargs)
+        check_alone(self)
+
+    def follow(self, run: Run) -> None:
+        """From here on the main process is the run's coordinator. Call it in the run's with-block."""
+        follow(run)
+
+
+def check_alone(accelerator: accelerate.Accelerator) -> None:
+    """Raises ConfigError where it would do by itself what is the run's."""
+    if accelerator.gradient_accumulation_steps != 1:
+        raise ConfigError(
+            f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, and a run adds gradients up by "
+            "itself\n"
+            "  next  leave it out: Run(batch_size=) is what one update counts, micro_batch_size= bounds memory"
+        )
+    if accelerator.num_processes != 1:
+        raise ConfigError(
+            f"accelerate set up {accelerator.distributed_type} over {accelerator.num_processes} processes, and workers "
+            "are a run's\n"
+            "  next  start the script with python, elastic run or torchrun, and not with accelerate launch"
+        )
+    if accelerator.scaler is not None:
+        raise ConfigError(
+            "mixed_precision='fp16' scales losses by a scaler of accelerate's own, which is not carried\n"
+            "  next  mixed_precision='bf16', which needs none"
+        )
+
+
+def follow(run: Run) -> None:
+    """From here on accelerate's main process is the run's coordinator."""
+
+    def placed(event: dict[str, Any]) -> None:
+        if event["event"] == "view_formed":
+            _place(run)
+
+    _place(run)
+    run.events.hear(placed)
+
+
+def _place(run: Run) -> None:
+    """What `is_main_process`, `print` and `on_main_process` ask; only the coordinator is a local main process."""
+    for state in (PartialState, AcceleratorState):
+        if state._shared_state:
+            state._shared_state["process_index"] = run.rank
+            state._shared_state["local_process_index"] = max(1, run.local_rank) if run.rank else 0
+
+
+@contextmanager
+def hidden_launch() -> Iterator[None]:
+    """Within it accelerate finds no launcher."""
+    hidden = {name: os.environ.pop(name) for name in _OF_A_LAUNCH if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)

@@ -1,0 +1,73 @@
+"""Lightning Fabric in a run: its Fabric computes alone, and the run brings the workers together.
+
+    fabric = Fabric()                                          # this one, in place of lightning's
+    with elastic.Run(..., model=model, optimizer=optimizer, dataset=dataset, ...) as run:
+        fabric.follow(run)
+        model, optimizer = fabric.setup(model, optimizer)      # and no setup_dataloaders for training
+        for epoch in run.epochs():
+            for batch in run.batches():
+                ...                                            # as it was
+
+Checked with lightning 2.6.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lightning.fabric
+import torch
+from lightning.fabric.strategies import SingleDeviceStrategy
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+from elastic.errors import ConfigError
+from elastic.integrations.placing import own_device
+
+if TYPE_CHECKING:
+    from elastic.run import Run
+
+
+class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
+    """lightning.fabric.Fabric, for a run's worker. Takes what that takes, but for what spreads a model.
+
+    Args:
+        device: Where this worker computes; "cuda" is its own GPU of those that its node has.
+        **named: Fabric's.
+
+    Raises:
+        ConfigError: It is to spread the model by itself, or to scale losses.
+    """
+
+    def __init__(self, *, device: torch.device | str = "cpu", **named: Any) -> None:
+        if given := [name for name in ("strategy", "devices", "num_nodes", "accelerator") if name in named]:
+            raise ConfigError(
+                f"Fabric({', '.join(given)}) is for a launch of Fabric's own, and workers are a run's\n"
+                "  next  leave it out; device= says where this worker computes"
+            )
+        if str(named.get("precision", "")).startswith("16"):
+            raise ConfigError(
+                f"precision={named['precision']!r} scales losses by a scaler of Fabric's own, which is not carried\n"
+                "  next  precision='bf16-mixed', which needs none"
+            )
+        own = own_device(device)
+        self._of_worker = _OfWorker(own)
+        super().__init__(strategy=self._of_worker, accelerator=own.type, devices=1, **named)
+
+    def follow(self, run: Run) -> None:
+        """From here on the main process is the run's coordinator. Call it in the run's with-block."""
+        strategy = self._of_worker
+
+        def place() -> None:
+            strategy.global_rank = rank_zero_only.rank = run.rank
+            strategy.local_rank = max(1, run.local_rank) if run.rank else 0
+
+        place()
+        run.events.hear(lambda event: place() if event["event"] == "view_formed" else None)
+
+
+class _OfWorker(SingleDeviceStrategy):  # type: ignore[misc]  # it has no types
+    """One device, and a place among the workers."""
+
+    @property
+    def is_global_zero(self) -> bool:
+        return bool(self.global_rank == 0)

@@ -1,0 +1,401 @@
+"""Hugging Face's Trainer in a run: its loop, logs, callbacks and schedules, over the run's workers.
+
+    from elastic.integrations.transformers import ElasticTrainer       # in place of transformers' Trainer
+    trainer = ElasticTrainer(model=model, args=args, train_dataset=dataset, ...,
+                             elastic={"url": "runs/mine", "virtual_workers": 16})
+
+What the Trainer takes for a batch is a whole step of the run: this worker's shares of it are passed inside
+`training_step`, where a step also comes round again. So logs, callbacks, evaluations and stops come once a step, on
+every worker, with the step's own loss: that of all of its examples (of its tokens, where the model's loss counts them).
+
+Trainer state is part of the run's state: its counters, log history (without running times), running loss, best metric,
+and the callbacks that transformers itself can save (`ExportableState`).
+
+Importing this hides the launcher from accelerate, see accelerate.py. Checked with transformers 5.23.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from accelerate.state import PartialState
+from accelerate.utils import find_batch_size
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import IterableDataset, RandomSampler
+from transformers.trainer_callback import ExportableState, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+
+from elastic.errors import ConfigError
+from elastic.integrations.accelerate import check_alone, follow, hidden_launch
+from elastic.integrations.placing import steps_per_epoch
+from elastic.loop.plain_step import PlainStep
+from elastic.run import Run
+
+_SET_HERE = ("model", "optimizer", "scheduler", "dataset", "collate_fn", "steps", "epochs", "seed", "num_workers",
+             "last_batch", "count")  # fmt: skip
+_CARRIED = ("global_step", "epoch", "total_flos", "best_metric", "best_global_step", "best_model_checkpoint")
+_RUNNING_TIMES = ("_runtime", "_per_second")
+
+if TYPE_CHECKING:
+    _Trainer = Any
+else:
+    _Trainer = object
+
+
+class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
+    """For a Trainer of one's own: `class Mine(ElasticMixin, transformers.Seq2SeqTrainer)`.
+
+    Args:
+        elastic: Arguments of `elastic.Run`: `url`, `virtual_workers`, and any others that the Trainer does not decide.
+            `batch_size`, the examples of one update on all workers together, is `per_device_train_batch_size` unless
+            it is given.
+        *args: The Trainer's.
+        **kwargs: The Trainer's.
+
+    Attributes:
+        run: The run, from `train()` on.
+
+    Raises:
+        ConfigError: Something was asked for that a run cannot carry exactly; from here or from `train`.
+    """
+
+    def __init__(self, *args: Any, elastic: Mapping[str, Any], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _check(self, elastic)
+        self._elastic = {"batch_size": self.args.train_batch_size, **elastic}
+        self._train_batch_size = self._elastic["batch_size"]
+        self._steps: _Steps | None = None
+        self._stack = ExitStack()
+        self.run: Run | None = None
+        self._progress = _Progress(self)
+        handler = self.callback_handler
+        handler.callbacks.insert(0, _Follower(self))  # before those who read the state
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """See transformers.Trainer.train. The run resumes by itself: `resume_from_checkpoint` is refused."""
+        if args or kwargs.get("resume_from_checkpoint") or kwargs.get("trial"):
+            raise ConfigError(
+                "train() was given a checkpoint or a trial, and a run goes on from what it saved itself\n"
+                "  next  trainer.train(); weights to begin with are loaded into the model before"
+            )
+        accelerator = self.accelerator
+        check_alone(accelerator)
+        with ExitStack() as self._stack:
+            backward = accelerator.backward
+            accelerator.backward = self._progress.counting(backward)
+            self._stack.callback(setattr, accelerator, "backward", backward)
+            return super().train(*args, **kwargs)
+
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()
+        sampler = getattr(loader.batch_sampler, "sampler", None)
+        if not isinstance(sampler, RandomSampler) and type(sampler).__name__ != "SeedableRandomSampler":
+            raise ConfigError(
+                f"the train loader's sampler is a {type(sampler).__name__}, and a run's order is its own\n"
+                "  next  leave _get_train_sampler and train_sampling_strategy as they are"
+            )
+        self._steps = _Steps(self, loader)
+        return self._steps
+
+    def _init_training_state(self, max_steps: int, per_epoch: int, *args: Any) -> tuple[int, int]:
+        super()._init_training_state(max_steps, per_epoch, *args)
+        steps = self._steps
+        if steps is None:
+            raise ConfigError("get_train_dataloader is overridden, and the run's batches come from there")
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps=max_steps)
+        self._created_lr_scheduler = False  # or the Trainer makes another one
+        plateau = isinstance(self.lr_scheduler, ReduceLROnPlateau)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        given = dict(self._elastic)
+        extra = {**given.pop("extra", {}), "trainer": self._progress}
+        run = Run(
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=None if plateau else self.lr_scheduler,
+            dataset=steps.dataset,
+            collate_fn=steps.collate_fn,
+            steps=max_steps,
+            seed=seed,
+            num_workers=self.args.dataloader_num_workers,
+            last_batch="drop" if self.args.dataloader_drop_last else "short",
+            count=self._count,
+            extra={**extra, "plateau": self.lr_scheduler} if plateau else extra,
+            **given,
+        )
+        self.run = self._stack.enter_context(run)
+        follow(run)
+        steps.of_run = run.steps()
+        return run.step_index // per_epoch, 0
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """All of this worker's shares of a step; returns the loss of the whole step."""
+        run, step = self.run, inputs["step"]
+        assert run is not None
+        for batch in step:
+            self._progress.batch = batch
+            items = self._get_num_items_in_batch([batch], self.args.device)
+            super().training_step(model, batch, items)
+        self._progress.batch = None
+        return torch.tensor(run.sums["loss"] / run.count, device=self.args.device)
+
+    def _count(self, batch: Any) -> int:
+        """What a batch's loss is a mean over: where the model's loss counts none, it is a mean over its examples."""
+        items = self._get_num_items_in_batch([batch], self.args.device)
+        return int(find_batch_size(batch) if items is None else items)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        name = getattr(self.model, "main_input_name", "input_ids")
+        elements = 0 if self.run is None else int(self.run.sums.get("elements", 0))
+        return int(super().floating_point_ops({name: torch.empty(elements, device="meta")}))
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = self._progress.norm()
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), self.args.max_grad_norm, torch.tensor(norm))
+        return norm
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        return self._progress.norm()
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Where it is about the loss alone, the workers share the examples; metrics of one's own see all of them."""
+        run = self.run
+        if run is None or not self._progress.is_looping:
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        alone = self.compute_metrics is not None or not hasattr(dataloader.dataset, "__len__")
+        if alone or not (kwargs.get("prediction_loss_only") or self.args.prediction_loss_only):
+            with run.long_section():
+                return super().evaluation_loop(dataloader, *args, **kwargs)
+
+        def losses(batch: Any) -> dict[str, Any]:
+            examples = find_batch_size(batch)
+            loss, _, _ = self.prediction_step(self.model, batch, True, ignore_keys=kwargs.get("ignore_keys"))
+            return {} if loss is None else {"loss": loss.mean() * examples, "examples": examples}
+
+        sums = run.evaluate(
+            dataloader.dataset, losses, batch_size=self.args.eval_batch_size, collate_fn=dataloader.collate_fn
+        )
+        metrics = {}
+        if sums:
+            metrics[f"{kwargs.get('metric_key_prefix', 'eval')}_loss"] = float(sums["loss"] / sums["examples"])
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(dataloader.dataset))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """One worker writes it, and all know where it lies."""
+        run, state = self.run, self.state
+        assert run is not None
+        if run.is_coordinator:
+            with run.long_section():
+                super()._save_checkpoint(model, trial)
+        else:
+            self.store_flos()
+        if state.best_global_step:
+            folder = f"checkpoint-{state.best_global_step}"
+            state.best_model_checkpoint = os.path.join(self._get_output_dir(trial=trial), folder)
+
+    def _finalize_training(self, *args: Any) -> Any:
+        self._stack.close()  # the run's last save, before the best model is loaded
+        self._progress.is_looping = False
+        return super()._finalize_training(*args)
+
+
+class ElasticTrainer(ElasticMixin, transformers.Trainer):  # type: ignore[misc]  # it has no types
+    """transformers.Trainer, for a run's worker; see ElasticMixin."""
+
+
+class _Steps:
+    """The train loader. What it gives are steps, each in a dict: the Trainer looks for labels in what it gets."""
+
+    def __init__(self, trainer: Any, loader: Any) -> None:
+        self.dataset, self.collate_fn = loader.dataset, loader.collate_fn
+        self.batch_size = trainer._elastic["batch_size"]
+        self._per_epoch = steps_per_epoch(
+            self.dataset,
+            batch_size=self.batch_size,
+            drops=trainer.args.dataloader_drop_last,
+            order=trainer._elastic.get("order"),
+        )
+        self.of_run: Iterator[PlainStep] = iter(())
+
+    def __len__(self) -> int:
+        return self._per_epoch
+
+    def __iter__(self) -> Iterator[dict[str, PlainStep]]:
+        for step in self.of_run:
+            yield {"step": step}
+            if step.last_of_epoch:
+                return
+
+
+class _Progress:
+    """What of the Trainer must be the same on all workers, on one that joins, and after a restart.
+
+    batch       in hand
+    is_looping  the Trainer is in its loop
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._loss = (0.0, 0.0, 0, 0.0)
+        self._norm: tuple[int, float] | None = None  # the step's index, and that of its gradients
+        self._logged: list[str] = []
+        self._log = ""
+        self.batch: Any = None
+        self.is_looping = False
+
+    def counting(self, backward: Any) -> Any:
+        """`backward`, before which the loss is added to the run's sums."""
+
+        def adds(loss: torch.Tensor, **named: Any) -> None:
+            trainer, batch = self._trainer, self.batch
+            if batch is not None:
+                main = batch.get(getattr(trainer.model, "main_input_name", "input_ids"))
+                added = {} if main is None else {"elements": main.numel()}
+                trainer.run.add(loss=loss.detach().float() * trainer._count(batch), **added)
+            backward(loss, **named)
+
+        return adds
+
+    def norm(self) -> float:
+        """Of the step's exact gradients. A worker that took the step over has none, and got their norm with it."""
+        run = self._trainer.run
+        if run.updating and (self._norm is None or self._norm[0] != run.step_index):
+            gradients = [one.grad for one in self._trainer.model.parameters() if one.grad is not None]
+            self._norm = run.step_index, float(torch.nn.utils.get_total_norm(gradients))
+        return 0.0 if self._norm is None else self._norm[1]
+
+    def begin_loop(self) -> None:
+        trainer = self._trainer
+        loss, trainer._total_loss_scalar, trainer._globalstep_last_logged, trainer.current_flos = self._loss
+        trainer._tr_loss = torch.tensor(loss, device=trainer.args.device)
+        trainer._initial_global_step = 0  # what the Trainer says at the end is of the whole run
+        self.is_looping = True
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        if self.is_looping:
+            self.norm()
+            total, last = trainer._total_loss_scalar, trainer._globalstep_last_logged
+            self._loss = float(trainer._tr_loss), total, last, float(trainer.current_flos)
+        told = {
+            "state": {name: getattr(trainer.state, name) for name in _CARRIED},
+            "callbacks": [(type(one).__name__, one.state()["attributes"]) for one in self._exportable()],
+            "loss": self._loss,
+            "norm": self._norm,
+        }
+        return {"told": json.dumps(told, default=float), "log": self._log_history()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer, told = self._trainer, json.loads(state["told"])
+        self._norm = told["norm"] and tuple(told["norm"])
+        if self.is_looping:
+            return  # a step was taken over: this loop stands where the donor's stood, and holds the same
+        for name, value in told["state"].items():
+            setattr(trainer.state, name, value)
+        for one, (name, attributes) in zip(self._exportable(), told["callbacks"], strict=False):
+            if type(one).__name__ != name:
+                names = [name for name, _ in told["callbacks"]]
+                raise ConfigError(
+                    f"the run's callbacks with a state are {', '.join(names)}, and this script's "
+                    f"{', '.join(type(one).__name__ for one in self._exportable())}\n"
+                    "  next  give the Trainer the same ones, in that order"
+                )
+            vars(one).update(attributes)
+        trainer.state.log_history = [json.loads(line) for line in state["log"].splitlines()]
+        self._loss = tuple(told["loss"])
+
+    def _log_history(self) -> str:
+        """As JSON lines, without what differs from run to run. Of a long one only what is new is turned into text."""
+        history = self._trainer.state.log_history or []
+        if len(history) < len(self._logged):
+            self._logged = []
+        if len(history) > len(self._logged) or not history:
+            for entry in history[len(self._logged) :]:
+                lasting = {name: value for name, value in entry.items() if not name.endswith(_RUNNING_TIMES)}
+                self._logged.append(json.dumps(lasting, default=float))
+            self._log = "\n".join(self._logged)
+        return self._log
+
+    def _exportable(self) -> list[Any]:
+        everyone = [*self._trainer.callback_handler.callbacks, self._trainer.control]
+        return [one for one in everyone if isinstance(one, ExportableState)]
+
+
+class _Follower(TrainerCallback):  # type: ignore[misc]  # it has no types
+    """Tells the Trainer what it cannot know: where a run stands that others began."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer._progress.begin_loop()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.is_world_process_zero = state.is_local_process_zero = self._trainer.run.is_coordinator
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The Trainer counts an epoch's steps from where this process began."""
+        state.epoch = state.global_step / len(self._trainer._steps)
+        state.is_world_process_zero = state.is_local_process_zero = self._trainer.run.is_coordinator
+
+
+def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what cannot be carried."""
+    missing = [name for name in ("url", "virtual_workers") if name not in elastic]
+    twice = [name for name in _SET_HERE if name in elastic]
+    if missing or twice:
+        found = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(twice)}, which the Trainer decides"
+        raise ConfigError(
+            f"elastic={{...}} {found}\n"
+            "  next  url, virtual_workers, batch_size (of one update, on all workers together), and what else "
+            "elastic.Run takes"
+        )
+    args = trainer.args
+    for found, refused, instead in (
+        (f"gradient_accumulation_steps={args.gradient_accumulation_steps}", args.gradient_accumulation_steps != 1,
+         "leave it out: batch_size is what one update counts, micro_batch_size bounds memory"),
+        (f"n_gpu={args.n_gpu}", args.n_gpu > 1, "show each worker one GPU: CUDA_VISIBLE_DEVICES"),
+        (f"world_size={args.world_size}", args.world_size != 1,
+         "import elastic.integrations.transformers before TrainingArguments is made"),
+        ("use_liger_kernel", args.use_liger_kernel, "leave it out: its loss is not known to be a mean"),
+        (f"train_sampling_strategy={args.train_sampling_strategy!r}", args.train_sampling_strategy != "random",
+         "leave it out: a run's order is its own"),
+        ("auto_find_batch_size", args.auto_find_batch_size, "micro_batch_size bounds memory"),
+        (f"include_num_input_tokens_seen={args.include_num_input_tokens_seen!r}",
+         args.include_num_input_tokens_seen != "no", "leave it out: this worker sees its own shares only"),
+        (f"optim={str(args.optim)!r}", "lomo" in str(args.optim).lower() or "layerwise" in str(args.optim).lower(),
+         "an optimizer that steps behind the backward pass"),
+        ("deepspeed or FSDP", trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, "leave it out"),
+        ("an IterableDataset to train on", isinstance(trainer.train_dataset, IterableDataset),
+         "a dataset with a length and an index"),
+    ):  # fmt: skip
+        if refused:
+            raise ConfigError(f"{found}: a run cannot carry that exactly\n  next  {instead}")
+
+
+_set_up, _train = PartialState.__init__, transformers.Trainer.train
+
+
+def _set_up_alone(self: Any, *args: Any, **kwargs: Any) -> None:
+    with hidden_launch():
+        _set_up(self, *args, **kwargs)
+
+
+def _train_together(self: Any, *args: Any, **kwargs: Any) -> Any:
+    workers = int(os.environ.get("WORLD_SIZE", "1"))
+    if workers > 1 and not isinstance(self, ElasticMixin):
+        raise ConfigError(
+            f"a {type(self).__name__} is no ElasticTrainer, and elastic.integrations.transformers is imported: each of "
+            f"the {workers} workers would train by itself\n"
+            "  next  ElasticTrainer(..., elastic={...}); or start the script without a launcher"
+        )
+    return _train(self, *args, **kwargs)
+
+
+PartialState.__init__, transformers.Trainer.train = _set_up_alone, _train_together

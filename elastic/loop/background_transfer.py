@@ -1,0 +1,153 @@
+"""The weights, and what optimizers keep beside them, go to newcomers while those who hold them compute the next step.
+
+    donor     begins to send at the boundary, in a thread of its own, and computes: no update comes before all of it has
+              left, since the newcomer takes part in the exchange of that step
+    newcomer  receives, and then goes to its script: it has no share of that step
+
+So the others pause for what of the transfer takes longer than they compute. torchft heals a replica in the same way:
+it takes part in its first step with gradients of zero (its `start_quorum`).
+
+Between the boundary and the update only the script's own code could write to the weights. Where it did, the newcomer
+has got some of them from before that and some from after: its donor tells it so, with the last byte, and it comes in at
+a later boundary, with all workers waiting for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from elastic.errors import CollectiveFailed, PeerLost
+from elastic.group.form import Group, Work
+
+PIECE = 4 << 20
+_IN_FLIGHT = 2  # pieces: one is being sent while the other end takes the one before
+_LOOK_S = 0.02
+_WHOLE, _TORN = 0, 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes start … stop of a tensor."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def pieces(sizes: Mapping[str, int], donors: int) -> list[list[Piece]]:
+    """What each donor sends, near-equal in bytes. sizes: of the tensors."""
+    total = sum(sizes.values())
+    found: list[list[Piece]] = [[] for _ in range(donors)]
+    before = 0
+    for name, size in sizes.items():
+        for start in range(0, size, PIECE):
+            piece = Piece(name, start, min(start + PIECE, size))
+            found[min((before + start) * donors // total, donors - 1)].append(piece)
+        before += size
+    return found
+
+
+class Giving:
+    """On its way from this rank, from the making of this object on."""
+
+    def __init__(
+        self,
+        group: Group,
+        to: Collection[int],
+        own: Sequence[Piece],
+        flats: Mapping[str, torch.Tensor],
+        written: Callable[[], bool],
+    ) -> None:
+        """
+        own      what this rank sends
+        flats    the bytes of each tensor, where they lie
+        written  whether weights have been written to since this was made; asked in another thread
+        """
+        self.on_finish: Callable[[], None] = lambda: None
+        self._group = group
+        self._written = written
+        self._failure: PeerLost | CollectiveFailed | None = None
+        self._over = threading.Event()
+        arguments = to, own, flats
+        threading.Thread(target=self._give, args=arguments, name="elastic-giving", daemon=True).start()
+
+    def finish(self) -> None:
+        """Returns when all of it has left. Raises PeerLost."""
+        while not self._over.wait(_LOOK_S):
+            self._group.check()
+        if self._failure is not None:
+            raise self._failure
+        self.on_finish()
+
+    def _give(self, to: Collection[int], own: Sequence[Piece], flats: Mapping[str, torch.Tensor]) -> None:
+        try:
+            _in_order(self._sent(to, own, flats))
+            last = torch.tensor([_TORN if self._written() else _WHOLE], dtype=torch.uint8)
+            _in_order(self._group.send(last, rank) for rank in to)
+        except (PeerLost, CollectiveFailed) as failure:
+            self._failure = failure.with_traceback(None)  # which would keep the group
+        finally:
+            self._over.set()
+
+    def _sent(self, to: Collection[int], own: Sequence[Piece], flats: Mapping[str, torch.Tensor]) -> Iterator[Work]:
+        for piece in own:
+            data = flats[piece.name][piece.start : piece.stop].cpu()
+            for rank in to:
+                yield self._group.send(data, rank)
+
+
+def take(group: Group, given: Mapping[int, Sequence[Piece]], into: Mapping[str, torch.Tensor]) -> None:
+    """Receives what each donor gives, rank -> pieces. Raises PeerLost: nothing of it can be used."""
+    taking = _Taking(group, given, into)
+    threading.Thread(target=taking.run, name="elastic-taking", daemon=True).start()
+    while not taking.over.wait(_LOOK_S):
+        group.check()  # gloo may not come back from a message that was torn in two: then its thread is left to itself
+    if taking.failure is not None:
+        raise taking.failure
+    if taking.torn:
+        raise PeerLost("a donor's script has written to the weights meanwhile", step=None, phase="transfer")
+
+
+class _Taking:
+    def __init__(self, group: Group, given: Mapping[int, Sequence[Piece]], into: Mapping[str, torch.Tensor]) -> None:
+        self.failure: PeerLost | CollectiveFailed | None = None
+        self.torn = False
+        self.over = threading.Event()
+        self._group = group
+        self._given = given
+        self._into = into
+
+    def run(self) -> None:
+        last = {rank: torch.full((1,), _TORN, dtype=torch.uint8) for rank in self._given}
+        try:
+            _in_order(self._received(), together=len(self._given))
+            _in_order(self._group.receive(one, rank) for rank, one in last.items())
+            self.torn = any(int(one) != _WHOLE for one in last.values())
+        except (PeerLost, CollectiveFailed) as failure:
+            self.failure = failure.with_traceback(None)
+        finally:
+            self.over.set()
+
+    def _received(self) -> Iterator[Work]:
+        """From all donors in turn, so that they send at the same time."""
+        for number in range(max(map(len, self._given.values()))):
+            for rank, own in self._given.items():
+                for piece in islice(own, number, number + 1):
+                    yield self._group.receive(self._into[piece.name][piece.start : piece.stop], rank)
+
+
+def _in_order(works: Iterator[Work], together: int = 1) -> None:
+    """Waits for all, with few in flight."""
+    in_flight: deque[Work] = deque()
+    for work in works:
+        in_flight.append(work)
+        if len(in_flight) > _IN_FLIGHT * together:
+            in_flight.popleft().wait()
+    for work in in_flight:
+        work.wait()

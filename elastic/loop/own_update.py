@@ -1,0 +1,258 @@
+"""The update of a loop that steps its optimizers itself: which of its calls count, and when the update is over.
+
+    before a step's gradients are exact   optimizer.step, scheduler.step, scaler.unscale_, .step and .update do nothing
+    from then on                          they do what they do; the update is over when every optimizer has stepped, or,
+                                          with a scaler, when it is updated (it skips the optimizers on inf, on all
+                                          workers alike)
+    where a peer's state came instead     the optimizers and the scaler do nothing, once; the rest of the body runs
+
+Optimizers and scalers get a `step` of their own while the loop runs. A scheduler gets another class: what lies in its
+`__dict__` is part of its state_dict.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from elastic.config import Config
+from elastic.errors import UNTOUCHED, StepError
+from elastic.group.sums import Agreed
+from elastic.loop.plain_step import PlainStep
+
+
+class OwnUpdate:
+    """
+    begins    is called with an update's beginning
+    ends      is called when it is over, with what the exchange gave
+    stepping  a context for an optimizer's own step, by its name
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        begins: Callable[[], None],
+        ends: Callable[[PlainStep, Agreed], None],
+        stepping: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._config = config
+        self._begins = begins
+        self._ends = ends
+        self._stepping = stepping
+        self._step: PlainStep | None = None
+        self._agreed: Agreed | None = None
+        self._stepped: set[str] = set()
+        self._undo: list[Callable[[], None]] = []
+        self._ungated = False
+
+    def install(self) -> None:
+        for name, optimizer in self._config.optimizers.items():
+            self._replace(optimizer, "step", self._gated_step(name, optimizer))
+            self._replace(optimizer, "zero_grad", self._gated_zero_grad(optimizer))
+        for scheduler in self._config.schedulers.values():
+            self._gate_scheduler(scheduler)
+        if self._config.scaler is not None:
+            for name in ("unscale_", "step", "update"):
+                self._replace(self._config.scaler, name, self._gated_scaler(name))
+
+        self._undo.append(register_optimizer_step_pre_hook(self._check_known).remove)
+
+    def remove(self) -> None:
+        self._ungated = True
+        while self._undo:
+            self._undo.pop()()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether exact gradients are in `.grad`, and wait for the loop's own code."""
+        return self._agreed is not None
+
+    def next_step(self, step: PlainStep | None) -> None:
+        self._step, self._stepped = step, set()
+
+    def opens(self, step: PlainStep, agreed: Agreed) -> None:
+        self._agreed = agreed
+        self._begins()
+
+    def check_closed(self, step: PlainStep) -> None:
+        """Raises StepError where the loop's body has left the update undone."""
+        if self._agreed is not None:
+            missing = [name for name in self._config.optimizers if name not in self._stepped]
+            call = f"step() of {', '.join(map(repr, missing))}" if missing else "scaler.update()"
+            raise StepError(
+                f"the loop's body ended with the gradients of step {step.in_hand.index} exact, and without {call}\n"
+                "  state  the update is not complete; nothing of it was saved\n"
+                "  next   step every optimizer after every backward: until a step's last share that does nothing. The "
+                "run adds\n         gradients up by itself: batch_size= is what one update counts, micro_batch_size= "
+                "bounds memory"
+            )
+
+    def notes(self, error: BaseException) -> Iterator[str]:
+        """What this has to say to an error of the loop's own code."""
+        if self._agreed is not None or self._step is None or self._step.in_hand.applied:
+            return
+        if isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error):
+            yield "elastic: .grad is None until a step's last share: guard what reads it with `if run.updating:`"
+        if isinstance(error, AssertionError) and "inf checks" in str(error):
+            yield "elastic: hand the scaler over: Run(scaler=scaler)"
+
+    # what the loop calls
+
+    def _check_known(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Raises StepError for an optimizer of the model's parameters that the run does not know."""
+        if any(optimizer is known for known in self._config.optimizers.values()):
+            return
+        names = {id(parameter): name for name, parameter in self._config.parameters().items()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in names:
+                    raise StepError(
+                        f"a {type(optimizer).__name__} that the run does not know steps {names[id(parameter)]}\n"
+                        "  found  its state would be neither saved nor given to newcomers, and it would step in every "
+                        f"body\n{UNTOUCHED}"
+                        "  next   hand it over: Run(optimizer={'first': ..., 'second': ...})"
+                    )
+
+    def _gated_step(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
+        original = optimizer.step
+
+        @functools.wraps(original)
+        def step(_: Any, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+            if self._ungated:
+                return original(*(() if closure is None else (closure,)), *args, **kwargs)
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+                args = (functools.partial(_same, loss), *args)
+            if not self._is_due(name):
+                return loss
+            if all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"]):
+                self._refuse_no_gradients(name)
+            with self._stepping(name):
+                result = original(*args, **kwargs)
+            self._has_stepped(name)
+            return result
+
+        return step
+
+    def _gated_zero_grad(self, optimizer: torch.optim.Optimizer) -> Any:
+        original = optimizer.zero_grad
+
+        @functools.wraps(original)
+        def zero_grad(_: Any, *args: Any, **kwargs: Any) -> None:
+            if self._agreed is not None and not self._ungated:
+                raise self._gradients_gone("zero_grad() was called")
+            original(*args, **kwargs)
+
+        return zero_grad
+
+    def _gate_scheduler(self, scheduler: Any) -> None:
+        kind = type(scheduler)
+
+        def step(gated: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._ungated or self._is_past_the_exchange():
+                return kind.step(gated, *args, **kwargs)
+            return None
+
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
+
+        def undo() -> None:
+            scheduler.__class__ = kind
+
+        self._undo.append(undo)
+
+    def _gated_scaler(self, name: str) -> Any:
+        scaler = self._config.scaler
+        original = getattr(scaler, name)
+
+        @functools.wraps(original)
+        def gated(_: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._ungated:
+                return original(*args, **kwargs)
+            if self._agreed is None:
+                if name == "update" and self._step is not None and self._step.taken:
+                    self._step.leave_to_the_script()
+                return None
+            if name == "update" and len(self._stepped) < len(self._config.optimizers):
+                return None  # check_closed says which is missing
+            result = original(*args, **kwargs)
+            if name == "step":
+                self._stepped |= {key for key, one in self._config.optimizers.items() if one is args[0]}
+            if name == "update":
+                self._close()
+            return result
+
+        return gated
+
+    # the state of the update
+
+    def _is_past_the_exchange(self) -> bool:
+        return self._agreed is not None or self._step is None or self._step.in_hand.applied
+
+    def _is_due(self, name: str) -> bool:
+        """Whether a call of this optimizer's step counts. Raises StepError where none is due."""
+        step = self._step
+        if self._agreed is None and step is not None and not step.in_hand.applied:
+            return False
+        if step is None or name in self._stepped:
+            again = "" if step is None else f" a second time in step {step.in_hand.index}"
+            raise StepError(
+                f"optimizer.step() was called{again or ' outside the loop'}, and each step of a run updates once\n"
+                "  state  what was applied stays; nothing is lost\n"
+                "  next   call it once for each batch of run.batches()"
+            )
+        if self._agreed is None:  # taken over: the state that came has it
+            self._stepped.add(name)
+            if len(self._stepped) == len(self._config.optimizers) and self._config.scaler is None:
+                step.leave_to_the_script()
+            return False
+        return True
+
+    def _has_stepped(self, name: str) -> None:
+        self._stepped.add(name)
+        if len(self._stepped) == len(self._config.optimizers) and self._config.scaler is None:
+            self._close()
+
+    def _close(self) -> None:
+        step, agreed, self._agreed = self._step, self._agreed, None
+        assert step is not None
+        assert agreed is not None
+        self._ends(step, agreed)
+
+    def _refuse_no_gradients(self, name: str) -> None:
+        raise self._gradients_gone(f"no parameter of optimizer {name!r} has a gradient")
+
+    def _gradients_gone(self, found: str) -> StepError:
+        at = "" if self._step is None else f" of step {self._step.in_hand.index}"
+        return StepError(
+            f"{found} between the last backward pass{at} and optimizer.step()\n{UNTOUCHED}"
+            "  next   call zero_grad() before backward, or after optimizer.step()"
+        )
+
+    def _replace(self, thing: Any, name: str, function: Any) -> None:
+        """By a method of the object's own. Whoever has wrapped that in the meantime keeps it: it lets all pass then."""
+        had = thing.__dict__.get(name)
+        ours = MethodType(function, thing)
+        setattr(thing, name, ours)
+
+        def undo() -> None:
+            if thing.__dict__.get(name) is not ours:
+                return
+            if had is None:
+                delattr(thing, name)
+            else:
+                setattr(thing, name, had)
+
+        self._undo.append(undo)
+
+
+def _same(value: Any) -> Any:
+    return value

@@ -1,0 +1,249 @@
+"""A step of a loop that knows of no steps: the loop takes batch after batch, and its own code is the update.
+
+    each batch is one of this worker's shares -> the loop's backward pass brings its gradients -> at the end of that of
+    the last share the step is exchanged, inside `loss.backward()` -> `.grad` is exact: what the loop does then is the
+    update (own_update.py), and before it `optimizer.step()` and `scheduler.step()` do nothing
+
+The exchange cannot wait for `optimizer.step()`: what stands in between, clipping and unscaling, needs exact gradients.
+A lost peer must not come out of the loop's `backward`: the step is recovered there, `optimizer.step()` does nothing,
+and the next batches are those of the new view; or, where peers had applied the step, the loop goes on as if it had.
+
+A mean loss over a share is turned back into a sum by what it is a mean over, as the gradients are taken. A rank without
+a share passes the first one forward and back for nothing, so that its loop has a body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from elastic.config import Config
+from elastic.data.data_plan import StepPlan
+from elastic.errors import UNTOUCHED, PeerLost, StepError
+from elastic.group.backward_end import at_end_of_pass
+from elastic.group.sums import Agreed
+from elastic.loop.exchange import Exchange
+from elastic.loop.recovery import Recovery
+from elastic.loop.session import Session
+from elastic.loop.step_in_hand import StepInHand, counted
+from elastic.state.trained_set import listed
+
+Count = Callable[[Any], Any]
+
+
+class PlainStep:
+    """
+    count   of a batch, what its loss is a mean over; None: its examples
+    closely whether it is looked at what the body does behind its update
+    looks   before the first batch's loss is passed back
+    opens   is called when exact gradients are in `.grad`: the loop's own code is the update from there on
+    closed  raises StepError unless the loop has carried it out
+    taken   a peer had applied this step: its state came from there, and the loop's optimizers have nothing to do
+    items           what the loss of the batch in hand is a mean over
+    update_follows  the loop's update comes behind all of the step's batches, and not behind the last one's backward
+                    pass in the same body
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        recovery: Recovery,
+        plan: StepPlan,
+        *,
+        wishes: Callable[[], int],
+        count: Count | None,
+        closely: bool,
+        looks: Callable[[], None],
+        opens: Callable[[PlainStep, Agreed], None],
+        closed: Callable[[PlainStep], None],
+    ) -> None:
+        self.in_hand = StepInHand(session, recovery, plan, wishes=wishes)
+        self._session = session
+        self._count = count
+        self._closely = closely
+        self._moved: Callable[[], list[str]] = list
+        self._looks = looks
+        self._opens = opens
+        self._closed = closed
+        self._unit = _unit(session.context.config, plan) if count is None else 1
+        self.items = 0
+        self._idle = False
+        self._done = False
+        self._comes_again = False
+        self._begun = False
+        self.taken = False
+        self.update_follows = False
+
+    @property
+    def index(self) -> int:
+        """Its number, from 0, over the whole run."""
+        return self.in_hand.index
+
+    @property
+    def epoch(self) -> int:
+        """That of its first example."""
+        return self.in_hand.epoch
+
+    @property
+    def last_of_epoch(self) -> bool:
+        """Whether no later step reads that epoch."""
+        return self.in_hand.last_of_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._begun:
+            raise StepError("a step's batches are read once; take the next step: for step in run.steps()")
+        self._begun = True
+        return self.batches()
+
+    def check_closed(self) -> None:
+        """Raises StepError unless the loop has carried its update out."""
+        self._closed(self)
+
+    def batches(self) -> Iterator[Any]:
+        """This worker's, until the step is applied."""
+        step = self.in_hand
+        while not self._done:
+            exchange = step.ready()
+            self._comes_again = False
+            self._idle = not exchange.assignment.batches
+            try:
+                yield from self._for_nothing(exchange) if self._idle else step.batches(exchange, self)
+            except PeerLost as lost:  # found before a batch was handed out
+                self._recover(lost, exchange)
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """See Run.add."""
+        step = self.in_hand
+        if not step.due:
+            raise StepError(
+                f"run.add was called after the backward pass of a batch, or outside the loop's body (step {step.index})"
+                f"\n{UNTOUCHED}  next   call it before backward: the last batch's backward exchanges what was added"
+            )
+        if not self._idle:
+            step.add(values)
+
+    def leave_to_the_script(self) -> None:
+        """The update is over, here or where this worker's state came from."""
+        self.in_hand.leave_to_the_script()
+        if not self.taken:
+            self._session.exchange.gradients.at_next_pass(None)
+            self._moved = self._session.exchange.buffers.watched(closely=self._closely)
+
+    def body_begins(self, batch: Any, examples: int) -> None:
+        """See Driver."""
+        step, gradients = self.in_hand, self._session.exchange.gradients
+        self.items = examples if self._count is None else counted(self._count(batch), "count(batch) gave ")
+        gradients.begin_pass(
+            step.merges,
+            piece=step.piece,
+            pieces=step.pieces,
+            last=step.last,
+            weight=self.items // self._unit,
+            holds_back=True,
+        )
+        gradients.at_next_pass(self._pass_begins)
+        self._looks()
+        step.context.moment("backward", step.share)
+
+    def body_has_ended(self) -> bool:
+        """See Driver."""
+        step = self.in_hand
+        if self._done and not self.update_follows:
+            self.check_closed()
+        moved, self._moved = self._moved(), list
+        if moved:
+            raise self._moved_behind_backward(moved)
+        if self._done or self._comes_again:
+            return False
+        if step.due:
+            raise StepError(
+                f"the loop's body ended without a backward pass for share {step.share} of step {step.index}\n"
+                f"{UNTOUCHED}  next   call loss.backward() for every batch: every example counts once, none is skipped"
+            )
+        return True
+
+    def share_has_ended(self, exchange: Exchange) -> None:
+        """See Driver. Its last backward pass has seen to that, within the body."""
+
+    def _for_nothing(self, exchange: Exchange) -> Iterator[Any]:
+        step = self.in_hand
+        step.begin(exchange)
+        batch = step.read(partial(self._session.read_beside, step.plan.micro_batches(0)[0]))
+        step.seed_share(0, 0)
+        step.due = step.last = True
+        exchange.gradients.at_next_pass(self._pass_begins)
+        yield batch
+        self.body_has_ended()
+
+    def _pass_begins(self) -> None:
+        """The first gradient has come."""
+        at_end_of_pass(self._pass_has_ended)
+        if self._session.compiling is not None:
+            self._session.compiling.check("the model is as it was before this step")
+
+    def _pass_has_ended(self) -> None:
+        """In autograd's engine, on whichever thread of it came last, while the loop waits in `backward`."""
+        step, exchange = self.in_hand, self._session.exchange
+        step.due = False
+        exchange.gradients.at_next_pass(self._second_pass)
+        try:
+            self._take(exchange)
+            if not step.last:
+                return
+            step.end()
+            agreed = step.carry_out(exchange, unit=self._unit)
+        except PeerLost as lost:
+            self._recover(lost, exchange)
+            return
+        self._done = True
+        self._opens(self, agreed)
+
+    def _take(self, exchange: Exchange) -> None:
+        step = self.in_hand
+        if self._idle:
+            exchange.buffers.restore()
+            return
+        exchange.gradients.end_pass()
+        step.counted += self.items
+        if step.piece == step.pieces - 1:
+            step.take_buffers(exchange)
+            if not step.last:
+                self._moved = exchange.buffers.watched(closely=self._closely)
+
+    def _recover(self, lost: PeerLost, exchange: Exchange) -> None:
+        self.in_hand.due = False
+        exchange.gradients.at_next_pass(None)
+        self._moved = list
+        if self.in_hand.recovers(lost, exchange):
+            self._comes_again = True
+        else:
+            self._done = self.taken = True
+
+    def _moved_behind_backward(self, names: list[str]) -> StepError:
+        step = self.in_hand
+        state = f"  state  step {step.index} is applied; it is not saved\n" if step.applied else UNTOUCHED
+        return StepError(
+            f"the loop's body moved buffers behind its backward pass, in step {step.index}: {listed(names)}\n"
+            "  found  how many shares a worker has, and which is its last, depends on the world size; so would what a "
+            f"forward\n         pass over it leaves there\n{state}"
+            "  next   model.eval() around that pass; what belongs to the update, in run.on_apply(function)"
+        )
+
+    def _second_pass(self) -> None:
+        step = self.in_hand
+        raise StepError(
+            f"a second backward pass began for share {step.share} of step {step.index}\n"
+            f"{UNTOUCHED}  next   add the losses up and call backward once for each batch; torch.autograd.grad may be "
+            "called;\n         checkpoint(..., use_reentrant=False) has one pass"
+        )
+
+
+def _unit(config: Config, step: StepPlan) -> int:
+    """What divides the examples of all of a step's batches alike: of equal ones, their number, and 1 of others.
+
+    Means over equally many examples are added up as they are.
+    """
+    if config.mode != "exact" or len(set(step.sizes)) != 1 or step.sizes[0] % step.pieces(0):
+        return 1
+    return step.sizes[0] // step.pieces(0)

@@ -1,0 +1,135 @@
+"""A script of Lightning's Trainer, as its documentation has it; a run's are the lines marked so.
+
+BatchNorm, dropout, clipping, early stopping, the best model kept. Each worker prints one line: the weights' digest, and
+that of what the Trainer knows at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import time
+import warnings
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from losing import lose  # type: ignore[import-not-found]  # beside this script
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import checkpoint
+import elastic
+from elastic.integrations.lightning import ElasticStrategy  # a run's
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore")
+
+
+class Classifier(L.LightningModule):  # type: ignore[misc]
+    def __init__(self, schedule: str) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.net = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 5))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        scores = self.net(x)
+        loss = F.cross_entropy(scores, y)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        self.log("train_accuracy", (scores.argmax(dim=1) == y).float().mean(), on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_loss", F.cross_entropy(self.net(x), y))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
+        if self.schedule == "plateau":
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 24)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": self.schedule}}
+
+
+class Unhurried(L.Callback):  # type: ignore[misc]
+    """A run of few steps is to see its lost workers replaced."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.strategy.run.world_size < self.workers:
+            time.sleep(0.1)
+
+
+class Losing(L.Callback):  # type: ignore[misc]
+    """Once, in the middle of a run."""
+
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+    def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if self.step is not None:
+            lose(self.step, trainer.strategy.run)
+
+
+def points(count: int, seed: int) -> TensorDataset:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 20, generator=draw)
+    return TensorDataset(x, (x @ torch.randn(20, 5, generator=torch.Generator().manual_seed(9))).argmax(dim=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--steps", type=int, default=24, help="of three epochs")
+    parser.add_argument("--schedule", choices=("step", "epoch", "plateau"), default="step")
+    parser.add_argument("--check", type=float, default=1.0, help="val_check_interval")
+    parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
+    parser.add_argument("--lose", type=int, help="the step whose last message rank 1 loses")
+    options = parser.parse_args()
+
+    elastic.seed(0)  # a run's
+    L.seed_everything(0, verbose=False)
+    best = ModelCheckpoint(options.url + "-best", monitor="val_loss", filename="best")
+    trainer = L.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        gradient_clip_val=1.0,
+        val_check_interval=options.check,
+        logger=CSVLogger(options.url + "-logs"),
+        callbacks=[EarlyStopping("val_loss", patience=20), best, Unhurried(options.unhurried), Losing(options.lose)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=5,
+        strategy=ElasticStrategy(options.url, virtual_workers=8, save_every=3),  # a run's
+    )
+    model = Classifier(options.schedule)
+    train = DataLoader(points(options.steps // 3 * 24 - 7, 1), batch_size=24, shuffle=True)
+    trainer.fit(model, train, DataLoader(points(100, 2), batch_size=32))
+
+    told = {
+        "global_step": trainer.global_step,
+        "epoch": trainer.current_epoch,
+        "stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "best": (os.path.basename(best.best_model_path), float(best.best_model_score)),
+        "rate": trainer.optimizers[0].param_groups[0]["lr"],
+    }
+    if trainer.is_global_zero:
+        print(f"told: {told}")
+    known = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    line = f"took part: {checkpoint.digest(model)} knows {known}\n"
+    os.write(1, line.encode())  # at once: print writes piece by piece
+
+
+if __name__ == "__main__":
+    main()

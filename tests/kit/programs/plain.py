@@ -1,0 +1,130 @@
+"""A loop as people have it, over several epochs: dropout, BatchNorm, augmentation, AdamW, clipping, a schedule.
+
+Its body is a plain one but for `if run.stepped:`, where it keeps an average of the weights, draws, and counts.
+With --lose, rank 1 throws the finished exchange of that step away, as if its last message had been lost: it takes the
+state over from those who have applied the step. Each worker prints one line of digests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from losing import lose  # type: ignore[import-not-found]  # beside this script
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import checkpoint
+import elastic
+
+
+class Noisy:
+    """Points in eight dimensions with a label; each read adds noise, as an augmentation does."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.points = torch.randn(length, 8, generator=draw)
+        self.labels = (self.points.sum(dim=1) > 0).long()
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.points[index] + 0.1 * torch.randn(8), self.labels[index]
+
+
+class Counted:
+    """What the loop itself has seen of its steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.drawn: list[float] = []
+        self.losses: list[float] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "drawn": list(self.drawn), "losses": list(self.losses)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.drawn, self.losses = state["steps"], list(state["drawn"]), list(state["losses"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--steps", type=int, default=24, help="of all epochs together")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--batch-size", type=int, default=24)
+    parser.add_argument("--short", type=int, default=0, help="how many examples the last batch of an epoch lacks")
+    parser.add_argument("--virtual-workers", type=int, default=8)
+    parser.add_argument("--save-every", type=int, default=2)
+    parser.add_argument("--mode", default="exact")
+    parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--micro-batch-size", type=int)
+    parser.add_argument("--storage", type=json.loads, help="storage_options, as JSON")
+    parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
+    parser.add_argument("--lose", type=int)
+    options = parser.parse_args()
+
+    elastic.seed(options.seed)
+    dataset = Noisy(options.steps // options.epochs * options.batch_size - options.short, options.seed)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
+    counted = Counted()
+
+    def correct(points: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"correct": (model(points).argmax(dim=1) == labels).sum()}
+
+    with elastic.Run(
+        options.url,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        dataset=dataset,
+        batch_size=options.batch_size,
+        virtual_workers=options.virtual_workers,
+        epochs=options.epochs,
+        seed=options.seed,
+        save_every=options.save_every,
+        mode=options.mode,
+        num_workers=options.num_workers,
+        micro_batch_size=options.micro_batch_size,
+        storage_options=options.storage,
+        extra={"counted": counted, "average": average},
+    ) as run:
+        if options.lose is not None:
+            lose(options.lose, run)
+        for epoch in run.epochs():
+            for points, labels in run.batches():
+                optimizer.zero_grad()
+                loss: Any = F.cross_entropy(model(points), labels)
+                run.add(loss=loss.detach() * len(labels))
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                if run.stepped:
+                    average.update_parameters(model)
+                    counted.steps += 1
+                    counted.drawn.append(torch.rand(()).item())
+                    counted.losses.append(run.sums["loss"] / run.count)
+                    if run.world_size < options.unhurried:
+                        time.sleep(0.05)  # a run of few steps is to see its lost workers replaced
+            found = run.evaluate(dataset, correct)
+            if run.is_coordinator:
+                print(f"epoch {epoch}: {found['correct'] / len(dataset):.4f} correct")
+    state = checkpoint.digest(
+        {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler, "counted": counted}
+    )
+    os.write(1, f"took part: {state} with {counted.steps} steps\n".encode())  # at once: print writes piece by piece
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Trains on files of lines, which end and begin again: a stream for each virtual worker. Prints a line of digests.
+
+With --plain it is a loop over run.batches(); --lose as in plain.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from losing import lose  # type: ignore[import-not-found]  # beside this script
+from torch import nn
+
+import checkpoint
+import elastic
+
+
+def decode(line: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    """With noise, as an augmentation has."""
+    point = torch.tensor([float(number) for number in line.split()])
+    return point + 0.1 * torch.randn(len(point)), (point.sum() > 0).long()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--mode", default="exact")
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--lose", type=int)
+    parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
+    options = parser.parse_args()
+
+    files = sorted(Path(options.url).parent.glob("lines-*.txt"))
+    elastic.seed(3)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    streams = elastic.Streams.lines([str(file) for file in files], decode)
+    run: Any
+    with elastic.Run(
+        options.url,
+        model=model,
+        optimizer=optimizer,
+        dataset=streams,
+        batch_size=14,
+        virtual_workers=6,
+        steps=options.steps,
+        save_every=3,
+        mode=options.mode,
+    ) as run:
+        if options.lose is not None:
+            lose(options.lose, run)
+        for step in run.steps() if options.plain else run:
+            for points, labels in step:
+                if options.plain:
+                    loss: Any = F.cross_entropy(model(points), labels)
+                    loss.backward()
+                else:
+                    step.backward(F.cross_entropy(model(points), labels, reduction="sum"), len(labels))
+            if options.plain:
+                optimizer.step()
+                optimizer.zero_grad()
+            if run.world_size < options.unhurried:
+                time.sleep(0.1)  # a run of few steps is to see its lost workers replaced
+    state = checkpoint.digest({"model": model, "optimizer": optimizer, "streams": streams})
+    os.write(1, f"took part: {state}\n".encode())  # at once: print writes piece by piece
+
+
+if __name__ == "__main__":
+    main()

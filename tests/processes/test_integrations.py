@@ -1,0 +1,98 @@
+"""Scripts of other frameworks: the same bits, and the same trainer state, at every world size and after losses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.drill.cluster import Cluster
+from elastic.drill.end import End
+from elastic.drill.faults import At, Kill, KillAll, Plan
+from elastic.errors import ConfigError
+
+MakeCluster = Callable[..., Cluster]
+Undisturbed = Callable[..., End]
+
+PROGRAMS = Path(__file__).parents[1] / "kit" / "programs"
+LOST = Plan((Kill(2, At(5, "in_backward")), Kill(0, At(None, "in_update", world_size=3))))
+SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "accelerate": ("accelerated.py", {}),
+    "fabric": ("fabricated.py", {}),
+    "transformers, a language model": ("trainer.py", {}),
+    "transformers, a classifier": ("trainer.py", {"model": "bert", "best": True}),
+    "lightning": ("fit.py", {"check": 0.5}),
+    "lightning, a schedule by epochs": ("fit.py", {"schedule": "epoch"}),
+    "lightning, a plateau": ("fit.py", {"schedule": "plateau"}),
+}
+
+
+def ends(end: End) -> set[str]:
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
+    return set(re.findall(r"took part: ([0-9a-f]{64} .*)", end.output))
+
+
+@pytest.mark.nightly(sample=2, of="scripts of other frameworks")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_workers_that_are_lost_leave_the_bits_alone(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, name: str
+) -> None:
+    program, options = SCRIPTS[name]
+    script = PROGRAMS / program
+    alone = elastic_undisturbed(script=script, steps=24, **options)
+    assert len(ends(alone)) == 1
+    run = elastic_cluster(script=script, steps=24, workers=3, launcher="elastic", plan=LOST, unhurried=3, **options)
+    end = run.finish(within_s=240, reference=alone.events)
+
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert ends(end) == ends(alone), end.output
+
+
+@pytest.mark.nightly(sample=2, of="scripts of other frameworks")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_worker_that_takes_a_step_over_knows_what_the_others_know(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, name: str
+) -> None:
+    """The step before something is logged, and at an epoch's end."""
+    program, options = SCRIPTS[name]
+    script = PROGRAMS / program
+    alone = elastic_undisturbed(script=script, steps=24, **options)
+    for step in (4, 7):
+        run = elastic_cluster(script=script, steps=24, workers=3, launcher="elastic", lose=step, **options)
+        end = run.finish(within_s=240, reference=alone.events)
+
+        assert ends(end) == ends(alone), end.output
+
+
+@pytest.mark.nightly(sample=2, of="scripts of other frameworks")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_all_is_lost_and_goes_on_at_another_size(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path, name: str
+) -> None:
+    program, options = SCRIPTS[name][0], dict(SCRIPTS[name][1])
+    script = PROGRAMS / program
+    alone = elastic_undisturbed(script=script, steps=24, **options)
+    options |= {"script": script, "steps": 24, "url": tmp_path / "run"}
+    run = elastic_cluster(workers=3, launcher="elastic", plan=Plan((KillAll(At(10, "in_backward")),)), **options)
+    assert run.finish(within_s=240).not_reached == ()
+    end = elastic_cluster(workers=2, launcher="elastic", **options).finish(within_s=240, reference=alone.events)
+
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert ends(end) == ends(alone), end.output
+
+
+@pytest.mark.parametrize("program", ["accelerated.py", "fabricated.py"])
+def test_one_worker_prints(elastic_cluster: MakeCluster, program: str) -> None:
+    end = elastic_cluster(script=PROGRAMS / program, workers=3, launcher="elastic").finish(within_s=240)
+
+    assert len(re.findall("^epoch 1 of 24 steps is over$", end.output, re.M)) == 1, end.output
+
+
+def test_accelerate_is_refused_what_it_would_do_itself() -> None:
+    from elastic.integrations.accelerate import Accelerator
+
+    with pytest.raises(ConfigError, match="adds gradients up by itself"):
+        Accelerator(cpu=True, gradient_accumulation_steps=4)

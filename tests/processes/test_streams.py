@@ -1,0 +1,83 @@
+"""Streams in real runs: the same examples and the same bits at every world size, through losses and restarts."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elastic.drill.cluster import Cluster
+from elastic.drill.end import End
+from elastic.drill.faults import At, Kill, KillAll, Plan
+
+MakeCluster = Callable[..., Cluster]
+
+PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "streamed.py"
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight files of unlike lengths for six streams, of which some end within a run and some do not."""
+    folder, draw = tmp_path_factory.mktemp("streams"), random.Random(5)
+    for number in range(8):
+        rows = [" ".join(f"{draw.gauss(0, 1):.3f}" for _ in range(4)) for _ in range(5 + 9 * number)]
+        (folder / f"lines-{number}.txt").write_text("\n".join(rows) + "\n" * (number % 2))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["steps", "plain"])
+def plain(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "plain")
+
+
+def ran(make: MakeCluster, folder: Path, name: str, **options: object) -> End:
+    url = folder / name
+    return make(script=PROGRAM, url=url, steps=STEPS, **options).finish(within_s=240)
+
+
+def digests(end: End, *, nobody_lost: bool = False) -> set[str]:
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
+    assert end.verdict.ok or nobody_lost, f"{end.verdict}\n{end.output}"
+    return set(re.findall("took part: ([0-9a-f]{64})", end.output))
+
+
+@pytest.mark.nightly(sample=3, of="streams")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"workers": 2},
+        {"workers": 6},
+        {"workers": 3, "plan": Plan((Kill(2, At(5, "in_backward")), Kill(0, At(14, "in_update"))))},
+        {"workers": 3, "plan": Plan((Kill(1, At(4, "data")), Kill(1, At(12, "in_exchange")))), "unhurried": 3},
+    ],
+    ids=["two", "as many as streams", "kills", "kills while others read"],
+)
+def test_who_reads_a_stream_leaves_the_bits_alone(
+    elastic_cluster: MakeCluster, folder: Path, tmp_path: Path, plain: bool, options: dict[str, object]
+) -> None:
+    alone = digests(ran(elastic_cluster, folder, f"alone-{tmp_path.name}", plain=plain, workers=1))
+    shared = ran(elastic_cluster, folder, f"shared-{tmp_path.name}", plain=plain, launcher="elastic", **options)
+
+    assert digests(shared) == alone
+    assert len(alone) == 1
+
+
+def test_who_takes_a_step_over_reads_on_from_behind_it(
+    elastic_cluster: MakeCluster, folder: Path, tmp_path: Path, plain: bool
+) -> None:
+    alone = digests(ran(elastic_cluster, folder, f"alone-{tmp_path.name}", plain=plain, workers=1))
+    lost = ran(elastic_cluster, folder, f"lost-{tmp_path.name}", plain=plain, workers=3, launcher="elastic", lose=6)
+
+    assert digests(lost, nobody_lost=True) == alone
+
+
+def test_a_run_goes_on_by_position_at_another_size(elastic_cluster: MakeCluster, folder: Path) -> None:
+    alone = digests(ran(elastic_cluster, folder, "alone", workers=1))
+    lost = Plan((KillAll(At(11, "in_update")),))
+    assert ran(elastic_cluster, folder, "run", workers=4, launcher="elastic", plan=lost).not_reached == ()
+
+    assert digests(ran(elastic_cluster, folder, "run", workers=2, launcher="elastic")) == alone

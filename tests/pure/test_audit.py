@@ -1,0 +1,242 @@
+"""An audit finds what ranks' loaders do wrong, names it, and leaves the loaders as they were."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
+
+from elastic import ConfigError, ElasticLoader, audit
+from elastic.data.audit import Audit, AuditFailed
+
+DATASET = TensorDataset(torch.arange(96.0)[:, None] * torch.ones(3), torch.arange(96))
+
+
+class Stream(IterableDataset[Any]):
+    """Every `step`-th example from `first` on, in whatever shape."""
+
+    def __init__(self, first: int, step: int, make: Callable[[int], Any] = float, length: int = 96) -> None:
+        self.range, self.make = range(first, length, step), make
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from map(self.make, self.range)
+
+
+def distributed(world_size: int, dataset: Any = DATASET, **options: Any) -> list[DataLoader[Any]]:
+    return [
+        DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset, world_size, rank, **options))
+        for rank in range(world_size)
+    ]
+
+
+def set_epoch(loaders: list[DataLoader[Any]]) -> Callable[[int], None]:
+    def on_each(epoch: int) -> None:
+        for loader in loaders:
+            loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+
+    return on_each
+
+
+def kinds(report: Audit) -> list[str]:
+    return [f"{finding.kind}{'?' * finding.slight}" for finding in report.findings]
+
+
+def test_loaders_that_are_right_pass() -> None:
+    loaders = distributed(3)
+    for report in (
+        audit(loaders, set_epoch=set_epoch(loaders)),
+        audit([ElasticLoader(DATASET, 20, rank=rank, world_size=3) for rank in range(3)]),
+        audit([ElasticLoader(DATASET, 2, rank=rank, world_size=5) for rank in range(5)]),  # some idle
+        audit(DataLoader(DATASET, batch_size=8, shuffle=True)),
+        audit([DataLoader(Stream(rank, 3), batch_size=4) for rank in range(3)], epochs=1),
+    ):
+        assert kinds(report) == []
+        report.check()
+    assert str(report) == "3 ranks, digests of 96 examples: nothing found"
+
+
+def shuffled(rank: int) -> DataLoader[Any]:
+    """Seeded alike on every rank, as weights must be."""
+    return DataLoader(DATASET, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        shuffled,
+        lambda rank: DataLoader(DATASET, batch_size=8, sampler=DistributedSampler(DATASET, 3, 0)),
+        lambda rank: DataLoader(Stream(0, 1), batch_size=4),
+        lambda rank: [{"x": torch.full((2, 4), float(i)), "name": ["a", "b"]} for i in range(9)],
+        lambda rank: ElasticLoader(DATASET, 12, rank=0, world_size=3),
+    ],
+    ids=["one seed, no sampler", "a rank that is always 0", "a stream that is not split", "batches of dicts", "ours"],
+)
+def test_ranks_that_read_the_same_data_are_caught(make: Callable[[int], Any]) -> None:
+    """The classic mistake: everything runs, the loss falls, and each update counts every example once for each rank."""
+    report = audit([make(rank) for rank in range(3)], epochs=1)
+    assert "same_data" in kinds(report)
+    with pytest.raises(AuditFailed, match="ranks 0, 1, 2 of 3 read the same") as caught:
+        report.check()
+    assert caught.value.findings[0].kind == "same_data"
+    assert "  next   give each rank its own part" in str(caught.value)
+
+
+def test_each_rank_shuffling_all_of_it_is_an_overlap() -> None:
+    loaders = [
+        DataLoader(DATASET, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(rank))
+        for rank in range(3)
+    ]
+    report = audit(loaders)
+    assert kinds(report) == ["overlap"]
+    assert "96 of 96 examples are read by more than one rank, one of them by ranks 0, 1, 2" in str(report)
+
+
+def test_an_epoch_seed_that_never_changes_is_caught() -> None:
+    """`sampler.set_epoch` is forgotten as easily as it is written."""
+    loaders = distributed(2)
+    report = audit(loaders)
+    assert kinds(report) == ["same_order"]
+    assert "audit(loader, set_epoch=sampler.set_epoch)" in str(report)
+    assert kinds(audit(loaders, epochs=1)) == []
+    assert kinds(audit(DataLoader(Stream(0, 1), batch_size=4))) == ["same_order"]
+
+
+def test_an_order_that_is_not_shuffled_is_caught_or_allowed() -> None:
+    loaders = distributed(2, shuffle=False)
+    assert kinds(audit(loaders)) == ["unshuffled"]
+    assert kinds(audit(loaders, allow=("unshuffled",))) == []
+    assert kinds(audit(DataLoader(DATASET))) == ["unshuffled"]
+
+
+def test_padding_and_a_dropped_tail_are_slight() -> None:
+    """Torch's sampler gives every rank as many examples, and `check` is for what nobody means."""
+    dataset = TensorDataset(torch.arange(95))
+    padded, dropped = distributed(3, dataset), distributed(3, dataset, drop_last=True)
+    for loaders, found in ((padded, ["overlap?"]), (dropped, ["gap?"])):
+        report = audit(loaders, set_epoch=set_epoch(loaders))
+        assert kinds(report) == found
+        report.check()
+        assert f"{found[0][:-1]} (slight): " in str(report)
+
+
+def test_examples_that_nobody_reads_are_a_gap() -> None:
+    """As with a world size of which one rank is missing."""
+    report = audit(distributed(3)[:2], epochs=1)
+    assert kinds(report) == ["gap"]
+    assert "32 of 96 examples are read by no rank" in str(report)
+
+
+def test_a_stream_that_every_loader_process_reads_whole_repeats() -> None:
+    """Each of two processes gives all of it: as if the stream came twice."""
+
+    class Twice(Stream):
+        def __iter__(self) -> Iterator[Any]:
+            for example in super().__iter__():
+                yield from (example, example)
+
+    report = audit([DataLoader(Twice(rank, 2), batch_size=4) for rank in range(2)], epochs=1)
+    assert kinds(report) == ["repeats"]
+    drawn = DataLoader(DATASET, batch_size=8, sampler=RandomSampler(DATASET, replacement=True))
+    assert kinds(audit(drawn, allow=("repeats", "gap"))) == []
+
+
+def test_ranks_with_other_numbers_of_batches_are_uneven() -> None:
+    report = audit([DataLoader(Stream(0, 1, length=length), batch_size=4) for length in (40, 48)], epochs=1, batches=99)
+    assert "uneven" in kinds(report)
+    assert "rank 0 gives 10 batches and rank 1 12" in str(report)
+
+
+def test_nothing_is_changed_by_looking() -> None:
+    """A run must not depend on whether it was audited: neither its data nor what it draws."""
+    generator = torch.Generator().manual_seed(3)
+    loaders: list[Any] = [
+        DataLoader(DATASET, batch_size=8, shuffle=True, generator=generator),
+        DataLoader(DATASET, batch_size=8, shuffle=True),
+        ElasticLoader(DATASET, 20),
+    ]
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    before = generator.get_state(), torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    for loader in loaders:
+        audit(loader)
+    audit(DataLoader(Stream(0, 1, lambda i: torch.rand(2) + random.random() + np.random.rand()), batch_size=8))
+    after = generator.get_state(), torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[1], after[1])
+    assert before[2:] == after[2:]
+    assert loaders[2].state_dict()["step"] == 0
+
+
+def test_a_sampler_s_place_stays() -> None:
+    """torchdata's sampler keeps the place that was loaded until the next iteration begins."""
+
+    class Sampler:
+        def __init__(self) -> None:
+            self.skip = 5
+
+        def __iter__(self) -> Iterator[int]:
+            skip, self.skip = self.skip, 0
+            return iter(random.sample(range(skip, 96), 96 - skip))
+
+    loader = DataLoader(DATASET, batch_size=8, sampler=Sampler())
+    audit(loader)
+    assert len(list(loader.sampler)) == 91
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: torch.full((3,), i, dtype=torch.bfloat16) if i < 90 else torch.full((3,), -i, dtype=torch.bfloat16),
+        lambda i: {"text": f"example {i}", "label": i, "image": np.full((2, 2), i)},
+        lambda i: (i, (float(i), str(i))),
+        lambda i: i,
+    ],
+    ids=["bfloat16", "dict", "tuples", "numbers"],
+)
+def test_examples_are_told_apart_in_batches_of_any_shape(make: Callable[[int], Any]) -> None:
+    """Ranks whose batches hold the same examples in other company."""
+    overlapping = [DataLoader(Stream(first, 1, make), batch_size=4) for first in (0, 2)]
+    report = audit(overlapping, epochs=1)
+    assert kinds(report) == ["overlap"]
+    assert "62 of 66 examples" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"loader": []}, "an audit of no loaders"),
+        ({"loader": [object()], "epochs": 0}, "epochs = 0"),
+        ({"loader": [object()], "allow": ("shuffled",)}, "expected names of findings: same_data, "),
+        ({"loader": [[object()]] * 1}, "a batch that is a object holds nothing to compare"),
+        ({"loader": [DataLoader(DATASET), [torch.ones(3)]]}, "some ranks' loaders tell their indices"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        audit(**arguments)
+
+
+def test_the_same_loader_twice_is_no_two_ranks() -> None:
+    loader = DataLoader(DATASET)
+    with pytest.raises(ConfigError, match="one loader twice"):
+        audit([loader, loader])
+
+
+def test_most_of_the_data_is_never_slight() -> None:
+    """A batch of each rank may be as large as the dataset."""
+    loaders = [
+        DataLoader(TensorDataset(torch.arange(10)), batch_size=8, sampler=range(rank, rank + 8)) for rank in (0, 1)
+    ]
+    assert kinds(audit(loaders, epochs=1, allow=("unshuffled", "gap"))) == ["overlap"]
+
+
+def test_of_a_large_dataset_the_beginning_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks whose batches differ by one come to the bound after other numbers of batches."""
+    monkeypatch.setattr("elastic.data.audit.EXAMPLES_MAX", 60)
+    report = audit([ElasticLoader(range(10**9), 10, rank=rank, world_size=4) for rank in range(4)])
+    assert kinds(report) == []
+    assert report.examples < 100

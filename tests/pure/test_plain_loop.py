@@ -1,0 +1,241 @@
+"""A loop over run.batches() at one worker: the same updates as a loop without elastic, and as one over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elastic
+from elastic.data.data_plan import DataPlan
+
+EPOCHS, BATCH, SHARES = 2, 16, 4
+
+
+def network() -> nn.Sequential:
+    elastic.seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> Any:
+    return F.cross_entropy(scores, labels)
+
+
+def data(length: int = 40) -> TensorDataset:
+    draw = torch.Generator().manual_seed(5)
+    points = torch.randn(length, 6, generator=draw)
+    return TensorDataset(points, points[:, :3].argmax(dim=1))
+
+
+def run(url: Path, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> elastic.Run:
+    given: dict[str, Any] = {"dataset": data(), "batch_size": BATCH, "virtual_workers": SHARES, "epochs": EPOCHS}
+    return elastic.Run(url, model=model, optimizer=optimizer, **(given | options))
+
+
+def close(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in pairs)
+
+
+def without_elastic(clip: float = 0.5) -> nn.Module:
+    """Whole batches, in the run's order."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    plan = DataPlan(dataset_length=40, batch_size=BATCH, virtual_workers=SHARES, seed=0, epochs=EPOCHS)
+    points, labels = data().tensors
+    for index in range(plan.total_steps):
+        step = plan.step(index)
+        chosen = torch.cat([torch.from_numpy(step.examples(share).indices) for share in range(len(step.sizes))])
+        optimizer.zero_grad()
+        cross_entropy(model(points[chosen]), labels[chosen]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        scheduler.step()
+    return model
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("micro", [None, 2])
+def test_it_is_the_loop_without_elastic(mode: str, micro: int | None, tmp_path: Path) -> None:
+    """Short batches at the ends of epochs, and gradients that are clipped, included."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    with run(tmp_path, model, optimizer, scheduler=scheduler, mode=mode, micro_batch_size=micro) as training:
+        for _ in training.epochs():
+            for x, y in training.batches():
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                scheduler.step()
+
+    assert close(model, without_elastic())
+
+
+def test_epochs_steps_and_sums_are_counted(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    seen: list[tuple[int, int, bool]] = []
+    epochs: list[int] = []
+    with run(tmp_path, model, optimizer) as training:
+        for epoch in training.epochs():
+            epochs.append(epoch)
+            for x, y in training.batches():
+                training.add(examples=len(y))
+                cross_entropy(model(x), y).backward()
+                updating = training.updating
+                optimizer.step()
+                if training.stepped:
+                    seen.append((training.sums["examples"], training.count, updating))
+            assert training.step_index == 3 * (epoch + 1)
+
+    assert epochs == [0, 1]
+    assert seen == [(16, 16, True), (16, 16, True), (8, 8, True)] * 2
+
+
+def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """The epochs that are left, and of the first one the batches that are left."""
+
+    def train(url: Path, until: int | None) -> tuple[nn.Module, list[int]]:
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        epochs: list[int] = []
+        with run(url, model, optimizer, save_every=1) as training:
+            for epoch in training.epochs():
+                epochs.append(epoch)
+                for x, y in training.batches():
+                    optimizer.zero_grad()
+                    cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    if training.stepped and training.step_index == until:
+                        raise KeyboardInterrupt
+        return model, epochs
+
+    whole, _ = train(tmp_path / "whole", None)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", 4)
+    resumed, epochs = train(tmp_path / "cut", None)
+
+    assert epochs == [1]
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def test_tokens_are_counted_where_the_loss_is_their_mean(tmp_path: Path) -> None:
+    """A share may hold none."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    points, labels = data().tensors
+    labels = torch.where(torch.arange(40) % 3 == 0, labels, -100)
+    counted: list[int] = []
+
+    def valid(batch: Any) -> int:
+        return int((batch[1] != -100).sum())
+
+    arguments = {"dataset": TensorDataset(points, labels), "batch_size": 8, "virtual_workers": 8, "epochs": 1}
+    with run(tmp_path, model, optimizer, count=valid, **arguments) as training:
+        for x, y in training.batches():
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if training.stepped:
+                counted.append(training.count)
+
+    reference = network()
+    steps = torch.optim.SGD(reference.parameters(), lr=0.2)
+    plan = DataPlan(dataset_length=40, batch_size=8, virtual_workers=8, seed=0, epochs=1)
+    for index in range(plan.total_steps):
+        step = plan.step(index)
+        chosen = torch.cat([torch.from_numpy(step.examples(share).indices) for share in range(len(step.sizes))])
+        steps.zero_grad()
+        cross_entropy(reference(points[chosen]), labels[chosen]).backward()
+        steps.step()
+    assert sum(counted) == 14
+    assert close(model, reference)
+
+
+def test_several_optimizers_step_in_one_update(tmp_path: Path) -> None:
+    model = network()
+    first, last = torch.optim.SGD(model[0].parameters(), lr=0.2), torch.optim.AdamW(model[2].parameters(), lr=0.01)
+    optimizers = {"first": first, "last": last}
+    with elastic.Run(
+        tmp_path, model=model, optimizer=optimizers, dataset=data(), batch_size=16, virtual_workers=4, epochs=1
+    ) as training:
+        for x, y in training.batches():
+            for optimizer in optimizers.values():
+                optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            first.step()
+            assert not training.stepped
+            last.step()
+
+    assert training.step_index == 3
+
+
+def closure_for(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any) -> Callable[[], Any]:
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def test_a_closure_is_called_once_a_share(tmp_path: Path) -> None:
+    models: list[nn.Module] = []
+    for number, by_closure in enumerate((False, True)):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        with run(tmp_path / str(number), model, optimizer) as training:
+            for x, y in training.batches():
+                closure = closure_for(model, optimizer, x, y)
+                if by_closure:
+                    assert optimizer.step(closure) is not None
+                else:
+                    closure()
+                    optimizer.step()
+        models.append(model)
+
+    one, other = models
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("scale", [2.0**10, 2.0**127])
+def test_a_scaler_scales_and_skips_on_inf(scale: float, tmp_path: Path) -> None:
+    """What overflows is skipped, the scale falls, and the step counts as one."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    with run(tmp_path, model, optimizer, scaler=scaler) as training:
+        for x, y in training.batches():
+            optimizer.zero_grad()
+            scaler.scale(cross_entropy(100 * model(x), y)).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert training.step_index == 6
+    assert (scaler.get_scale() < scale) == (scale > 2.0**100)
+
+
+def test_functions_of_on_apply_are_part_of_the_update(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    training = run(tmp_path, model, optimizer)
+    called: list[int] = []
+    training.on_apply(lambda _, step: called.append(step.index))
+    with training:
+        for x, y in training.batches():
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    assert called == list(range(6))

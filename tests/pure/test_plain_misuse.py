@@ -1,0 +1,247 @@
+"""What a loop over run.batches() can get wrong is refused by name, and costs nothing of what was applied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import checkpoint
+import elastic
+from elastic.errors import ConfigError, StepError
+
+SHARES, STEPS = 3, 4
+
+
+class Plain:
+    """A small run with two parts of a batch that a body may use: `body(loop, x, y)` is called for each."""
+
+    def __init__(self, url: Path | str, **options: Any) -> None:
+        elastic.seed(1)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        data = TensorDataset(torch.randn(48, 4), torch.arange(48) % 2)
+        given: dict[str, Any] = {"dataset": data, "batch_size": 12, "virtual_workers": SHARES, "epochs": 1}
+        things: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        self.run = elastic.Run(url, **(things | given | {"save_every": 1} | options))
+
+    def train(self, body: Callable[[Plain, torch.Tensor, torch.Tensor], None]) -> None:
+        with self.run as run:
+            for x, y in run.batches():
+                body(self, x, y)
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return F.cross_entropy(self.model(x), y)
+
+    @property
+    def state(self) -> str:
+        return checkpoint.digest({"model": self.model, "optimizer": self.optimizer})
+
+
+def good(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.optimizer.zero_grad()
+    loop.loss(x, y).backward()
+    loop.optimizer.step()
+    loop.scheduler.step()
+
+
+def no_backward(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.loss(x, y)
+    loop.optimizer.step()
+
+
+def no_step(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.loss(x, y).backward()
+
+
+def accumulates(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    (loop.loss(x, y) / 4).backward()
+    if loop.run.step_index % 4 == 3:
+        loop.optimizer.step()
+
+
+def zeroes_between(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.loss(x, y).backward()
+    loop.optimizer.zero_grad()
+    loop.optimizer.step()
+
+
+def model_zeroes_between(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.loss(x, y).backward()
+    loop.model.zero_grad()
+    loop.optimizer.step()
+
+
+def two_backwards(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.loss(x, y).backward()
+    loop.loss(x, y).backward()
+    loop.optimizer.step()
+
+
+def steps_twice(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    good(loop, x, y)
+    loop.optimizer.step()
+
+
+def writes_weights(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    good(loop, x, y)
+    with torch.no_grad():
+        for parameter in loop.model.parameters():
+            parameter.mul_(0.999)
+
+
+def adds_late(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.loss(x, y).backward()
+    loop.run.add(seen=len(y))
+    loop.optimizer.step()
+
+
+def sets_the_rate(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.optimizer.param_groups[0]["lr"] *= 0.9
+    good(loop, x, y)
+
+
+def steps_another_optimizer(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    good(loop, x, y)
+    torch.optim.SGD(loop.model.parameters(), lr=0.1).step()
+
+
+def passes_again(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    good(loop, x, y)
+    loop.loss(x, y)
+
+
+def passes_again_where_it_stepped(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    good(loop, x, y)
+    if loop.run.stepped:
+        loop.loss(x, y)
+
+
+MISUSES = [
+    (no_backward, "ended without a backward pass for share 0 of step 1"),
+    (no_step, "without step() of 'optimizer'"),
+    (accumulates, "without step() of 'optimizer'"),
+    (zeroes_between, "zero_grad() was called between the last backward pass of step 1"),
+    (model_zeroes_between, "no parameter of optimizer 'optimizer' has a gradient"),
+    (two_backwards, "a second backward pass began for share 0 of step 1"),
+    (steps_twice, "a second time in step 1"),
+    (writes_weights, "wrote to weights in step 1"),
+    (adds_late, "after the backward pass"),
+    (steps_another_optimizer, "a SGD that the run does not know steps 0.weight"),
+    (passes_again, "moved buffers behind its backward pass, in step 1: 1."),
+    (passes_again_where_it_stepped, "moved buffers behind its backward pass, in step 1: 1."),
+    (sets_the_rate, "set options of optimizer 'optimizer' in step 1"),
+]
+
+
+@pytest.mark.parametrize(("body", "match"), MISUSES, ids=[body.__name__ for body, _ in MISUSES])
+def test_a_misuse_is_refused_by_name_and_costs_nothing(
+    body: Callable[[Plain, torch.Tensor, torch.Tensor], None], match: str, tmp_path: Path
+) -> None:
+    """At the second step; repaired, the run goes on as if nothing had been."""
+
+    def second(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        (good if loop.run.step_index == 0 else body)(loop, x, y)
+
+    with pytest.raises(StepError, match=re.escape(match)) as raised:
+        Plain(tmp_path / "run").train(second)
+    assert "state  " in str(raised.value)
+    assert "next   " in str(raised.value)
+
+    resumed, undisturbed = Plain(tmp_path / "run"), Plain(tmp_path / "undisturbed")
+    resumed.train(good)
+    undisturbed.train(good)
+    assert resumed.state == undisturbed.state
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"clip_grad_norm": 1.0}, "clip_grad_norm"),
+        ({"update": lambda run, step: None}, "update"),
+        ({"overlap": False}, "overlap=False"),
+        ({"count": 3}, "a function of a batch"),
+    ],
+)
+def test_arguments_of_the_other_loop_are_refused(given: dict[str, Any], match: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Plain(tmp_path, **given).train(good)
+
+
+def test_one_script_has_one_kind_of_loop(tmp_path: Path) -> None:
+    def both(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        next(iter(loop.run))
+
+    with pytest.raises(ConfigError, match="one loop"):
+        Plain(tmp_path).train(both)
+
+
+def test_an_epoch_is_read_to_its_end(tmp_path: Path) -> None:
+    loop = Plain(tmp_path, epochs=2)
+
+    def breaks_off() -> None:
+        with loop.run as run:
+            for _ in run.epochs():
+                for x, y in run.batches():
+                    good(loop, x, y)
+                    if run.stepped:
+                        break
+
+    with pytest.raises(StepError, match="has steps left"):
+        breaks_off()
+
+
+def test_after_the_loop_optimizers_and_schedulers_are_as_they_were(tmp_path: Path) -> None:
+    loop = Plain(tmp_path)
+    before = type(loop.scheduler), loop.optimizer.step
+    loop.train(good)
+
+    assert (type(loop.scheduler), loop.optimizer.step) == before
+    assert "zero_grad" not in vars(loop.optimizer)
+
+
+def test_an_optimizer_steps_in_the_loop_only(tmp_path: Path) -> None:
+    def early(loop: Plain) -> None:
+        with loop.run as run:
+            run.batches()
+            loop.optimizer.step()
+
+    with pytest.raises(StepError, match="outside the loop"):
+        early(Plain(tmp_path))
+
+
+@pytest.mark.parametrize(("reduction", "warned"), [("sum", True), ("mean", False), ("none", False)])
+def test_a_sum_is_warned_of_once(
+    reduction: str, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = torch.Tensor.backward
+
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        loss: Any = F.cross_entropy(loop.model(x), y, reduction=reduction)
+        (loss if reduction != "none" else loss.mean()).backward()
+        loop.optimizer.step()
+
+    Plain(tmp_path).train(body)
+
+    assert capsys.readouterr().err.count("takes it for a mean") == warned
+    assert torch.Tensor.backward is before
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes came with Python 3.11")
+def test_an_error_of_the_bodys_own_tells_why_there_is_no_gradient(tmp_path: Path) -> None:
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        loop.loss(x, y).backward()
+        print(sum(parameter.grad.norm() for parameter in loop.model.parameters()))  # type: ignore[union-attr]
+
+    with pytest.raises(AttributeError) as raised:
+        Plain(tmp_path).train(body)
+
+    assert "if run.updating" in "".join(vars(raised.value)["__notes__"])
