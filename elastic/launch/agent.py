@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from checkpoint import linux
-from elastic.launch import children
+from elastic.launch import children, event_loop
 from elastic.launch.connection import Connection
 from elastic.launch.hub_link import HubLink
 from elastic.launch.logs import Logs, Streams
@@ -186,8 +186,7 @@ class Agent:
                 next_tick_s = time.monotonic() + _TICK_S
                 self._hub.settle()
                 while not self._done():
-                    for key, _ in self._loop.select(max(0.0, next_tick_s - time.monotonic())):
-                        key.data()
+                    event_loop.turn(self._loop, max(0.0, next_tick_s - time.monotonic()))
                     self._hub.settle()
                     if (now_s := time.monotonic()) >= next_tick_s:
                         self._tick(now_s)

@@ -22,6 +22,7 @@ from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secret import generated_secret
 from checkpoint.net.secured import client_side, server_side
 from elastic.launch.connection import Connection
+from elastic.launch.event_loop import turn
 from elastic.launch.hub_here import PING_S
 from elastic.membership.wire import Message
 from tests.benchmarks import underway
@@ -76,7 +77,7 @@ def _round_trips(
         heard.clear()
         agent.say(MESSAGE)
         while not heard:
-            _turn_once(loop)
+            turn(loop, None)
     return time.perf_counter() - begun
 
 
@@ -88,12 +89,7 @@ def _answer(server: socket.socket, secret: str | None) -> None:
         ended: list[str | None] = []
         hub = Connection(loop, connected, lambda said: hub.say(said), ended.append, server_side(secret))  # noqa: PLW0108
         while not ended:
-            _turn_once(loop)
-
-
-def _turn_once(loop: selectors.BaseSelector) -> None:
-    for key, _ in loop.select():
-        key.data()
+            turn(loop, None)
 
 
 def _show(what: str, without: Sequence[float], secured: Sequence[float]) -> None:

@@ -105,7 +105,8 @@ def rgw_server() -> Iterator[S3Server]:
             raise RuntimeError(f"Ceph's RADOS Gateway did not start:\n{told['error']}")
         yield S3Server(**told)
     finally:
-        guardian.communicate(timeout=60)  # closes its standard input
+        guardian.terminate()  # its standard input does not end as long as another child of ours has it open
+        guardian.communicate(timeout=60)
 
 
 class _Cluster:

@@ -17,6 +17,7 @@ import pytest
 from checkpoint.net.secured import client_side
 from checkpoint.net.strangers import LEAST
 from checkpoint.net.transport import Transport, TransportError
+from elastic.launch.event_loop import turn
 from elastic.launch.hub_link import _HELLO_S, _REFUSALS_TOLD, HubLink, Place
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists
@@ -104,10 +105,8 @@ class Stand:
         while True:
             for caller in self._callers:
                 caller.read()
-            if not (ready := self._loop.select(0.05)) or time.monotonic() > deadline:
+            if not turn(self._loop, 0.05) or time.monotonic() > deadline:
                 return
-            for key, _ in ready:
-                key.data()
             self.hub.settle()
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
@@ -299,8 +298,7 @@ def test_a_node_says_its_hello_in_full_where_it_is_asked_to(stand: Stand) -> Non
             catch_up=lambda: None,
         )
         theirs.sendall(b'{"to":null,"say":"in_full"}\n')
-        for key, _ in loop.select(WITHIN_S):
-            key.data()
+        turn(loop, WITHIN_S)
         lines, hellos = Lines(), list[Any]()
         theirs.settimeout(WITHIN_S)
         while len(hellos) < 2:

@@ -67,14 +67,21 @@ class Outcome:
 class Machine:
     """One command on a host: for whoever watches it, as subprocess.Popen has it. Its exit status is the command's.
 
-    pid  of its parent outside; the kernel kills the machine with it. What runs there knows it (environment.drill_node)
+    pid   of its parent outside; the kernel kills the machine with it. What runs there knows it (environment.drill_node)
+    init  its process 1, as it is called outside; None: not seen yet
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], init: int, report: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], report: Path) -> None:
         self.pid = process.pid
-        self.init = init
+        self.init: int | None = None
         self._process = process
         self._report = report
+
+    def boots(self) -> bool:
+        """Whether its init was ever seen. One that ends at once may never be: it has an outcome then."""
+        if self.init is None:
+            self.init = next(iter(linux.children(self.pid)), None)
+        return self.init is not None
 
     @property
     def outcome(self) -> Outcome | None:
@@ -99,12 +106,13 @@ class Machine:
 
     def kill(self) -> None:
         """All that runs there, together."""
-        if self._process.poll() is None:
-            os.kill(self.init, signal.SIGKILL)  # the kernel ends the others of the namespace before it
+        self.send_signal(signal.SIGKILL)  # the kernel ends the others of the namespace before its init
 
     def send_signal(self, number: int) -> None:
-        """SIGTERM to the command."""
-        os.kill(self.init, number)
+        """SIGTERM to the command. To a machine that has ended: nothing."""
+        if self._process.poll() is None and self.init is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.init, number)
 
 
 class Hosts(Network):
@@ -148,11 +156,11 @@ class Hosts(Network):
                 start_new_session=True,
             )
         self.open.callback(end, process)
-        until(lambda: linux.children(process.pid) or process.poll() is not None, f"{name(host)} to boot")
-        if process.poll() is not None:
+        machine = Machine(process, report)
+        until(lambda: machine.boots() or process.poll() is not None, f"{name(host)} to boot")
+        if not machine.boots() and machine.outcome is None:
             raise ElasticError(f"{name(host)} did not boot: {output.read_text(errors='replace')[-2000:]}")
-        (init_pid,) = linux.children(process.pid)
-        machine = self._machines[host] = Machine(process, init_pid, report)
+        self._machines[host] = machine
         self.open.callback(self.crash, host)
         return machine
 
@@ -186,7 +194,11 @@ class Hosts(Network):
 
     def pids(self, host: int) -> list[int]:
         """Of all that runs there, the eldest first; as this process sees them."""
-        space, found = os.readlink(f"/proc/{self._machines[host].init}/ns/pid"), []
+        found: list[tuple[int, int]] = []
+        try:
+            space = os.readlink(f"/proc/{self._machines[host].init}/ns/pid")
+        except OSError:  # all have ended
+            return []
         for entry in os.listdir("/proc"):
             with suppress(OSError):  # it has ended
                 if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/pid") == space:

@@ -25,6 +25,7 @@ def main(argv: Sequence[str]) -> int:
     called, *arguments = argv
     drill = os.getppid()
     from elastic.launch import run_command
+    from elastic.launch.event_loop import turn
 
     def stand_ready(starter: Starter) -> None:
         for name in _IMPORTS:
@@ -32,8 +33,7 @@ def main(argv: Sequence[str]) -> int:
         while not Path(called).exists():
             if os.getppid() != drill:
                 raise SystemExit(1)
-            for key, _ in starter.loop.select(_LOOK_S):
-                key.data()
+            turn(starter.loop, _LOOK_S)
 
     return run_command.main(arguments, waits=stand_ready)
 
