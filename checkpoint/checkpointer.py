@@ -33,6 +33,7 @@ from checkpoint.local import LocalProcess
 from checkpoint.net.framing import Message
 from checkpoint.runs.claims import Claim, read_claim
 from checkpoint.runs.history import History, read_history, read_manifest
+from checkpoint.runs.moved_beacon import NamedBeacon, write_beacon
 from checkpoint.runs.retention import Sweeper
 from checkpoint.runs.sweeps import Sweeps
 from checkpoint.runs.tenure import Tenure
@@ -71,6 +72,7 @@ class Checkpointer:
         group: Group | None = None,
         keep: int = 3,
         keep_every: int | None = None,
+        keep_multiple: int | None = None,
         storage_options: dict[str, Any] | None = None,
         job: str | None = None,
         take_over: bool = False,
@@ -103,6 +105,7 @@ class Checkpointer:
             keep_every: Beside them, of every so many steps (0 to N-1, N to 2N-1, ...) the first checkpoint stays for
                 good: step N where it was saved, else the next one after it. What a later Checkpointer without it finds,
                 that one's sweeps remove.
+            keep_multiple: Beside them, of the steps that are a multiple of it, the newest whole checkpoint stays.
             storage_options: For fsspec's filesystem.
             job: A name that restarts of one job share: the restart waits for its dying predecessor.
             take_over: Claim the URL although a live job answers for it.
@@ -147,6 +150,7 @@ class Checkpointer:
             self._storage,
             keep=keep,
             keep_every=keep_every,
+            keep_multiple=keep_multiple,
             orphan_grace_s=orphan_grace_s,
             finish_s=finish_s,
             log=self._log,
@@ -235,6 +239,22 @@ class Checkpointer:
         """
         self._check_open()
         return self._tenure.succeed(to, answers=answers, world=world, ours=ours)
+
+    def move_beacon(self, claim: Claim, *, answers: tuple[str, dict[str, Any]]) -> None:
+        """Says that this beacon answers for the claim from now on, since the one that the claim names goes.
+
+        A process of the holder's job calls it, with or without the claim. Without that, whoever starts on this URL
+        finds the holder gone.
+
+        Args:
+            claim: Of this run.
+            answers: See the class.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        self._check_open()
+        write_beacon(self._storage, claim.number, NamedBeacon(*answers))
 
     def newest_claim(self) -> Claim | None:
         """The newest claim in storage, whoever holds it; None where there is none, or it cannot be read."""

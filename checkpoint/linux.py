@@ -11,18 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PROC = Path("/proc")
 _DEAD = "ZX"
 
 
 class ProcessStat(NamedTuple):
-    """state: one letter, "Z" a zombie   flags: the kernel's PF_*   started: in the kernel's ticks since the boot"""
+    """state: one letter, "Z" a zombie   started: in the kernel's ticks since the boot   name: as `top` shows it"""
 
     state: str
     parent: int
-    flags: int
     started: int
+    name: str
 
     @property
     def is_dead(self) -> bool:
@@ -33,8 +33,9 @@ def process_stat(pid: int | str, proc: Path = _PROC) -> ProcessStat | None:
     """None: there is no such process."""
     try:
         with open(proc / str(pid) / "stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name, in brackets, may hold anything
-        return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[6]), int(fields[19]))
+            before, _, after = file.read().rpartition(b")")  # the name, in brackets, may hold anything
+        name, fields = before.partition(b"(")[2].decode(errors="replace"), after.split()
+        return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[19]), name)
     except (OSError, IndexError):  # it may end while it is read
         return None
 
@@ -75,6 +76,15 @@ def descriptors(pid: int | str = "self") -> dict[int, str]:
     return found
 
 
+def caught_signals() -> set[int]:
+    """The signals for which this process has a handler, whoever has put it there; empty where nobody says."""
+    with suppress(OSError, ValueError):
+        status = (_PROC / "self" / "status").read_text()
+        mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+        return {number + 1 for number in range(64) if int(mask, 16) >> number & 1}
+    return set()
+
+
 def thread_count(pid: int | str = "self") -> int:
     return len(os.listdir(_PROC / str(pid) / "task"))
 
@@ -87,12 +97,17 @@ def signal_at_parents_end(number: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
+def name_process(name: str) -> None:
+    """As `top` and `ps -o comm` show this process from now on; 15 characters. Forks inherit it."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
 def adopt_orphans() -> None:
     """What descendants of this process leave behind become its children."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: int | bytes) -> None:
     if sys.platform == "linux":
         import ctypes
 

@@ -9,6 +9,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from checkpoint.mounts import mounts
+
 POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14: what cannot be read is an error here, and no SIGBUS later
 
 # Where a file's bytes are this machine's own, so that nobody else takes them away between two looks at them.
@@ -45,12 +47,9 @@ def on_this_machine(fd: int) -> bool:
     device = os.fstat(fd).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        kinds = {mount.kind for mount in mounts() if mount.device == wanted}
     except OSError:
         return False
-    kinds = {
-        after.split()[0] for line in mounts for before, _, after in [line.partition(" - ")] if wanted in before.split()
-    }
     return bool(kinds) and kinds <= _LOCAL
 
 
@@ -70,11 +69,22 @@ def free_bytes() -> int:
     return max(0, free)
 
 
+def control_groups(filesystem: Path = Path("/")) -> list[tuple[str, str, str]]:
+    """(hierarchy, controllers, path) of each that this process is in; hierarchy 0 is the second version's.
+
+    filesystem  its root, for tests
+    """
+    try:
+        lines = (filesystem / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    return [(parts[0], parts[1], parts[2]) for line in lines if len(parts := line.split(":", 2)) == 3]
+
+
 def _control_groups() -> list[Path]:
     """This process's groups of the second version, from its own up to the root."""
-    try:
-        own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
+    own = next((path for number, controllers, path in control_groups() if (number, controllers) == ("0", "")), None)
+    if own is None:
         return []
     root = Path("/sys/fs/cgroup")
     folder = root / own.strip("/")

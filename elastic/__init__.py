@@ -14,6 +14,7 @@ with elastic.Run("runs/digits", model=model, optimizer=optimizer, dataset=datase
 from typing import TYPE_CHECKING, Any
 
 from elastic.errors import (
+    BadStep,
     ConfigError,
     DataFileError,
     ElasticError,
@@ -24,6 +25,7 @@ from elastic.errors import (
     SavesFailed,
     StartFailed,
     StepError,
+    WeightsNotFinite,
 )
 
 if TYPE_CHECKING:
@@ -34,17 +36,22 @@ if TYPE_CHECKING:
     from elastic.data.streams import Streams
     from elastic.data.token_dataset import TokenDataset
     from elastic.loop.step import Step
+    from elastic.preemption.preemption import Preemption
     from elastic.run import Run
+    from elastic.state.on_bad import OnBad
     from elastic.state.randomness import seed
 
 __all__ = [
+    "BadStep",
     "ConfigError",
     "DataFileError",
     "ElasticError",
     "ElasticLoader",
     "Evicted",
     "IdentityMismatch",
+    "OnBad",
     "PeerLost",
+    "Preemption",
     "RecordDataset",
     "RendezvousTimeout",
     "Run",
@@ -54,6 +61,7 @@ __all__ = [
     "StepError",
     "Streams",
     "TokenDataset",
+    "WeightsNotFinite",
     "audit",
     "orders",
     "seed",
@@ -70,7 +78,9 @@ def __getattr__(name: str) -> Any:
 
     homes = {
         "ElasticLoader": "elastic.data.elastic_loader",
+        "Preemption": "elastic.preemption.preemption",
         "RecordDataset": "elastic.data.records",
+        "OnBad": "elastic.state.on_bad",
         "Run": "elastic.run",
         "Step": "elastic.loop.step",
         "Streams": "elastic.data.streams",

@@ -1,4 +1,7 @@
-"""The command `elastic`, also `python -m elastic`. `elastic run` is run_command.py's, with torchrun's flags."""
+"""The command `elastic`, also `python -m elastic`. `elastic run` is run_command.py's, with torchrun's flags.
+
+Each command imports what it needs itself: workers wait for the imports of `elastic run`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from elastic.drill import command
 from elastic.launch import run_command
-from elastic.report import command as report_command
 
 EXIT_USAGE = 2
 
@@ -20,9 +21,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[:1] == ["run"]:
         return run_command.main(argv[1:])
     if argv[:1] == ["drill"]:
-        return command.main(argv[1:])
+        from elastic.drill import command as drill_command
+
+        return drill_command.main(argv[1:])
     if argv[:1] == ["report"]:
+        from elastic.report import command as report_command
+
         return report_command.main(argv[1:])
+    if argv[:1] == ["plan"]:
+        from elastic.plan import plan_command
+
+        return plan_command.main(argv[1:])
+    if argv[:1] == ["simulate"]:
+        from elastic.plan import simulate_command
+
+        return simulate_command.main(argv[1:])
     parser = argparse.ArgumentParser(
         prog="elastic", description="Training runs whose result does not depend on what happens to their workers."
     )
@@ -32,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     drill = "runs a script with faults and without, and judges that nothing was lost"
     commands.add_parser("drill", help=drill, add_help=False)
     commands.add_parser("report", help="what became of a run, from its events", add_help=False)
+    plan = "what a run would take and cost on a fleet, how far it scales, how often to save"
+    commands.add_parser("plan", help=plan, add_help=False)
+    simulate = "what recorded spot fleets make of a run, under several ways of running"
+    commands.add_parser("simulate", help=simulate, add_help=False)
     parser.parse_args(argv)
     return EXIT_USAGE
 

@@ -18,6 +18,8 @@
       Stranded            the others stand where this worker cannot be brought; it exits and is replaced
       Evicted             a newer claim was taken: the run goes on elsewhere; exit, do not retry
       SavesFailed         too many saves in a row failed; exit, repair the storage, start again
+      BadStep             a step's loss or gradient is not finite, or a spike, and on_bad= says to end there
+      WeightsNotFinite    what was about to be saved is not finite; what was saved before stays the newest
 
 Only loop/recovery.py turns `PeerLost` into a new view, or into a restart where the launcher can do no better.
 """
@@ -121,4 +123,32 @@ class SavesFailed(ElasticError):
     def __init__(self, message: str, *, saved: int | None, step: int) -> None:
         super().__init__(message)
         self.saved = saved
+        self.step = step
+
+
+class BadStep(ElasticError):
+    """A step's loss or gradient is not finite, or a spike, and the run ends before its update, as `on_bad=` says.
+
+    Attributes:
+        step: Its index.
+        why: What was found, in words.
+    """
+
+    def __init__(self, message: str, *, step: int, why: str) -> None:
+        super().__init__(message)
+        self.step = step
+        self.why = why
+
+
+class WeightsNotFinite(ElasticError):
+    """A weight is infinite or not a number where the state was about to be saved. It is not saved.
+
+    Attributes:
+        parameter: The name of the first such weight.
+        step: How many steps are applied.
+    """
+
+    def __init__(self, message: str, *, parameter: str, step: int) -> None:
+        super().__init__(message)
+        self.parameter = parameter
         self.step = step

@@ -31,6 +31,8 @@ from elastic.loop.update import default_update
 from elastic.membership import environment
 from elastic.membership.live import live
 from elastic.membership.progress import Progress
+from elastic.plan.save_rules import SaveEvery
+from elastic.state.on_bad import OnBad
 from elastic.status.console import Console
 
 
@@ -52,7 +54,9 @@ class Run:
         order: Which examples an epoch visits, and in which order: one of `elastic.orders`. Default: `Shuffled()`.
         seed: That of the data's order and of every random stream inside steps.
         clip_grad_norm: The largest norm of all gradients together; None leaves them.
-        save_every: Steps, a time such as "10min", or "auto" (60 s).
+        save_every: "auto": at the interval that wastes least, by what a save was measured to cost and what the run has
+            lost (60 s until then). Or steps; a time such as "10min" or "90s"; a time of day such as "02:30 UTC"; or a
+            list of these, and then whichever comes first. It changes no bit of the result, but where a rollback goes.
         mode: "exact": the same bits at any world size. "fast": a worker's shares run as one batch.
         update: `update(run, step)`, instead of clip, optimizer step and scheduler step.
         rebuild: `rebuild(step)`, for a script that adds parameters to its models between steps: makes of models and
@@ -77,8 +81,12 @@ class Run:
         keep_every: Beside them, of every so many steps the first checkpoint stays for good: step N itself where it was
             saved, else the next one after it.
         save_failures_max: After so many failed saves in a row the run stops, with SavesFailed, before more work is at
-            risk; None trains on whatever happens. At the default cadence, and with what each save is tried again, 10
-            are 10 to 20 minutes.
+            risk; None trains on whatever happens. At a save a minute, and with what each save is tried again, 10 are 10
+            to 20 minutes.
+        on_bad: What becomes of a step whose loss or gradient is not finite: "stop" ends the run before its update,
+            "skip" passes over its batch, "rollback" goes back to the newest regular save and passes over what came
+            since; `elastic.OnBad` names bounds for spikes, too. Weights that are not finite are not saved then. None:
+            nothing is looked at.
         count: `count(batch)`: in a loop over `batches`, what a batch's loss is a mean over, such as its tokens; None:
             its examples.
         take_over: Claim the URL even if another live job holds it.
@@ -97,6 +105,8 @@ class Run:
         RendezvousTimeout: Too few workers came; in `with`.
         checkpoint.ClaimHeld: A live job writes to this URL; in `with`.
         SavesFailed: Too many saves in a row failed; in the loop.
+        BadStep: A step is bad, and `on_bad` says to end there, or has passed over too many; in the loop.
+        WeightsNotFinite: With `on_bad`, what is about to be saved holds no number; in the loop.
     """
 
     def __init__(
@@ -114,7 +124,7 @@ class Run:
         order: Order | None = None,
         seed: int = 0,
         clip_grad_norm: float | None = None,
-        save_every: int | str = "auto",
+        save_every: SaveEvery = "auto",
         mode: Mode = "exact",
         update: Callable[[Run, Step], None] | None = None,
         rebuild: Callable[[int], None] | None = None,
@@ -134,6 +144,7 @@ class Run:
         keep: int = 3,
         keep_every: int | None = None,
         save_failures_max: int | None = 10,
+        on_bad: str | OnBad | None = None,
         count: Callable[[Any], int] | None = None,
         take_over: bool = False,
         timeout_s: float = 600.0,
@@ -175,6 +186,7 @@ class Run:
             keep=keep,
             keep_every=keep_every,
             save_failures_max=save_failures_max,
+            on_bad=on_bad,
             take_over=take_over,
             timeout_s=timeout_s,
             storage_options=options,
@@ -328,9 +340,16 @@ class Run:
 
     @property
     def stepped(self) -> bool:
-        """In a loop over `batches`, after `optimizer.step()`: whether a step was applied. It is so once a step."""
+        """In a loop over `batches`, after `optimizer.step()`: whether a step was applied. It is so once a step, and not
+        where a step was passed over."""
         step = self._here.step
-        return step is not None and step.applied
+        return step is not None and step.applied and step.passed_over is None
+
+    @property
+    def passed_over(self) -> str | None:
+        """In a loop over `batches`, after `optimizer.step()`: why the step was passed over, see `OnBad`; else None."""
+        step = self._here.step
+        return step.passed_over if step is not None else None
 
     def add(self, **values: Any) -> None:
         """In a loop over `batches`, before `backward`: adds to `sums`, exactly and in the tree's order.
@@ -404,6 +423,23 @@ class Run:
         """
         return self._here.evaluate(dataset, function, batch_size, collate_fn)
 
+    def on_coordinator(self, function: Callable[[], object]) -> None:
+        """Calls function() on one worker, between steps, while the others wait for it. All workers call this.
+
+        For what is written once, and must be there: an export, a file that the run's end reads. Where the coordinator
+        is lost meanwhile, the next one calls its own `function` again, from the beginning. Behind the loop there is no
+        next one. The calls of an update that a resumed run makes again are made again.
+
+        Args:
+            function: Takes nothing; what it returns is dropped. An error of it is raised on the worker that it is
+                called on.
+
+        Raises:
+            StepError: It was called inside a step's inner loop.
+            CollectiveMismatch: Other workers came to something else.
+        """
+        self._here.on_coordinator(function)
+
     def long_section(self, at_most_s: float = math.inf) -> AbstractContextManager[None]:
         """Declares, between steps, that what follows may take long on this worker, so that it is not taken for hung.
 
@@ -430,7 +466,7 @@ class Run:
         if self._update is not None:
             self._update(self, step)
         else:
-            default_update(self._config)
+            default_update(self._config, self._here.session.exchange.parameters)
 
     def _call_on_apply(self, step: Step | StepInHand) -> bool:
         for function in self._on_apply:

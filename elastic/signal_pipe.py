@@ -10,9 +10,13 @@ from types import FrameType
 WOKEN = 0
 _READ = 4096
 
+_pipes: list[SignalPipe] = []
+
 
 class SignalPipe:
     """From its making until `restore` these signals do nothing but arrive here. Main thread only.
+
+    Of several (two runs that are open at once) the newest gets them. They may be restored in any order.
 
     fd  can be read from when one has arrived
     """
@@ -22,6 +26,7 @@ class SignalPipe:
         os.set_blocking(self._write, False)
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._handlers = {number: signal.signal(number, _nothing) for number in numbers}
+        _pipes.append(self)
 
     def read(self) -> bytes:
         """Waits. The numbers of signals that arrived, others of this process among them; WOKEN: of `wake`."""
@@ -31,14 +36,28 @@ class SignalPipe:
         os.write(self._write, bytes([WOKEN]))
 
     def restore(self) -> None:
-        """The signals belong to whom they belonged before."""
+        """The signals belong to whom they belonged before, but for those that somebody has taken since: where that is a
+        newer pipe, it has them until it is restored itself."""
+        _pipes.remove(self)
+        newer = next((pipe for pipe in _pipes if pipe._wakeup == self._write), None)
+        if newer is None:
+            signal.set_wakeup_fd(self._wakeup)
+        else:
+            newer._wakeup = self._wakeup  # and not this pipe, which is about to be closed
         for number, handler in self._handlers.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        signal.set_wakeup_fd(self._wakeup)
+            if newer is not None and number in newer._handlers:
+                newer._handlers[number] = handler
+            elif signal.getsignal(number) is _nothing:
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def close(self) -> None:
         os.close(self.fd)
         os.close(self._write)
+
+
+def is_taken(number: signal.Signals) -> bool:
+    """Whether the script has a handler of its own for it."""
+    return signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN, _nothing)
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:

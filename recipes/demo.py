@@ -52,19 +52,19 @@ def main() -> int:
 def compare(folder: Path) -> int:
     """Runs both, prints what happened and the verdict; returns the exit status, 0 if every promise was kept."""
     say(f"\n[bold]A convolutional network, 1,497 images of digits, {STEPS} steps, trained twice.[/bold]")
-    with run(folder, "undisturbed") as calm:
-        reference = launch(calm, "Undisturbed, 4 workers")
-    with run(folder, "disturbed") as hurt:
-        hurt.kill(worker=2, when=At(step=23, phase="in_backward"))
-        hurt.kill(worker=0, when=At(step=53, phase="in_update"))
-        hurt.kill_all(At(step=97, phase="in_update", worker=1))
-        launch(hurt, "Disturbed, 4 workers")
-        end = launch(hurt, "The rest of it, 2 workers", workers=2)
+    with run(folder, "undisturbed") as baseline:
+        reference = launch(baseline, "Undisturbed, 4 workers")
+    with run(folder, "disturbed") as faulted:
+        faulted.kill(worker=2, when=At(step=23, phase="in_backward"))
+        faulted.kill(worker=0, when=At(step=53, phase="in_update"))
+        faulted.kill_all(At(step=97, phase="in_update", worker=1))
+        launch(faulted, "Disturbed, 4 workers")
+        end = launch(faulted, "The rest of it, 2 workers", workers=2)
 
-    bound = len(hurt.plan.faults) + SAVE_EVERY  # the step in flight of each, and the steps since a save
+    bound = len(faulted.plan.faults) + SAVE_EVERY  # the step in flight of each, and the steps since a save
     verdicts = [
-        review(calm.url, reference.events, steps=STEPS, redone_max=0),
-        review(hurt.url, end.events, steps=STEPS, reference=reference.events, redone_max=bound),
+        review(baseline.url, reference.events, steps=STEPS, redone_max=0),
+        review(faulted.url, end.events, steps=STEPS, reference=reference.events, redone_max=bound),
     ]
     console.print(table(verdicts, [reference, end]))
     wrong = [str(violation) for verdict in verdicts for violation in verdict.violations]
@@ -97,15 +97,15 @@ def launch(cluster: Cluster, title: str, *, workers: int | None = None) -> End:
     cluster.start(workers=workers)
     with console.status("training …"):
         end = cluster.finish(within_s=WITHIN_S)
-    for at_s, line in told(end.events[known:], cluster.plan):
+    for at_s, line in changes(end.events[known:], cluster.plan):
         say(f"  {at_s - begun_s:5.1f} s  {line}")
     if end.exit_code not in (0, -signal.SIGKILL):
         console.print(end.output[-3000:], markup=False)
     return end
 
 
-def told(events: Sequence[Event], plan: Plan) -> Iterator[tuple[float, str]]:
-    """The turns of a launch with their times, each once, though every worker records them."""
+def changes(events: Sequence[Event], plan: Plan) -> Iterator[tuple[float, str]]:
+    """What changed in a launch, and when, each once, though every worker records them."""
     before = None
     for event in events:
         if event["event"] == "loaded" and event["from_claim"] != event["claim"]:

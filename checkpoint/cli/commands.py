@@ -17,11 +17,12 @@ from typing import Any
 from checkpoint.cli.digests import digests
 from checkpoint.cli.housekeeping import KEEP_ALL, Removal, plan, sweep_as_claimant
 from checkpoint.cli.opened_run import OpenedRun, opened
-from checkpoint.cli.screen import Screen, human_age, human_bytes, utc
+from checkpoint.cli.screen import Screen, human_age, human_bytes
 from checkpoint.errors import CheckpointError
 from checkpoint.format.manifest import Commit
 from checkpoint.format.names import CLAIMS
 from checkpoint.load.diff import Comparison, Difference, Side, compare
+from checkpoint.runs.claims import utc
 
 YES, NO = 0, 1
 

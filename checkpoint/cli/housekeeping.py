@@ -12,16 +12,16 @@ removed (runs/claims.py, runs/retention.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoint.cli.screen import utc
-from checkpoint.errors import ClaimHeld, CorruptCheckpoint
+from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.names import DATA, CommitId, data_owner
-from checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask
-from checkpoint.runs.claims import Claim, new_claim_nonce, take
+from checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown
+from checkpoint.runs.claims import Claim, claim_held, new_claim_nonce, take
 from checkpoint.runs.history import History, Log, read_history, read_manifest
+from checkpoint.runs.moved_beacon import ask_both, read_beacon
 from checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
 from checkpoint.runs.retention import Sweeper, removable
 from checkpoint.storage import Storage
@@ -89,7 +89,7 @@ def sweep_as_claimant(
 
     def free(holders: Sequence[Claim]) -> frozenset[int]:
         for holder in holders:
-            _refuse_unless_gone(holder, storage.url, insist)
+            _refuse_unless_gone(holder, storage, insist)
         wait_for_orphans(storage.url, within_s=ORPHANS_S, log=log)
         return frozenset()
 
@@ -126,9 +126,9 @@ def _refusing_endpoint(nonce: str) -> dict[str, Any] | None:
     return endpoint
 
 
-def _refuse_unless_gone(holder: Claim, url: str, insist: bool) -> None:
-    endpoint: Mapping[str, Any] = holder.endpoint or {}
-    match ask(dict(endpoint), holder.nonce, timeout_s=_ANSWER_S):
+def _refuse_unless_gone(holder: Claim, storage: Storage, insist: bool) -> None:
+    moved = read_beacon(storage, holder.number)
+    match ask_both(holder.endpoint, holder.nonce, moved, timeout_s=_ANSWER_S):
         case Gone():
             return
         case Alive():
@@ -138,15 +138,4 @@ def _refuse_unless_gone(holder: Claim, url: str, insist: bool) -> None:
                 return
             found = f"it does not answer, which proves nothing: {why}"
             advice = "see whether that job still runs. If it does not: --take-over"
-    host, pid = str(endpoint.get("host")), endpoint.get("pid")
-    pid = pid if type(pid) is int else 0
-    raise ClaimHeld(
-        f"{url} is not swept: a job holds claim {holder.number}\n"
-        f"  holder  process {pid} on {host}, job {holder.job!r}, since {utc(holder.taken_at)} UTC; {found}\n"
-        f"  state   nothing was changed\n  next    {advice}",
-        claim=holder.number,
-        host=host,
-        pid=pid,
-        since=holder.taken_at,
-        job=holder.job,
-    )
+    raise claim_held(holder, f"{storage.url} is not swept: a job holds claim {holder.number}", found, advice)

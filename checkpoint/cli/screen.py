@@ -110,14 +110,6 @@ def human_age(age_s: float) -> str:
     return f"{int(age_s // 86400)} d"
 
 
-def utc(time_s: float) -> str:
-    """`2026-11-21 17:16:17`, or `?` for what is no time."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
-    except (OverflowError, ValueError, OSError):
-        return "?"
-
-
 def printable(text: str) -> str:
     """The text with everything that could steer a terminal shown as an escape; line breaks stay."""
     if text.isprintable():

@@ -142,10 +142,14 @@ def parse(data: bytes, id: CommitId) -> Manifest:
     try:
         return _checked(unseal(data, "the document"), id)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"manifest {id.manifest_key}: {type(error).__name__}: {error}"
-        raise CorruptCheckpoint(why, commit=str(id), key=id.manifest_key) from error
+        raise corrupt_manifest(id, f"{type(error).__name__}: {error}") from error
     except CorruptCheckpoint as error:
-        raise CorruptCheckpoint(f"manifest {id.manifest_key}: {error}", commit=str(id), key=id.manifest_key) from error
+        raise corrupt_manifest(id, error) from error
+
+
+def corrupt_manifest(id: CommitId, why: object) -> CorruptCheckpoint:
+    """The error that names the manifest of this commit."""
+    return CorruptCheckpoint(f"manifest {id.manifest_key}: {why}", commit=str(id), key=id.manifest_key)
 
 
 def _checked(body: dict[str, Any], id: CommitId) -> Manifest:

@@ -1,8 +1,9 @@
 """The keys of a run's folder. A claim's number and a nonce are in every path, so no key is written twice (but for
-leases, which nobody relies on).
+leases and beacons, which only ever keep a newcomer out).
 
     claims/00000007.json                                   who writes now
     claims/00000007.withdrawn                              that claim never counts: its taker gave up, or died at once
+    claims/00000007.beacon                                 who answers for it, where that is not its taker any more
     leases/00000007                                        its holder's sign of life, which changes every few seconds
     data/c00000007/s000001200-<nonce>/00003.safetensors    one shard of a save
     commits/c00000007.s000001200-<nonce>.json              its manifest, which is the commit
@@ -74,6 +75,10 @@ def claim_number(key: str) -> int | None:
 
 def lease_key(number: int) -> str:
     return f"leases/{number:08d}"
+
+
+def beacon_key(number: int) -> str:
+    return f"{CLAIMS}/{number:08d}.beacon"
 
 
 def withdrawn_key(number: int) -> str:

@@ -11,7 +11,7 @@ import torch
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
 from checkpoint.format.decoding import decode
 from checkpoint.format.dtypes import writable_bytes
-from checkpoint.format.manifest import Commit
+from checkpoint.format.manifest import Commit, corrupt_manifest
 from checkpoint.format.names import CommitId
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Piece, run_start
@@ -80,7 +80,7 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Chec
     try:
         tree = decode(manifest.tree, tensors)
     except CorruptCheckpoint as error:
-        raise CorruptCheckpoint(f"manifest {id.manifest_key}: {error}", commit=str(id)) from error
+        raise corrupt_manifest(id, error) from error
     return Checkpoint(id.step, manifest.meta, tree, manifest.commit())
 
 

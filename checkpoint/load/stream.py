@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.leaves import Array, Value, entry, leaves
-from checkpoint.format.manifest import Commit
+from checkpoint.format.manifest import Commit, corrupt_manifest
 from checkpoint.format.names import CommitId
 from checkpoint.format.tree import Document
 from checkpoint.load.objects import check_sizes
@@ -44,10 +43,8 @@ class Stream:
         try:
             return [(name, entry(leaf, self._manifest.tensors)) for name, leaf in leaves(document, path)]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptCheckpoint(
-                f"manifest {self._manifest.id.manifest_key}: its tree cannot be read: {type(error).__name__}: {error}",
-                commit=str(self._manifest.id),
-            ) from error
+            why = f"its tree cannot be read: {type(error).__name__}: {error}"
+            raise corrupt_manifest(self._manifest.id, why) from error
 
     def where(self, name: str) -> tuple[int, int]:
         """Where the tensor begins: the number of an object, and a position in it."""

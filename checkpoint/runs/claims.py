@@ -278,18 +278,31 @@ def new_claim_nonce() -> str:
 def held(holder: Claim, url: str, how: str) -> ClaimHeld:
     """The error of who was refused."""
     endpoint = holder.endpoint or {}
-    host, pid = str(endpoint.get("host")), endpoint.get("pid")
-    pid = pid if type(pid) is int else 0
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder.taken_at))
-    ourselves = pid == os.getpid() and host == socket.gethostname()
+    ourselves = endpoint.get("pid") == os.getpid() and endpoint.get("host") == socket.gethostname()
     advice = (
         "close() the other Checkpointer of this very process first"
         if ourselves
         else "use another URL, or stop that job, or insist with take_over=True: it then can commit nothing more"
     )
+    return claim_held(holder, f"{url} belongs to a live job: claim {holder.number}", how, advice)
+
+
+def utc(time_s: float) -> str:
+    """`2026-11-21 17:16:17`, or `?` for what is no time."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
+def claim_held(holder: Claim, what: str, how: str, advice: str) -> ClaimHeld:
+    """what: was refused   how: it is known that somebody holds it"""
+    endpoint = holder.endpoint or {}
+    host, pid = str(endpoint.get("host")), endpoint.get("pid")
+    pid = pid if type(pid) is int else 0
     return ClaimHeld(
-        f"{url} belongs to a live job: claim {holder.number}\n"
-        f"  holder  process {pid} on {host}, job {holder.job!r}, since {since}; {how}\n"
+        f"{what}\n"
+        f"  holder  process {pid} on {host}, job {holder.job!r}, since {utc(holder.taken_at)} UTC; {how}\n"
         f"  state   nothing was changed\n"
         f"  next    {advice}",
         claim=holder.number,

@@ -26,7 +26,7 @@ from checkpoint.format.names import (
     withdrawn_key,
     withdrawn_number,
 )
-from checkpoint.runs.beacon import gone_for_certain
+from checkpoint.runs.moved_beacon import both_gone_for_certain, read_beacon
 from checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded
 from checkpoint.storage.again import read_again
 
@@ -138,7 +138,7 @@ def _stands(storage: Storage, claim: int) -> bool:
     endpoint, nonce = body.get("endpoint"), body.get("nonce")
     if type(endpoint) is not dict or type(nonce) is not str:
         return True
-    why = gone_for_certain(endpoint, nonce)
+    why = both_gone_for_certain(endpoint, nonce, read_beacon(storage, claim))
     if why is None or _has_commits(storage, claim):
         return True
     withdraw(storage, claim, f"its taker had committed nothing, and is gone: {why}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.draft import MANIFEST_BYTES_MAX
-from checkpoint.format.manifest import Manifest, parse
+from checkpoint.format.manifest import Manifest, corrupt_manifest, parse
 from checkpoint.format.names import COMMITS, DATA, CommitId, claim_key, commit_id, data_owner, id_from
 from checkpoint.runs.fence import claims_listed, is_there, read_claim_body
 from checkpoint.runs.lineage import lineage
@@ -132,5 +132,4 @@ def read_manifest(storage: Storage, id: CommitId) -> Manifest:
     except Missing:
         raise CorruptCheckpoint(f"manifest {id.manifest_key} is absent", commit=str(id)) from None
     except TooLarge as error:
-        why = f"manifest {id.manifest_key}: {error}"
-        raise CorruptCheckpoint(why, commit=str(id), key=id.manifest_key) from None
+        raise corrupt_manifest(id, error) from None

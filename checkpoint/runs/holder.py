@@ -8,13 +8,14 @@ Times are this process's own: no clock of another host is read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from checkpoint.runs.beacon import Alive, Answer, Gone, Refused, Unknown, ask
+from checkpoint.runs.beacon import Alive, Answer, Gone, Refused, Unknown
 from checkpoint.runs.claims import Claim, held
 from checkpoint.runs.history import Log
+from checkpoint.runs.moved_beacon import NamedBeacon, ask_both
 
 _POLL_S = 0.2
 _LOOK_S = 1.0  # between two looks into the storage
@@ -22,6 +23,7 @@ _ANSWER_S = 2.0  # how long one question waits; a holder whose machine swaps may
 _AT_ONCE = 16  # holders that are asked at the same time
 
 Signs = Callable[[int], object]
+Moved = Callable[[int], NamedBeacon | None]
 
 
 @dataclass(frozen=True)
@@ -85,21 +87,25 @@ def decide(
 
 
 def wait_until_free(
-    holders: Sequence[Claim], *, url: str, job: str | None, grace_s: float, signs: Signs, log: Log
+    holders: Sequence[Claim], *, url: str, job: str | None, grace_s: float, signs: Signs, moved: Moved, log: Log
 ) -> frozenset[int]:
     """Asks all holders until none can be going on; the numbers of those that were only silent. Raises `ClaimHeld`.
 
     signs  claim number -> what its holder changes in the storage as long as it lives
+    moved  claim number -> the beacon that took the place of its holder's
     Ends within about `grace_s`, whatever their number.
     """
     waiting = list(holders)
+    beacons: dict[int, NamedBeacon | None] = {}
     silent: set[int] = set()
-    began_s, looked_s, said = time.monotonic(), -_LOOK_S, False
+    began_s, looked_s, read_s, said = time.monotonic(), -_LOOK_S, -_LOOK_S, False
     first: dict[int, object] = {}
     stirred: set[int] = set()
     while True:
         waited_s = time.monotonic() - began_s
-        answers = _ask_all(waiting)
+        if waited_s - read_s >= _LOOK_S:
+            read_s, beacons = waited_s, {one.number: moved(one.number) for one in waiting}
+        answers = _ask_all(waiting, beacons)
         unheard = [one for one, answer in answers if isinstance(answer, Refused | Unknown)]
         if unheard and (waited_s - looked_s >= _LOOK_S or waited_s >= grace_s):
             looked_s = waited_s
@@ -132,14 +138,11 @@ def wait_until_free(
         time.sleep(min(_POLL_S, max(grace_s - waited_s, 0.0)))
 
 
-def _ask_all(holders: Sequence[Claim]) -> list[tuple[Claim, Answer]]:
+def _ask_all(holders: Sequence[Claim], beacons: Mapping[int, NamedBeacon | None]) -> list[tuple[Claim, Answer]]:
+    def answer(holder: Claim) -> Answer:
+        return ask_both(holder.endpoint, holder.nonce, beacons[holder.number], timeout_s=_ANSWER_S)
+
     if len(holders) == 1:
-        return [(holders[0], _answer(holders[0]))]
+        return [(holders[0], answer(holders[0]))]
     with ThreadPoolExecutor(min(_AT_ONCE, len(holders)), thread_name_prefix="checkpoint-ask") as pool:
-        return list(zip(holders, pool.map(_answer, holders), strict=True))
-
-
-def _answer(holder: Claim) -> Answer:
-    if holder.endpoint is None:
-        return Unknown("it could not listen")
-    return ask(holder.endpoint, holder.nonce, timeout_s=_ANSWER_S)
+        return list(zip(holders, pool.map(answer, holders), strict=True))

@@ -8,6 +8,7 @@ Kept      the newest max(keep, 2) commits of the lineage whose objects all lie i
           among them are kept too, but do not count
           with keep_every=N, for good: of the steps 0 to N-1, N to 2N-1 and so on, each time the first commit. That is
           step N itself where it was saved, and where saves follow the clock the first one after it
+          with keep_multiple=N: the newest whole commit of a step that is a multiple of N, however many follow it
 Removed   others of the lineage; after a grace period, commits outside the lineage and data without a manifest
 
 A save of our own claim that is under way looks like the remains of one that failed. It may wait for finish_s until it
@@ -47,6 +48,7 @@ def removable(
     owners: Iterable[CommitId],
     keep: int,
     keep_every: int | None = None,
+    keep_multiple: int | None = None,
     grace_s: float,
     now_s: float,
     spared: Callable[[CommitId], bool] = lambda id: False,
@@ -67,6 +69,10 @@ def removable(
     if keep_every is not None and superseded:
         for_good = milestones(history.lineage, keep_every, whole)
         superseded = [id for id in superseded if id not in for_good]
+    if keep_multiple is not None and superseded:
+        regular = (id for id in history.lineage if id.step % keep_multiple == 0)
+        newest = next((id for id in regular if whole(id)), None)
+        superseded = [id for id in superseded if id != newest]
     committed = {*history.lineage, *history.outside}
     orphans = [*history.outside, *sorted(set(owners) - committed)]
 
@@ -102,6 +108,7 @@ class Sweeper:
         *,
         keep: int,
         keep_every: int | None = None,
+        keep_multiple: int | None = None,
         orphan_grace_s: float,
         finish_s: float = 0.0,
         once: bool = False,
@@ -121,6 +128,7 @@ class Sweeper:
         self._storage = storage
         self._keep = keep
         self._keep_every = keep_every
+        self._keep_multiple = keep_multiple
         self._orphan_grace_s = orphan_grace_s
         self._own_grace_s = max(orphan_grace_s, 3 * finish_s)
         self._log = log
@@ -170,6 +178,7 @@ class Sweeper:
             owners=objects,
             keep=self._keep,
             keep_every=self._keep_every,
+            keep_multiple=self._keep_multiple,
             grace_s=self._orphan_grace_s,
             now_s=now_s,
             spared=spared,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from checkpoint.errors import CheckpointError
-from checkpoint.format.names import CLAIMS, COMMITS, CommitId, claim_key, commit_id, lease_key
+from checkpoint.format.names import CLAIMS, COMMITS, CommitId, beacon_key, claim_key, commit_id, lease_key
 from checkpoint.net.machine import boot_id
 from checkpoint.runs.beacon import Beacon
 from checkpoint.runs.claims import Claim, Free, Origin, new_claim_nonce, take
@@ -28,6 +28,7 @@ from checkpoint.runs.fence import look_again, lost
 from checkpoint.runs.history import Log
 from checkpoint.runs.holder import wait_until_free
 from checkpoint.runs.lease import Lease, sign_of_life
+from checkpoint.runs.moved_beacon import read_beacon
 from checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
 from checkpoint.storage import Missing, Storage
 
@@ -209,7 +210,9 @@ class Tenure:
         self._hold(claim)
         with contextlib.suppress(CheckpointError):  # they are read no more
             while self._replaced:
-                self._storage.delete(lease_key(self._replaced.pop()))
+                number = self._replaced.pop()
+                self._storage.delete(lease_key(number))
+                self._storage.delete(beacon_key(number))
         return claim
 
     def _hold(self, claim: Claim) -> None:
@@ -230,12 +233,16 @@ class Tenure:
 
     def _need_not_ask(self, holder: Claim, index: int) -> bool:
         """What was settled already: by our own claim; by our job, which has moved on from its own processes."""
-        if self._answers is not None and holder.nonce == self._answers[0]:
-            return True
+        if self._answers is not None and self._answers[0] == (self._moved_to(holder) or holder.nonce):
+            return True  # one that has moved away from us answers elsewhere, for a run that has gone on there
         own = self.number
         if own is not None and holder.number <= own:
             return True
         return index > 0 and bool(self._job) and holder.job == self._job
+
+    def _moved_to(self, holder: Claim) -> str | None:
+        moved = read_beacon(self._storage, holder.number)
+        return moved.nonce if moved is not None else None
 
     def _ask(self, holders: Sequence[Claim]) -> frozenset[int]:
         if not holders:
@@ -252,6 +259,7 @@ class Tenure:
             job=self._job,
             grace_s=self._grace_s,
             signs=functools.partial(sign_of_life, self._storage),
+            moved=functools.partial(read_beacon, self._storage),
             log=self._log,
         )
 

@@ -16,10 +16,10 @@ from typing import Literal
 from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, WriterDied
 from checkpoint.format.manifest import Commit
 from checkpoint.net.errors import error_from
-from checkpoint.net.framing import Message
 from checkpoint.save.arena import HALVES
 from checkpoint.save.commit import is_committed
 from checkpoint.save.handle import Saving
+from checkpoint.save.writer.messages import Done, Failed, FromWriter, TakeBack, TakenBack
 from checkpoint.save.writer.process import WriterProcess
 from checkpoint.storage import Storage
 
@@ -127,7 +127,7 @@ class InFlightSaves:
             return
         younger = max(taken, key=lambda one: one.number)
         with contextlib.suppress(OSError):  # it died, and what it had is failing just now
-            younger.process.send({"kind": "take_back", "number": younger.number})
+            younger.process.send(TakeBack(number=younger.number))
         with self._changed:
             self._changed.wait_for(lambda: younger.saving.done or younger.number in self._refused, _ANSWER_S)
 
@@ -191,16 +191,16 @@ class InFlightSaves:
             with contextlib.suppress(Exception):  # a log that takes nothing must not end the thread that frees halves
                 self._log(f"step {saving.step} could not be saved; training goes on. {error}")
 
-    def hear(self, message: Message) -> None:
+    def hear(self, said: FromWriter) -> None:
         """What the writer process says of saves."""
-        match message:
-            case {"kind": "done", "number": number}:
+        match said:
+            case Done(number=number):
                 self._finish(number, None)
-            case {"kind": "failed", "number": number, "error": error}:
+            case Failed(number=number, error=error):
                 self._finish(number, error_from(error))
-            case {"kind": "taken_back", "number": number, "taken": True}:
+            case TakenBack(number=number, taken=True):
                 self._drop(number)
-            case {"kind": "taken_back", "number": number}:
+            case TakenBack(number=number):
                 with self._changed:
                     self._refused.add(number)
                     self._changed.notify_all()

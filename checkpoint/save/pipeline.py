@@ -30,6 +30,7 @@ from checkpoint.save.in_flight import InFlightSaves, Rules, dropped
 from checkpoint.save.planner import Save
 from checkpoint.save.ranks import Asked, Context, SavingRanks
 from checkpoint.save.resources import Unavailable, WriterResources, on_gpu
+from checkpoint.save.writer.messages import GiveUp, Meet, Serve, Staged
 from checkpoint.storage import Storage
 
 _SLACK_S = 20.0  # how much longer than finish_s a writer process of a group may take: it says itself who is missing
@@ -155,7 +156,7 @@ class SavePipeline:
         try:
             self._resources.started()
             if self._resources.met is None and self._ranks.rank == 0 and self._ranks.size > 1:
-                self._resources.meet({"kind": "serve", "size": self._ranks.size})
+                self._resources.meet(Serve(size=self._ranks.size))
         except Unavailable as error:
             why = str(error)
         return {
@@ -190,8 +191,7 @@ class SavePipeline:
             self._resources.fitting(save.plan, _text_bytes(save.draft), pinned=on_gpu(save.tensors))
             endpoint = save.decided["endpoint"]
             if self._resources.met != endpoint:
-                rank = {"rank": self._ranks.rank, "size": self._ranks.size}
-                self._resources.meet({"kind": "meet", "endpoint": endpoint, **rank})
+                self._resources.meet(Meet(rank=self._ranks.rank, size=self._ranks.size, endpoint=endpoint))
         except Unavailable as error:
             mine = f"{self._named(self._ranks.rank)}{error}"
         except BaseException as error:  # whatever it is, the others must not wait for this rank
@@ -214,7 +214,7 @@ class SavePipeline:
             said = error_document(error, self._ranks.scrub)
             with contextlib.suppress(OSError):
                 if process is not None:
-                    process.send({"kind": "give_up", "id": str(draft.id), "error": said})
+                    process.send(GiveUp(id=str(draft.id), error=said))
             raise
         if self._sent(half, save, saving, context):
             return
@@ -237,10 +237,9 @@ class SavePipeline:
         process = self._resources.process
         if process is None:
             return False
-        message = _staged(half, save)
         number = self._in_flight.occupy(half, saving, save.commit, self._committed(save.draft, context), process)
         try:
-            process.send({**message, "number": number})
+            process.send(_staged(number, half, save))
         except OSError:
             return not self._in_flight.vacate(half, number)
         return True
@@ -255,18 +254,17 @@ def _nothing(said: list[Message], draft: Draft | None) -> Message:
     return {}
 
 
-def _staged(half: int, save: Save) -> Message:
-    """What the writer process is told; its number is the sender's to add."""
+def _staged(number: int, half: int, save: Save) -> Staged:
     draft = save.draft
-    return {
-        "kind": "staged",
-        "half": half,
-        "id": draft.id._asdict(),
-        "claim_nonce": draft.claim_nonce,
-        "sizes": [*save.plan.sizes, len(draft.head), len(draft.tail)],
-        "all_sizes": draft.sizes,
-        "first": save.first,
-    }
+    return Staged(
+        number=number,
+        half=half,
+        id=draft.id._asdict(),
+        claim_nonce=draft.claim_nonce,
+        sizes=[*save.plan.sizes, len(draft.head), len(draft.tail)],
+        all_sizes=list(draft.sizes),
+        first=save.first,
+    )
 
 
 def _text_bytes(draft: Draft) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from checkpoint.net.framing import Message
@@ -16,6 +16,20 @@ from checkpoint.save.arena import Arena, NoRoom, places
 from checkpoint.save.in_flight import InFlightSaves, Rules
 from checkpoint.save.planner import Plan
 from checkpoint.save.staging import CannotPin, Stage
+from checkpoint.save.writer import messages
+from checkpoint.save.writer.messages import (
+    ArenaDropped,
+    DropArena,
+    FromWriter,
+    Meet,
+    Met,
+    NotMet,
+    Open,
+    Parted,
+    Ready,
+    Serve,
+    Unusable,
+)
 from checkpoint.save.writer.process import WriterProcess
 from checkpoint.storage import Scrubber
 
@@ -52,16 +66,16 @@ class WriterResources:
         self._in_flight = in_flight
         self._log = log
         self._said: set[str] = set()
-        self._opening: Message = {"kind": "open", "budget_bytes": rules.budget_bytes, "finish_s": rules.finish_s}
-        self._opening |= opening if isinstance(opening, dict) else {}
-        self._scrub = Scrubber(self._opening.get("url", ""), self._opening.get("options", {}))
+        known = opening if isinstance(opening, dict) else {"url": "", "options": {}, "retry_s": 0.0}
+        self._opening = Open(**known, budget_bytes=rules.budget_bytes, finish_s=rules.finish_s)
+        self._scrub = Scrubber(self._opening.url, self._opening.options)
         self._process: WriterProcess | None = None
         self._arena: Arena | None = None
         self._stage: Stage | None = None
         self._warming: threading.Thread | None = None
         self._changed = threading.Condition()  # guards everything below
         self._ready: WriterProcess | None = None
-        self._answered: Message | None = None  # by the process, to what was asked last
+        self._answered: Met | NotMet | ArenaDropped | None = None  # by the process, to what was asked last
         self._met: Message | None = None
         self._unusable = opening if isinstance(opening, str) else None
         self._last_words = ""
@@ -125,7 +139,7 @@ class WriterResources:
         try:
             process.send(self._opening)
             if self._arena is not None:
-                process.send({"kind": "arena", "half_bytes": self._arena.half_bytes}, [self._arena.fd])
+                process.send(messages.Arena(half_bytes=self._arena.half_bytes), [self._arena.fd])
         except (TypeError, ValueError) as error:
             self._unusable = f"the storage options cannot be told to a writer process: {self._scrub(str(error))}"
         except OSError as error:
@@ -155,20 +169,18 @@ class WriterResources:
         """Where the writers of the group meet that the process is among; None where it is in none."""
         return self._met if self.process is not None else None
 
-    def meet(self, question: Message) -> Message:
-        """Has the process join the writers of a group: `serve` or `meet` of writer/link.py. Returns where they meet.
+    def meet(self, question: Serve | Meet) -> Message:
+        """Has the process join the writers of a group. Returns where they meet. Raises `Unavailable`."""
+        answer = self._ask(question, (Met, NotMet), _MEET_S)
+        if isinstance(answer, Met):
+            return answer.endpoint
+        if isinstance(answer, NotMet):
+            raise Unavailable(f"the writer processes of this rank and of rank 0 cannot be connected: {answer.why}")
+        raise Unavailable(self._last_words or "the writer process does not answer")
 
-        Raises `Unavailable`.
-        """
-        answer = self._ask(question, ("met", "not_met"), _MEET_S)
-        if answer is None:
-            raise Unavailable(self._last_words or "the writer process does not answer")
-        if answer["kind"] == "not_met":
-            raise Unavailable(f"the writer processes of this rank and of rank 0 cannot be connected: {answer['why']}")
-        endpoint: Message = answer["endpoint"]
-        return endpoint
-
-    def _ask(self, question: Message, kinds: Sequence[str], within_s: float) -> Message | None:
+    def _ask(
+        self, question: Serve | Meet | DropArena, kinds: tuple[type, ...], within_s: float
+    ) -> Met | NotMet | ArenaDropped | None:
         """The process's answer, of one of these kinds; None where it died, or does not give one. An answer that an
         earlier question had given up waiting for may come in between."""
         process = self._process
@@ -182,25 +194,24 @@ class WriterResources:
                 self._changed.wait_for(lambda: self._answer_of(kinds) is not None or not process.alive, within_s)
         return self._answer_of(kinds)
 
-    def _answer_of(self, kinds: Sequence[str]) -> Message | None:
-        answered = self._answered
-        return answered if answered is not None and answered["kind"] in kinds else None
+    def _answer_of(self, kinds: tuple[type, ...]) -> Met | NotMet | ArenaDropped | None:
+        return self._answered if isinstance(self._answered, kinds) else None
 
-    def _hear(self, process: WriterProcess, message: Message) -> None:
+    def _hear(self, process: WriterProcess, said: FromWriter) -> None:
         with self._changed:
-            match message:
-                case {"kind": "ready"}:
+            match said:
+                case Ready():
                     self._ready = process
-                case {"kind": "unusable", "why": why}:
+                case Unusable(why=why):
                     self._unusable = f"the writer process cannot open the storage: {why}"
-                case {"kind": "met", "endpoint": endpoint}:
-                    self._answered, self._met = message, endpoint
-                case {"kind": "not_met" | "dropped_arena"}:
-                    self._answered = message
-                case {"kind": "parted"}:
+                case Met(endpoint=endpoint):
+                    self._answered, self._met = said, endpoint
+                case NotMet() | ArenaDropped():
+                    self._answered = said
+                case Parted():
                     self._met = None
             self._changed.notify_all()
-        self._in_flight.hear(message)
+        self._in_flight.hear(said)
 
     def _process_ended(self, process: WriterProcess, why: str) -> None:
         self._last_words = self._scrub(why)
@@ -234,7 +245,7 @@ class WriterResources:
             self._arena.touch()
             if self._process is not None:
                 with contextlib.suppress(OSError):  # it died; the one after it is told
-                    self._process.send({"kind": "arena", "half_bytes": self._arena.half_bytes}, [self._arena.fd])
+                    self._process.send(messages.Arena(half_bytes=self._arena.half_bytes), [self._arena.fd])
         if self._stage is None or self._stage.plan is not plan:
             self._stage = None  # memory cannot be pinned twice
             try:
@@ -249,7 +260,7 @@ class WriterResources:
         if self._arena is not None:
             self._arena.close()
             self._arena = None
-            self._ask({"kind": "drop_arena"}, ("dropped_arena",), _ANSWER_S)
+            self._ask(DropArena(), (ArenaDropped,), _ANSWER_S)
 
 
 def _needed(plan: Plan, text_bytes: int) -> int:

@@ -14,7 +14,6 @@ data look like it.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elastic.data.audit_rules import Finding, Kind, Record, judge
 from elastic.errors import ConfigError, ElasticError
+from elastic.membership.missing import ranks_named_by_torch
 
 EXAMPLES_MAX = 2**22  # indices compared in an epoch, of all ranks together: 32 MB on each of them
 
@@ -287,9 +287,8 @@ def _of_all_ranks(read: Callable[[], list[Record]], timeout_s: float) -> list[Re
 
 
 def _missing(message: str) -> str:
-    """Who did not come, of what torch says: rank 0's barrier names them all, a store's key the first."""
-    named = re.search(r"Ranks ([\d, ]+) failed", message) or re.search(r"keys: \S*/(\d+)", message)
-    return f"rank {named[1]}" if named else "rank 0's message names them"
+    ranks = ", ".join(map(str, ranks_named_by_torch(message)))
+    return f"rank {ranks}" if ranks else "rank 0's message names them"
 
 
 def _check(loaders: Sequence[Any], epochs: int, batches: int, allow: Collection[str]) -> None:

@@ -53,7 +53,7 @@ class Bucketed:
         self._by_length = np.argsort(array, kind="stable")
         self._batches_per_bucket = batches_per_bucket
 
-    def over(self, sizes: Sizes) -> EpochOrder:
+    def for_run(self, sizes: Sizes) -> EpochOrder:
         if len(self._by_length) != sizes.dataset_length:
             raise ConfigError(
                 f"Bucketed got {len(self._by_length)} lengths for a dataset of {sizes.dataset_length} examples; it "

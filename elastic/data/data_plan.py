@@ -1,7 +1,7 @@
 """Which examples does each share of a step read? A pure function of the configuration and the step's index.
 
 Promises  the plan knows no ranks: shares are the same at every world size, and ranks only carry shares
-          (`blocks`). A run that goes on with 6 workers instead of 8 continues the same order.
+          (loop/assignment.py). A run that goes on with 6 workers instead of 8 continues the same order.
           Every position of every epoch is read once ("drop" leaves out the tail that fills no batch).
           A step costs O(batch), wherever it lies in however large a dataset.
 Leaves    which example stands at a position to order.py, loading to loader.py, the share's random stream to
@@ -14,10 +14,10 @@ the shares' means would weigh examples unequally. In the formulas B is `batch_si
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import cached_property
-from itertools import accumulate, pairwise
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +27,8 @@ from elastic.data.order import EpochOrder, Order, Shuffled, Sizes
 from elastic.data.permutation import LENGTH_MAX
 from elastic.errors import ConfigError
 from elastic.state.randomness import check_seed
+
+_TOGETHER = 4096  # positions
 
 LastBatch = Literal["short", "drop", "carry"]
 
@@ -64,7 +66,7 @@ class DataPlan:
             last_batch=self.last_batch,
             seed=self.seed,
         )
-        return self.order.over(sizes)
+        return self.order.for_run(sizes)
 
     @property
     def order_identity(self) -> dict[str, Any]:
@@ -96,6 +98,26 @@ class DataPlan:
             whole = _ceil(self.epochs * self.epoch_length, self.batch_size)
             ends.append(whole if per_epoch is None else self.epochs * per_epoch)
         return min(ends)
+
+    def read_at(self, epoch: int, first: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Turns and indices at the positions first … end - 1 of an epoch.
+
+        Steps follow each other, and for a few thousand positions the order takes little longer than for a batch.
+        """
+        number = first // _TOGETHER
+        if (end - 1) // _TOGETHER == number:
+            turns, indices = self._some(epoch, number)
+            part = slice(first - number * _TOGETHER, end - number * _TOGETHER)
+            return turns[part], indices[part]
+        return self.epoch_order.at(epoch, np.arange(first, end, dtype=np.int64))
+
+    @cached_property
+    def _some(self) -> Callable[[int, int], tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        def some(epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+            end = min((number + 1) * _TOGETHER, self.epoch_length)
+            return self.epoch_order.at(epoch, np.arange(number * _TOGETHER, end, dtype=np.int64))
+
+        return lru_cache(maxsize=2)(some)
 
     def step(self, index: int) -> StepPlan:
         """The step with this index, counted from 0 over the whole run. Raises IndexError beyond its end."""
@@ -150,6 +172,10 @@ class StepPlan:
         """The share's examples, in order. Raises IndexError for a share that is empty in this step."""
         return self._all[self._range(share)]
 
+    def examples_of(self, shares: range) -> Examples:
+        """Those of neighbouring shares, of which there is at least one, in order."""
+        return self._all[self._range(shares[0]).start : self._range(shares[-1]).stop]
+
     def pieces(self, share: int) -> int:
         """How many micro-batches the share is cut into.
 
@@ -164,6 +190,8 @@ class StepPlan:
         Near-equal, so that none is a sliver of one example, which BatchNorm cannot train on.
         """
         examples, pieces = self.examples(share), self.pieces(share)
+        if pieces == 1:
+            return [examples]
         return [examples[slice(*_piece(i, pieces, len(examples)))] for i in range(pieces)]
 
     @property
@@ -185,29 +213,30 @@ class StepPlan:
         while at < end:
             epoch = at // length
             until = min(end, (epoch + 1) * length)
-            positions = np.arange(at - epoch * length, until - epoch * length, dtype=np.int64)
-            parts.append(order.at(epoch, positions))
+            parts.append(self.plan.read_at(epoch, at - epoch * length, until - epoch * length))
             at = until
+        if len(parts) == 1:
+            return Examples(*parts[0])
         return Examples(
             np.concatenate([turns for turns, _ in parts]), np.concatenate([indices for _, indices in parts])
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Examples:
-    """Some examples in reading order: epochs int64[n] and dataset indices int64[n].
+    """Some examples in reading order: turns int64[n] and dataset indices int64[n].
 
-    In orders that visit an example several times in an epoch, `epochs` are the turns of EpochOrder.at.
+    A turn is the epoch; in orders that visit an example several times in an epoch, see EpochOrder.at.
     """
 
-    epochs: NDArray[np.int64]
+    turns: NDArray[np.int64]
     indices: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, part: slice) -> Examples:
-        return Examples(self.epochs[part], self.indices[part])
+        return Examples(self.turns[part], self.indices[part])
 
 
 def share_sizes(count: int, batch_size: int, virtual_workers: int) -> tuple[int, ...]:
@@ -219,16 +248,6 @@ def share_sizes(count: int, batch_size: int, virtual_workers: int) -> tuple[int,
     shares = virtual_workers if count == batch_size else _ceil(count, _ceil(batch_size, virtual_workers))
     edges = [i * count // shares for i in range(shares + 1)]
     return tuple(high - low for low, high in pairwise(edges))
-
-
-def blocks(shares: int, world_size: int, idle: Collection[int] = ()) -> list[range]:
-    """Which shares each rank carries: contiguous blocks that cover 0 … shares-1 once, in rank order, near-equally.
-
-    Blocks may be empty, and those of the ranks in `idle` are.
-    """
-    working = list(accumulate((rank not in idle for rank in range(world_size)), initial=0))
-    edges = [before * shares // working[-1] for before in working]
-    return [range(low, high) for low, high in pairwise(edges)]
 
 
 def _piece(i: int, parts: int, count: int) -> tuple[int, int]:

@@ -75,7 +75,7 @@ class LoaderTimeout(ElasticError, TimeoutError):
         self.request = request
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Loaded:
     """A batch, and the dataset indices that went into it: int64[n], noted as each was read."""
 
@@ -120,6 +120,7 @@ class Loader:
         self._slow_reader = _Reader(dataset, collate_fn, seed)
         self._num_workers = 0 if self._reader else num_workers
         self._device = device
+        self._is_there = self._reader is not None and all(tensor.device == device for tensor in dataset.tensors)
         self._pin = pin_memory and device is not None and device.type == "cuda"
         self._timeout_s = timeout_s
         self._interrupt = interrupt
@@ -166,7 +167,7 @@ class Loader:
         still is; unless `interrupt` raised it, new processes read it.
         """
         loaded = self._receive() if self._num_workers else self._read()
-        if self._device is None:
+        if self._device is None or self._is_there:
             return loaded
         return Loaded(move(loaded.batch, self._device, non_blocking=self._pin), loaded.indices)
 
@@ -273,7 +274,7 @@ class _Reader:
     def read(self, request: Request, abandoned: Callable[[], bool]) -> tuple[NDArray[np.int64], Any] | None:
         """None if it is abandoned before its last example is read."""
         examples, indices = [], []
-        for epoch, index in zip(request.epochs.tolist(), request.indices.tolist(), strict=True):
+        for epoch, index in zip(request.turns.tolist(), request.indices.tolist(), strict=True):
             if abandoned():
                 return None
             seed_streams(example_seed(self.seed, epoch, index), None)
@@ -326,6 +327,6 @@ def _is_plain(dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> bool:
 
 
 def _named(request: Request) -> str:
-    pairs = list(zip(request.epochs.tolist(), request.indices.tolist(), strict=True))
+    pairs = list(zip(request.turns.tolist(), request.indices.tolist(), strict=True))
     shown = ", ".join(f"{index} of epoch {epoch}" for epoch, index in pairs[:4])
     return f"{len(pairs)} examples ({shown}{', …' if len(pairs) > 4 else ''})"

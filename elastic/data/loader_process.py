@@ -32,15 +32,16 @@ from torch.utils.data._utils import signal_handling
 
 from checkpoint import linux
 from elastic.data.scratch import Scratch
+from elastic.signal_pipe import is_taken
 
 GRACE_S = 1.0  # a child that is still inside dataset[i] after this is killed: nobody wants its answer any more
 POLL_S = 0.05  # how late a child's death is noticed, and that nobody wants to wait any more
 READ_AHEAD = 2  # requests per child: one in work, and one for when that is done
-_JOIN_S = 5.0  # the kernel needs far less to bury a killed process
+_JOIN_S = 5.0  # the kernel needs far less to end a killed process
 
 # A ticket that is abandoned is noted in its slot; if a later one takes the slot, the earlier is read to its end.
 _SLOTS = 4096
-_TOLD_TO_LEAVE = (signal.SIGINT, signal.SIGTERM)
+_TOLD_TO_LEAVE = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 Reader = Callable[[Any, Callable[[], bool]], Any]
@@ -175,6 +176,8 @@ class Birth:
         die_with_parent(self.parent)
         signal.set_wakeup_fd(-1)  # the worker's own pipe: a signal here is no news there
         for told_to_leave in _TOLD_TO_LEAVE:
+            if told_to_leave is signal.SIGUSR1 and is_taken(told_to_leave):
+                continue  # by the script, for something of its own
             signal.signal(told_to_leave, _stay)  # unlike SIG_IGN not inherited by a decoder that the dataset starts
             signal.siginterrupt(told_to_leave, False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_TO_LEAVE)

@@ -59,7 +59,7 @@ class Mixture:
         if isinstance(epoch_length, bool) or not isinstance(self._epoch_length, int) or self._epoch_length < 1:
             raise ConfigError(f"epoch_length={epoch_length!r}; expected how many examples an epoch visits, 1 or more")
 
-    def over(self, sizes: Sizes) -> EpochOrder:
+    def for_run(self, sizes: Sizes) -> EpochOrder:
         if sizes.dataset_length != sum(self._lengths):
             raise ConfigError(
                 f"the mixture is of {sum(self._lengths)} examples, and the dataset has {sizes.dataset_length}\n"

@@ -60,7 +60,7 @@ class EpochOrder(Protocol):
 class Order(Protocol):
     """What `Run(order=…)` takes: how examples are to be visited, by any run."""
 
-    def over(self, sizes: Sizes) -> EpochOrder:
+    def for_run(self, sizes: Sizes) -> EpochOrder:
         """This order in a run. Raises ConfigError if it does not fit."""
         ...
 
@@ -78,7 +78,7 @@ class Shuffled:
     The order is computed and not stored, for datasets of up to 2**62 examples.
     """
 
-    def over(self, sizes: Sizes) -> EpochOrder:
+    def for_run(self, sizes: Sizes) -> EpochOrder:
         return _Shuffled(sizes)
 
 
@@ -86,7 +86,7 @@ class Shuffled:
 class Sequential:
     """Each epoch visits every example once, in the dataset's order."""
 
-    def over(self, sizes: Sizes) -> EpochOrder:
+    def for_run(self, sizes: Sizes) -> EpochOrder:
         return _Sequential(sizes)
 
 

@@ -38,11 +38,11 @@ class Scratch:
 
     def __init__(self) -> None:
         _remove_abandoned()
-        self._told = ""
+        self._sockets_folder = ""
         self.folder, self._lock = _locked_folder()
         # multiprocessing has no public way to say where its sockets go; a child copies this from its parent.
-        self._told = self._short_name()
-        multiprocessing.current_process()._config["tempdir"] = self._told  # type: ignore[attr-defined]
+        self._sockets_folder = self._short_name()
+        multiprocessing.current_process()._config["tempdir"] = self._sockets_folder  # type: ignore[attr-defined]
 
     def note(self, pids: Iterable[int]) -> None:
         """Of the children."""
@@ -53,7 +53,7 @@ class Scratch:
     def close(self) -> None:
         """Removes the folder. Call it when the children are gone."""
         config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-        if config.get("tempdir") == self._told:
+        if config.get("tempdir") == self._sockets_folder:
             del config["tempdir"]
         _remove(self.folder)
         if self._lock >= 0:

@@ -114,9 +114,9 @@ class Streams:
     def carried(self, worker: int) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
         """Where this worker's stream stands after the last read, as numbers under a name that no other stream has."""
         reader = self._readers[worker]
-        told = json.dumps([reader.number, reader.position()]).encode()
-        room = -(-(len(told) + 4) // (_BYTES * _NUMBERS))
-        packed = (len(told).to_bytes(4, "little") + told).ljust(room * _BYTES * _NUMBERS, b"\0")
+        position = json.dumps([reader.number, reader.position()]).encode()
+        room = -(-(len(position) + 4) // (_BYTES * _NUMBERS))
+        packed = (len(position).to_bytes(4, "little") + position).ljust(room * _BYTES * _NUMBERS, b"\0")
         wide = np.zeros((room * _NUMBERS, 8), dtype=np.uint8)
         wide[:, :_BYTES] = np.frombuffer(packed, dtype=np.uint8).reshape(-1, _BYTES)
         return {f"{_PREFIX} {worker} {room}": wide.view(np.uint64)[:, 0].astype(np.float64)}

@@ -62,7 +62,7 @@ class Weighted:
             )
         self._replacement = replacement
 
-    def over(self, sizes: Sizes) -> EpochOrder:
+    def for_run(self, sizes: Sizes) -> EpochOrder:
         if len(self._weights) != sizes.dataset_length:
             raise ConfigError(
                 f"Weighted got {len(self._weights)} weights for a dataset of {sizes.dataset_length} examples; it needs "

@@ -14,10 +14,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from rich.markup import escape
 from elastic.drill.cluster import Cluster, DrillTimeout
 from elastic.drill.faults.registry import KINDS
 from elastic.drill.hosts.hosts import ORPHANS_S, Hosts
-from elastic.drill.hosts.place import OnHosts
+from elastic.drill.hosts.on_hosts import OnHosts
 from elastic.drill.inject.bad_storage import RECORD, behind_faults, summary, torn
 from elastic.drill.inject.overrides import Overrides
 from elastic.drill.interruption import undisturbed_by_signals
@@ -116,7 +119,7 @@ class Drill:
         baseline, baseline_events = self._baseline()
         steps = next(event["step"] for event in reversed(baseline_events) if event["event"] == "finished")
         saved = [event["step"] for event in baseline_events if event["event"] == "saved"]
-        plan = options.plan(steps)
+        plan = options.plan(steps, _step_s(baseline_events))
         plan = saves.with_saves(plan, steps=steps, saved=saved) if options.saves else plan
         plan_file = self.folder / "plan.json"
         plan_file.write_text(plan.to_json())
@@ -242,10 +245,10 @@ class Drill:
             save_every=plan.save_every if plan is not None else options.asked.save_every,
             joins_await_s=_JOINS_AWAIT_S,
         )
-        place = None
+        hosting = None
         if plan is not None and plan.hosts:
             orphans_s = ORPHANS_S + (ORPHAN_S if any(fault.orphans for fault in plan.faults) else 0.0)
-            place = OnHosts(Hosts(nodes, self.folder / "hosts", orphans_s=orphans_s), url)
+            hosting = OnHosts(Hosts(nodes, self.folder / "hosts", orphans_s=orphans_s), url)
         cluster = Cluster(
             options.script,
             options.args,
@@ -261,10 +264,10 @@ class Drill:
             module=options.module,
             ready=True,
             overrides=overrides,
-            place=place,
+            hosting=hosting,
         )
         self._clusters.append(cluster)
-        return WatchedRun(cluster, self._console, plan, place)
+        return WatchedRun(cluster, self._console, plan, hosting)
 
     def _launch(self, cluster: WatchedRun, story: Story | None = None) -> int:
         """One launch to its end; its exit status. Raises DrillTimeout."""
@@ -303,6 +306,13 @@ class Drill:
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
+
+
+def _step_s(events: Sequence[Event]) -> float:
+    """Of the run without faults: the median from one step to the next, of one worker."""
+    one = next(event["worker"] for event in events if event["event"] == "step_applied")
+    times = [event["t"] for event in events if event["event"] == "step_applied" and event["worker"] == one]
+    return max(statistics.median(b - a for a, b in pairwise(times)), 1e-3) if len(times) > 1 else 1.0
 
 
 def _on_nodes(plan: DrillPlan) -> str:

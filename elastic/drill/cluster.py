@@ -19,9 +19,9 @@ from elastic.drill.end import End, LaunchEnd
 from elastic.drill.faults import At, Fault, Kill, KillAll, Plan, Stop, Terminate
 from elastic.drill.folder import DrillFolder
 from elastic.drill.inject.joining_nodes import JoiningNodes
+from elastic.drill.inject.node_hosting import Node, NodeHosting, ThisMachine
 from elastic.drill.inject.node_starter import Launcher, NodeStarter
 from elastic.drill.inject.overrides import Overrides
-from elastic.drill.inject.place import Node, Place, ThisMachine
 from elastic.drill.judge.review import review
 from elastic.drill.machine import leftovers, processes
 from elastic.drill.machine.lifeline import Lifeline
@@ -51,7 +51,7 @@ class Cluster:
     folder    the drill's own, empty or of earlier launches of this run: plan, output, temporary files
     workers   in all, under a launcher; None: a process of its own
     launcher  "torchrun": a loss restarts all workers; "elastic": `elastic run`, where survivors go on
-    nodes     that the workers are spread over evenly: launchers, each at `place`
+    nodes     that the workers are spread over evenly: launchers, where `hosting` has them
     nodes_max of how many there may be, where it shrinks to one and grows (by the fault Join); None: always `nodes`
     ready     under `elastic run`, the next node to join stands ready, its imports done
     options   further flags of the launcher
@@ -60,7 +60,7 @@ class Cluster:
     env       set for the launch, over this process's environment
     observed  False: without the observer, so without faults and `reads`, as a user would run it
     storage_options  to look at the run's checkpoints; the script must be told in its own way
-    place     where the nodes are; None: all on this machine
+    hosting   where the nodes are; None: all on this machine
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Cluster:
         module: bool = False,
         overrides: Overrides | None = None,
         ready: bool = False,
-        place: Place | None = None,
+        hosting: NodeHosting | None = None,
     ) -> None:
         self.url = os.fspath(url)
         self.folder = folder.resolve()
         self.drill = DrillFolder(self.folder)
         self.plan = plan or Plan()
         self._steps = steps
-        self._place = place if place is not None else ThisMachine()
+        self._hosting = hosting if hosting is not None else ThisMachine()
         self._storage_options = storage_options
         self._starter = NodeStarter(
             script=[*["-m"] * module, os.fspath(script), *map(str, args)],
@@ -105,7 +105,7 @@ class Cluster:
             env=env or {},
             observed=observed,
             overrides=overrides or Overrides(),
-            place=self._place,
+            hosting=self._hosting,
         )
         self._lifeline = Lifeline(self.folder, at=local_folder(self.url))
         self._joining = JoiningNodes(self.drill, self._start_later, ready=ready and launcher == "elastic")
@@ -195,7 +195,7 @@ class Cluster:
 
     def pid(self, worker: str) -> int:
         """Of the worker that has this id, if it still runs; else 0."""
-        pid = self._place.pid(worker)
+        pid = self._hosting.pid(worker)
         return pid if pid and self.drill.alive([pid]) else 0
 
     def abandon(self, launcher: Node) -> bool:
@@ -262,7 +262,7 @@ class Cluster:
             processes.describe(pid) for pid in processes.wait_until_gone(self.folder, within_s=self._orphans_s())
         ]
         processes.kill_marked(self.folder)
-        left = (*orphans, *self._left_behind(), *self._place.left(killed=bool(self.drill.happened())))
+        left = (*orphans, *self._left_behind(), *self._hosting.left(killed=bool(self.drill.happened())))
         return LaunchEnd(self._exit_code(), left)
 
     def _orphans_s(self) -> float:
@@ -286,7 +286,7 @@ class Cluster:
         self._lifeline.let_go()
         self._before.remove(self._seen)
         self._starter.remove_temporary()
-        self._place.close()
+        self._hosting.close()
 
     def __enter__(self) -> Cluster:
         return self

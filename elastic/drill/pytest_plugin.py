@@ -10,8 +10,8 @@
         run = elastic_cluster(workers=4, steps=40, launcher="elastic", faults="kill,stop,leave", rate=0.1)
         assert run.finish(within_s=120).weights_sha256 == elastic_undisturbed(steps=40).weights_sha256
 
-Random faults are drawn from the test's seed, `elastic_drill_seed`. A test that fails says which `--drill-seed` draws
-the same again. Tests that use these fixtures are marked `drill`: -m "not drill" leaves them out.
+Random faults are drawn from the test's seed, `elastic_drill_seed`. A test that fails says which `--elastic-drill-seed`
+draws the same again. Tests that use these fixtures are marked `elastic_drill`: -m "not elastic_drill" leaves them out.
 
 A project overrides `elastic_script` with its own script, which takes the run's URL as its first argument and the
 options as flags (steps=12 is --steps 12, amp=True is --amp, and amp=False nothing). Where a test fails, each of its
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from elastic.drill.end import End
     from elastic.drill.failed_test import Remembering
     from elastic.drill.faults import Plan
+    from elastic.drill.undisturbed_ends import UndisturbedEnds
 
 _SEED = pytest.StashKey[int]()
 _RUNS = pytest.StashKey["list[Remembering]"]()  # of a test
@@ -46,20 +47,23 @@ _FIXTURES = {"elastic_cluster", "elastic_undisturbed", "elastic_drill_seed"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("elastic").addoption(
-        "--drill-seed", type=int, metavar="N", help="of what drills draw at random (default: another one each time)"
+        "--elastic-drill-seed",
+        type=int,
+        metavar="N",
+        help="of what drills draw at random (default: another one each time)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "drill: runs a training script for real, and may break it")
-    asked: int | None = config.getoption("--drill-seed")
+    config.addinivalue_line("markers", "elastic_drill: runs a training script for real, and may break it")
+    asked: int | None = config.getoption("--elastic-drill-seed")
     config.stash[_SEED] = secrets.randbelow(10**6) if asked is None else asked
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _FIXTURES.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker("drill")
+            item.add_marker("elastic_drill")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,7 +72,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and "elastic_drill_seed" in getattr(item, "funcargs", ()):
         report.sections += _sections(item)
         seed = item.config.stash[_SEED]
-        report.sections.append(("drill", f"--drill-seed {seed} draws the same again"))
+        report.sections.append(("drill", f"--elastic-drill-seed {seed} draws the same again"))
     return report
 
 
@@ -87,7 +91,7 @@ def _sections(item: pytest.Item) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def elastic_drill_seed(request: pytest.FixtureRequest) -> int:
-    """A seed of this test's own: of its name and of --drill-seed, which a failure tells."""
+    """A seed of this test's own: of its name and of --elastic-drill-seed, which a failure tells."""
     text = f"{request.config.stash[_SEED]} {request.node.nodeid}"
     return zlib.crc32(text.encode())
 
@@ -129,31 +133,36 @@ def elastic_cluster(
 
 
 @pytest.fixture(scope="session")
-def _undisturbed_ends() -> dict[str, End]:
+def _undisturbed_ends(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> UndisturbedEnds:
     """By script and arguments: each test module may have a script of its own."""
-    return {}
+    from elastic.drill.undisturbed_ends import UndisturbedEnds
+
+    one_of_several = hasattr(request.config, "workerinput")  # pytest-xdist's
+    return UndisturbedEnds(tmp_path_factory.getbasetemp().parent if one_of_several else None)
 
 
 @pytest.fixture
 def elastic_undisturbed(
     tmp_path_factory: pytest.TempPathFactory,
     elastic_script: Path,
-    _undisturbed_ends: dict[str, End],
+    _undisturbed_ends: UndisturbedEnds,
     request: pytest.FixtureRequest,
 ) -> Callable[..., End]:
     """elastic_undisturbed(steps=12, …): the end of that run in one process that nobody touched; run once a session."""
 
     def run(*, within_s: float = 120, **arguments: Any) -> End:
         script = _found(arguments.pop("script", elastic_script), request)
-        key = repr((str(script), sorted(arguments.items())))
-        if key not in _undisturbed_ends:
+
+        def made() -> End:
             folder = tmp_path_factory.mktemp("undisturbed")
             with _cluster(script, folder / "drill", folder / "run", dict(arguments)) as alone:
                 end = alone.finish(within_s=within_s)
             assert end.verdict.ok, f"the undisturbed run itself fails\n{end.verdict}\n{end.output}"
-            _undisturbed_ends[key] = end
-        request.node.stash.setdefault(_UNDISTURBED, []).append(_undisturbed_ends[key])
-        return _undisturbed_ends[key]
+            return end
+
+        end = _undisturbed_ends.get(repr((str(script), sorted(arguments.items()))), made)
+        request.node.stash.setdefault(_UNDISTURBED, []).append(end)
+        return end
 
     return run
 

@@ -20,7 +20,7 @@ from elastic.drill.cluster import Cluster
 from elastic.drill.faults.host_fault import HostFault, NetworkFault
 from elastic.drill.hosts.hosts import Hosts
 from elastic.drill.hosts.network import host_of, name
-from elastic.drill.hosts.place import OnHosts
+from elastic.drill.hosts.on_hosts import OnHosts
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.report.follow import Follow
 from elastic.drill.report.story import Story
@@ -37,14 +37,14 @@ class WatchedRun:
     """
 
     def __init__(
-        self, cluster: Cluster, console: Console, plan: DrillPlan | None, place: OnHosts | None = None
+        self, cluster: Cluster, console: Console, plan: DrillPlan | None, hosting: OnHosts | None = None
     ) -> None:
         self.cluster = cluster
         self.left: list[str] = []
         self.launches = 0
         self.overdue: set[str] = set()
         self._console = console
-        self._place = place
+        self._hosting = hosting
         self._views: dict[int, list[str]] = {}  # generation -> workers, where nodes are hosts
         self._fell_apart = False
         self._finished_s = inf
@@ -64,8 +64,8 @@ class WatchedRun:
 
     @property
     def hosts(self) -> Hosts:
-        assert self._place is not None, "faults of hosts come with --hosts"
-        return self._place.hosts
+        assert self._hosting is not None, "faults of hosts come with --hosts"
+        return self._hosting.hosts
 
     def hosts_of(self, struck: Event, ranks: Iterable[int]) -> list[int]:
         """On which these ranks are, in the view of that record; without one, where that was made."""
@@ -114,7 +114,7 @@ class WatchedRun:
         elif event["event"] == "finished":
             self._finished_s = min(self._finished_s, time.monotonic())
             workers = self._views.get(event.get("generation") or 0, [])
-            self._last = set(map(host_of, workers)) if self._place is not None else set()
+            self._last = set(map(host_of, workers)) if self._hosting is not None else set()
         elif event["event"] == "fault":
             fault = self._faults[event["index"]]
             if isinstance(fault, HostFault):
@@ -144,9 +144,9 @@ class WatchedRun:
 
     def _switch_off(self, now_s: float) -> None:
         """Whom the run has gone on without, where it is over."""
-        if self._place is None or not self._fell_apart or now_s < self._finished_s + _STRANDED_S:
+        if self._hosting is None or not self._fell_apart or now_s < self._finished_s + _STRANDED_S:
             return
-        for host, machine in self._place.machines.items():
+        for host, machine in self._hosting.machines.items():
             if host not in self._last and machine.poll() is None and self.cluster.abandon(machine):
                 words = f"{name(host)} looks for a run that is over: it is switched off"
                 self._console.print(f"            {words}", highlight=False)

@@ -24,7 +24,8 @@ def plain_values(sums: Mapping[str, Any]) -> dict[str, float | str]:
 
 def digest_of_indices(indices: Iterable[int]) -> str:
     """SHA-256, hexadecimal, of example indices in order, each as a little-endian int64."""
-    return hashlib.sha256(np.asarray(list(indices), dtype="<i8").tobytes()).hexdigest()
+    numbers = indices if isinstance(indices, np.ndarray) else list(indices)
+    return hashlib.sha256(np.asarray(numbers, dtype="<i8").tobytes()).hexdigest()
 
 
 def digest_of_sums(sums: Mapping[str, Any], count: int) -> str:

@@ -31,7 +31,7 @@ optimizers of `run` from outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -98,7 +98,7 @@ class Observer:
         """Where the run lives. Called once, before anything else, with what the script says."""
         return url, storage_options
 
-    def cadence(self, save_every: int | str) -> int | str:
+    def cadence(self, save_every: int | str | Sequence[int | str]) -> int | str | Sequence[int | str]:
         """How often the run saves. Called once, before anything else, with what the script says."""
         return save_every
 

@@ -1,9 +1,9 @@
 """Every event that a run records: its name, when it is emitted, and each of its facts with its type and unit.
 
-This is the one place that declares them: a class for each event, whose docstring says when it is emitted and by whom.
-The table for people is made from it (`elastic report --schema`, declarations.py), and tests compare with it whatever
-real runs emit. Facts and events may be added; none is renamed, and none changes its meaning. A reader passes over what
-it does not know.
+Each is a class here, whose docstring says when it is emitted and by whom; what a drill's observer adds is declared in
+drill_schema.py, in the same way. The table for people is made from both (`elastic report --schema`, declarations.py),
+and tests compare with them whatever real runs emit. Facts and events may be added; none is renamed, and none changes
+its meaning. A reader passes over what it does not know.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Loaded(TypedEvent):
     epoch: Annotated[int, "of the next step"]
     from_claim: Annotated[int | None, "whose checkpoint; null: a new run; the present claim: from peers"]
     accepted: Annotated[list[str], "identity fields that differ by permission"]
+    passed_over: Annotated[list[list[int]], "[first, end) of the steps that the state says were passed over"] = ABSENT
     digest: Annotated[str, "SHA-256 of the model's state; absent: from peers"] = ABSENT
 
 
@@ -81,6 +82,25 @@ class StepApplied(EndOfStretch):
     indices: Annotated[str, "digest_of_indices() of what this rank read, in order"]
     sums: Annotated[str, "digest_of_sums() of the global sums and count"]
     values: Annotated[dict[str, float | str], "rank 0: name -> global sum, of scalars; not finite: as text"] = ABSENT
+
+
+class PassedOver(EndOfStretch):
+    """A step was bad, as `on_bad=` has it, and is passed over on this worker: there is no step_applied of it. Where
+    `first` is less than `step`, the run went back to what was saved after `first` steps, and the steps from there on,
+    which had been applied, are passed over, too."""
+
+    step: Annotated[int, "the bad step's index"]
+    first: Annotated[int, "the first step that is passed over"]
+    epoch: Annotated[int, "of the bad step's first example"]
+    attempt: Annotated[int, "how often the bad step has come round again"]
+    why: Annotated[str, "in words"]
+    shares: Annotated[list[int], "[lo, hi): this rank's shares"]
+    count: Annotated[int, "what the whole batch of the bad step counted: examples, or tokens"]
+    indices: Annotated[str, "digest_of_indices() of what this rank read for it, in order"]
+    sums: Annotated[str, "digest_of_sums() of its global sums and count"]
+    signs: Annotated[dict[str, float | str], "its loss, if there is one, and its gradient's norm; not finite: as text"]
+    examples: Annotated[list[int], "rank 0: dataset indices that were not passed over before, 1,000 at most"] = ABSENT
+    examples_count: Annotated[int, "rank 0: how many they are"] = ABSENT
 
 
 class PeerLost(EndOfStretch):
@@ -157,10 +177,32 @@ class SaveFailed(TypedEvent):
     saved_step: Annotated[int | None, "steps applied in that commit; null: there is none"] = ABSENT
 
 
+class SaveInterval(TypedEvent):
+    """Under `save_every="auto"`, the coordinator: the interval between saves has become another one. Recorded when it
+    is known, and whenever it differs by a quarter, or for another reason, from the one before."""
+
+    seconds: Annotated[float, "of training between two saves"]
+    reason: Annotated[str, "in words"]
+    bound: Annotated[str, "what decided it: unmeasured, optimum, upload or at_risk"]
+    stall: Annotated[float | None, "seconds that training stands still for a save; null: not measured yet"]
+    durable: Annotated[float | None, "seconds from a save's begin to its commit; null: not measured yet"]
+    losses: Annotated[int, "that cost a reload, since the run began"]
+    observed_s: Annotated[float, "seconds in which these were seen"]
+
+
 class Notice(TypedEvent):
     """The worker has been told to leave; or it leaves with others who were, and then `signal` is null."""
 
     signal: Annotated[str | None, "the signal's name, or who told it"]
+    left_s: Annotated[float, "seconds that its node is still there, where somebody says"] = ABSENT
+
+
+class Hint(TypedEvent):
+    """The worker's node may be taken soon, as its cloud says: the run saves at the next boundary, and nobody leaves."""
+
+    step: Annotated[int, "steps applied"]
+    why: Annotated[str, "who says so, in words"]
+    left_s: Annotated[float, "seconds until then, where somebody says"] = ABSENT
 
 
 class Left(EndOfStretch):
@@ -201,6 +243,7 @@ class Finished(EndOfStretch):
 
     step: Annotated[int, "steps applied"]
     digest: Annotated[str, "SHA-256 of the model's final state"]
+    passed_over: Annotated[list[list[int]], "[first, end) of the steps that its state says were passed over"] = ABSENT
 
 
 class Folded(EndOfStretch):

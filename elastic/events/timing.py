@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypedDict, cast
 
 from checkpoint.linux import process_stat
@@ -34,24 +33,19 @@ class Stopwatch:
         self._since_s = clock()
         self._spent: dict[str, float] = {}
 
-    def at(self, on: str | None) -> None:
-        """From now on, time is spent on one of SPENT; None: on computing and the script's own code."""
-        if on == self._on:
-            return
+    def at(self, on: str | None) -> str | None:
+        """From now on, time is spent on one of SPENT; None: on computing and the script's own code.
+
+        Returns what it was spent on before.
+        """
+        before = self._on
+        if on == before:
+            return before
         now_s = self._clock()
         if self._on is not None:
             self._spent[self._on] = self._spent.get(self._on, 0.0) + now_s - self._since_s
         self._on, self._since_s = on, now_s
-
-    @contextmanager
-    def on(self, on: str) -> Iterator[None]:
-        """Within something that may fail."""
-        before = self._on
-        self.at(on)
-        try:
-            yield
-        finally:
-            self.at(before)
+        return before
 
     def lap(self) -> Spent:
         """Seconds by what they were spent on since the last lap; without those that are less than a microsecond."""

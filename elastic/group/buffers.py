@@ -28,6 +28,7 @@ from elastic.group.plain import PlainAttributes
 from elastic.group.snapshot import Buffer, Snapshot, same_kind
 from elastic.group.tree import Schedule
 from elastic.group.treesum import NOTHING
+from elastic.group.usual_buffers import Row, UsualBuffers, usual
 from elastic.state.attributes import Attributes
 
 RULES = ("mean", "agree", "first", "keep")
@@ -63,6 +64,9 @@ class Buffers:
         self._by_name: dict[str, Buffer] = {}
         self._rules: dict[str, str | None] = {}
         self._index()
+        self._usual: UsualBuffers | None = None
+        self._lively: list[Buffer] | None = None  # of which `_usual` was made
+        self._rows: list[Row] = []  # of this rank's shares, as long as all have left the usual
         self._shares: list[tuple[int, Left]] = []
         self._exact: Left = {}  # of what this rank's first share left, that of which no mean is taken
         self._relaid: dict[Buffer, Layout] = {}  # by this rank's shares
@@ -81,14 +85,40 @@ class Buffers:
         if self._now.begin():
             self._index()
         self._plain.begin(self._now.walked)
+        if self._lively is not self._now.lively:
+            self._lively = self._now.lively
+            self._usual = usual(self._lively, self._rule, self._device)
+        if self._usual is not None and not self._usual.begin():
+            self._usual = self._lively = None
         self._new_step()
 
     @torch.no_grad()
     def share_done(self, share: int, examples: int) -> None:
         """Takes what a share of `examples` examples left, and puts the step's buffers back for the next one."""
+        stirred = self._now.stirred()
+        if self._usual is not None and stirred is self._usual.buffers and self._usual.hold():
+            self._take_usual(self._usual, share, examples)
+        else:
+            self._take(stirred, share, examples)
+            self._now.put_back()
+        self._plain.share_done(share)
+
+    def _take_usual(self, all_of_them: UsualBuffers, share: int, examples: int) -> None:
+        row = all_of_them.take(len(self._shares))
+        if not self._shares:
+            self._holds_the_first_share = share == 0
+            self._exact = row.exact
+        elif not self._rows or not row.agrees(self._rows[0]):
+            self._same_layouts(share, {})
+            self._agree(share, row.left)
+        if len(self._rows) == len(self._shares):
+            self._rows.append(row)
+        self._shares.append((examples, row.left))
+
+    def _take(self, stirred: Sequence[Buffer], share: int, examples: int) -> None:
         left: Left = {}
         relaid: dict[Buffer, Layout] = {}
-        for buffer in self._now.stirred():
+        for buffer in stirred:
             if self._overrides and self._rules.get(buffer.name) == "keep":
                 continue
             now, start = buffer.now(), buffer.start
@@ -106,9 +136,7 @@ class Buffers:
         else:
             self._same_layouts(share, relaid)
             self._agree(share, left)
-        self._plain.share_done(share)
         self._shares.append((examples, left))
-        self._now.put_back()
 
     def restore(self) -> None:
         """Puts the step's buffers back, as they were at `begin`. Between two steps there is nothing to put back."""
@@ -135,7 +163,7 @@ class Buffers:
     def relaid(self) -> list[str]:
         """What all ranks must know of buffers that this rank's shares left in another layout, came or went."""
         return [
-            json.dumps([b.place.root, b.place.path, b.place.attribute, self._persistent[b], *layout])
+            json.dumps([b.entry.root, b.entry.path, b.entry.attribute, self._persistent[b], *layout])
             for b, layout in self._relaid.items()
             if self._counts(b)
         ]
@@ -182,11 +210,8 @@ class Buffers:
         for row in self._sum.rows:
             row.fill_(NOTHING)
         if self._shares:
-            values = self._values()
-            weights = torch.tensor([[float(examples)] for examples, _ in self._shares], device=self._device)
-            leaves = torch.cat(values).to(torch.float32).view(len(self._shares), elements).mul_(weights)
             stack: list[torch.Tensor] = []
-            for leaf, count in zip(leaves.unbind(), merges, strict=True):
+            for leaf, count in zip(self._leaves(elements), merges, strict=True):
                 stack.append(leaf)
                 for _ in range(count):
                     right = stack.pop()
@@ -205,10 +230,15 @@ class Buffers:
             self._mean_of = examples
         agreed = {buffer: value for buffer, value in self._exact.items() if value is not None}
         if self._group.world_size > 1 and (0 in schedule.rows or "first" in self._rules.values()):
-            agreed |= self._told(schedule)
+            agreed |= self._of_first_share(schedule)
             if 0 in schedule.rows:
                 self._plain.tell_idle(self._group)
         self._agreed = {buffer: value for buffer, value in agreed.items() if not same_bits(value, buffer.start)}
+
+    def close(self) -> None:
+        """In place of `apply`, after `restore`: the step leaves the buffers as they were."""
+        self._now.close()
+        self._plain.close()
 
     def apply(self) -> None:
         """Gives the modules the step's buffers: the beginning of the update, whose own changes come on top."""
@@ -219,9 +249,18 @@ class Buffers:
             if self._sum is not None:
                 sizes = [numel for _, numel in self._moves]
                 *means, touched = torch.split_with_sizes(self._mean[: sum(sizes) + len(sizes)], [*sizes, len(sizes)])
-                for (buffer, _), mean, shares in zip(self._moves, means, touched.tolist(), strict=True):
-                    if shares > 0:
-                        self._become(buffer, mean.div_(self._mean_of), ties)
+                self._mean[: sum(sizes)].div_(self._mean_of)
+                moved = [
+                    (buffer, mean)
+                    for (buffer, _), mean, shares in zip(self._moves, means, touched.tolist(), strict=True)
+                    if shares > 0
+                ]
+                into = [buffer.tensor for buffer, _ in moved if buffer.tensor is not None]
+                if self._layouts or any(tensor.is_complex() for tensor in into):
+                    for buffer, mean in moved:
+                        self._become(buffer, mean, ties)
+                elif into:
+                    torch._foreach_copy_(into, [mean.view(to.shape) for (_, mean), to in zip(moved, into, strict=True)])
             for buffer, value in self._agreed.items():
                 self._become(buffer, value, ties)
             for buffer, (layout, _) in self._layouts.items():
@@ -257,6 +296,7 @@ class Buffers:
     # a step
 
     def _new_step(self) -> None:
+        self._rows = []
         self._shares, self._exact, self._relaid, self._layouts, self._persistent = [], {}, {}, {}, {}
         self._holds_the_first_share = False
         self._moves, self._sum, self._agreed = [], None, {}
@@ -324,6 +364,15 @@ class Buffers:
             if self._rule(buffer, layout.empty(torch.device("meta"))) == "mean"
         ]
 
+    def _leaves(self, elements: int) -> Sequence[torch.Tensor]:
+        """Share by share, what they left in the buffers of which a mean is taken, times their examples."""
+        examples = [float(count) for count, _ in self._shares]
+        averaged = self._usual.averaged if self._usual is not None and not self._layouts else []
+        if len(self._rows) == len(self._shares) and [buffer for buffer, _ in self._moves] == averaged:
+            return torch._foreach_mul([row.floats for row in self._rows], examples)
+        weights = torch.tensor(examples, device=self._device).view(-1, 1)
+        return torch.cat(self._values()).to(torch.float32).view(len(self._shares), elements).mul_(weights).unbind()
+
     def _values(self) -> list[torch.Tensor]:
         """Share by share, what they left in the buffers of which a mean is taken, as floats."""
         starts = {b: b.start for b, _ in self._moves if b.start is not None and b.start.device == self._device}
@@ -351,7 +400,7 @@ class Buffers:
                 return True
         return False
 
-    def _told(self, schedule: Schedule) -> dict[Buffer, torch.Tensor]:
+    def _of_first_share(self, schedule: Schedule) -> dict[Buffer, torch.Tensor]:
         """The exact buffers as the first share left them, from the rank that computed it. Raises PeerLost."""
         some_idle = 0 in schedule.rows  # an idle rank cannot know what the others agree on
         rules = ("agree", "first") if some_idle else ("first",)

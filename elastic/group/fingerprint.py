@@ -34,7 +34,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 class Kind(enum.IntEnum):
     """What ranks do together. The script brings them there, or their own agreement of the step before."""
 
-    STEP, EVALUATION, STOP, SAVE, REGROUP, FINISH, PART, BREAK, LEAVE = range(9)
+    STEP, EVALUATION, STOP, SAVE, REGROUP, FINISH, PART, BREAK, LEAVE, ON_COORDINATOR = range(10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,7 @@ class Fingerprint:
             Kind.PART: f"the end of the with-block, {after}",
             Kind.BREAK: f"out of the loop by `break` {after}",
             Kind.LEAVE: f"leaving {after}",
+            Kind.ON_COORDINATOR: f"run.on_coordinator {after}",
         }[self.kind]
         return f"{what}, at {self.site}" if self.site else what
 

@@ -2,7 +2,7 @@
 
 What fails in it, fails as PeerLost. Groups are torch's backend classes without the global default
 group, so that a process can leave one and join the next. Their constructors are not in torch's
-documentation: this file is the only one that calls them; checked against torch 2.13, and
+documentation: this file calls gloo's and nccl.py NCCL's, and no other does; checked against torch 2.13, and
 tests/processes/test_group.py notices a change.
 """
 
@@ -319,7 +319,7 @@ def form(
         # gloo waits for a peer that died between two of its steps until the deadline, and nothing wakes it: such a
         # forming is left to itself, in its own thread.
         threading.Thread(target=forming.run, name="elastic-forming", daemon=True).start()
-        while not forming.over.wait(_LOOK.total_seconds()):
+        while not forming.done.wait(_LOOK.total_seconds()):
             if broken():
                 raise PeerLost("a peer was lost while the group was formed", step=None, phase="forming of the group")
     return forming.group()
@@ -345,14 +345,14 @@ class _Forming:
         self._timeout = timedelta(seconds=timeout_s)
         self._made: DistributedGroup | None = None
         self._failure: RuntimeError | PeerLost | None = None
-        self.over = threading.Event()
+        self.done = threading.Event()
 
     def run(self) -> None:
         try:
             self._made = self._connect()
         except (RuntimeError, PeerLost) as failure:
             self._failure = failure
-        self.over.set()
+        self.done.set()
 
     def group(self) -> DistributedGroup:
         """Once it is over. Raises PeerLost."""

@@ -1,10 +1,13 @@
 """Sums the gradients of a step's shares over all ranks, in the tree's order, while the last backward still runs.
 
-    a gradient arrives  ->  is added to the partial sums that the tree says, at once  ->  in the last share, a
-    bucket whose gradients have all arrived leaves, and those before it travel on  ->  `finish` puts the sums divided by
-    the global count in `.grad`
+    a share's gradients are added to the partial sums that the tree says: large ones each as it arrives, small ones
+    together at the end of its backward pass  ->  in the last share, a bucket whose gradients have all arrived leaves,
+    and those before it travel on  ->  `finish` puts the sums divided by the global count in `.grad`
 
-Autograd's tensor is added while the cache still holds it, and let go, so that its memory serves the next one.
+Autograd's large tensors are added while the cache still holds them, and let go, so that their memory serves the next
+ones. Of small ones calls take the time: autograd adds to the partial sum itself where nobody can look at `.grad`
+meanwhile. What autograd gives is only read: it may be a view of what another parameter is given, or of a script's own
+tensor (pytorch#34082).
 Partial sums lie in memory that is kept from step to step, the lowest of them in the very rows that travel. What
 stands in a slot has a meaning only if some share gave it: the first gradient is copied there, and only a row that
 travels is filled with NOTHING, which no sum notices, where nobody gave.
@@ -16,10 +19,12 @@ Which order the sums have is tree.py's to say, how they travel treesum.py's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress, count
+from operator import is_
 from typing import Any
 
 import torch
@@ -36,6 +41,8 @@ from elastic.group.warm_memory import WarmMemory
 
 Slots = list[torch.Tensor]
 """Per parameter the place of its gradient in one partial sum, with the parameter's shape and strides."""
+
+_SMALL, _SMALL_TOGETHER = 1 << 16, 1 << 20  # elements
 
 
 @dataclass(eq=False)
@@ -74,30 +81,38 @@ class GradientSum:
             tree_sum(group, b.numel, b.dtype, b.device, ordered=ordered, memory=memory) for b in self._buckets
         ]
         self._partials: list[_Partial] = []
-        self._rows: list[_Partial] = []  # of these, those that travel in this step
+        self._rows: list[_Partial] = []  # those that travel in this step
         self._stack: list[_Partial] = []
         self._way: list[_Partial] = []  # those that the present pass adds up, from right to left, in the last of them
         self._open = self._last = False
-        self._arrived = bytearray()
+        self._waits = bytearray()  # per parameter, whether the present pass has still to take it
         self._missing: list[int] = []
+        self._arrived = bytearray()
         self._sent = 0
         self._overlap = overlap
         self._weight = 1
         self._holds_back = False
+        self._seen = False
         self._lost: PeerLost | None = None
         self._pass_begins: Callable[[], None] | None = None
-        self._hooks: list[RemovableHandle] = []
+        self._is_open = False
+        self._hooks: dict[int, RemovableHandle] = {}
         # torch's nodes that add to `.grad`. A hook of a node comes after all hooks of its parameter, whenever a script
         # registers those: they see the share's own gradient, and what they make of it counts.
         self._nodes = [_accumulating(parameter) for parameter in self._parameters] if overlap else []
+        self._small = _small([parameter.numel() for parameter in self._parameters])
+        self._large = [index for index in range(len(self._parameters)) if index not in self._small]
+        self._bucket_of = {slot.parameter: number for number, b in enumerate(self._buckets) for slot in b.slots}
+        self._all = b"\1" * len(self._parameters)
+        self._arrivals = [self._arrival(index) for index in range(len(self._parameters))]
+        self._dtypes = [self._buckets[self._bucket_of[index]].dtype for index in range(len(self._parameters))]
+        self._alike = self._dtypes == [parameter.dtype for parameter in self._parameters]
 
     def open(self) -> None:
         """From here on gradients are taken as they arrive, until `close`."""
         self.close()
-        for number, bucket in enumerate(self._buckets if self._overlap else ()):
-            for slot in bucket.slots:
-                hook = self._nodes[slot.parameter].register_hook(self._arrival(slot.parameter, number))
-                self._hooks.append(hook)
+        self._is_open = self._overlap
+        self._listen(self._large)
 
     @property
     def held_bytes(self) -> int:
@@ -105,9 +120,8 @@ class GradientSum:
         return sum(total.held_bytes for total in self._totals)
 
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._is_open = False
+        self._hear_no_more(list(self._hooks))
 
     def release(self) -> None:
         """After `close`: its memory is for others from here on, and with it what lies in `.grad`."""
@@ -120,20 +134,24 @@ class GradientSum:
         schedule: Schedule,
         meet: Callable[[], None] = lambda: None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        *,
+        seen: bool = True,
     ) -> None:
         """Starts a step (or starts it again): forgets every gradient.
 
         meet     is called before the first bucket leaves
         waiting  a context for what waits for other ranks in the middle of a backward pass
+        seen     a script's hook may look at a share's gradient as it arrives, and keep it
         """
+        self._seen = seen
         self._meet = meet
         self._waiting = waiting
         for total in self._totals:
             total.begin(schedule)
         self._rows = [self._partial(index) for index in range(len(self._totals[0].rows) if self._totals else 0)]
         for partial in self._partials:
-            partial.gave[:] = bytes(len(partial.gave))
-        self._stack = []
+            self._empty(partial)
+        self._stack, self._way = [], []
         self._open = False
         self._sent = 0
         self._lost = None
@@ -142,26 +160,44 @@ class GradientSum:
     def at_next_pass(self, function: Callable[[], None] | None) -> None:
         """Has `function` called once, as the first gradient of the next backward pass arrives, whoever called it."""
         self._pass_begins = function
+        if function is not None and self._is_open:
+            self._listen(self._small)
 
     def begin_pass(
-        self, merges: int, *, piece: int, pieces: int, last: bool, weight: int = 1, holds_back: bool = False
+        self,
+        merges: int,
+        *,
+        piece: int,
+        pieces: int,
+        last: bool,
+        weight: int = 1,
+        holds_back: bool = False,
+        at_once: bool = False,
     ) -> None:
         """Before a backward pass: the `piece`th of a share's `pieces`, followed by `merges` sums of the topmost two.
 
         last        it is this rank's last one of the step: its gradients may leave as they come
         weight      its gradients count so many times: those of a mean over so many examples
         holds_back  a peer that is lost within the pass is told by `end_pass`
+        at_once     nothing but the pass comes before `end_pass`, so that no script reads or clears `.grad`
         """
         self._weight, self._holds_back = weight, holds_back
         onto_left = pieces == 1 and merges > 0
         if piece == 0 and not onto_left:
-            self._stack.append(self._next())
+            self._stack.append(self._partial(len(self._stack)))
         left = merges - onto_left if piece == pieces - 1 else 0
         self._way = self._stack[: -left - 2 : -1]
         self._last = last
         self._arrived = bytearray(len(self._parameters))
-        self._missing = [len(bucket.slots) for bucket in self._buckets]
+        self._waits = bytearray(self._all)
+        if last:
+            self._missing = [len(bucket.slots) for bucket in self._buckets]
+            self._listen(self._small if self._is_open else ())
+        elif self._pass_begins is None and len(self._hooks) > len(self._large):
+            self._hear_no_more(self._small)
         self._clear()
+        if at_once and weight == 1 and not self._seen:
+            self._let_autograd_add(self._way[0])
         self._open = True
 
     def end_pass(self) -> None:
@@ -170,10 +206,10 @@ class GradientSum:
         if self._lost is not None:
             lost, self._lost = self._lost, None
             raise lost
-        for index, arrived in enumerate(self._arrived):
-            if not arrived:
-                self._take(index, self._parameters[index])
-        del self._stack[len(self._stack) - len(self._way) + 1 :]
+        self._take_rest()
+        while len(self._way) > 1:
+            self._empty(self._stack.pop())
+            del self._way[0]
         if self._last:
             self.flush()
 
@@ -182,8 +218,8 @@ class GradientSum:
         while self._sent < len(self._buckets):
             self._send()
 
-    def finish(self, count: int) -> None:
-        """Waits for the sums and leaves them, divided by `count`, in `.grad`. Raises PeerLost."""
+    def finish(self, divisor: int) -> None:
+        """Waits for the sums and leaves them, divided by `divisor`, in `.grad`. Raises PeerLost."""
         for later in range(STAGES - 1):
             self._advance(len(self._totals) + later)
         for total in self._totals:
@@ -193,13 +229,27 @@ class GradientSum:
             flat = total.finish()
             self._group.settle()
             gave = flat[bucket.counts_at : bucket.numel].tolist()
-            flat[: bucket.counts_at].div_(count)
+            flat[: bucket.counts_at].div_(divisor)
             for slot, rows in zip(bucket.slots, gave, strict=True):
+                if self._alike and rows > 0:
+                    self._parameters[slot.parameter].grad = results[slot.parameter]
+                    continue
                 parameter, gradient = self._parameters[slot.parameter], results[slot.parameter]
                 parameter.grad = gradient.to(parameter.dtype) if rows > 0 else None
 
-    def _arrival(self, index: int, bucket: int) -> Callable[..., None]:
-        parameter = self._parameters[index]
+    def _listen(self, parameters: Iterable[int]) -> None:
+        for index in parameters:
+            if index not in self._hooks:
+                self._hooks[index] = self._nodes[index].register_hook(self._arrivals[index])
+
+    def _hear_no_more(self, parameters: Iterable[int]) -> None:
+        """Each call from autograd into Python takes 3 µs."""
+        for index in parameters:
+            if (hook := self._hooks.pop(index, None)) is not None:
+                hook.remove()
+
+    def _arrival(self, index: int) -> Callable[..., None]:
+        bucket, small = self._bucket_of[index], index in self._small
 
         def arrived(*_: Any) -> None:
             if self._pass_begins is not None:
@@ -210,10 +260,12 @@ class GradientSum:
             if self._arrived[index]:
                 raise self._second_gradient(index)
             self._arrived[index] = 1
-            self._take(index, parameter)
+            if not small:
+                self._take((index,))
             if self._last and self._lost is None:
                 self._missing[bucket] -= 1
-                self._send_complete()
+                if not self._missing[bucket]:
+                    self._send_complete()
 
         return arrived
 
@@ -227,37 +279,79 @@ class GradientSum:
                 raise
             self._lost = lost.with_traceback(None)  # it holds the frames, and those the group
 
-    def _take(self, index: int, parameter: torch.Tensor) -> None:
-        """Adds a parameter's gradient, if it has one, to the share's partial sum, and that to those on its left that
-        the share completes: each in place, while the one on its right is hot."""
-        value, parameter.grad = parameter.grad, None
-        if value is not None and value.layout is not torch.strided:
-            raise StepError(
-                f"the gradient of {self._names[index]} is sparse, and sums in a fixed order need dense ones\n"
-                f"{UNTOUCHED}  next   build the layer with sparse=False"
-            )
-        if value is not None and self._weight != 1:
-            value = _weighted(value, self._weight, self._way[-1].slots[index].dtype)
-        for partial in self._way:
-            if partial.gave[index]:
-                slot = partial.slots[index]
-                value = slot if value is None else slot.add_(value)
-        leftmost = self._way[-1]
-        if value is not None and not leftmost.gave[index]:
-            leftmost.slots[index].copy_(value)
-            leftmost.gave[index] = 1
+    def _let_autograd_add(self, partial: _Partial) -> None:
+        """The pass's small gradients are added in place, to what stands in the slots."""
+        if self._alike and partial.gave == self._all:
+            for index in self._small:
+                self._parameters[index].grad = partial.slots[index]
 
-    def _next(self) -> _Partial:
-        """The memory for one more partial sum on the stack: the lowest ones are the rows."""
-        partial = self._partial(len(self._stack))
-        partial.gave[:] = bytes(len(partial.gave))
-        return partial
+    def _take_rest(self) -> None:
+        if self._waits == self._all and self._take_all():
+            self._waits = bytearray(len(self._all))
+        elif any(self._waits):
+            self._take(compress(count(), self._waits))
+
+    def _take_all(self) -> bool:
+        """As `_take` does it with all parameters, in fewer calls. Returns False, and has done nothing, where some have
+        no gradient, or one of another kind."""
+        values = [p.grad for p in self._parameters if p.grad is not None]
+        if not self._alike or not self._weight or len(values) < len(self._parameters):
+            return False
+        there = sum(map(is_, values, self._way[0].slots))
+        mixed = 0 < there < len(values) or [value.layout for value in values].count(torch.strided) < len(values)
+        if mixed or any(partial.gave != self._all and any(partial.gave) for partial in self._way):
+            return False
+        self._clear()
+        if self._weight != 1:
+            values = list(torch._foreach_mul(values, float(self._weight)))
+        for partial in self._way:
+            if partial.gave == self._all:
+                if not there:
+                    torch._foreach_add_(partial.slots, values)
+                values, there = partial.slots, 0
+        leftmost = self._way[-1]
+        if leftmost.gave != self._all:
+            torch._foreach_copy_(leftmost.slots, values)
+            leftmost.gave[:] = self._all
+        return True
+
+    def _take(self, indices: Iterable[int]) -> None:
+        """Adds the gradients of these parameters, as far as they have one, to the share's partial sum, and that to
+        those on its left that the share completes."""
+        taken = list(indices)
+        values: list[torch.Tensor | None] = []
+        for index in taken:
+            self._waits[index] = 0
+            parameter = self._parameters[index]
+            value, parameter.grad = parameter.grad, None
+            if value is not None and value.layout is not torch.strided:
+                raise self._sparse(index)
+            if value is not None and self._weight != 1:
+                value = _weighted(value, self._weight, self._dtypes[index])
+            values.append(value)
+        for partial in self._way:
+            values = _added(partial, taken, values)
+        leftmost = self._way[-1]
+        into: list[torch.Tensor] = []
+        out_of: list[torch.Tensor] = []
+        for index, value in zip(taken, values, strict=True):
+            if value is None or leftmost.gave[index]:
+                continue
+            leftmost.gave[index] = 1
+            into.append(leftmost.slots[index])
+            out_of.append(value)
+        if into:
+            torch._foreach_copy_(into, out_of)
 
     def _partial(self, index: int) -> _Partial:
+        """The lowest ones are the rows."""
         while len(self._partials) <= index:
             slots = self._placed([total.row(len(self._partials)) for total in self._totals])
             self._partials.append(_Partial(slots, bytearray(len(slots))))
         return self._partials[index]
+
+    def _empty(self, partial: _Partial) -> None:
+        partial.gave[:] = bytes(len(partial.gave))
 
     def _send(self) -> None:
         """Completes the next bucket of this rank's rows and sends it."""
@@ -265,11 +359,16 @@ class GradientSum:
             self._meet()
         bucket, total = self._buckets[self._sent], self._totals[self._sent]
         self._sent += 1
+        if self._open and len(self._buckets) == 1:
+            self._take_rest()
+        elif self._open:
+            self._take([slot.parameter for slot in bucket.slots if self._waits[slot.parameter]])
         for row, partial in enumerate(self._rows):
-            gave = bytes(partial.gave[slot.parameter] for slot in bucket.slots)
-            for slot, given in zip(bucket.slots, gave, strict=True):
-                if not given:
-                    partial.slots[slot.parameter].fill_(NOTHING)
+            gave = bytes([partial.gave[slot.parameter] for slot in bucket.slots])
+            if not all(gave):
+                for slot, given in zip(bucket.slots, gave, strict=True):
+                    if not given:
+                        partial.slots[slot.parameter].fill_(NOTHING)
             total.rows[row][bucket.counts_at : bucket.numel] = _on(bucket.device, gave)
         total.start()
         self._advance(self._sent - 1)
@@ -301,12 +400,52 @@ class GradientSum:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def _sparse(self, index: int) -> StepError:
+        return StepError(
+            f"the gradient of {self._names[index]} is sparse, and sums in a fixed order need dense ones\n"
+            f"{UNTOUCHED}  next   build the layer with sparse=False"
+        )
+
     def _second_gradient(self, index: int) -> StepError:
         return StepError(
             f"a second gradient for {self._names[index]} arrived in one backward pass; the first is in a sum\n"
             "  found  reentrant checkpointing does this, and so does a backward pass inside the loss\n"
             f"{UNTOUCHED}  next   checkpoint(..., use_reentrant=False), or Run(overlap=False)"
         )
+
+
+def _small(numels: Sequence[int]) -> frozenset[int]:
+    """Which parameters' gradients wait for the end of the pass: of so few elements that Python would take longer than
+    the sum does, and together of so few that they are still near."""
+    small: set[int] = set()
+    together = 0
+    for numel, index in sorted((numel, index) for index, numel in enumerate(numels)):
+        together += numel
+        if numel > _SMALL or together > _SMALL_TOGETHER:
+            break
+        small.add(index)
+    return frozenset(small)
+
+
+def _added(
+    partial: _Partial, indices: Sequence[int], values: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Adds values to what stands in the partial sum, in place; where nothing does, they are returned as they are."""
+    into: list[torch.Tensor] = []
+    added: list[torch.Tensor] = []
+    sums: list[torch.Tensor | None] = []
+    for index, value in zip(indices, values, strict=True):
+        if not partial.gave[index]:
+            sums.append(value)
+            continue
+        slot = partial.slots[index]
+        if value is not None and value is not slot:
+            into.append(slot)
+            added.append(value)
+        sums.append(slot)
+    if into:
+        torch._foreach_add_(into, added)
+    return sums
 
 
 def _weighted(value: torch.Tensor, weight: int, dtype: torch.dtype) -> torch.Tensor | None:
@@ -316,7 +455,7 @@ def _weighted(value: torch.Tensor, weight: int, dtype: torch.dtype) -> torch.Ten
     """
     if weight == 0:
         return None
-    return value.mul_(weight) if value.dtype == dtype else value.to(dtype).mul_(weight)
+    return value.mul(weight) if value.dtype == dtype else value.to(dtype).mul_(weight)
 
 
 @lru_cache(maxsize=256)

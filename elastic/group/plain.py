@@ -3,15 +3,17 @@
 As with buffers, every share starts from the attributes of the step. Where all shares leave the same (a count of forward
 passes, a mode), so it is after the step. Where they differ, nothing could say what it should be, and the step is
 refused; but where the script has built nothing, or None (the shape of the last input, a cache), it stays as it was.
-Tensors that a gradient flows through are forgotten after each share, and objects that are not plain left alone.
+Tensors that a gradient flows through are forgotten after each share, and objects that are not plain left alone; but a
+list to which shares append tensors, one after the other, is refused.
 """
 
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -41,11 +43,14 @@ class PlainAttributes:
         self._built = built
         self._noted: dict[int, tuple[str, str, Noted]] = {}
         self._entries: list[dict[str, Any]] = []
+        self._counts: list[int] = []
+        self._getters: list[Callable[[dict[str, Any]], tuple[Any, ...]]] = []
         self._listed: list[Any] = []
         self._within: list[tuple[str, str, Noted]] = []
         self._left: dict[str, Any] | None = None  # as the first share of this rank left it
         self._was: dict[str, Any] = {}  # what of this the step began with
         self._loose: set[str] = set()  # what of this the script has not built
+        self._lists: dict[str, tuple[torch.nn.Module, str, list[Any]]] = {}  # with tensors, as the last share left them
         self._open = False
 
     def begin(self, walked: Walked) -> None:
@@ -61,12 +66,17 @@ class PlainAttributes:
             if known is None or known[2].module is not module or known[2].changed():
                 known = root, path, Noted(module, modes=True)
             self._noted[id(module)] = known
-        self._entries = [noted.module.__dict__ for _, _, noted in self._noted.values()]
-        self._listed = [value for _, _, noted in self._noted.values() for value in noted.listed]
+        every = [noted for _, _, noted in self._noted.values()]
+        self._entries = [noted.module.__dict__ for noted in every]
+        self._counts = [len(noted.listed) for noted in every]
+        looked_at = [noted.looked_at for noted in every]
+        self._getters = [_getter(list(attributes)) for attributes in looked_at]
+        self._listed = [value for attributes in looked_at for value in attributes.values()]
         self._within = [known for known in self._noted.values() if known[2].may_change_within]
 
     def share_done(self, share: int) -> None:
         """Takes what a share left, and puts back what the step began with. Raises StepError."""
+        self._look_at_lists(share)
         left = self._take()
         if self._left is None:
             self._left = left
@@ -143,9 +153,29 @@ class PlainAttributes:
                         if self._built.is_nothing(root, path, key):
                             self._loose.add(name)
                 elif was is ABSENT or not (now is ABSENT or isinstance(now, torch.Tensor)):
-                    continue  # an object, which may be anything
+                    name = self._name(root, _joined(path, key))
+                    if not _holds_tensors(now):
+                        continue  # an object, which may be anything
+                    if not self._keeps(name):
+                        self._lists[name] = noted.module, key, _references(now)
+                        continue
                 noted.put_back(key)
         return left
+
+    def _look_at_lists(self, share: int) -> None:
+        """Raises StepError for one that has grown by this share: one that a forward pass begins anew has not."""
+        for name, (module, key, before) in self._lists.items():
+            there = module.__dict__.get(key)
+            now: list[Any] = there if _holds_tensors(there) and there is not None else []
+            if 0 < len(before) < len(now) and all(one() is other for one, other in zip(before, now, strict=False)):
+                raise StepError(
+                    f"share {share} appended to {name}, which holds tensors of an earlier one\n"
+                    "  found  a worker holds those of its own shares, and which these are depends on the world size\n"
+                    f"{UNTOUCHED}  next   add numbers up over the batch: run.add(name=...), in Lightning "
+                    "self.log(name, ...);\n"
+                    f"         what is only looked at, Run(buffers={{{name!r}: 'keep'}}) puts back after every share"
+                )
+            self._lists[name] = module, key, _references(now)
 
     def _is_still_as_noted(self, walked: Walked) -> bool:
         return (
@@ -156,8 +186,27 @@ class PlainAttributes:
 
     def _are_same_objects(self) -> bool:
         """Quick, for many modules in one look: it is asked at every share."""
-        now = list(chain.from_iterable(map(dict.values, self._entries)))
-        return len(now) == len(self._listed) and all(map(is_, now, self._listed))
+        if list(map(len, self._entries)) != self._counts:
+            return False
+        try:
+            now = [get(entries) for get, entries in zip(self._getters, self._entries, strict=True)]
+        except KeyError:
+            return False
+        return all(map(is_, chain.from_iterable(now), self._listed))
+
+
+def _getter(names: list[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """Of several at once, which takes one call."""
+    return itemgetter(*names) if len(names) > 1 else lambda entries: tuple([entries[name] for name in names])
+
+
+def _holds_tensors(value: Any) -> bool:
+    return type(value) is list and any(isinstance(item, torch.Tensor) for item in value)
+
+
+def _references(values: Sequence[Any]) -> list[Any]:
+    """Which hold nothing: a graph may hang on a tensor."""
+    return [weakref.ref(one) if isinstance(one, torch.Tensor) else (lambda one=one: one) for one in values]
 
 
 def _joined(path: str, key: str) -> str:

@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
 
-from elastic.state.modules import Place, modules, places, roots
+from elastic.state.modules import BufferEntry, buffer_entries, modules, roots
 
 _COMPARED_BYTES = 1 << 20
 _COMPARED_WHOLE = 2  # steps
@@ -36,7 +38,7 @@ class Buffer:
     """
 
     name: str
-    place: Place
+    entry: BufferEntry
     tensor: torch.Tensor | None = None
     start: torch.Tensor | None = None
     _version: int = 0
@@ -45,24 +47,24 @@ class Buffer:
 
     def now(self) -> torch.Tensor | None:
         """What hangs there now."""
-        return self.place.module._buffers.get(self.place.attribute)
+        return self.entry.module._buffers.get(self.entry.attribute)
 
     def put(self, tensor: torch.Tensor | None) -> None:
-        self.place.module._buffers[self.place.attribute] = tensor
+        self.entry.module._buffers[self.entry.attribute] = tensor
 
     @property
     def persistent(self) -> bool:
-        return self.place.attribute not in self.place.module._non_persistent_buffers_set
+        return self.entry.attribute not in self.entry.module._non_persistent_buffers_set
 
     def forget(self) -> None:
         """Takes away what a share has registered."""
-        module, attribute = self.place.module, self.place.attribute
+        module, attribute = self.entry.module, self.entry.attribute
         module._buffers.pop(attribute, None)
         module._non_persistent_buffers_set.discard(attribute)
 
     def become(self, value: torch.Tensor, *, persistent: bool) -> None:
         """Another tensor hangs there; in an entry of its own, if there was none."""
-        module, attribute = self.place.module, self.place.attribute
+        module, attribute = self.entry.module, self.entry.attribute
         if attribute in module._buffers:
             self.put(value)
         else:
@@ -114,6 +116,10 @@ class Snapshot:
     def __init__(self, models: Mapping[str, torch.nn.Module], extra: Mapping[str, Any]) -> None:
         self._models = models
         self._extra = extra
+        self._roots: dict[str, torch.nn.Module] = {}
+        self._below: list[dict[str, Any]] = []
+        self._held: list[Any] = []
+        self._names: list[str] = []
         self.walked: list[tuple[str, str, torch.nn.Module]] = []
         self._hanging: list[tuple[torch.nn.Module, str]] = []
         self._entries: list[Mapping[str, Any]] = []
@@ -214,27 +220,34 @@ class Snapshot:
             self.close()
 
     def at(self, root: str, path: str, attribute: str) -> Buffer | None:
-        """The buffer of this place; None: there is no such module. It may be one that only other ranks have yet."""
+        """The buffer of this entry; None: there is no such module. It may be one that only other ranks have yet."""
         for buffer in (*self.buffers, *self.lively):
-            if (buffer.place.root, buffer.place.path, buffer.place.attribute) == (root, path, attribute):
+            if (buffer.entry.root, buffer.entry.path, buffer.entry.attribute) == (root, path, attribute):
                 return buffer
         for its_root, its_path, module in self.walked:
             if (its_root, its_path) == (root, path):
-                return self._made(Place(root, path, module, attribute))
+                return self._made(BufferEntry(root, path, module, attribute))
         return None
 
     def _find(self) -> bool:
         """Where buffers hang now. Those known already stay what they are."""
-        self.walked = modules(roots(self._models, self._extra))
+        found = roots(self._models, self._extra)
+        if found != self._roots or not self._are_as_walked():
+            self.walked, self._roots = modules(found), found
+            self._below = [module._modules for _, _, module in self.walked]
+            self._held = list(chain.from_iterable(map(dict.values, self._below)))
+            self._names = list(chain.from_iterable(self._below))
         self._entries = [module._buffers for _, _, module in self.walked]
         self._counts = list(map(len, self._entries))
         before_now, self._hanging = self._hanging, [(one, name) for _, _, one in self.walked for name in one._buffers]
         if self._hanging == before_now:
-            self.lively = [buffer for buffer in self.lively if buffer in self._known]
+            if not self._known.issuperset(self.lively):
+                self.lively = [buffer for buffer in self.lively if buffer in self._known]
             return False
-        before = {(id(b.place.module), b.place.attribute): b for b in self.buffers}
+        before = {(id(b.entry.module), b.entry.attribute): b for b in self.buffers}
         self.buffers = [
-            before.get((id(place.module), place.attribute)) or self._made(place) for place in places(self.walked)
+            before.get((id(entry.module), entry.attribute)) or self._made(entry)
+            for entry in buffer_entries(self.walked)
         ]
         self._known = set(self.buffers)
         self.lively = [buffer for buffer in self.lively if buffer in self._known]
@@ -245,9 +258,18 @@ class Snapshot:
                 buffer.note()
         return True
 
-    def _made(self, place: Place) -> Buffer:
-        alone = len(self._models) == 1 and place.root in self._models
-        return Buffer(place.key if alone else f"{place.root}.{place.key}", place)
+    def _are_as_walked(self) -> bool:
+        """Whether below every module the same ones hang as before."""
+        if not all(map(is_, self._below, [module._modules for _, _, module in self.walked])):
+            return False
+        held = list(chain.from_iterable(map(dict.values, self._below)))
+        if len(held) != len(self._held) or not all(map(is_, held, self._held)):
+            return False
+        return list(chain.from_iterable(self._below)) == self._names
+
+    def _made(self, entry: BufferEntry) -> Buffer:
+        alone = len(self._models) == 1 and entry.root in self._models
+        return Buffer(entry.key if alone else f"{entry.root}.{entry.key}", entry)
 
     def _note_lively(self) -> None:
         into: list[torch.Tensor] = []
@@ -265,8 +287,12 @@ class Snapshot:
 
     def _appeared(self) -> list[Buffer]:
         """Those that a share has registered with their modules."""
-        there = {(id(b.place.module), b.place.attribute) for b in (*self.buffers, *self.lively)}
-        return [self._made(place) for place in places(self.walked) if (id(place.module), place.attribute) not in there]
+        there = {(id(b.entry.module), b.entry.attribute) for b in (*self.buffers, *self.lively)}
+        return [
+            self._made(entry)
+            for entry in buffer_entries(self.walked)
+            if (id(entry.module), entry.attribute) not in there
+        ]
 
 
 def same_kind(one: torch.Tensor, other: torch.Tensor) -> bool:

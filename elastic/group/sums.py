@@ -26,6 +26,7 @@ from elastic.group.tree import Schedule
 from elastic.group.treesum import NOTHING
 
 Value = "int | float | torch.Tensor"
+Values = float | npt.NDArray[np.float64]
 
 _MARKS = 2  # how many shares added anything under a name, and how many of them something other than integers
 _HEADER = ("epoch", "step", "phase", "count", "wishes", "buffers", "news")
@@ -49,43 +50,30 @@ class Entry:
 
 @dataclass
 class ShareSums:
-    """What one share added: name -> float64 array, in the order of the calls. Or several, once it took others in.
+    """What one share added: name -> a float, or a float64 array, in the order of the calls. Or several, once it took
+    others in.
 
     given  name -> how many shares added anything, and how many of them something other than integers
     """
 
-    values: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    values: dict[str, Values] = field(default_factory=dict)
     given: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, name: str, value: Any) -> None:
         """Raises StepError for what is no number."""
-        if isinstance(value, torch.Tensor):
-            integral = not value.is_floating_point() and not value.is_complex()
-            array = (
-                np.asarray(value.item(), dtype=np.float64)
-                if value.dim() == 0 and not value.is_complex()
-                else _array(value)
-            )
-        else:
-            try:
-                array = np.asarray(value, dtype=np.float64)
-            except (TypeError, ValueError) as not_a_number:
-                raise StepError(
-                    f"step.add({name}=...) takes a number or a tensor of numbers, not {type(value).__name__}\n"
-                    f"{UNTOUCHED}  next   add what sums over examples; keep the rest in your own variables"
-                ) from not_a_number
-            integral = isinstance(value, (int, np.integer)) or getattr(value, "dtype", np.dtype(float)).kind in "iub"
-        if name in self.values:
-            if self.values[name].shape != array.shape:
-                raise StepError(
-                    f"step.add({name}=...) got shape {array.shape} after {self.values[name].shape} in one share\n"
-                    f"{UNTOUCHED}  next   give every call of a name the same shape"
-                )
-            self.values[name] = self.values[name] + array
-            self.given[name] = 1, int(bool(self.given[name][1]) or not integral)
-        else:
-            self.values[name] = array.copy()
+        array, integral = _number(value) or _several(name, value)
+        if name not in self.values:
+            self.values[name] = array
             self.given[name] = 1, int(not integral)
+            return
+        before = self.values[name]
+        if _shape(before) != _shape(array):
+            raise StepError(
+                f"step.add({name}=...) got shape {_shape(array)} after {_shape(before)} in one share\n"
+                f"{UNTOUCHED}  next   give every call of a name the same shape"
+            )
+        self.values[name] = before + array
+        self.given[name] = 1, int(bool(self.given[name][1]) or not integral)
 
     def take_in(self, right: ShareSums) -> None:
         """Adds what the subtree on the right added. A name that only one of the two has stays to the bit."""
@@ -94,15 +82,15 @@ class ShareSums:
                 self.values[name], self.given[name] = value, right.given[name]
                 continue
             total = self.values[name]
-            if total.shape != value.shape:
-                raise _two_shapes(name, total.shape, value.shape)
+            if _shape(total) != _shape(value):
+                raise _two_shapes(name, _shape(total), _shape(value))
             total += value
             shares, fractional = self.given[name]
             self.values[name] = total
             self.given[name] = shares + right.given[name][0], fractional + right.given[name][1]
 
     def entries(self) -> list[Entry]:
-        return [Entry(name, value.shape) for name, value in self.values.items()]
+        return [Entry(name, _shape(value)) for name, value in self.values.items()]
 
 
 @dataclass(frozen=True)
@@ -198,8 +186,8 @@ class StepSums:
         at = 0
         for entry in self._entries:
             value = part.values.get(entry.name)
-            if value is not None and value.shape == entry.shape:  # another shape is news, and refused with the news
-                row[at : at + entry.numel] = value.reshape(-1)
+            if value is not None and _shape(value) == entry.shape:  # another shape is news, and refused with the news
+                row[at : at + entry.numel] = value if isinstance(value, float) else value.reshape(-1)
                 row[at + entry.numel : at + entry.width] = part.given[entry.name]
             at += entry.width
 
@@ -263,6 +251,34 @@ def _two_shapes(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> Step
         f"step.add({name}=...) has shape {one} in one share and {other} in another\n"
         f"{UNTOUCHED}  next   give every share's value of a name the same shape"
     )
+
+
+def _number(value: Any) -> tuple[float, bool] | None:
+    """As a float, and whether it is an integer; None: it is no single number, or one of another library."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() or value.is_complex():
+            return None
+        value = value.item()
+    kind = type(value)
+    return (float(value), kind is not float) if kind in (float, int, bool) else None
+
+
+def _several(name: str, value: Any) -> tuple[npt.NDArray[np.float64], bool]:
+    """Raises StepError for what is no number."""
+    if isinstance(value, torch.Tensor):
+        return _array(value).copy(), not value.is_floating_point() and not value.is_complex()
+    try:
+        array = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError) as not_a_number:
+        raise StepError(
+            f"step.add({name}=...) takes a number or a tensor of numbers, not {type(value).__name__}\n"
+            f"{UNTOUCHED}  next   add what sums over examples; keep the rest in your own variables"
+        ) from not_a_number
+    return array, isinstance(value, (int, np.integer)) or getattr(value, "dtype", np.dtype(float)).kind in "iub"
+
+
+def _shape(value: Values) -> tuple[int, ...]:
+    return () if isinstance(value, float) else value.shape
 
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[np.float64]:

@@ -13,13 +13,23 @@ Loops' counters, callbacks' states and logged values are part of the run's state
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    Timer,
+)
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.trainer import call
@@ -33,7 +43,7 @@ from torchmetrics.utilities import prints
 
 from elastic.data.order import Order
 from elastic.errors import ConfigError
-from elastic.integrations.placing import own_device, steps_per_epoch
+from elastic.integrations.placing import own_device, passes_over, steps_per_epoch
 from elastic.loop.plain_step import PlainStep
 from elastic.run import Run
 
@@ -78,7 +88,13 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         self._share: Any = None
         self._results: _StepResults | None = None
         self._progress: _Progress | None = None
+        self._is_open = False
         self.run: Run | None = None
+
+    def setup_environment(self) -> None:
+        """The first to be called: what would come before the run is refused here."""
+        _check_before(self.lightning_module.trainer)
+        super().setup_environment()
 
     def setup(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -91,7 +107,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             return loader
         if self.run is not None:
             raise ConfigError("the train loader is made a second time\n  next  one train loader, and one fit for a run")
-        _check(trainer, loader, url=self._url, virtual_workers=self._virtual_workers)
+        _check(trainer, loader, url=self._url, virtual_workers=self._virtual_workers, arguments=self._arguments)
         self._results = trainer.fit_loop.epoch_loop._results = _StepResults(self)
         self._progress = _Progress(trainer, self._results)
         schedulers = {f"scheduler{i}": one.scheduler for i, one in enumerate(self.lr_scheduler_configs)}
@@ -113,6 +129,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             extra={**self._arguments.get("extra", {}), **plateaus, "trainer": self._progress},
         )
         self.run = self._stack.enter_context(run)
+        self._is_open = True
+        self._stack.callback(setattr, self, "_is_open", False)
         self._place()
         run.events.hear(lambda event: self._place() if event["event"] == "view_formed" else None)
         return _Steps(run, loader, self._batch_size or loader.batch_size, order=self._arguments.get("order"))
@@ -163,6 +181,27 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         results.log_step(run)
         return super().optimizer_step(optimizer, lambda: loss, model, **kwargs)
 
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **named: Any) -> Any:
+        """Raises ConfigError for `fit(ckpt_path=...)`."""
+        if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
+            raise ConfigError(
+                f"ckpt_path={str(checkpoint_path)!r}, and a run goes on from what it saved itself\n"
+                "  next  leave it out; weights to begin with are loaded into the module before"
+            )
+        return super().load_checkpoint(checkpoint_path, *args, **named)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """One worker writes it; all go on when it is there."""
+
+        def write() -> None:
+            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+        fails_alone = sys.exc_info()[0] is not None  # a callback that saves on an exception
+        if self._is_open and not fails_alone and self.run is not None:
+            self.run.on_coordinator(write)
+        elif self.is_global_zero:
+            write()
+
     def on_validation_start(self) -> None:
         if self.run is not None:
             self._section.enter_context(self.run.long_section())
@@ -211,6 +250,11 @@ class _Steps:
         """See state_dict."""
 
 
+_WEIGHT = "weight of "
+_SAID_WITH_LOG = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute",
+                  "rank_zero_only")  # fmt: skip
+
+
 def _step_of(batch: Any) -> PlainStep | None:
     step = batch.get("step") if isinstance(batch, dict) else None
     return step if isinstance(step, PlainStep) else None
@@ -223,7 +267,6 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
         super().__init__(training=True)
         self._strategy = strategy
         self._step: PlainStep | None = None
-        self._asked: dict[str, dict[str, Any]] = {}
         self._before: dict[str, tuple[float, int]] = {}
 
     def of_shares(self, step: PlainStep) -> ExitStack:
@@ -245,19 +288,18 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
                 "  next  self.log(name, value), where value is a mean over the batch"
             )
         weight = named.get("batch_size") or step.items
-        self._asked[name] = {**named, "fx": fx}
-        run.add(**{f"logged {name}": value.detach().double() * weight, f"weight of {name}": weight})
+        how = json.dumps([name, fx, {key: named[key] for key in _SAID_WITH_LOG if key in named}])
+        run.add(**{f"logged {name}": value.detach().double() * weight, f"{_WEIGHT}{how}": weight})
 
     def log_step(self, run: Run) -> None:
-        """What the step's shares have logged, on all workers."""
-        asked, self._asked = self._asked, {}
-        for name, named in asked.items():
-            if f"logged {name}" not in run.sums:
-                continue  # of a share that does not count
-            weight = int(run.sums[f"weight of {name}"])
-            value = torch.as_tensor(run.sums[f"logged {name}"] / weight, dtype=torch.float32)
-            super().log(value=value, name=name, **{**named, "batch_size": weight})
-            self._go_on(f"{named['fx']}.{name}")
+        """What the step's shares have logged, on all workers, also where none of this worker's own has logged it."""
+        for key, weight in list(run.sums.items()):
+            if not key.startswith(_WEIGHT):
+                continue
+            name, fx, named = json.loads(key.removeprefix(_WEIGHT))
+            value = torch.as_tensor(run.sums[f"logged {name}"] / int(weight), dtype=torch.float32)
+            super().log(fx, name, value, **named, batch_size=int(weight))
+            self._go_on(f"{fx}.{name}")
 
     def state_dict(self) -> dict[str, list[Any]]:
         """Of this epoch's means, as far as they have come."""
@@ -304,25 +346,66 @@ class _Progress:
             "stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
             "callbacks": call._call_callbacks_state_dict(trainer),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            "logged metrics": {name: float(value) for name, value in trainer.logged_metrics.items()},
             "logged": self._results.state_dict(),
+            "checkpoint": self._of_hooks(),
         }
 
-    def load_state_dict(self, told: dict[str, Any]) -> None:
+    def _of_hooks(self) -> dict[str, Any]:
+        """What the hooks of module and callbacks add to a checkpoint, as a file of Lightning's would have it."""
+        trainer, module = self._trainer, self._trainer.lightning_module
+        if not _keep_more(trainer):
+            return {}
+        checkpoint = self._checkpoint()
+        weights, given = checkpoint["state_dict"], dict(checkpoint)
+        call._call_callbacks_on_save_checkpoint(trainer, checkpoint)
+        call._call_lightning_module_hook(trainer, "on_save_checkpoint", checkpoint, pl_module=module)
+        changed = {name: value for name, value in checkpoint.items() if given.get(name) is not value}
+        return {
+            "weights": [name for name, value in changed.items() if value is weights],  # those are the run's
+            "rest": {name: value for name, value in changed.items() if value is not weights},
+        }
+
+    def _take_hooks(self, saved: dict[str, Any], callbacks: dict[str, Any]) -> None:
+        trainer, module = self._trainer, self._trainer.lightning_module
+        if not saved:
+            return
+        checkpoint = {**self._checkpoint(), "callbacks": callbacks}
+        checkpoint |= dict.fromkeys(saved["weights"], checkpoint["state_dict"]) | saved["rest"]
+        call._call_lightning_module_hook(trainer, "on_load_checkpoint", checkpoint, pl_module=module)
+        call._call_callbacks_on_load_checkpoint(trainer, checkpoint)
+
+    def _checkpoint(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+            "pytorch-lightning_version": lightning.__version__,
+            "state_dict": trainer.lightning_module.state_dict(),
+            "callbacks": {},
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
         trainer = self._trainer
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
         if self.is_looping:
             return  # a step was taken over: this loop stands where the donor's stood, and holds the same
         for one in trainer.checkpoint_callbacks:
-            state = told["callbacks"].get(one.state_key, {})
+            state = saved["callbacks"].get(one.state_key, {})
             one.dirpath = state.get("dirpath", one.dirpath)  # that of the worker that writes
-        if not told["loops"]["epoch_loop.batch_progress"]["total"]["ready"]:
+        if not saved["loops"]["epoch_loop.batch_progress"]["total"]["ready"]:
             return  # the run begins
-        fit.load_state_dict(told["loops"])
-        epoch._batches_that_stepped = told["stepped"]
-        call._call_callbacks_load_state_dict(trainer, {"callbacks": told["callbacks"]})
-        metrics = {name: torch.tensor(value) for name, value in told["metrics"].items()}
-        trainer._logger_connector._callback_metrics.update(metrics)
-        self._results.load_state_dict(told["logged"])
+        fit.load_state_dict(saved["loops"])
+        epoch._batches_that_stepped = saved["stepped"]
+        call._call_callbacks_load_state_dict(trainer, {"callbacks": saved["callbacks"]})
+        self._take_hooks(saved.get("checkpoint", {}), saved["callbacks"])
+        connector = trainer._logger_connector
+        for metrics, of_run in (
+            (connector._callback_metrics, saved["metrics"]),
+            (connector._logged_metrics, saved.get("logged metrics", {})),
+        ):
+            metrics.update({name: torch.tensor(value) for name, value in of_run.items()})
+        self._results.load_state_dict(saved["logged"])
 
         def reset() -> None:
             """Once in place of the epoch loop's own, which takes a resumed epoch for one that broke off."""
@@ -332,7 +415,13 @@ class _Progress:
         epoch.reset = reset
 
 
-def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int) -> None:
+def _keep_more(trainer: Any) -> bool:
+    """Whether a hook that adds to checkpoints is anybody's own."""
+    of_callbacks = any(is_overridden("on_save_checkpoint", one, parent=Callback) for one in trainer.callbacks)
+    return of_callbacks or is_overridden("on_save_checkpoint", trainer.lightning_module)
+
+
+def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, arguments: Mapping[str, Any]) -> None:
     """Raises ConfigError for what cannot be carried."""
     module = trainer.lightning_module
     sampler = getattr(loader, "sampler", None)
@@ -340,20 +429,22 @@ def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int) -> None
         ("no url", not url, "ElasticStrategy(url, ...), or ELASTIC_URL"),
         ("no virtual_workers", not virtual_workers, "virtual_workers=, or ELASTIC_VIRTUAL_WORKERS"),
         ("manual optimization", not module.automatic_optimization, "a plain loop over run.batches()"),
-        (f"{len(trainer.strategy.optimizers)} optimizers", len(trainer.strategy.optimizers) != 1, "one"),
         (f"accumulate_grad_batches={trainer.accumulate_grad_batches}", trainer.accumulate_grad_batches != 1,
          "leave it out: batch_size is what one update counts, micro_batch_size bounds memory"),
         (f"limit_train_batches={trainer.limit_train_batches}", trainer.limit_train_batches != 1.0, "leave it out"),
         ("overfit_batches", trainer.overfit_batches, "leave it out"),
         ("fast_dev_run", trainer.fast_dev_run, "leave it out, and the strategy in"),
         ("reload_dataloaders_every_n_epochs", trainer.reload_dataloaders_every_n_epochs, "leave it out"),
-        ("ckpt_path", trainer.ckpt_path is not None, "a run goes on from what it saved itself"),
         ("max_epochs and max_steps without an end", (trainer.max_epochs or -1) < 0 and trainer.max_steps < 0,
          "max_epochs="),
-        ("a Timer, or max_time", any(isinstance(one, Timer) for one in trainer.callbacks),
+        ("a GradientAccumulationScheduler", _has(trainer, GradientAccumulationScheduler),
+         "leave it out: batch_size is what one update counts, micro_batch_size bounds memory"),
+        ("a Timer, or max_time", _has(trainer, Timer),
          "each worker would stop by its own clock"),
         (f"precision={trainer.precision}", getattr(trainer.precision_plugin, "scaler", None) is not None, "bf16-mixed"),
         ("on_before_batch_transfer", is_overridden("on_before_batch_transfer", module), "on_after_batch_transfer"),
+        ("on_bad='skip' or 'rollback'", passes_over(arguments), "on_bad='stop', or a plain loop: the Trainer would "
+         "count and log a step that was passed over"),
         ("an IterableDataset to train on", isinstance(getattr(loader, "dataset", None), IterableDataset),
          "a dataset with a length and an index"),
         (f"a train loader that reads by a {type(sampler).__name__}", not isinstance(sampler, RandomSampler),
@@ -364,6 +455,20 @@ def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int) -> None
     for one in trainer.callbacks:
         if isinstance(one, ModelCheckpoint):
             one._enable_version_counter = False  # each worker would count the files that it sees
+
+
+def _check_before(trainer: Any) -> None:
+    """Raises ConfigError for what would train by itself before the run begins."""
+    for found, refused, instead in (
+        ("a LearningRateFinder", _has(trainer, LearningRateFinder), "find it without the strategy, before the run"),
+        ("a BatchSizeFinder", _has(trainer, BatchSizeFinder), "micro_batch_size bounds memory"),
+    ):
+        if refused and trainer.state.fn == TrainerFn.FITTING:
+            raise ConfigError(f"{found}: a run cannot carry that exactly\n  next  {instead}")
+
+
+def _has(trainer: Any, kind: type) -> bool:
+    return any(isinstance(one, kind) for one in trainer.callbacks)
 
 
 StrategyRegistry.register(

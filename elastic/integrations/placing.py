@@ -1,13 +1,15 @@
-"""What frameworks ask before there is a run: this worker's device, and how many steps an epoch has."""
+"""What frameworks ask before there is a run: this worker's device, how many steps an epoch has, what cannot go on."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from elastic.data.order import Order, Shuffled, Sizes
+from elastic.state.on_bad import parse
 
 
 def own_device(given: torch.device | str) -> torch.device:
@@ -22,5 +24,11 @@ def steps_per_epoch(dataset: Any, *, batch_size: int, drops: bool, order: Order 
     """As DataPlan counts them. Raises ConfigError for an order that does not fit."""
     last_batch = "drop" if drops else "short"
     sizes = Sizes(dataset_length=len(dataset), batch_size=batch_size, last_batch=last_batch, seed=0)
-    length = (order or Shuffled()).over(sizes).length
+    length = (order or Shuffled()).for_run(sizes).length
     return length // batch_size if drops else -(-length // batch_size)
+
+
+def passes_over(arguments: Mapping[str, Any]) -> bool:
+    """Whether these of a Run's pass bad steps over, which a trainer would count all the same. Raises ConfigError."""
+    rule = parse(arguments.get("on_bad"))
+    return rule is not None and rule.action != "stop"

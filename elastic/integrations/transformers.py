@@ -33,7 +33,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from elastic.errors import ConfigError
 from elastic.integrations.accelerate import check_alone, follow, hidden_launch
-from elastic.integrations.placing import steps_per_epoch
+from elastic.integrations.placing import passes_over, steps_per_epoch
 from elastic.loop.plain_step import PlainStep
 from elastic.run import Run
 
@@ -186,15 +186,25 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
             metrics[f"{kwargs.get('metric_key_prefix', 'eval')}_loss"] = float(sums["loss"] / sums["examples"])
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(dataloader.dataset))
 
+    def _evaluate(self, *args: Any, skip_scheduler: bool = False) -> Any:
+        """`eval_on_start` is of the run's start, and not of a process that goes on or joins: what it gave is there."""
+        run = self.run
+        assert run is not None
+        if skip_scheduler and (run.step_index or self.state.log_history):
+            return {}
+        return super()._evaluate(*args, skip_scheduler=skip_scheduler)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """One worker writes it, and all know where it lies."""
+        """One worker writes it; all go on when it is there, and know where it lies."""
         run, state = self.run, self.state
         assert run is not None
-        if run.is_coordinator:
-            with run.long_section():
-                super()._save_checkpoint(model, trial)
-        else:
-            self.store_flos()
+
+        def write() -> None:
+            state.is_world_process_zero = state.is_local_process_zero = True  # of a view that came in the meantime
+            super(ElasticMixin, self)._save_checkpoint(model, trial)
+
+        self.store_flos()
+        run.on_coordinator(write)
         if state.best_global_step:
             folder = f"checkpoint-{state.best_global_step}"
             state.best_model_checkpoint = os.path.join(self._get_output_dir(trial=trial), folder)
@@ -283,24 +293,24 @@ class _Progress:
             self.norm()
             total, last = trainer._total_loss_scalar, trainer._globalstep_last_logged
             self._loss = float(trainer._tr_loss), total, last, float(trainer.current_flos)
-        told = {
+        of_trainer = {
             "state": {name: getattr(trainer.state, name) for name in _CARRIED},
             "callbacks": [(type(one).__name__, one.state()["attributes"]) for one in self._exportable()],
             "loss": self._loss,
             "norm": self._norm,
         }
-        return {"told": json.dumps(told, default=float), "log": self._log_history()}
+        return {"trainer": json.dumps(of_trainer, default=float), "log": self._log_history()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        trainer, told = self._trainer, json.loads(state["told"])
-        self._norm = told["norm"] and tuple(told["norm"])
+        trainer, saved = self._trainer, _of_trainer(state)
+        self._norm = saved["norm"] and tuple(saved["norm"])
         if self.is_looping:
             return  # a step was taken over: this loop stands where the donor's stood, and holds the same
-        for name, value in told["state"].items():
+        for name, value in saved["state"].items():
             setattr(trainer.state, name, value)
-        for one, (name, attributes) in zip(self._exportable(), told["callbacks"], strict=False):
+        for one, (name, attributes) in zip(self._exportable(), saved["callbacks"], strict=False):
             if type(one).__name__ != name:
-                names = [name for name, _ in told["callbacks"]]
+                names = [name for name, _ in saved["callbacks"]]
                 raise ConfigError(
                     f"the run's callbacks with a state are {', '.join(names)}, and this script's "
                     f"{', '.join(type(one).__name__ for one in self._exportable())}\n"
@@ -308,7 +318,7 @@ class _Progress:
                 )
             vars(one).update(attributes)
         trainer.state.log_history = [json.loads(line) for line in state["log"].splitlines()]
-        self._loss = tuple(told["loss"])
+        self._loss = tuple(saved["loss"])
 
     def _log_history(self) -> str:
         """As JSON lines, without what differs from run to run. Of a long one only what is new is turned into text."""
@@ -325,6 +335,12 @@ class _Progress:
     def _exportable(self) -> list[Any]:
         everyone = [*self._trainer.callback_handler.callbacks, self._trainer.control]
         return [one for one in everyone if isinstance(one, ExportableState)]
+
+
+def _of_trainer(state: dict[str, Any]) -> dict[str, Any]:
+    """The trainer's part of what `_Progress.state_dict` gives; runs saved before 2026-11-24 call it by another name."""
+    saved: dict[str, Any] = json.loads(state["trainer"] if "trainer" in state else state["told"])
+    return saved
 
 
 class _Follower(TrainerCallback):  # type: ignore[misc]  # it has no types
@@ -372,6 +388,8 @@ def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
         (f"optim={str(args.optim)!r}", "lomo" in str(args.optim).lower() or "layerwise" in str(args.optim).lower(),
          "an optimizer that steps behind the backward pass"),
         ("deepspeed or FSDP", trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, "leave it out"),
+        ("on_bad='skip' or 'rollback'", passes_over(elastic), "on_bad='stop', or a plain loop: the Trainer would count "
+         "and log a step that was passed over"),
         ("an IterableDataset to train on", isinstance(trainer.train_dataset, IterableDataset),
          "a dataset with a length and an index"),
     ):  # fmt: skip

@@ -1,16 +1,17 @@
-"""The agent of a node: starts its workers, passes their words to the hub and the hub's to them, and buries the dead.
+"""The agent of a node: starts its workers, passes on what they and the hub say to each other, and reaps them.
 
     workers' channels ┐
     deaths (SIGCHLD)  │
-    signals           ├─ one loop in one thread ─ hub (here, or over TCP)
+    signals, notices  ├─ one loop in one thread ─ hub (here, or over TCP)
     a timer           │
     the warm process  ┘
 
 Promises  a worker's death is reported at once, after everything that it had said before.
           A worker that is stuck, as the hub finds, shows the stacks of its threads, is killed and reported as hung; one
           that somebody has stopped is killed.
-          SIGTERM or Ctrl-C makes this node's workers leave in order, and then the agent exits with 0. A second
-          Ctrl-C ends everything at once, with 130.
+          SIGTERM, SIGUSR1, Ctrl-C, and a cloud's notice make this node's workers leave in order, and then the agent
+          exits with 0, or as --leave-status says. A second Ctrl-C ends everything at once, with 130. A cloud's hint
+          makes the run save, and nobody leaves.
           A node that finds the run full has no workers while it waits; with 75 it ends if no place comes free.
           No process that was started here, by whomever, outlives the agent. (That of an agent that is killed
           outright is the kernel's and the workers' doing, see worker.py.)
@@ -32,12 +33,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from checkpoint import linux
+from elastic.events import words
 from elastic.launch import children, event_loop
-from elastic.launch.connection import Connection
 from elastic.launch.hub_link import HubLink
 from elastic.launch.logs import Logs, Streams
+from elastic.launch.loop_connection import LoopConnection
 from elastic.launch.memory import OomKills, oom_kills, sentence, struck
-from elastic.launch.progress import Doubts, Patience, sighting
+from elastic.launch.node_notices import NodeNotices
+from elastic.launch.sightings import Doubts, Patience, sighting
 from elastic.launch.starter import Request, Starter
 from elastic.launch.worker import SHARED_STDERR
 from elastic.membership.endings import AGAIN, KILLED
@@ -46,6 +49,8 @@ from elastic.membership.messages import (
     TO_ITS_AGENT,
     Exited,
     Failed,
+    Finished,
+    Hint,
     KillHung,
     Leave,
     MovedOn,
@@ -63,6 +68,8 @@ from elastic.membership.messages import (
 from elastic.membership.progress import BYTES, Phase, Record
 from elastic.membership.stalls import Sighting
 from elastic.membership.wire import Message, WireError
+from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.signals import TOLD_TO_LEAVE
 from elastic.signal_pipe import SignalPipe
 from elastic.status.terminal import StatusTerminal
 
@@ -90,7 +97,9 @@ class NodeRules:
     job      --rdzv-id, where it tells jobs apart
     hang_s   how long a step may take without a sign, unless experience says otherwise
     leave_s  how long workers may take to leave, or to come to an end when the run is over
-    leave_on signals that make this node leave
+    leave_on signals that make this node leave, beside those that always do
+    leave_status  the exit status, where it leaves before the run is finished
+    grace_s  from such a signal to SIGKILL, as far as somebody has said
     several_nodes  the run may have some
     status   show the run's status on stderr, which is a terminal
     """
@@ -102,6 +111,8 @@ class NodeRules:
     hang_s: float
     leave_s: float
     leave_on: tuple[signal.Signals, ...]
+    leave_status: int = 0
+    grace_s: float | None = None
     status: bool = False
     several_nodes: bool = False
 
@@ -110,7 +121,7 @@ class NodeRules:
 class _Worker:
     token: str
     local_rank: int
-    channel: Connection
+    channel: LoopConnection
     its_end: socket.socket
     progress: int
     streams: Streams
@@ -140,7 +151,14 @@ class Agent:
     """run() returns the exit status. starter: may be at work already; it, its loop and its children are this one's."""
 
     def __init__(
-        self, rules: NodeRules, hub: HubLink, logs: Logs, starter: Starter, *, say: Callable[[str], None]
+        self,
+        rules: NodeRules,
+        hub: HubLink,
+        logs: Logs,
+        starter: Starter,
+        notices: NodeNotices,
+        *,
+        say: Callable[[str], None],
     ) -> None:
         self._rules = rules
         self._hub = hub
@@ -150,7 +168,11 @@ class Agent:
         self._workers: dict[str, _Worker] = {}  # by token
         self._ids: dict[str, _Worker] = {}
         self._starts: Counter[int] = Counter()
-        self._leaving = False
+        self._notices = notices
+        self._leaving = self._finished = False
+        self._left_on = ""
+        self._leave_by_s: float | None = None  # this node is gone then
+        self._hints: list[Notice] = []  # in force
         self._over: RunIsOver | None = None
         self._hub_gone = self._no_place = False
         self._deadline_s: float | None = None  # for the workers' end
@@ -181,27 +203,47 @@ class Agent:
                     places=self._places,
                     catch_up=self._catch_up,
                 )
+                self._notices.open(self._loop, self._noticed, self._say)
                 for local_rank in range(self._rules.workers):
                     self._start(local_rank)
                 next_tick_s = time.monotonic() + _TICK_S
                 self._hub.settle()
-                while not self._done():
+                while not self._is_done(time.monotonic()):
                     event_loop.turn(self._loop, max(0.0, next_tick_s - time.monotonic()))
                     self._hub.settle()
                     if (now_s := time.monotonic()) >= next_tick_s:
                         self._tick(now_s)
                         next_tick_s = now_s + _TICK_S
+                    self._take_leave(now_s)
                 return self._status()
             finally:
                 self._clear_away()
 
-    def _done(self) -> bool:
+    def _is_done(self, now_s: float) -> bool:
         if self._killed:
             return True
-        if self._workers:
-            return False
-        over = self._over is not None or self._hub_gone or self._no_place or (self._leaving and self._hub.leave())
-        return over and self._all_is_written()
+        waited_long = self._written_by_s is not None and now_s > self._written_by_s
+        return self._is_over and (waited_long or not children.finishing())
+
+    @property
+    def _is_over(self) -> bool:
+        """No worker is here and none comes, nor does anybody need the hub, should it be here."""
+        return not self._workers and (self._has_ended or (self._leaving and not self._hub.is_needed))
+
+    @property
+    def _has_ended(self) -> bool:
+        """For this node, whatever its workers do."""
+        return self._over is not None or self._hub_gone or self._no_place
+
+    def _take_leave(self, now_s: float) -> None:
+        """Of the hub, once the last worker of a node that leaves has ended; and says what is still waited for."""
+        if self._killed or self._workers:
+            return
+        if self._leaving and not self._has_ended:
+            self._hub.say_bye_or_hand_over(now_s)
+        if self._is_over and self._written_by_s is None and children.finishing():
+            self._written_by_s = now_s + self._rules.leave_s
+            self._say(f"waiting for a save to be committed, {self._rules.leave_s:.0f} s at most")
 
     def _catch_up(self) -> None:
         """With everything that the workers have said."""
@@ -249,16 +291,6 @@ class Agent:
             else:
                 self._kill(worker)
 
-    def _all_is_written(self) -> bool:
-        """Whether no save of a worker that died is being finished any more; or too long."""
-        if not children.finishing():
-            return True
-        now_s = time.monotonic()
-        if self._written_by_s is None:
-            self._written_by_s = now_s + self._rules.leave_s
-            self._say(f"waiting for a save to be committed, {self._rules.leave_s:.0f} s at most")
-        return now_s > self._written_by_s
-
     def _status(self) -> int:
         if self._killed:
             return INTERRUPTED
@@ -270,7 +302,13 @@ class Agent:
         if self._over is not None and self._over.why:
             self._say(self._over.why)
         unsafe = self._taken and self._over is None  # else the hub says that what it held is not lost
-        return FAILED if self._hub_gone or self._disorder or unsafe else 0
+        if self._hub_gone or self._disorder or unsafe:
+            return FAILED
+        if self._leaving and not self._finished:
+            status = self._rules.leave_status
+            self._say(f"this node has left ({self._left_on}); the same command goes on with the run (status {status})")
+            return status
+        return 0
 
     # starting
 
@@ -284,7 +322,7 @@ class Agent:
         progress = os.memfd_create("elastic-progress", os.MFD_CLOEXEC)
         os.ftruncate(progress, BYTES)
         streams = self._logs.open(local_rank, restart)
-        channel = Connection(
+        channel = LoopConnection(
             self._loop, ours, lambda message: self._heard(worker, message), lambda why: self._channel_ended(worker, why)
         )
         worker = _Worker(token, local_rank, channel, its_end, progress, streams)
@@ -339,7 +377,11 @@ class Agent:
             case Ready():
                 worker.ready = True
                 if self._leaving:
-                    worker.channel.say(as_message(Leave()))
+                    worker.channel.say(as_message(self._leave()))
+                for notice in self._hints:
+                    worker.channel.say(as_message(self._hint(notice)))
+            case Finished():
+                self._finished = True
             case Failed():
                 self._show(worker, said)
         self._hub.tell(signed)
@@ -378,13 +420,42 @@ class Agent:
 
     # ending
 
-    def leave(self, why: str) -> None:
-        """Every worker of this node goes at its next boundary; one that is not in any view goes at once."""
+    def leave(self, why: str, by_s: float | None = None) -> None:
+        """Every worker of this node goes at its next boundary; one that is not in any view goes at once.
+
+        by_s  this node is gone then, by time.monotonic()
+        """
+        sooner = by_s is not None and (self._leave_by_s is None or by_s < self._leave_by_s)
+        self._leave_by_s = by_s if sooner else self._leave_by_s
         if not self._leaving:
-            self._leaving = True
+            self._leaving, self._left_on = True, why
             if self._workers:
-                self._say(f"{why}: the {len(self._workers)} workers of this node leave")
-            self._end_workers(lambda worker: worker.channel.say(as_message(Leave())))
+                left = "" if by_s is None else f", in {words.seconds(max(0.0, by_s - time.monotonic()))}"
+                self._say(f"{why}{left}: the {len(self._workers)} workers of this node leave")
+            self._end_workers(lambda worker: worker.channel.say(as_message(self._leave())))
+        elif sooner:
+            for worker in [worker for worker in self._workers.values() if worker.ready]:
+                worker.channel.say(as_message(self._leave()))
+
+    def _leave(self) -> Leave:
+        return Leave(why=self._left_on, left_s=_left_s(self._leave_by_s))
+
+    def _noticed(self, notice: Notice) -> None:
+        """By a source of this node."""
+        if notice.withdrawn:
+            self._hints = [hint for hint in self._hints if (hint.source, hint.id) != (notice.source, notice.id)]
+            goes = "; this node leaves all the same" if notice.kind is Kind.LEAVE else ""
+            self._say(f"not said any more: {notice.why}{goes}")
+        elif notice.kind is Kind.LEAVE:
+            self.leave(notice.why, notice.by_s)
+        else:
+            self._hints.append(notice)
+            self._say(f"{notice.sentence(time.monotonic())}: the run saves at the next step, and goes on")
+            for worker in [worker for worker in self._workers.values() if worker.ready]:
+                worker.channel.say(as_message(self._hint(notice)))
+
+    def _hint(self, notice: Notice) -> Hint:
+        return Hint(why=notice.why, left_s=_left_s(notice.by_s))
 
     def _end_workers(self, tell: Callable[[_Worker], None]) -> None:
         self._deadline_s = self._deadline_s or time.monotonic() + self._rules.leave_s
@@ -556,6 +627,7 @@ class Agent:
         if self._terminal is not None:
             self._terminal.close()
         self._starter.close()
+        self._notices.close(self._loop, gone=self._leaving and not self._killed)
         for worker in self._workers.values():
             self._kill(worker)
         children.end_all(within_s=0.0 if self._killed else _TERM_S)
@@ -594,7 +666,7 @@ class Agent:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        pipe = SignalPipe({*self._rules.leave_on, signal.SIGINT, signal.SIGCHLD})
+        pipe = SignalPipe({*self._rules.leave_on, *TOLD_TO_LEAVE, signal.SIGINT, signal.SIGCHLD})
         self._loop.register(pipe.fd, selectors.EVENT_READ, lambda: self._signalled(pipe.read()))
         try:
             yield
@@ -610,6 +682,13 @@ class Agent:
                     self._say("interrupted twice; ending at once, what was committed stays")
                     self._killed = True
                 self._interrupted_s = self._interrupted_s or now_s
-            if number in self._rules.leave_on or number == signal.SIGINT:
-                self.leave(signal.Signals(number).name)
+            if number == signal.SIGINT:
+                self.leave("SIGINT")
+            elif number in (*self._rules.leave_on, *TOLD_TO_LEAVE):
+                grace_s = self._rules.grace_s
+                self.leave(signal.Signals(number).name, None if grace_s is None else now_s + grace_s)
         self._reap()
+
+
+def _left_s(by_s: float | None) -> float | None:
+    return None if by_s is None else max(0.0, by_s - time.monotonic())

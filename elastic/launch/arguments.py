@@ -19,6 +19,8 @@ from elastic.errors import ConfigError
 from elastic.launch.addresses import port_range
 from elastic.launch.logs import PREFIX, LogRules
 from elastic.launch.script import Script
+from elastic.membership import environment
+from elastic.preemption.setting import sources
 
 HANG_LIMIT_S, RESTARTS_MAX, LEAVE_S = 30.0, 3, 300
 
@@ -30,6 +32,9 @@ _HELP = {
     "nnodes": "Number of nodes, or the range <minimum>:<maximum>. Below the minimum the run waits; nodes that come "
     "later join at a step boundary, up to the maximum. Nothing restarts.",
     "rdzv_backend": "c10d, where there are several nodes. (On one node none is needed.)",
+    "rdzv_endpoint": "Where nodes meet: HOST:PORT, or several of them, which are tried in turn; and the run's URL or "
+    "folder, by which later nodes find it when those hosts are gone. Separated by commas; once the run is under way, "
+    "the URL alone will do.",
     "standalone": "One node, without any rendezvous. --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored.",
     "start_method": "forkserver or fork (default): workers are forked from a warm process that has made the script's "
     "imports. spawn: each worker is a fresh interpreter, for scripts whose modules must not share what they computed "
@@ -38,7 +43,8 @@ _HELP = {
     "run_path": "Accepted for torchrun's sake, without effect: the script runs in the worker's interpreter anyway.",
     "shutdown_timeout": "How long workers may take to leave, or to end once the run is over, in seconds, before they "
     f"are killed. They leave at a step boundary, so more than the longest step and a save. Default {LEAVE_S}.",
-    "signals_to_handle": "Signals that make this node's workers leave at the next step boundary.",
+    "signals_to_handle": "Signals that make this node's workers leave at the next step boundary; SIGTERM, SIGUSR1 and "
+    "SIGINT always do. ELASTIC_GRACE_S says how many seconds they have then.",
     "log_dir": "Folder for log files: LOG_DIR/<rdzv id>_<random>/attempt_<n>/<local rank>/stdout.log, where n counts "
     "how often the worker of that local rank was replaced before.",
     "local_addr": "This node's address, or the interface that has it: agents and workers listen on it. Default: the "
@@ -63,6 +69,10 @@ class Arguments:
     """What the command line asks for, checked.
 
     run_id      --rdzv-id; None where it tells no jobs apart
+    notices     which sources of notices are watched, see preemption/setting.py
+    on_notice   a line for the shell, for each of them
+    leave_status  the exit status of a node that leaves before the run is finished
+    grace_s     from a signal to leave to SIGKILL; None: nobody has said
     fresh       each worker is a fresh interpreter
     status      show the run's status, where stderr is a terminal
     rdzv        torchrun's configuration of the rendezvous; empty where there is one node
@@ -77,6 +87,10 @@ class Arguments:
     leave_s: float = LEAVE_S
     leave_on: tuple[signal.Signals, ...] = (signal.SIGTERM,)
     run_id: str | None = None
+    notices: str = "auto"
+    on_notice: str | None = None
+    leave_status: int = 0
+    grace_s: float | None = None
     fresh: bool = False
     local_addr: str | None = None
     ports: range | None = None
@@ -87,8 +101,9 @@ class Arguments:
 
 
 _EPILOG = (
-    "Exit status: 0 the run is finished, or this node left in order; 1 it failed; 2 it cannot be done as asked; 75 the "
-    "run had its most nodes for as long as --rdzv-conf join_timeout says, and may be joined later; 130 interrupted."
+    "Exit status: 0 the run is finished, or this node left in order (then --leave-status); 1 it failed; 2 it cannot be "
+    "done as asked; 75 the run had its most nodes for as long as --rdzv-conf join_timeout says, and may be "
+    "joined later; 130 interrupted."
 )
 
 
@@ -118,6 +133,29 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="Do not keep the terminal's last two lines for the run's status: step, loss, speed, workers, last fault, "
         "last save. Where stderr is no terminal, a line is written after each change of the view instead.",
+    )
+    made.add_argument(
+        "--notices",
+        default=environment.notices(),
+        metavar="SOURCES",
+        help="Who is asked whether this machine is about to be taken, so that its workers leave in time: auto "
+        "(default) asks EC2, GCP or Azure where the firmware names it, and Slurm within a job; none; or a list such as "
+        "ec2,slurm:300,file:/run/leave,'command:test -e /drain && echo leave 90'. Default: ELASTIC_NOTICES.",
+    )
+    made.add_argument(
+        "--on-notice",
+        metavar="COMMAND",
+        help="A line for the shell, run once for each notice and hint of --notices: to order another machine, say. "
+        "It finds ELASTIC_NOTICE_KIND (leave or hint), _SOURCE, _WHY, _LEFT_S and _HOST in its environment, and has as "
+        "long as the agent lives.",
+    )
+    made.add_argument(
+        "--leave-status",
+        type=int,
+        default=0,
+        metavar="STATUS",
+        help="Exit status of a node that leaves, by a signal or a notice, before the run is finished. Default 0. 75 "
+        "(try again later) is for schedulers that start again what did not end with 0.",
     )
     made.add_argument(
         "--port-range",
@@ -157,6 +195,9 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise ConfigError(f"--nproc-per-node must be at least 1, found {config.nproc_per_node}")
     if not options.hang_limit > 0:
         raise ConfigError(f"--hang-limit must be a positive number of seconds, found {options.hang_limit}")
+    if not 0 <= options.leave_status <= 255:
+        raise ConfigError(f"--leave-status must be within 0 and 255, found {options.leave_status}")
+    sources(options.notices, os.environ)  # what is wrong is said before anything starts
     script = Script(options.training_script, options.module, tuple(options.training_script_args))
     if not script.module and not os.path.isfile(script.target):
         raise ConfigError(f"there is no script {script.target} (from {os.getcwd()}); for a module, use -m")
@@ -170,6 +211,10 @@ def parse(argv: Sequence[str]) -> Arguments:
         hang_s=options.hang_limit,
         leave_s=float(config.shutdown_timeout if config.shutdown_timeout is not None else LEAVE_S),
         leave_on=leave_on,
+        notices=options.notices,
+        on_notice=options.on_notice,
+        leave_status=options.leave_status,
+        grace_s=environment.grace_s(),
         run_id=None if options.standalone or config.run_id == "none" else config.run_id,
         fresh=options.start_method == "spawn",
         status=not options.no_status,

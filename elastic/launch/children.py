@@ -14,7 +14,7 @@ from checkpoint.save.writer import WRITER_MODULE
 
 _POLL_S = 0.01
 _WRITER = WRITER_MODULE.encode()
-_BURIAL_S = 10.0  # the kernel needs far less to end what it was told to kill
+_REAPED_S = 10.0  # the kernel needs far less to end what it was told to kill
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def end_all(*, within_s: float) -> None:
     """SIGTERM to every child, SIGKILL to those that are left; then again for what those leave to us."""
     asked: set[int] = set()
     kill_from_s = time.monotonic() + within_s
-    deadline_s = kill_from_s + _BURIAL_S
+    deadline_s = kill_from_s + _REAPED_S
     while (left := linux.children(os.getpid())) and time.monotonic() < deadline_s:
         for pid, stat in left.items():
             if stat.is_dead:

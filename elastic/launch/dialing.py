@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import selectors
 import socket
 from collections.abc import Callable
@@ -13,8 +14,9 @@ Address = tuple[str, int]
 
 
 class Dial:
-    """Calls `done` once: with the connected socket, or with None.
+    """Calls `done` once, in a later turn of the loop: with the connected socket, or with None.
 
+    to       an address: a name is not looked up, for that takes its time, and leads nowhere
     refused  a kernel has said that nobody is there
     """
 
@@ -26,7 +28,12 @@ class Dial:
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._open = True
-        self._socket.connect_ex(to)  # what became of it is asked when the socket can be written to
+        self._error = 0
+        try:
+            ipaddress.ip_address(to[0])
+            self._socket.connect_ex(to)  # what became of it is asked when the socket can be written to
+        except (OSError, ValueError):  # the former: an interface that this machine has not
+            self._error = errno.EADDRNOTAVAIL
         loop.register(self._socket, selectors.EVENT_WRITE, self._connected)
 
     def close(self) -> None:
@@ -37,7 +44,7 @@ class Dial:
             self._socket.close()
 
     def _connected(self) -> None:
-        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        error = self._error or self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             self.refused = error == errno.ECONNREFUSED
             self.close()

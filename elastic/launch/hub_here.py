@@ -13,12 +13,25 @@ import socket
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from elastic.launch.connection import Connection
 from elastic.launch.dialing import Address, Dial
+from elastic.launch.loop_connection import LoopConnection
 from elastic.membership.hub import Hub, Order
 from elastic.membership.known_lists import LISTED, KnownLists, ListUnknown
-from elastic.membership.messages import Handover, Hello, HubIs, InFull, Ping, ToAgent, as_message
+from elastic.membership.messages import (
+    TO_HUB,
+    Bye,
+    Handover,
+    Hello,
+    HubIs,
+    InFull,
+    Ping,
+    ToAgent,
+    ToHub,
+    as_message,
+    parse,
+)
 from elastic.membership.wire import Message, WireError, encode
 
 Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
@@ -48,11 +61,11 @@ class HubHere:
         self._loop = loop
         self._lists = lists
         self._has: dict[str, dict[str, str | None]] = defaultdict(dict)  # node -> word -> the list that it had last
-        self._held: dict[str, list[Message]] = {}  # what nodes have said since a hello that is awaited in full
+        self._held: dict[str, list[ToHub]] = {}  # what nodes have said since a hello that is awaited in full
         self._deliver = deliver
         self._say = say
         self._refusals: Counter[str] = Counter()
-        self._nodes: dict[str, Connection] = {}
+        self._nodes: dict[str, LoopConnection] = {}
         self._listens: dict[str, Address] = {}
         self._heard_s: dict[str, float] = {}
         self._pinged_s = self._ticked_s = time.monotonic()
@@ -65,7 +78,7 @@ class HubHere:
     def others(self) -> list[str]:
         return list(self._nodes)
 
-    def takes(self, node: str, hello: Hello, message: Message, connection: Connection) -> Callable[[Message], None]:
+    def takes(self, node: str, hello: Hello, message: Message, connection: LoopConnection) -> Callable[[Message], None]:
         """A node of the run has come; what it says from now on goes to what is returned."""
         if node in self._nodes:  # it has lost its connection, and we have not yet
             self.ended(self._nodes[node])
@@ -78,46 +91,57 @@ class HubHere:
 
         def heard(message: Message) -> None:
             self._heard_s[node] = time.monotonic()
-            if message["say"] != "ping":
-                self.told(node, message)
+            self.hear(node, message)
 
-        self.told(node, message)
+        self.hear(node, message)
         return heard
 
-    def ended(self, connection: Connection) -> None:
+    def ended(self, connection: LoopConnection) -> None:
         """The connection did. Whether the process did, too, its machine is asked."""
         node = next((name for name, one in self._nodes.items() if one is connection), None)
         if node is not None:
             connection.close()
             del self._nodes[node]
-            if any(message["say"] == "bye" for message in self._held.pop(node, [])):
+            if any(isinstance(said, Bye) for said in self._held.pop(node, [])):
                 self._carry_out(self.hub.without(time.monotonic(), node, left=True))
             self.hub.loses(node, dead=node not in self._listens)
             self._undecided = True
             if node in self._listens:
                 self._ask_if_dead(node)
 
-    def told(self, node: str, message: Message) -> None:
-        if node in self._held and message["say"] != "hello":
-            self._held[node].append(message)
+    def hear(self, node: str, message: Message) -> None:
+        try:
+            said = parse(TO_HUB, message)
+        except WireError as wrong:
+            self._refuse(node, wrong)
+            return
+        if not isinstance(said, Ping):
+            self._hear(node, said)
+
+    def _hear(self, node: str, said: ToHub) -> None:
+        if node in self._held and not isinstance(said, Hello):
+            self._held[node].append(said)
             return
         try:
-            if message["say"] == "hello" and isinstance(report := message.get("report"), dict):
-                message = {**message, "report": self._lists.unpack_report(report)}
-            self.hub.hear(time.monotonic(), node, message)
+            if isinstance(said, Hello) and said.report is not None:
+                said = replace(said, report=self._lists.unpack_report(said.report))
+            self.hub.hear(time.monotonic(), node, said)
         except ListUnknown:
             self._held[node] = []
             self._nodes[node].say({"to": None, **as_message(InFull())})
             return
         except WireError as wrong:
-            self._refusals[node] += 1
-            if self._refusals[node] <= _REFUSALS_TOLD:
-                last = "; more of the kind is dropped in silence" if self._refusals[node] == _REFUSALS_TOLD else ""
-                self._say(f"a message of {node} is dropped: {wrong}{last}")
+            self._refuse(node, wrong)
             return
         self._undecided = True
         for held in self._held.pop(node, []):
-            self.told(node, held)
+            self._hear(node, held)
+
+    def _refuse(self, node: str, wrong: WireError) -> None:
+        self._refusals[node] += 1
+        if self._refusals[node] <= _REFUSALS_TOLD:
+            last = "; more of the kind is dropped in silence" if self._refusals[node] == _REFUSALS_TOLD else ""
+            self._say(f"a message of {node} is dropped: {wrong}{last}")
 
     def settle(self) -> None:
         """What follows from all that has been told since: once, however much came together."""
@@ -141,10 +165,12 @@ class HubHere:
     def hands_over(self) -> None:
         """This node leaves."""
         self._say_all(Handover())
-        self._carry_out(self.hub.without(time.monotonic(), self._node, left=True))
+        self._carry_out(self.hub.hands_over(time.monotonic(), self._node))
 
     def steps_down(self, to: Address | None) -> None:
-        """Another one is the hub."""
+        """Another one is the hub. What was decided is said before, to the others too: it may be why this one goes."""
+        self._orders = deque(order for order in self._orders if order.node != self._node)
+        self._send_orders()
         host, port = to or (None, 0)
         self._say_all(HubIs(address=host, port=port))
         self.close()
@@ -192,13 +218,16 @@ class HubHere:
         if self._delivering:
             return
         self._delivering = True
+        self._send_orders()
+        self._delivering = False
+
+    def _send_orders(self) -> None:
         while self._orders:
             order = self._orders.popleft()
             if order.node == self._node:
                 self._deliver(order.worker, order.message)
             elif order.node in self._nodes:
                 self._nodes[order.node].send(self._line(order.node, self._addressees(order), order.message))
-        self._delivering = False
 
     def _line(self, node: str, to: str | list[str] | None, message: Message) -> bytes:
         """A view is as long as the run has workers, and goes to each node: it is encoded once."""

@@ -25,9 +25,10 @@ from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secured import client_side, server_side
 from checkpoint.net.strangers import Strangers, most_strangers
 from checkpoint.net.transport import SAME_FOR_ALL
-from elastic.launch.connection import Connection
 from elastic.launch.dialing import Address, Dial
 from elastic.launch.hub_here import EVICT_S, HELD_UP_S, PING_S, Deliver, HubHere
+from elastic.launch.hub_lookup import HubSearch
+from elastic.launch.loop_connection import LoopConnection
 from elastic.launch.place_wait import PlaceWait
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists, ListUnknown
@@ -53,11 +54,11 @@ from elastic.membership.messages import (
 from elastic.membership.node_report import NodeReport
 from elastic.membership.wire import Message, WireError
 
-_WELCOME_S = 2.0  # and so long one that is there, to come to be the hub
-_CALLER_S = 1.5  # so long after another one we may lose the hub, too
-_HELLO_S = 10.0
-_TRY_S = 0.5  # so long a candidate may take to answer before the next one is asked
-_PAUSE_S = 0.5  # before all are asked once more
+_WELCOME_S = 2.0  # for an agent that has taken our hello, and may be about to become the hub
+_CALLER_S = 1.5  # another agent has lost the hub: if we have not within this, it is told where the hub is
+_HELLO_S = 10.0  # for one that connects, to say who it is
+_TRY_S = 0.5  # for a candidate to answer; then the next one is asked
+_PAUSE_S = 0.5  # between two rounds of asking all candidates
 _MET_MAX = 1024
 _SEEK_S = 600.0
 _SURE_S = 1.0  # who has heard the hub since then says where it is
@@ -67,7 +68,7 @@ _REFUSALS_TOLD = 10  # hosts; what strangers do fills no log
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ThisNode:
     """Of this node.
 
     node     its name
@@ -85,7 +86,7 @@ class Place:
 class Attendance:
     """A connection to the hub elsewhere."""
 
-    def __init__(self, name: str | None, address: Address, connection: Connection) -> None:
+    def __init__(self, name: str | None, address: Address, connection: LoopConnection) -> None:
         self.name = name
         self.address = address
         self.connection = connection
@@ -106,7 +107,7 @@ class _Caller:
     """
 
     hello: Hello
-    connection: Connection
+    connection: LoopConnection
     heard: list[Callable[[Message], None]]
     said: list[Message]
     since_s: float
@@ -119,11 +120,12 @@ class HubLink:
     connected to the hub elsewhere, by whom the rendezvous found it; None: the hub is here
     join_s    how long to wait for a place in a run that has its most nodes
     expected  how many nodes may well connect at the same time
+    find_hub  asks those who know of the run where its hub is, which may take seconds; None: there is nobody to ask
     """
 
     def __init__(
         self,
-        place: Place,
+        place: ThisNode,
         make_hub: Callable[[bool], Hub],
         *,
         say: Callable[[str], None],
@@ -131,7 +133,10 @@ class HubLink:
         connected: socket.socket | None = None,
         join_s: float = 0.0,
         expected: int = 0,
+        find_hub: Callable[[], socket.socket | None] | None = None,
     ) -> None:
+        self._find_hub = find_hub
+        self._search: HubSearch | None = None
         self._join_s = join_s
         self._wait: PlaceWait | None = None
         self._place = place
@@ -154,7 +159,7 @@ class HubLink:
         self._lost: dict[str, bool] = {}  # nodes that are no candidates, and whether they said that they go
         self._dials: list[Dial] = []
         self._callers: list[_Caller] = []
-        self._unknown: Strangers[Connection] = Strangers(_HELLO_S, most_strangers(expected))  # have not said hello
+        self._unknown: Strangers[LoopConnection] = Strangers(_HELLO_S, most_strangers(expected))  # have not said hello
         self._refused: set[str] = set()  # hosts of which it was said
         self._over = False
         self._handed_over_s: float | None = None
@@ -189,14 +194,12 @@ class HubLink:
         if self._connected is None:
             self._serve(takes_over=False)
         else:
-            host, port = self._connected.getpeername()[:2]
-            keep_alive(self._connected)
-            self._attend(None, (host, port), self._connected)
+            self._attend_found(self._connected)
 
     def tell(self, message: Message) -> None:
-        self._report.told(parse(TO_HUB, message))
+        self._report.note_said(parse(TO_HUB, message), time.monotonic())
         if self._serving is not None:
-            self._serving.told(self._place.node, message)
+            self._serving.hear(self._place.node, message)
         elif self._attending is not None:
             self._attending.connection.say(message)
 
@@ -204,18 +207,21 @@ class HubLink:
         """The other nodes that need this process."""
         return self._serving.others if self._serving is not None else []
 
-    def leave(self) -> bool:
-        """The workers of this node have left, and none will come. Whether this process may end: nobody needs it."""
+    def say_bye_or_hand_over(self, now_s: float) -> None:
+        """The workers of this node have left, and none will come: the hub hears of it, or goes elsewhere. Once."""
         if self._attending is not None and not self._over:
             self._over = True
             self._attending.connection.say(as_message(Bye()))
-        if self._serving is None or not self._serving.others:
-            return True
-        now_s = time.monotonic()
-        if self._handed_over_s is None:
+        if self._serving is not None and self._serving.others and self._handed_over_s is None:
             self._over, self._handed_over_s = True, now_s
             self._serving.hands_over()
-        return now_s - self._handed_over_s > _HANDED_OVER_S
+
+    @property
+    def is_needed(self) -> bool:
+        """By others whose hub is here, until they have gone to the next one; or too long."""
+        if self._serving is None or not self._serving.others:
+            return False
+        return self._handed_over_s is None or time.monotonic() - self._handed_over_s <= _HANDED_OVER_S
 
     def settle(self) -> None:
         """Called when all that has arrived is told."""
@@ -236,9 +242,13 @@ class HubLink:
             self._watch(now_s, self._attending, held_up=held_up)
         elif self._seeking is not None and now_s >= self._next_s:
             self._ask_next(now_s)
+        if self._search is not None and self._attending is None and (found := self._search.take()) is not None:
+            self._end_search()
+            self._attend_found(found)
 
     def close(self) -> None:
         self._over = True
+        self._end_search()
         for dial in self._dials:
             dial.close()
         for connection in (*self._unknown, *(caller.connection for caller in self._callers)):
@@ -259,7 +269,7 @@ class HubLink:
         if self._parsed[0] is not message:
             self._parsed = message, parse(TO_AGENT if worker is None else TO_WORKER, message)
         said = self._parsed[1]
-        self._report.ordered(worker, said)
+        self._report.note_ordered(worker, said)
         match said:
             case Ping():
                 pass
@@ -271,13 +281,14 @@ class HubLink:
             case Roster(nodes=nodes):
                 self._wait = None
                 self._newcomer, self._seeking, self._lost, self._seeks_since_s = False, None, {}, None
-                if self._attending is not None:
-                    self._attending.welcomed(self._roster)
+                self._end_search()
                 self._roster = [(name, (address, port)) for name, address, port in nodes]
                 self._met = dict([*self._met.items(), *self._roster][-_MET_MAX:])
+                if self._attending is not None:
+                    self._attending.welcomed(self._roster)
             case Handover():
                 if self._attending is not None:
-                    self._seek("the hub's node leaves", left=True)
+                    self._seek(left=True)
             case HubIs(address=address, port=port):
                 self._sent_elsewhere(address, port)
             case MovedOn(why=why):
@@ -304,17 +315,19 @@ class HubLink:
             if self._attending is attendance:
                 self._lost_hub(why or "it ended")
 
+        hello = self._hello()  # with what the workers have said until now: nothing of theirs may come before it
         transport = client_side(self._place.secret)
-        attendance = Attendance(name, address, Connection(self._loop, sock, heard, ended, transport))
+        attendance = Attendance(name, address, LoopConnection(self._loop, sock, heard, ended, transport))
+        attendance.connection.takes_long_lines()
         self._attending, self._seeking = attendance, None
-        attendance.connection.say(self._hello())
+        attendance.connection.say(hello)
         self._answer_callers()
 
     def _hello(self, *, in_full: bool = False) -> Message:
         """in_full: for a hub that is here, or that has not the lists that this node has"""
         place = self._place
         self._catch_up()
-        report = None if self._first else self._report.document()
+        report = None if self._first else self._report.document(time.monotonic())
         if report is not None and not in_full:
             report = self._lists.pack_report(report)
         self._first = False
@@ -345,10 +358,10 @@ class HubLink:
 
     def _lost_hub(self, why: str) -> None:
         if not self._over:
-            self._say(
-                f"the connection to the run's hub is lost: {why}; the next of {len(self._candidates())} nodes is asked"
-            )
-        self._seek(why)
+            count = len(self._candidates())
+            follows = f"the next of {count} nodes is asked" if count else "it is looked for where this node found it"
+            self._say(f"the connection to the run's hub is lost: {why}; {follows}")
+        self._seek(left=False)
 
     def _sent_elsewhere(self, address: str | None, port: int) -> None:
         """By an agent that is not the hub."""
@@ -361,7 +374,7 @@ class HubLink:
 
     def _moved_on(self, why: str) -> None:
         """The run has gone on without this node: what its workers hold is of no use, and they end."""
-        self._report, self._newcomer = NodeReport(), True
+        self._report, self._newcomer = self._report.without_workers(), True
         if self._serving is not None:
             self._serving.steps_down(None)
             self._serving = None
@@ -381,7 +394,7 @@ class HubLink:
             self._attending.welcomed(nodes)
         if self._wait is None:
             self._wait = PlaceWait(time.monotonic(), self._join_s)
-            self._report = NodeReport()
+            self._report = self._report.without_workers()
             wait = f"this node waits for a place, {self._join_s:.0f} s at most (--rdzv-conf join_timeout)"
             self._on_wait(f"the run has its {said.nodes_max} nodes already: {wait}")
 
@@ -394,7 +407,7 @@ class HubLink:
 
     # seeking
 
-    def _seek(self, why: str, *, left: bool = False) -> None:
+    def _seek(self, *, left: bool) -> None:
         """The hub that was attended is lost, or goes."""
         assert self._attending is not None
         name = self._attending.name
@@ -403,9 +416,6 @@ class HubLink:
             return
         if name is not None:
             self._lost[name] = left
-        if self._newcomer and not (self._roster or self._met):
-            self._gone(why)
-            return
         self._begin_seeking()
 
     def _begin_seeking(self, *, pause: bool = False) -> None:
@@ -414,9 +424,29 @@ class HubLink:
             self._seeks_since_s = now_s
         if self._seeking is None:
             self._seeking = self._candidates()
+        if self._newcomer and self._search is None and self._find_hub is not None:
+            self._search = HubSearch(self._find_hub)  # whom it knows may all be gone, and the run goes on with others
         self._next_s = now_s + (_PAUSE_S if pause else 0.0)
         if not pause:
             self._ask_next(now_s)
+
+    def _attend_found(self, sock: socket.socket) -> None:
+        for dial in self._dials:
+            dial.close()
+        self._dials = []
+        try:
+            keep_alive(sock)
+            host, port = sock.getpeername()[:2]
+        except OSError:  # it is lost already
+            sock.close()
+            self._begin_seeking(pause=True)
+            return
+        self._attend(None, (host, port), sock)
+
+    def _end_search(self) -> None:
+        if self._search is not None:
+            self._search.end()
+            self._search = None
 
     def _candidates(self) -> list[tuple[str | None, Address]]:
         """In order; last those who may be on another side of a cut."""
@@ -428,8 +458,9 @@ class HubLink:
             dial.close()
         self._dials = []
         if self._seeks_since_s is not None and now_s - self._seeks_since_s > _SEEK_S:
-            self._seeking = None
-            self._gone(f"no hub was found within {_SEEK_S:.0f} s")
+            self._seeking, self._over = None, self._newcomer
+            self._end_search()
+            (self._on_no_place if self._newcomer else self._gone)(f"no hub was found within {_SEEK_S:.0f} s")
         elif not self._seeking:
             self._lost = {}  # they may be back
             self._seeking = self._candidates()
@@ -482,7 +513,7 @@ class HubLink:
             hub.expect(name for name, _ in self._roster)
             for node, left in self._lost.items():
                 hub.without(now_s, node, left=left)
-        self._serving.told(place.node, self._hello(in_full=True))
+        self._serving.hear(place.node, self._hello(in_full=True))
         self._answer_callers()
         if takes_over and self._serving is not None:
             self._serving.invites()
@@ -517,8 +548,8 @@ class HubLink:
                     self._steps_down((said.address, said.port))
 
             transport = client_side(self._place.secret)
-            connection = Connection(self._loop, sock, heard, lambda why: None, transport)
-            self._unknown.came(connection, address[0], time.monotonic())
+            connection = LoopConnection(self._loop, sock, heard, lambda why: None, transport)
+            self._meets(connection, address[0])
             connection.say(as_message(WhereIsTheHub(run=self._place.run)))
 
         dial = Dial(self._loop, address, done)
@@ -582,7 +613,11 @@ class HubLink:
             if self._serving is not None:
                 self._serving.ended(connection)
 
-        connection = Connection(self._loop, sock, heard, ended, transport)
+        connection = LoopConnection(self._loop, sock, heard, ended, transport)
+        self._meets(connection, host)
+
+    def _meets(self, connection: LoopConnection, host: str) -> None:
+        """Somebody who has not said yet who it is."""
         if (crowded_out := self._unknown.came(connection, host, time.monotonic())) is not None:
             crowded_out.close()
 
@@ -598,6 +633,7 @@ class HubLink:
 
     def _came(self, caller: _Caller) -> None:
         hello, connection = caller.hello, caller.connection
+        connection.takes_long_lines()
         if self._serving is not None:
             caller.heard.append(self._serving.takes(hello.node, hello, caller.said[0], connection))
             for message in caller.said[1:]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from checkpoint.net.secured import client_side
@@ -13,6 +14,7 @@ from elastic.membership.messages import TO_AGENT, HubIs, WhereIsTheHub, as_messa
 from elastic.membership.wire import Lines, Message, encode
 
 _CONNECT_S = _ANSWER_S = 5.0
+_LOOK_S = 1.0
 _REFUSED_S = 5.0  # so long a hub may be written there that is somebody else's by now
 
 
@@ -67,3 +69,80 @@ class HubLookup:
         said[0].pop("to", None)
         found = parse(TO_AGENT, said[0])
         return found if isinstance(found, HubIs) else None
+
+
+class LookupByUrl:
+    """The same by what the coordinator writes at the run's URL, in a thread of its own: once a second, for the hub may
+    be moving, and who was it last may be gone, or be silent.
+
+    found    the connection, and the nonce of the run
+    failure  why the storage cannot be read, where it could not be so far
+    looked   at least once
+    """
+
+    def __init__(self, url: str, secret: str | None) -> None:
+        self.found: tuple[socket.socket, str] | None = None
+        self.failure: Exception | None = None
+        self.looked = threading.Event()
+        self.hubs = HubLookup(secret)
+        self._url = url
+        self._was_read = False
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="elastic-url", daemon=True).start()
+
+    def end(self) -> None:
+        """Nothing is wanted any more, but what was found. A look that has begun is left to itself."""
+        self._over.set()
+
+    def _run(self) -> None:
+        from elastic.membership import hub_file  # which loads fsspec
+
+        while not self._over.is_set():
+            try:
+                written = hub_file.read(self._url)
+                self._was_read = True
+                connected = self.hubs.connect(written)
+                if connected is not None and written is not None:
+                    self.found = connected, written["nonce"]
+                    if self._over.is_set():
+                        connected.close()
+                    return
+            except hub_file.CheckpointError as failure:
+                if not self._was_read:
+                    self.failure = failure
+                    return
+            finally:
+                self.looked.set()
+            self._over.wait(_LOOK_S)
+
+
+class HubSearch:
+    """Asks again and again, in a thread of its own, until somebody says where the hub is. found: a connection to it"""
+
+    def __init__(self, find: Callable[[], socket.socket | None]) -> None:
+        self.found: socket.socket | None = None
+        self._find = find
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="elastic-hub-search", daemon=True).start()
+
+    def end(self) -> None:
+        """Nothing is wanted any more. A question that is being asked is left to itself."""
+        self._over.set()
+        if self.found is not None:
+            self.found.close()
+
+    def take(self) -> socket.socket | None:
+        """What was found, to whoever asks first."""
+        if (found := self.found) is not None:  # the search may find it between two lines of this
+            self.found = None
+        return found
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            found = self._find()
+            if found is not None:
+                self.found = found
+                if self._over.is_set():
+                    found.close()
+                return
+            self._over.wait(_LOOK_S)

@@ -40,6 +40,10 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch counts GPUs by the driver's library, so that `torch.cuda.is_available()` leaves forks able to use them.
 docs.pytorch.org/docs/stable/generated/torch.cuda.is_available.html"""
 
+ARROW_MALLOC = "JE_ARROW_MALLOC_CONF"
+"""By it the allocator of pyarrow, which `datasets` imports, starts no thread as it is loaded; memory then goes back to
+the system a little later. jemalloc.net/jemalloc.3.html, opt.background_thread"""
+
 _TOLD_LATER = ("lightning.fabric.utilities.rank_zero", "torchmetrics.utilities.prints")
 """Modules that look, as they are imported, for who is to print, and are told so again by a Trainer's strategy."""
 
@@ -53,13 +57,16 @@ class Importing:
 
     found()        what forks must not share, in words, since the last time it was asked; None: nothing
     read_by_script whether the script itself has asked for such a variable, which it will do again in each worker
+    changed        the variables that were set to something else, or removed
     cuda           whether torch is built for it; default: as installed
     """
 
     def __init__(self, *, cuda: bool | None = None) -> None:
         self.read_by_script = False
+        self.changed: set[str] = set()
         self._cuda = _is_built_for_cuda() if cuda is None else cuda
-        self._sets_check = self._cuda and NVML_CHECK not in os.environ
+        wanted = {ARROW_MALLOC: "background_thread:false"} | ({NVML_CHECK: "1"} if self._cuda else {})
+        self._sets = {name: value for name, value in wanted.items() if name not in os.environ}
         self._reads: list[tuple[str, str]] = []  # who, which variable
         self._folders: list[tuple[str, str]] = []  # who, which folder
         self._descriptors = _descriptors()
@@ -84,15 +91,27 @@ class Importing:
         return None
 
     def __enter__(self) -> Importing:
-        if self._sets_check:
-            os.environ[NVML_CHECK] = "1"
-        reads, plain = self._reads_variable, type(os.environ)
+        os.environ.update(self._sets)
+        reads, changed, plain = self._reads_variable, self.changed, type(os.environ)
 
         class Watched(plain):  # type: ignore[misc, valid-type]
             def __getitem__(self, name: Any) -> Any:
                 if name in RANK_VARIABLES or name in WORKER_VARIABLES:
                     reads(name, of_libraries=True)
                 return super().__getitem__(name)
+
+            def __setitem__(self, name: Any, value: Any) -> None:
+                try:
+                    new = super().__getitem__(name) != value
+                except KeyError:
+                    new = True
+                if new:
+                    changed.add(name)
+                super().__setitem__(name, value)
+
+            def __delitem__(self, name: Any) -> None:
+                changed.add(name)
+                super().__delitem__(name)
 
             def __iter__(self) -> Any:
                 reads("the whole environment, LOCAL_RANK too,", of_libraries=False)
@@ -113,8 +132,8 @@ class Importing:
     ) -> None:
         os.environ.__class__ = self._plain
         tempfile.mkdtemp = self._mkdtemp
-        if self._sets_check:
-            os.environ.pop(NVML_CHECK, None)
+        for name in self._sets:
+            os.environ.pop(name, None)
 
     def _reads_variable(self, variable: str, *, of_libraries: bool) -> None:
         """of_libraries: by an installed module, too. Many of those look through all variables for some of theirs."""

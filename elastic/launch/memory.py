@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from checkpoint.memory import control_groups
+
 _KEY = "oom_kill"
 
 
@@ -52,11 +54,8 @@ def struck(before: OomKills | None, after: OomKills | None) -> bool:
 
 def _counters(root: Path) -> Iterator[tuple[Path, str]]:
     mounted = root / "sys/fs/cgroup"
-    groups = []
-    with contextlib.suppress(OSError):
-        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
     # In a container the path may be the host's, under which nothing is mounted: then the mount itself is the group.
-    for number, controllers, path in (group for group in groups if len(group) == 3):
+    for number, controllers, path in control_groups(root):
         below = path.strip("/")
         if number == "0":
             yield from ((mounted / at / "memory.events", "in this control group") for at in (below, ""))

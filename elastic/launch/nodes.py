@@ -1,15 +1,16 @@
 """How the nodes of a run meet: by torchrun's c10d rendezvous at first, and at the hub from then on.
 
     first nodes   meet in a round of the rendezvous; its rank 0 hosts the hub and publishes where
-    later nodes   find that in the rendezvous' store, and connect straight to the hub: no new round, no restart
+    later nodes   find that in the rendezvous' store (rendezvous_store.py), or at the run's URL (hub_lookup.py), and
+                  connect straight to the hub: no new round, no restart
 
 Promises  a node waits for the others no longer than --rdzv-conf join_timeout, and its error says who came.
           A published hub that does not answer is no hub: the node goes on waiting, for a round or another hub. One
           that has another secret, it does not wait for: nobody else would be found there.
 Leaves    who may join, and everything after hello, to the hub.
 
-Of torch 2.13: `create_backend` and `create_handler` are public. `TCPStore.clone`, since a client that one thread waits
-with is blocked for all, and the pickled state that `participants` reads (for an error's text) are not documented.
+Of torch 2.13: `create_handler` is public. `TCPStore.clone`, since a client that one thread waits with is blocked for
+all, is not documented.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import pickle
 import secrets
 import socket
 import threading
@@ -27,22 +27,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.distributed import DistError
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo, RendezvousParameters
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from checkpoint.net.secured import prepare
-from checkpoint.net.transport import ANOTHER, SAME_FOR_ALL
-from elastic.errors import ConfigError, ElasticError
+from checkpoint.net.transport import SAME_FOR_ALL
+from elastic.errors import ElasticError
 from elastic.launch import addresses
-from elastic.launch.hub_lookup import HubLookup
+from elastic.launch.hub_lookup import HubLookup, LookupByUrl
+from elastic.launch.rendezvous_round import Refusals, Round, participants
 from elastic.launch.rendezvous_state import SignedBackend, StateRefused
+from elastic.launch.rendezvous_store import (
+    DEFAULT_PORT,
+    FoundStore,
+    MeetingPlaces,
+    StoreSearch,
+    leave_word,
+    meeting_places,
+)
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
-_DEFAULT_PORT = 29400  # torchrun's
 _POLL_S = 0.1
-_REFUSED_BYTES_MAX = 64
 
 
 class NodesMissing(ElasticError, TimeoutError):
@@ -58,6 +64,7 @@ class Meeting:
     address    this node's, as the others see it
     first      how many nodes met in the first round; 0 where that is the hub's to know
     publish    tells those who come later where the hub is now, if the store still lives
+    find_hub   asks those places once more where the hub is, which may take seconds: a connection to it, or None
     kept       what must live as long as this process: the store may be here, and absence would end our membership
     """
 
@@ -67,6 +74,7 @@ class Meeting:
     nonce: str
     first: int = 0
     publish: Callable[[str, int], None] | None = None
+    find_hub: Callable[[], socket.socket | None] | None = None
     kept: tuple[Any, ...] = field(default=(), repr=False)
 
 
@@ -86,95 +94,244 @@ def meet(
 
     Raises NodesMissing, ConfigError; CheckpointError for a secret that cannot be used here.
     """
-    endpoint, url = _places(endpoint)
-    host, _ = parse_rendezvous_endpoint(endpoint, _DEFAULT_PORT)
-    chosen = addresses.choose(host if endpoint else "", local_addr)
-    address, listener = chosen.address, addresses.listen(chosen.address, ports)
-    prepare(secret)
-    hubs = HubLookup(secret)
-
-    def joins(found: Mapping[str, Any] | None, kept: tuple[Any, ...] = ()) -> Meeting | None:
-        connected = hubs.connect(found)
-        if found is None or connected is None:
-            return None
-        return Meeting(listener=listener, connected=connected, address=address, nonce=found["nonce"], kept=kept)
-
+    places = meeting_places(endpoint)
+    towards = parse_rendezvous_endpoint(places.hosts[0], DEFAULT_PORT)[0] if places.hosts and places.hosts[0] else ""
+    chosen = addresses.choose(towards, local_addr)
     conf = {"last_call_timeout": LAST_CALL_S, **conf}
     conf.setdefault("join_timeout", conf.get("timeout", JOIN_S))
-    within_s = join_s(conf)
-    deadline_s = time.monotonic() + within_s
-    params = RendezvousParameters(
-        "c10d", endpoint, run_id, nodes_min, nodes_max, address, **{"read_timeout": min(60, int(within_s)), **conf}
-    )
-    if url is not None and (meeting := joins(_written(url))) is not None:
+    listener = addresses.listen(chosen.address, ports)
+    prepare(secret)
+    meets = _Meets(places, run_id, chosen, listener, nodes_min, nodes_max, conf, secret, say)
+    in_words = _in_words(chosen, local_addr)
+    try:
+        meeting = meets.by_url_first()
+        if meeting is None and not places.hosts:
+            say(f"waiting for the run whose hub is written at {places.url}, as {in_words}")
+            meeting = meets.by_url_alone()
+        while meeting is None:
+            found = meets.find_store()
+            meeting = meets.at(found, in_words) if isinstance(found, FoundStore) else found
         return meeting
-    if not endpoint:
+    finally:
+        meets.end()
+
+
+class _Meets:
+    """One node's way to the others, until its deadline. Its methods raise NodesMissing."""
+
+    def __init__(
+        self,
+        places: MeetingPlaces,
+        run_id: str,
+        chosen: addresses.Chosen,
+        listener: socket.socket,
+        nodes_min: int,
+        nodes_max: int,
+        conf: Mapping[str, Any],
+        secret: str | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._places = places
+        self._run_id = run_id
+        self._address = chosen.address
+        self._listener = listener
+        self._nodes_min, self._nodes_max = nodes_min, nodes_max
+        self._conf = conf
+        self._secret = secret
+        self._say = say
+        self._hubs = HubLookup(secret)
+        self._within_s = join_s(conf)
+        self._deadline_s = time.monotonic() + self._within_s
+        self._key = f"elastic/{run_id}/hub"
+        self._by_url = LookupByUrl(places.url, secret) if places.url is not None else None
+
+    # by the run's URL
+
+    def by_url(self) -> Meeting | None:
+        if self._by_url is None:
+            return None
+        if self._by_url.failure is not None:
+            why = (
+                f"the run's storage cannot be read, to see where its hub is: {self._by_url.failure}\n"
+                "  state  this node has not joined, and nothing was started here\n"
+                "  next   look at the URL in --rdzv-endpoint and at its credentials on this node"
+            )
+            raise NodesMissing(why) from self._by_url.failure
+        if self._by_url.found is None:
+            return None
+        connected, nonce = self._by_url.found
+        return self._leave_word(self._joins(connected, nonce), None)
+
+    def by_url_first(self) -> Meeting | None:
+        """Where it leads to a hub, nobody needs a rendezvous."""
+        if self._by_url is not None:
+            self._by_url.looked.wait(max(0.0, self._deadline_s - time.monotonic()))
+        return self.by_url()
+
+    def by_url_alone(self) -> Meeting:
+        while time.monotonic() < self._deadline_s:
+            if (meeting := self.by_url()) is not None:
+                return meeting
+            if self._is_refused:
+                raise self._refused(f"whoever is written at {self._places.url}")
+            time.sleep(_POLL_S)
         raise NodesMissing(
-            f"no hub of a run answers by what lies at {url}\n"
-            + hubs.unreachable("hub    ")
+            f"no hub of a run answered within {self._within_s:.0f} s by what lies at {self._places.url}\n"
+            + self._unreachable("hub    ")
             + "  state  nothing was started here\n"
-            f"  next   name the host at which the first nodes meet, too: --rdzv-endpoint=HOST:PORT,{url}"
+            "  next   name the host at which the first nodes meet, too: "
+            f"--rdzv-endpoint=HOST:PORT,{self._places.url}; or wait longer with --rdzv-conf join_timeout=SECONDS"
         )
-    unsigned, store = _backend(params, deadline_s)
-    backend = SignedBackend(unsigned, run_id, secret)
-    handler = create_handler(store, backend, params)
-    looking = store.clone()
-    key = f"elastic/{run_id}/hub"
-    refusals = _Refusals(looking, f"elastic/{run_id}/refused", say)
-    round_ = _Round(handler.next_rendezvous)
-    kept = (handler, store, looking, round_)
-    while True:
+
+    def end(self) -> None:
+        if self._by_url is not None:
+            self._by_url.end()
+
+    # by a store
+
+    def find_store(self) -> FoundStore | Meeting:
+        search = StoreSearch(self._places.hosts, self._params)
         try:
-            published = _published(looking, key)
-            if round_.begun:
-                refusals.tell()
-        except DistError as lost:
-            raise NodesMissing(
-                f"the rendezvous store at {endpoint or 'localhost'} has gone: {lost}\n"
-                + hubs.unreachable("hub    ")
-                + "  state  nothing was started here\n"
-                "  next   see what became of the node that hosts it; start this one again when it is there"
-            ) from lost
-        if (meeting := joins(published, kept)) is not None:
-            _met()
-            return replace(meeting, publish=_publisher(store, key, meeting.nonce))
-        if hubs.refused or isinstance(round_.error, StateRefused):
-            refusals.leave(address)
-            raise NodesMissing(
-                f"the nodes of run {run_id!r} let this one not in, or are none of its run"
-                + (f": whoever is at {endpoint}: {round_.error}\n" if round_.error is not None else "\n")
-                + hubs.unreachable("hub    ")
-                + "  state  nothing was started here, and the run goes on without this node\n"
-                f"  next   {SAME_FOR_ALL}"
-            )
-        if not round_.begun:
-            nodes = f"{nodes_min} to {nodes_max} nodes of run {run_id!r}"
-            say(f"waiting at {endpoint or 'localhost'} for {nodes}, as {_in_words(chosen, local_addr)}")
-            round_.begin()
-        if round_.info is not None and round_.info.rank == 0:
-            nonce = secrets.token_hex(16)
-            where = {"host": address, "port": listener.getsockname()[1], "nonce": nonce}
-            looking.set(key, json.dumps(where))
-            _met()
-            return Meeting(
-                listener=listener,
-                connected=None,
-                address=address,
-                nonce=nonce,
-                first=round_.info.world_size,
-                kept=kept,
-                publish=_publisher(store, key, nonce),
-            )
-        if round_.error is not None or time.monotonic() > deadline_s:
-            raise NodesMissing(
-                f"the nodes of run {run_id!r} did not meet within {within_s:.0f} s at {endpoint or 'localhost'}\n"
-                f"  found     {participants(backend)}, and at least {nodes_min} are needed\n"
-                + hubs.unreachable("hub       ")
-                + f"  state     nothing was started here ({round_.error or 'no round was completed'})\n"
-                "  next      start the missing nodes with the same --rdzv-id and --rdzv-endpoint, or allow fewer with "
-                "--nnodes=MIN:MAX, or wait longer with --rdzv-conf join_timeout=SECONDS"
-            ) from round_.error
-        time.sleep(_POLL_S)
+            while search.found is None:
+                if search.error is not None:
+                    raise search.error
+                if (meeting := self.by_url()) is not None:
+                    return meeting
+                if time.monotonic() > self._deadline_s:
+                    raise self._no_store(search.failures)
+                time.sleep(_POLL_S)
+            return search.found
+        finally:
+            search.end()
+
+    def at(self, found: FoundStore, in_words: str) -> Meeting | None:
+        """None: that store is lost, and the others may be elsewhere."""
+        unsigned, store = found.backend, found.store
+        backend = SignedBackend(unsigned, self._run_id, self._secret)
+        handler = create_handler(store, backend, found.params)
+        looking = store.clone()
+        where = found.endpoint or "localhost"
+        refusals = Refusals(looking, f"elastic/{self._run_id}/refused", self._say)
+        round_ = Round(handler.next_rendezvous)
+        kept = (handler, store, looking, round_)
+        while True:
+            try:
+                published = _published(looking, self._key)
+                if round_.begun:
+                    refusals.tell()
+            except DistError as lost:
+                if self._has_other_places and time.monotonic() < self._deadline_s:
+                    return None
+                raise self._store_is_gone(where, lost) from lost
+            if (connected := self._hubs.connect(published)) is not None and published is not None:
+                _met()
+                joined = self._joins(connected, published["nonce"], kept)
+                publish = _publisher(store, self._key, joined.nonce)
+                return self._leave_word(replace(joined, publish=publish), found.endpoint, store)
+            if (meeting := self.by_url()) is not None:
+                _met()
+                return replace(meeting, kept=(*meeting.kept, *kept))
+            if self._is_refused or isinstance(round_.error, StateRefused):
+                refusals.leave(self._address)
+                raise self._refused(f"whoever is at {where}: {round_.error}" if round_.error is not None else "")
+            if not round_.begun:
+                nodes = f"{self._nodes_min} to {self._nodes_max} nodes of run {self._run_id!r}"
+                self._say(f"waiting at {where} for {nodes}, as {in_words}")
+                round_.begin()
+            if round_.info is not None and round_.info.rank == 0:
+                nonce = secrets.token_hex(16)
+                looking.set(self._key, json.dumps(self._where(nonce)))
+                _met()
+                meeting = Meeting(
+                    listener=self._listener,
+                    connected=None,
+                    address=self._address,
+                    nonce=nonce,
+                    first=round_.info.world_size,
+                    kept=kept,
+                    publish=_publisher(store, self._key, nonce),
+                )
+                return self._leave_word(meeting, found.endpoint, store)
+            if round_.error is not None or time.monotonic() > self._deadline_s:
+                raise self._did_not_meet(where, backend, round_.error) from round_.error
+            time.sleep(_POLL_S)
+
+    def _joins(self, connected: socket.socket, nonce: str, kept: tuple[Any, ...] = ()) -> Meeting:
+        return Meeting(listener=self._listener, connected=connected, address=self._address, nonce=nonce, kept=kept)
+
+    def _leave_word(self, meeting: Meeting, used: str | None, store: Any | None = None) -> Meeting:
+        """Where this agent is, at those of the places that are here: it knows the way to the hub, wherever that is."""
+        stores = leave_word(self._places.hosts, used, self._params, self._key, self._where(meeting.nonce))
+        return replace(meeting, kept=(*meeting.kept, *stores), find_hub=self._finder(meeting.nonce, store))
+
+    def _finder(self, nonce: str, store: Any | None) -> Callable[[], socket.socket | None]:
+        """For a node that has met the others, and whose hub is lost before it knows any of them."""
+        hubs, looking, url = HubLookup(self._secret), store.clone() if store is not None else None, self._places.url
+
+        def find() -> socket.socket | None:
+            for written in (_published_in(looking, self._key), _written_at(url)):
+                if written is not None and written["nonce"] == nonce and (found := hubs.connect(written)) is not None:
+                    return found
+            return None
+
+        return find
+
+    def _where(self, nonce: str) -> dict[str, Any]:
+        return {"host": self._address, "port": self._listener.getsockname()[1], "nonce": nonce}
+
+    def _params(self, endpoint: str) -> RendezvousParameters:
+        conf = {"read_timeout": min(60, int(self._within_s)), **self._conf}
+        return RendezvousParameters(
+            "c10d", endpoint, self._run_id, self._nodes_min, self._nodes_max, self._address, **conf
+        )
+
+    @property
+    def _has_other_places(self) -> bool:
+        return len(self._places.hosts) > 1 or self._places.url is not None
+
+    @property
+    def _is_refused(self) -> bool:
+        return self._hubs.refused or (self._by_url is not None and self._by_url.hubs.refused)
+
+    # why not
+
+    def _unreachable(self, title: str) -> str:
+        return self._hubs.unreachable(title) + (self._by_url.hubs.unreachable(title) if self._by_url else "")
+
+    def _no_store(self, failures: Mapping[str, object]) -> NodesMissing:
+        tried = "; ".join(f"{endpoint or 'localhost'}: {why}" for endpoint, why in failures.items())
+        return NodesMissing(
+            f"no rendezvous store answers at {', '.join(self._places.hosts)} within {self._within_s:.0f} s"
+            f" ({tried or 'no answer yet'})\n" + self._unreachable("hub    ") + "  state  nothing was started here\n"
+            "  next   start `elastic run` on that host, too; it hosts the store"
+        )
+
+    def _store_is_gone(self, where: str, lost: DistError) -> NodesMissing:
+        return NodesMissing(
+            f"the rendezvous store at {where} has gone: {lost}\n"
+            + self._unreachable("hub    ")
+            + "  state  nothing was started here\n"
+            "  next   see what became of the node that hosts it; start this one again when it is there"
+        )
+
+    def _refused(self, who: str) -> NodesMissing:
+        return NodesMissing(
+            f"the nodes of run {self._run_id!r} let this one not in, or are none of its run"
+            + (f": {who}\n" if who else "\n")
+            + self._unreachable("hub    ")
+            + "  state  nothing was started here, and the run goes on without this node\n"
+            f"  next   {SAME_FOR_ALL}"
+        )
+
+    def _did_not_meet(self, where: str, backend: Any, error: Exception | None) -> NodesMissing:
+        return NodesMissing(
+            f"the nodes of run {self._run_id!r} did not meet within {self._within_s:.0f} s at {where}\n"
+            f"  found     {participants(backend)}, and at least {self._nodes_min} are needed\n"
+            + self._unreachable("hub       ")
+            + f"  state     nothing was started here ({error or 'no round was completed'})\n"
+            "  next      start the missing nodes with the same --rdzv-id and --rdzv-endpoint, or allow fewer with "
+            "--nnodes=MIN:MAX, or wait longer with --rdzv-conf join_timeout=SECONDS"
+        )
 
 
 def join_s(conf: Mapping[str, Any]) -> float:
@@ -182,78 +339,14 @@ def join_s(conf: Mapping[str, Any]) -> float:
     return float(conf.get("join_timeout", conf.get("timeout", JOIN_S)))
 
 
-class _Refusals:
-    """Who is waiting is told of who was refused, by a word in the store that anybody may have written."""
-
-    def __init__(self, store: Any, key: str, say: Callable[[str], None]) -> None:
-        self._store, self._key, self._say = store, key, say
-        self._told = self._newest()
-
-    def tell(self) -> None:
-        """Of each once, and not of those before this node came."""
-        where = self._newest()
-        if where != self._told:
-            self._told = where
-            self._say(
-                f"a node at {where.decode(errors='replace')!r} was refused: {ANOTHER}\n"
-                f"  state  this one goes on waiting for the others\n  next   {SAME_FOR_ALL}"
-            )
-
-    def _newest(self) -> bytes:
-        return bytes(self._store.get(self._key)[:_REFUSED_BYTES_MAX]) if self._store.check([self._key]) else b""
-
-    def leave(self, address: str) -> None:
-        with contextlib.suppress(DistError):
-            self._store.set(self._key, address)
-
-
-class _Round:
-    """Waits for a round of the rendezvous in a thread, so that a hub that is published meanwhile is found."""
-
-    def __init__(self, wait: Callable[[], RendezvousInfo]) -> None:
-        self._wait = wait
-        self.info: RendezvousInfo | None = None
-        self.error: Exception | None = None
-        self.begun = False
-
-    def begin(self) -> None:
-        self.begun = True
-        threading.Thread(target=self._run, name="elastic-rendezvous", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.info = self._wait()
-        except Exception as error:
-            self.error = error
-
-
-def _places(endpoint: str) -> tuple[str, str | None]:
-    """Of --rdzv-endpoint: HOST:PORT, and the run's URL or folder; either may be missing."""
-    parts = [part.strip() for part in endpoint.split(",") if part.strip()]
-    urls = [part for part in parts if "://" in part or part.startswith(("/", "./", "../"))]
-    hosts = [part for part in parts if part not in urls]
-    if len(hosts) > 1 or len(urls) > 1:
-        raise ConfigError(f"--rdzv-endpoint takes one HOST:PORT and one URL of the run, found {endpoint}")
-    return (hosts[0] if hosts else "", urls[0] if urls else None)
-
-
-def _written(url: str) -> dict[str, Any] | None:
-    from elastic.membership import hub_file  # which loads fsspec
-
-    try:
-        return hub_file.read(url)
-    except hub_file.CheckpointError as failure:
-        raise NodesMissing(f"the run's storage cannot be read, to see where its hub is: {failure}") from failure
-
-
 def _publisher(store: Any, key: str, nonce: str) -> Callable[[str, int], None]:
     """In a thread of its own, for the store may be gone."""
-    told = store.clone()
+    clone = store.clone()
 
     def tell(host: str, port: int) -> None:
         def tries() -> None:
             with contextlib.suppress(Exception):  # whatever torch's store raises where its host is gone
-                told.set(key, json.dumps({"host": host, "port": port, "nonce": nonce}))
+                clone.set(key, json.dumps({"host": host, "port": port, "nonce": nonce}))
 
         threading.Thread(target=tries, name="elastic-publish", daemon=True).start()
 
@@ -265,50 +358,21 @@ def _met() -> None:
     logging.getLogger("torch.distributed.elastic.rendezvous").setLevel(logging.ERROR)
 
 
-def participants(backend: Any) -> str:
-    """Who is at the rendezvous, in words."""
-    with contextlib.suppress(Exception):  # a private format, and a store that may be gone
-        found = backend.get_state()
-        if found is None:
-            return "nobody, not even this node yet"
-        known = pickle.loads(found[0])  # noqa: S301  # torch's own, which it loads itself all the time
-        names = sorted({f"{node.addr} (pid {node.pid})" for node in (*known.participants, *known.wait_list)})
-        return f"{len(names)} nodes: {', '.join(names)}"
-    return "nobody can be asked"
+def _published_in(store: Any | None, key: str) -> dict[str, Any] | None:
+    """Where the store may be gone."""
+    with contextlib.suppress(DistError):
+        return _published(store, key) if store is not None else None
+    return None
 
 
-def _backend(params: RendezvousParameters, deadline_s: float) -> tuple[Any, Any]:
-    """The store may start a little later than this node. TCPStore waits for it by itself, and now and then gives up."""
-    hosts = "is_host" not in params.config and addresses.is_own(parse_rendezvous_endpoint(params.endpoint, 0)[0])
-    while True:
-        try:
-            return _create(params, hosts=hosts)
-        except RendezvousError as failure:
-            if time.monotonic() > deadline_s:
-                raise NodesMissing(
-                    f"no rendezvous store answers at {params.endpoint}: {failure.__cause__ or failure}\n"
-                    "  state  nothing was started here\n"
-                    "  next   start `elastic run` on that host, too; it hosts the store"
-                ) from failure
-            time.sleep(_POLL_S)
+def _written_at(url: str | None) -> dict[str, Any] | None:
+    if url is None:
+        return None
+    from elastic.membership import hub_file
 
-
-def _create(params: RendezvousParameters, *, hosts: bool) -> tuple[Any, Any]:
-    """hosts: the store may be this process's. torch finds that out, too, but not of all addresses that a machine has,
-    and not where the machine's own name stands for nothing."""
-    if "is_host" in params.config:
-        return create_backend(params)
-    if hosts:
-        with contextlib.suppress(RendezvousError):  # another node of this machine hosts it
-            return create_backend(_with(params, is_host=1))
-    return create_backend(_with(params, is_host=0))
-
-
-def _with(params: RendezvousParameters, **config: Any) -> RendezvousParameters:
-    known = {**params.config, **config}
-    return RendezvousParameters(
-        params.backend, params.endpoint, params.run_id, params.min_nodes, params.max_nodes, params.local_addr, **known
-    )
+    with contextlib.suppress(hub_file.CheckpointError):
+        return hub_file.read(url)
+    return None
 
 
 def _published(store: Any, key: str) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ import os
 import selectors
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -45,11 +46,7 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None)
     was done).
     """
     environ = dict(os.environ)  # the workers'
-    # Before torch is loaded. torchrun's machinery reads the first, and warns where the second is missing; a store
-    # whose host left is the agent's to report, not that of torch's C++.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    preloaded = _prepare_torch()
     from elastic.launch.arguments import parse
     from elastic.launch.ending import end
     from elastic.launch.nodes import NodesMissing
@@ -58,7 +55,7 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None)
         arguments = parse(argv)
         say = Console(quiet=False).warn
         secret = _secret(arguments, environ, say)
-        status = _run(arguments, environ, secret, waits or _at_once, say)
+        status = _run(arguments, environ, secret, waits or _at_once, say, preloaded=preloaded)
         if arguments.nodes_max > 1:
             end(status)
         return status
@@ -70,6 +67,15 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None)
         end(_FAILED)
     except KeyboardInterrupt:  # before the agent takes signals
         return _INTERRUPTED
+
+
+def _prepare_torch() -> bool:
+    """Before it is loaded. Returns whether it will be as in a worker, so that workers may be forks of this process."""
+    alone = "torch" not in sys.modules and threading.active_count() == 1
+    # torchrun's machinery reads this one, and warns where the next is missing; no other part of torch knows the first.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return alone
 
 
 def _secret(arguments: Arguments, environ: dict[str, str], say: Callable[[str], None]) -> str | None:
@@ -93,17 +99,26 @@ def _run(
     secret: str | None,
     waits: Callable[[Starter], None],
     say: Callable[[str], None],
+    *,
+    preloaded: bool,
 ) -> int:
     from elastic.launch import children
     from elastic.launch.agent import Agent, NodeRules
-    from elastic.launch.hub_link import HubLink, Place
+    from elastic.launch.hub_link import HubLink, ThisNode
     from elastic.launch.logs import Logs
+    from elastic.launch.node_notices import NodeNotices
+    from elastic.launch.quiet_torch import say_errors_only
     from elastic.launch.starter import Starter
+    from elastic.preemption.setting import sources
     from elastic.status.terminal import wanted
 
     node = f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
-    starter = Starter(selectors.DefaultSelector(), arguments.script, environ, fresh=arguments.fresh, say=say)
+    loop = selectors.DefaultSelector()
+    starter = Starter(loop, arguments.script, environ, fresh=arguments.fresh, preloaded=preloaded, say=say)
+    notices = NodeNotices(sources(arguments.notices, environ), arguments.on_notice, environ)
     try:
+        if arguments.nodes_max > 1:
+            say_errors_only()
         waits(starter)
         meeting = _meet(arguments, secret, say)
     except BaseException:
@@ -111,7 +126,7 @@ def _run(
         children.end_all(within_s=0.0)
         raise
     with contextlib.ExitStack() as stack:
-        place = Place(
+        place = ThisNode(
             node=node,
             address=meeting.address if meeting else None,
             run=meeting.nonce if meeting else token_hex(16),
@@ -125,6 +140,7 @@ def _run(
             connected=meeting.connected if meeting else None,
             join_s=_join_s(arguments),
             expected=arguments.nodes_max,
+            find_hub=meeting.find_hub if meeting else None,
         )
         rules = NodeRules(
             node=node,
@@ -134,11 +150,13 @@ def _run(
             hang_s=arguments.hang_s,
             leave_s=arguments.leave_s,
             leave_on=arguments.leave_on,
+            leave_status=arguments.leave_status,
+            grace_s=arguments.grace_s,
             several_nodes=arguments.nodes_max > 1,
             status=arguments.status and wanted(sys.stderr.fileno(), environ),
         )
         logs = Logs(arguments.logs, say=say)
-        return Agent(rules, hub, logs, starter, say=say).run()
+        return Agent(rules, hub, logs, starter, notices, say=say).run()
 
 
 def _at_once(_: Starter) -> None:

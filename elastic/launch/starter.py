@@ -22,10 +22,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from checkpoint import linux
-from elastic.launch import children
+from elastic.launch import children, warm
 from elastic.launch.importing import RANK_VARIABLES, WORKER_VARIABLES
 from elastic.launch.script import Script
-from elastic.launch.warm import MESSAGE_MAX
 from elastic.launch.worker import AGENT, STREAMS
 
 _DEATHS_MAX = 3  # of warm processes that never got ready, in a row
@@ -54,8 +53,10 @@ class _Spare:
 
 class Starter:
     """
-    started  called as started(token, pid) once per request, whose descriptors can be closed then
-    ready    a worker can be started at once, or nothing can be done ahead
+    preloaded  this process has loaded torch as a worker would, and nothing else goes on in it yet: the first warm
+               process is a fork of it
+    started    called as started(token, pid) once per request, whose descriptors can be closed then
+    ready      a worker can be started at once, or nothing can be done ahead
     """
 
     started: Callable[[str, int], None]
@@ -67,6 +68,7 @@ class Starter:
         environ: Mapping[str, str],
         *,
         fresh: bool,
+        preloaded: bool,
         say: Callable[[str], None],
     ) -> None:
         self.loop = loop
@@ -75,7 +77,7 @@ class Starter:
         self._fresh = fresh
         self._say = say
         self._waiting: list[Request] = []
-        self._warm: subprocess.Popen[bytes] | None = None
+        self._warm: int | None = None  # its pid
         self._socket: socket.socket | None = None  # to the warm process
         self._ready = False
         self._deaths = 0
@@ -84,7 +86,7 @@ class Starter:
         self._refill_s = 0.0
         linux.adopt_orphans()
         if not fresh:
-            self._warm_up()
+            self._warm_up(forked=preloaded)
 
     @property
     def ready(self) -> bool:
@@ -97,7 +99,7 @@ class Starter:
 
     def pids(self) -> set[int]:
         """The children that are no workers."""
-        return {one.pid for one in (self._warm, self._spare) if one is not None and one.pid}
+        return {pid for pid in (self._warm, self._spare and self._spare.pid) if pid}
 
     def start(self, request: Request) -> None:
         self._waiting.append(request)
@@ -123,12 +125,11 @@ class Starter:
         if self._spare is not None and self._spare.pid and children.ended(self._spare.pid) is not None:
             children.reap(self._spare.pid)
             self._drop_spare()
-        if self._warm is None or (ended := children.ended(self._warm.pid)) is None:
+        if (pid := self._warm) is None or (ended := children.ended(pid)) is None:
             return
         self._hear()  # what it said before
-        pid, was_ready = self._warm.pid, self._ready
+        was_ready = self._ready
         children.reap(pid)
-        self._warm.returncode = 0  # or Popen would wait for it
         self._warm = None
         self._close_socket()
         if self._spare is not None and not self._spare.pid:
@@ -159,24 +160,38 @@ class Starter:
                 self._ask_for_spare()
                 return
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, *, forked: bool = False) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
-            self._warm = subprocess.Popen(
-                [sys.executable, "-m", "elastic.launch.warm", str(its.fileno()), "-1", *self._script.command()],
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(its.fileno(),),
-                start_new_session=True,
-            )
+            self._warm = self._fork_warm(its) if forked else self._spawn_warm(its)
         ours.setblocking(False)
         self._socket, self._asked_s = ours, time.monotonic()
         self.loop.register(ours, selectors.EVENT_READ, self._hear)
 
+    def _fork_warm(self, its: socket.socket) -> int:
+        sys.stdout.flush()  # or what is buffered would be printed by both
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self.loop.close()
+            warm.in_fork(its, self._env, self._script.command())
+        return pid
+
+    def _spawn_warm(self, its: socket.socket) -> int:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elastic.launch.warm", str(its.fileno()), "-1", *self._script.command()],
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(its.fileno(),),
+            start_new_session=True,
+        )
+        process.returncode = 0  # this process waits for its children itself
+        return process.pid
+
     def _hear(self) -> None:
         while self._socket is not None:
             try:
-                data = self._socket.recv(MESSAGE_MAX)
+                data = self._socket.recv(warm.MESSAGE_MAX)
             except BlockingIOError:
                 return
             except OSError:
@@ -237,7 +252,7 @@ class Starter:
     def _kill_warm(self) -> None:
         if self._warm is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._warm.pid, signal.SIGKILL)
+                os.kill(self._warm, signal.SIGKILL)
 
     def _drop_spare(self) -> None:
         if self._spare is not None:

@@ -8,6 +8,8 @@
 Promises  modules that it imports see what they would see in `python script.py` (main_module.py, beginning.py). One that
           must not be shared is found out (importing.py): then it starts itself again, and leaves to each worker that
           import and what the script does after it.
+          The first one of a node may be a fork of the agent, which has loaded torch; where a script could tell
+          (preloaded.py), it starts itself again as a fresh interpreter.
           It runs no tensor operation (after one with two threads a forked child hangs: torch 2.13), and holds nothing
           but its socket to the agent. Threads of its imports outside Python make it unfit: it says so, and workers
           become fresh interpreters.
@@ -30,8 +32,10 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from typing import Any
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from checkpoint import linux
 from elastic.launch import worker
@@ -39,9 +43,11 @@ from elastic.launch.beginning import beginning
 from elastic.launch.generators import Generators
 from elastic.launch.importing import Importing
 from elastic.launch.main_module import MainModule
+from elastic.launch.preloaded import Preloaded
 from elastic.launch.script import Script
 
 MESSAGE_MAX, FDS_MAX = 1 << 17, 16
+NAME, SPARE = "elastic-warm", "elastic-spare"  # as `top` shows it, and what it has forked ahead
 
 _LAZY = ("elastic.run", "checkpoint.checkpointer")
 """What workers would import on first use, while others wait for them: elastic.Run, the coordinator."""
@@ -49,11 +55,28 @@ _COMPILER = "torch._dynamo"  # which any optimizer imports on first use
 _OF_COMPILER = re.compile(r"[\"'](TORCH|TRITON)")  # a variable that it reads when it is loaded, set by the script
 
 
-def main(fd: int, statements: int, command: Sequence[str]) -> None:
+def in_fork(agent: socket.socket, environ: Mapping[str, str], command: Sequence[str]) -> NoReturn:
+    """In a process that the agent has just forked. environ: of its workers; torch was loaded in the same one."""
+    status = 1
+    try:
+        os.setsid()
+        _keep_only(agent.fileno())
+        os.environ.clear()
+        os.environ.update(environ)
+        main(agent.detach(), -1, command, Preloaded())
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def main(fd: int, statements: int, command: Sequence[str], preloaded: Preloaded | None = None) -> None:
     """Serves until the agent closes its end; in a forked worker, does not return.
 
     statements  how many of the script's first ones may be run at most; -1: nothing is known against any
     """
+    linux.name_process(NAME)
     linux.signal_at_parents_end(signal.SIGKILL)
     environ, folder = dict(os.environ), os.getcwd()
     script = Script.of_command(command)
@@ -62,14 +85,14 @@ def main(fd: int, statements: int, command: Sequence[str]) -> None:
         agent.set_inheritable(False)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=False)  # what is printed by an import that is undone is lost
-        left = _import(main_module, statements)
-        if left is not None:
-            at, why = left
-            _say(agent, {"say": "leaves", "why": why})
+        again = _import(main_module, statements, preloaded)
+        if again is not None:
+            if again.why is not None:
+                _say(agent, {"say": "leaves", "why": again.why})
             agent.set_inheritable(True)
             os.chdir(folder)
-            again = ["-m", "elastic.launch.warm", str(agent.fileno()), str(at), *script.command()]
-            os.execve(sys.executable, [sys.executable, *again], environ)
+            started = ["-m", "elastic.launch.warm", str(agent.fileno()), str(again.statements), *script.command()]
+            os.execve(sys.executable, [sys.executable, *started], environ)
         why_unfit = _unfit()
         generators.imported()
         sys.stdout.flush()  # what an import has printed is not printed again by each fork
@@ -82,10 +105,23 @@ def main(fd: int, statements: int, command: Sequence[str]) -> None:
         worker.run(main_module)
 
 
-def _import(main_module: MainModule, statements: int) -> tuple[int, str] | None:
-    """Returns the number of the statement that was one too many, and why, if there was one."""
+@dataclass(frozen=True)
+class _Again:
+    """This process is to start itself again. statements: as in `main`   why: that leaves something to the workers"""
+
+    statements: int
+    why: str | None = None
+
+
+def _import(main_module: MainModule, statements: int, preloaded: Preloaded | None) -> _Again | None:
     source, added = "", []
     with Importing() as importing, contextlib.suppress(BaseException):  # a failure is the worker's to meet, and to say
+
+        def order_shows() -> bool:
+            return preloaded is not None and preloaded.shows(importing.changed) is not None
+
+        if order_shows():
+            return _Again(statements)
         source, filename = main_module.find()
         for number, statement in enumerate(beginning(source, filename)):
             if number == statements:
@@ -94,9 +130,11 @@ def _import(main_module: MainModule, statements: int) -> tuple[int, str] | None:
             with contextlib.suppress(BaseException):
                 exec(statement.code, main_module.module.__dict__)
                 done = True
+            if order_shows():
+                return _Again(statements)
             if (found := importing.found()) is not None:
                 where = f"{os.path.basename(filename)} does from line {statement.line} on"
-                return number, f"{found}: what {where}, each worker does afresh, which takes longer"
+                return _Again(number, f"{found}: what {where}, each worker does afresh, which takes longer")
             if importing.read_by_script or not done:
                 break
             if not statement.imports:
@@ -133,6 +171,16 @@ def _serve(agent: socket.socket) -> bool:
         _say(agent, {"say": "forked", "pid": pid})
 
 
+def _keep_only(fd: int) -> None:
+    """Of the agent's descriptors, beside the standard streams; nothing is read from stdin."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for number in linux.descriptors():
+        if number > 2 and number != fd:
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+
 def _fork() -> int:
     """0 in the child; in the warm process its pid, once it is the agent's child."""
     read, write = os.pipe()
@@ -155,9 +203,11 @@ def _fork() -> int:
 
 def _wait_to_be_a_worker(requests: socket.socket) -> bool:
     os.setsid()
+    linux.name_process(SPARE)
     data, fds = _receive(requests)
     if not data:
         os._exit(0)  # the agent needs it no more
+    linux.name_process(worker.NAME)
     request = json.loads(data)
     os.environ.update(request["env"])
     for name, fd in zip(request["fds"], fds, strict=True):

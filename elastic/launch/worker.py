@@ -31,6 +31,7 @@ from elastic.launch.script import Script
 from elastic.membership.progress import Record
 from elastic.membership.wire import encode
 
+NAME = "elastic-worker"  # as `top` shows it
 AGENT = "ELASTIC_AGENT"  # the agent's pid
 SHARED_STDERR = "ELASTIC_SHARED_STDERR"  # set where this worker's stderr is the agent's own
 STREAMS = {"stdout": 1, "stderr": 2}
@@ -41,6 +42,7 @@ _TOLD_MAX, _HEAD = 1 << 15, 1 << 12  # characters
 
 def main(command: Sequence[str]) -> NoReturn:
     """A fresh interpreter's worker."""
+    linux.name_process(NAME)
     for name in (_CHANNEL, _PROGRESS):
         os.set_inheritable(int(os.environ[name]), False)
     run(MainModule(Script.of_command(command)))

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
-import numpy as np
-
 from elastic.config import Config
-from elastic.data.data_plan import Examples, StepPlan, blocks
+from elastic.data.data_plan import Examples, StepPlan
 from elastic.group.tree import Schedule, schedule
 
 
@@ -50,11 +49,18 @@ class ShareAssignment:
 def assign_shares(config: Config, shares: int, world_size: int, idle: Collection[int] = ()) -> list[ShareAssignment]:
     """Of every rank, in a step of `shares` non-empty shares, of which ranks in `idle` get none.
 
-    Cheap: schedules are cached.
+    Cached, for it is asked at every step, and by the loader again.
     """
+    return _assigned(config.mode, config.plan.virtual_workers, shares, world_size, frozenset(idle))
+
+
+@lru_cache(maxsize=64)
+def _assigned(
+    mode: str, virtual_workers: int, shares: int, world_size: int, idle: frozenset[int]
+) -> list[ShareAssignment]:
     blocks_of_shares = tuple(blocks(shares, world_size, idle))
-    if config.mode == "exact":
-        plan = schedule(config.plan.virtual_workers, shares, blocks_of_shares)
+    if mode == "exact":
+        plan = schedule(virtual_workers, shares, blocks_of_shares)
         batches = [tuple(range(share, share + 1) for share in block) for block in blocks_of_shares]
     else:
         leaves = [0, *accumulate(int(len(block) > 0) for block in blocks_of_shares)]
@@ -64,6 +70,16 @@ def assign_shares(config: Config, shares: int, world_size: int, idle: Collection
         ShareAssignment(blocks_of_shares, blocks_of_shares[rank], batches[rank], plan.merges[rank], plan)
         for rank in range(world_size)
     ]
+
+
+def blocks(shares: int, world_size: int, idle: Collection[int] = ()) -> list[range]:
+    """Which shares each rank carries: contiguous blocks that cover 0 … shares-1 once, in rank order, near-equally.
+
+    Blocks may be empty, and those of the ranks in `idle` are.
+    """
+    working = list(accumulate((rank not in idle for rank in range(world_size)), initial=0))
+    edges = [before * shares // working[-1] for before in working]
+    return [range(low, high) for low, high in pairwise(edges)]
 
 
 def pieces(config: Config, step: StepPlan, batch: range, every: Sequence[range]) -> int:
@@ -89,7 +105,6 @@ def micro_batches(config: Config, step: StepPlan, batch: range, every: Sequence[
     """
     if config.mode == "exact":
         return step.micro_batches(batch[0])
-    parts = [step.examples(share) for share in batch]
-    whole = Examples(np.concatenate([p.epochs for p in parts]), np.concatenate([p.indices for p in parts]))
+    whole = step.examples_of(batch)
     count = pieces(config, step, batch, every)
     return [whole[i * len(whole) // count : (i + 1) * len(whole) // count] for i in range(count)]

@@ -15,6 +15,7 @@ a later boundary, with all workers waiting for it.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,10 +79,11 @@ class Giving:
         threading.Thread(target=self._give, args=arguments, name="elastic-giving", daemon=True).start()
 
     def finish(self) -> None:
-        """Returns when all of it has left. Raises PeerLost."""
+        """Returns when all of it has left. Raises PeerLost, CollectiveFailed."""
         while not self._over.wait(_LOOK_S):
             self._group.check()
         if self._failure is not None:
+            self._group.check()  # what fails in a group that was severed meanwhile is no fault of this rank's
             raise self._failure
         self.on_finish()
 
@@ -90,8 +92,8 @@ class Giving:
             _in_order(self._sent(to, own, flats))
             last = torch.tensor([_TORN if self._written() else _WHOLE], dtype=torch.uint8)
             _in_order(self._group.send(last, rank) for rank in to)
-        except (PeerLost, CollectiveFailed) as failure:
-            self._failure = failure.with_traceback(None)  # which would keep the group
+        except BaseException as raised:
+            self._failure = _failure(raised)
         finally:
             self._over.set()
 
@@ -103,12 +105,13 @@ class Giving:
 
 
 def take(group: Group, given: Mapping[int, Sequence[Piece]], into: Mapping[str, torch.Tensor]) -> None:
-    """Receives what each donor gives, rank -> pieces. Raises PeerLost: nothing of it can be used."""
+    """Receives what each donor gives, rank -> pieces. Raises PeerLost, CollectiveFailed: nothing of it can be used."""
     taking = _Taking(group, given, into)
     threading.Thread(target=taking.run, name="elastic-taking", daemon=True).start()
-    while not taking.over.wait(_LOOK_S):
+    while not taking.done.wait(_LOOK_S):
         group.check()  # gloo may not come back from a message that was torn in two: then its thread is left to itself
     if taking.failure is not None:
+        group.check()
         raise taking.failure
     if taking.torn:
         raise PeerLost("a donor's script has written to the weights meanwhile", step=None, phase="transfer")
@@ -118,7 +121,7 @@ class _Taking:
     def __init__(self, group: Group, given: Mapping[int, Sequence[Piece]], into: Mapping[str, torch.Tensor]) -> None:
         self.failure: PeerLost | CollectiveFailed | None = None
         self.torn = False
-        self.over = threading.Event()
+        self.done = threading.Event()
         self._group = group
         self._given = given
         self._into = into
@@ -129,10 +132,10 @@ class _Taking:
             _in_order(self._received(), together=len(self._given))
             _in_order(self._group.receive(one, rank) for rank, one in last.items())
             self.torn = any(int(one) != _WHOLE for one in last.values())
-        except (PeerLost, CollectiveFailed) as failure:
-            self.failure = failure.with_traceback(None)
+        except BaseException as raised:
+            self.failure = _failure(raised)
         finally:
-            self.over.set()
+            self.done.set()
 
     def _received(self) -> Iterator[Work]:
         """From all donors in turn, so that they send at the same time."""
@@ -140,6 +143,19 @@ class _Taking:
             for rank, own in self._given.items():
                 for piece in islice(own, number, number + 1):
                     yield self._group.receive(self._into[piece.name][piece.start : piece.stop], rank)
+
+
+def _failure(raised: BaseException) -> PeerLost | CollectiveFailed:
+    """Whatever a thread of a transfer has met, for the one that waits for it: without its frames, which would keep the
+    group."""
+    if isinstance(raised, PeerLost | CollectiveFailed):
+        return raised.with_traceback(None)
+    trace = "".join(traceback.format_exception(raised))
+    return CollectiveFailed(
+        f"the transfer of the weights to a newcomer failed: {type(raised).__name__}: {raised}\n"
+        "  state  the newcomer has a part of them, and does not train with it; this worker ends\n"
+        f"  next   it is replaced; if that happens again, it is here that it fails:\n{trace}"
+    )
 
 
 def _in_order(works: Iterator[Work], together: int = 1) -> None:

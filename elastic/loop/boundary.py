@@ -2,7 +2,7 @@
 
 Each worker sends its wishes with a step's exchange, so that all know them at the boundary behind it:
 
-    STOP     somebody has called run.stop            SAVE     the cadence of time says so
+    STOP     somebody has called run.stop            SAVE     the cadence of time says so, or a node may be taken soon
     LEAVE    a notice has come to that worker        REGROUP  somebody waits to join
 """
 
@@ -26,7 +26,7 @@ class Boundary:
         self._session = session
         self._state = session.state
         self._recovery = recovery
-        self._leaves = False  # this worker has said so
+        self._leaves = self._saves = False  # this worker has said so
 
     def wishes(self) -> int:
         """This worker's, for the exchange that is about to be carried out."""
@@ -38,7 +38,8 @@ class Boundary:
             wishes |= Wish.LEAVE
         if live is not None and live.wants_regroup():
             wishes |= Wish.REGROUP
-        if saver is not None and saver.time_is_up():
+        self._saves = departure.look_for_hints()
+        if self._saves or (saver is not None and saver.schedule.is_due()):
             wishes |= Wish.SAVE
         return int(wishes)
 
@@ -56,7 +57,7 @@ class Boundary:
             wishes |= wish
         if state.step < state.total_steps:
             state.epoch = session.step_plan(state.step).epoch
-        every = session.context.config.save_every_steps
+        every = session.context.config.saves.steps
         if wishes & Wish.STOP:
             state.stopped = recovery.first_answer(Kind.STOP, state.stop_wish)
             state.stop_wish = None
@@ -70,5 +71,7 @@ class Boundary:
             session.restorer.saver.check(step=state.step)
         if wishes & Wish.SAVE or (every is not None and state.step % every == 0):
             recovery.save()
+            if self._saves:
+                recovery.departure.saved_on_hint()
         if leaving or wishes & Wish.REGROUP:
             recovery.regroup(leaves=self._leaves)

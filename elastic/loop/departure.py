@@ -19,17 +19,19 @@ from typing import NoReturn, Protocol
 
 import checkpoint
 from elastic.errors import PeerLost
-from elastic.events import schema
+from elastic.events import schema, words
+from elastic.events.event import ABSENT
 from elastic.group.fingerprint import Kind
+from elastic.loop.saver import Saver
 from elastic.loop.session import Session
 from elastic.membership.live import Answer
 from elastic.membership.missing import missing
 from elastic.membership.progress import Phase
-from elastic.preemption.signals import SignalNotices
+from elastic.preemption.process_notices import ProcessNotices
 
 NOT_SAVED = 1
 _ANSWER_S = 120.0  # the hub answers sooner
-_OTHERS_S = 10.0  # torchrun kills 30 s after SIGTERM
+_OTHERS_S = 10.0  # at most half of the time that is left: torchrun kills 30 s after SIGTERM
 _POLL_S = 0.2
 _PATIENTLY = "the save on leaving"
 
@@ -37,7 +39,7 @@ _PATIENTLY = "the save on leaving"
 class Commit(Protocol):
     """See Recovery.commit."""
 
-    def __call__(self, *, must: bool, patiently: str | None) -> None: ...
+    def __call__(self, *, must: bool, patiently: str | None, by_s: float | None) -> None: ...
 
 
 class Departure:
@@ -49,7 +51,7 @@ class Departure:
     def __init__(
         self,
         session: Session,
-        notices: SignalNotices,
+        notices: ProcessNotices,
         *,
         commit: Commit,
         wait_for_all: Callable[[Kind, str | None], str | None],
@@ -60,21 +62,47 @@ class Departure:
         self._commit = commit
         self._wait_for_all = wait_for_all
         self._notices = notices
-        self._noticed = False
+        self._noticed = self._hint = False
         self._needed = False
         self._had_to_save = False
 
     @property
     def notice(self) -> str | None:
         """Why this worker should leave, once somebody has said so."""
-        live = self._context.live
-        return self._notices.notice or (live.leave if live is not None else None)
+        live, own = self._context.live, self._notices.leave
+        return own.why if own is not None else live.leave if live is not None else None
+
+    @property
+    def by_s(self) -> float | None:
+        """Until when this node is there, by time.monotonic(); None: nobody says."""
+        live, own = self._context.live, self._notices.leave
+        said = [own.by_s if own is not None else None, live.leave_by_s if live is not None else None]
+        return min((by_s for by_s in said if by_s is not None), default=None)
 
     def tell_notice(self) -> None:
         """Records it, once."""
         if self.notice is not None and not self._noticed:
             self._noticed = True
-            self._context.events.emit(schema.Notice(signal=self.notice))
+            self._context.events.emit(schema.Notice(signal=self.notice, left_s=_left_s(self.by_s)))
+
+    def look_for_hints(self) -> bool:
+        """Whether this node may be taken soon, and nothing was saved since somebody said so. Each is recorded once."""
+        live = self._context.live
+        while (own := self._notices.take_hint()) is not None:
+            self._hinted(own.why, own.by_s)
+        while live is not None and (said := live.take_hint()) is not None:
+            self._hinted(*said)
+        return self._hint
+
+    def saved_on_hint(self) -> None:
+        """Of all hints that were found."""
+        self._hint = False
+
+    def _hinted(self, why: str, by_s: float | None) -> None:
+        self._hint = True
+        self._context.events.emit(schema.Hint(step=self._state.step, why=why, left_s=_left_s(by_s)))
+        if self._context.live is None:  # else its agent has said so
+            self._context.console.warn(f"{why}: the run saves at the next step")
 
     def saved_by_all(self) -> None:
         """The coordinator has saved, and all know it. Raises PeerLost, and SystemExit on one that could not save."""
@@ -107,8 +135,8 @@ class Departure:
         """This worker leaves at a boundary, and the others go on. Raises SystemExit; returns where the next view needs
         what this worker holds.
 
-        One that was needed may since be waited for by newcomers, who know nothing of this boundary: it leaves them all
-        of a sudden.
+        Newcomers may wait by now for one that was needed, and know nothing of this boundary: it leaves them all without
+        waiting for any.
         """
         if self._goes(lost=self._needed):
             self._has_left("it has saved what nobody else held" if self._had_to_save else "the others go on")
@@ -168,7 +196,8 @@ class Departure:
     def _wait_for_others_to_save(self) -> None:
         """Until those who come first, by their ranks, have saved or are gone; or too long."""
         view, rank = self._session.view_group.view, self._session.view_group.rank
-        deadline = time.monotonic() + _OTHERS_S
+        left_s = _left_s(self.by_s)
+        deadline = time.monotonic() + (_OTHERS_S if left_s is ABSENT else min(_OTHERS_S, left_s / 2))
         while time.monotonic() < deadline and not self._session.restorer.is_committed(self._state.step):
             if set(range(rank)) <= missing(view).keys():
                 return
@@ -181,9 +210,22 @@ class Departure:
             return
         try:
             restorer.take_over_saving()
-            self._commit(must=True, patiently=_PATIENTLY if patiently else None)
+            self._look_at_time(restorer.saver)
+            self._commit(must=True, patiently=_PATIENTLY if patiently else None, by_s=self.by_s)
         except checkpoint.CheckpointError as failure:
             self._not_saved(str(failure))
+
+    def _look_at_time(self, saver: Saver | None) -> None:
+        """Says before it begins that the save may come too late."""
+        left_s = _left_s(self.by_s)
+        if saver is not None and left_s is not ABSENT and saver.took_s > left_s:
+            self._context.console.warn(
+                f"the save on leaving may not be done in time: the last one took {words.seconds(saver.took_s)}, and "
+                f"this node is there for {words.seconds(left_s)} more\n"
+                f"  state  step {self._state.step} is being saved; "
+                f"{saver.newest} stays, and the run goes on from there if this one is cut off\n"
+                "  next   faster storage, or a shorter save_every, so that less is lost"
+            )
 
     def _not_saved(self, why: str) -> NoReturn:
         step, reason = self._state.step, why.replace("\n", "\n    ")
@@ -203,3 +245,8 @@ class Departure:
         context.events.emit(schema.Left(step=step, **context.stopwatch.lap()))
         context.console.say(f"left at step {step} on {self.notice or 'a notice to another worker'}; {how}")
         raise SystemExit(0)
+
+
+def _left_s(by_s: float | None) -> float:
+    """Seconds until then; ABSENT: nobody says when."""
+    return ABSENT if by_s is None else round(max(0.0, by_s - time.monotonic()), 3)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from elastic.config import Config
-from elastic.data.data_plan import Examples, blocks
+from elastic.data.data_plan import Examples
 from elastic.data.loader import ExampleError, Loader
 from elastic.errors import ConfigError, PeerLost, StepError
 from elastic.events.observer import Observer
@@ -25,6 +25,7 @@ from elastic.group.fingerprint import Kind, announce
 from elastic.group.form import Group, LocalGroup
 from elastic.group.sums import ShareSums, StepSums, SubtreeSums
 from elastic.group.tree import schedule
+from elastic.loop.assignment import blocks
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
+import torch
+
 from elastic.config import Config
 from elastic.data.data_plan import StepPlan
 from elastic.errors import UNTOUCHED, CollectiveMismatch, StepError
@@ -19,6 +21,7 @@ from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import Idle, ShareAssignment, assign_shares
 from elastic.loop.background_transfer import Giving
 from elastic.state.attributes import Attributes
+from elastic.state.health import Health
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, listed
 
@@ -41,6 +44,7 @@ class Exchange:
         group: Group,
         trained: Trained,
         attributes: Attributes,
+        health: Health,
         waiting: Callable[[], AbstractContextManager[None]],
         memory: WarmMemory,
         giving: Giving | None = None,
@@ -53,12 +57,19 @@ class Exchange:
         self._waiting = waiting
         self._group = group
         self._trained = trained
+        self._health = health
         self._set: TrainedSet | None = None
         self._kept: dict[tuple[bool, ...], GradientSum] = {}
         self.buffers = Buffers(config.models, config.extra, config.buffers, group, config.device, attributes)
         self._sums = StepSums(group)
         self.assignment: ShareAssignment
         self.announced: Announced = Alone()
+
+    @property
+    def parameters(self) -> tuple[torch.nn.Parameter, ...]:
+        """All of the models' in the step that has begun, those that it does not train included."""
+        assert self._set is not None
+        return self._set.parameters
 
     def plan(self, step: StepPlan) -> None:
         """Sets what this rank computes of a step."""
@@ -74,11 +85,12 @@ class Exchange:
         trained = self._trained.look(again=again)
         if trained is not self._set:
             self._follow(trained)
-        announced = partial(announce, self._group, Kind.STEP, step=step, trained=trained.digest)
+        known = trained.digest ^ self._health.digest()
+        announced = partial(announce, self._group, Kind.STEP, step=step, trained=known)
         # Newcomers are here when they have all: until then nothing waits for them, which a deadline would end.
         self.announced = announced() if self._giving is None else Alone()
         self._announces = announced
-        self.gradients.begin(self.assignment.schedule, self._meet, self._waiting)
+        self.gradients.begin(self.assignment.schedule, self._meet, self._waiting, seen=any(trained.hooks))
         self.buffers.begin()
         return trained
 
@@ -110,7 +122,7 @@ class Exchange:
             sums.parts,
             count=count,
             wishes=wishes,
-            buffers=self.buffers.digest(),
+            buffers=self.buffers.digest() if self._group.world_size > 1 else 0,
             newly_moving=self.buffers.newly_moving(),
             relaid=self.buffers.relaid(),
             schedule=self.assignment.schedule,
@@ -153,7 +165,7 @@ class Exchange:
         self.gradients.open()
 
     def _meet(self) -> None:
-        """Before anything of the step leaves: all ranks have begun it, and train the same.
+        """Before anything of the step leaves: all ranks have begun it, train the same, and passed over the same.
 
         Raises PeerLost, CollectiveMismatch.
         """
@@ -167,10 +179,19 @@ class Exchange:
         if len(set(digests)) <= 1:
             return
         self._group.part()  # whoever knows first raises, and hangs up
-        gathered = gather_bytes(self._group, json.dumps(self._trained.state_dict()).encode())
+        own = {"trained": self._trained.state_dict(), "health": self._health.state_dict()}
+        gathered = gather_bytes(self._group, json.dumps(own).encode())
         rank = self._group.rank
         other = next(other for other, digest in enumerate(digests) if digest != digests[rank])
-        found = self._trained.difference(json.loads(gathered[other]))
+        there = json.loads(gathered[other])
+        if (apart := self._health.difference(there["health"])) is not None:
+            raise CollectiveMismatch(
+                f"the workers judge bad steps differently: {apart} on rank {rank} and on rank {other}\n"
+                "  found  their processors round a norm differently, as accept= allows, or one's memory is damaged\n"
+                f"{UNTOUCHED}  next   start the same command again, on machines that are alike",
+                doing={number: f"knows {digest:x}" for number, digest in enumerate(digests)},
+            )
+        found = self._trained.difference(there["trained"])
         raise CollectiveMismatch(
             f"the workers train different parameters; rank {rank} is here, and rank {other} there\n"
             f"  found  {listed(found)}\n{UNTOUCHED}"

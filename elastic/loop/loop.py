@@ -17,10 +17,12 @@ from elastic.errors import PeerLost, StepError
 from elastic.events import schema
 from elastic.group.fingerprint import Kind
 from elastic.group.sums import Agreed
+from elastic.loop.bad_steps import BadSteps
 from elastic.loop.boundary import Boundary
 from elastic.loop.context import Context
 from elastic.loop.evaluation import Evaluations
 from elastic.loop.first_loss import FirstLoss
+from elastic.loop.on_coordinator import OnCoordinator
 from elastic.loop.own_update import OwnUpdate
 from elastic.loop.plain_loop import PlainLoop
 from elastic.loop.plain_step import Count, PlainStep
@@ -30,8 +32,12 @@ from elastic.loop.session import Session
 from elastic.loop.step import Step
 from elastic.loop.step_in_hand import StepInHand
 from elastic.loop.update import Update
+from elastic.membership import environment
 from elastic.membership.live import RunEnded, ToldToLeave
 from elastic.membership.progress import Phase
+from elastic.preemption.notice import Notice
+from elastic.preemption.process_notices import ProcessNotices
+from elastic.preemption.setting import sources
 from elastic.preemption.signals import SignalNotices
 from elastic.state.compiled import explained
 from elastic.state.randomness import before_seed, end_seed, seed_streams, start_seed
@@ -57,12 +63,17 @@ class Loop:
     ) -> None:
         self._context = context
         self._state = state
-        self._notices = SignalNotices()
+        self._notices = _notices(context)
         self.session = Session(context, state)
-        self._recovery = Recovery(self.session, self._notices)
+        rule = context.config.on_bad
+        self._bad_steps = BadSteps(self.session, rule) if rule is not None else None
+        check = self._bad_steps.check_weights if self._bad_steps is not None else _nothing_to_check
+        self.session.restorer.check = check
+        self._recovery = Recovery(self.session, self._notices, check)
         self._boundary = Boundary(self.session, self._recovery)
-        self._update = Update(self.session, compute, also)
+        self._update = Update(self.session, compute, also, self._bad_steps)
         self._evaluations = Evaluations(self.session, self._recovery)
+        self._on_coordinator = OnCoordinator(self.session, self._recovery)
         self.step: StepInHand | None = None
         self.plain_step: PlainStep | None = None
         self.own_update: OwnUpdate | None = None  # of a plain loop
@@ -78,6 +89,8 @@ class Loop:
         session, state, context = self.session, self._state, self._context
         try:
             session.open()
+            state.goes_on_from(session.restorer.position)
+            self._recovery.check()
         except PeerLost as lost:
             session.close(abruptly=True)
             rank = session.view_group.rank
@@ -93,14 +106,14 @@ class Loop:
         except BaseException:
             session.close(abruptly=True)
             raise
-        state.goes_on_from(session.restorer.position)
         if session.side_state_of_those_ahead is not None:
-            self._evaluations.are_made_alone = session.side_state_of_those_ahead["in_loop"]
+            is_late = session.side_state_of_those_ahead["in_loop"]
+            self._evaluations.are_made_alone = self._on_coordinator.all_are_past = is_late
             state.take_side_state(session.side_state_of_those_ahead)
         for optimizer in context.config.optimizers.values():
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
-        self._notices.install(context.live.told_to_leave if context.live is not None else None)
-        session.on_close(self._notices.close)
+        self._notices.install(self._told)
+        session.on_close(lambda: self._notices.close(gone=self._notices.leave is not None and session.is_orderly))
         seed_streams(start_seed(context.config.plan.seed), context.config.device)
         context.moment("loaded")
 
@@ -151,7 +164,7 @@ class Loop:
         if streams is not None:
             streams.check()
         state.begin_loop()
-        self._evaluations.are_made_alone = False
+        self._evaluations.are_made_alone = self._on_coordinator.all_are_past = False
         session.trained.begin_loop()
         session.train_state.begin_loop()
         while not state.finished:
@@ -176,17 +189,32 @@ class Loop:
         collate_fn: Callable[[list[Any]], Any] | None,
     ) -> dict[str, Any]:
         """See Run.evaluate."""
+        self._check_between_steps("evaluate")
+        return self._evaluations.make(dataset, function, batch_size, collate_fn)
+
+    def on_coordinator(self, function: Callable[[], object]) -> None:
+        """See Run.on_coordinator."""
+        self._check_between_steps("on_coordinator")
+        self._on_coordinator.call(function)
+
+    def _check_between_steps(self, called: str) -> None:
         if self.step is not None and not self.step.applied:
             raise StepError(
-                f"run.evaluate was called inside step {self.step.index}, whose gradients are under way\n"
+                f"run.{called} was called inside step {self.step.index}, whose gradients are under way\n"
                 "  state  the model is as it was before this step\n"
                 "  next   call it after the inner loop, on all workers"
             )
-        return self._evaluations.make(dataset, function, batch_size, collate_fn)
 
     def _next_step(self) -> Step:
         plan = self.session.step_plan(self._state.step)
-        return Step(self.session, self._recovery, plan, wishes=self._boundary.wishes, apply=self._update)
+        return Step(
+            self.session,
+            self._recovery,
+            plan,
+            wishes=self._boundary.wishes,
+            bad_steps=self._bad_steps,
+            apply=self._update,
+        )
 
     def _next_plain_step(self) -> PlainStep:
         own = self.own_update
@@ -197,10 +225,12 @@ class Loop:
             self._recovery,
             self.session.step_plan(self._state.step),
             wishes=self._boundary.wishes,
+            bad_steps=self._bad_steps,
             count=self._count,
             closely=self._plain_steps <= _LOOK_FIRST or self._plain_steps % _LOOK_EVERY == 0,
             looks=self._first_loss.watch,
             opens=own.opens,
+            passes=self._pass_own_over,
             closed=own.check_closed,
         )
         own.next_step(step)
@@ -219,6 +249,16 @@ class Loop:
         step.leave_to_the_script()
         self.session.phases.enter_script()
 
+    def _told(self, notice: Notice) -> None:
+        """In a thread of its own; this worker may wait for a view."""
+        if self._context.live is not None:
+            self._context.live.told_to_leave(notice.why, notice.by_s)
+
+    def _pass_own_over(self, step: PlainStep, agreed: Agreed) -> None:
+        self._update.pass_over(step.in_hand, agreed)
+        step.leave_to_the_script()
+        self.session.phases.enter_script()
+
     def _leave_step(self) -> None:
         self.step, self._state.attempt = None, 0
 
@@ -226,6 +266,7 @@ class Loop:
         """The last save, awaited by all, so that whoever sees this run end finds its result in storage."""
         session, recovery = self.session, self._recovery
         self._state.stop_wish = None
+        recovery.check()
 
         def saved() -> None:
             self._context.moment("finish")
@@ -233,7 +274,7 @@ class Loop:
             recovery.wait_for_all(Kind.FINISH, None)
 
         recovery.agree("finish", saved, "waiting for the last save")
-        session.phases.enter(Phase.OVER)
+        session.phases.enter(Phase.ENDED)
         self._notices.close()
         if self._context.live is not None:
             self._context.live.finished(step=self._state.step)
@@ -275,6 +316,17 @@ class Loop:
                 "  state  the model is unchanged\n"
                 "  next   remove the call, or pass update=function to do it your own way"
             )
+
+
+def _notices(context: Context) -> ProcessNotices:
+    """Of a node one worker watches the sources, where no agent does. Raises ConfigError."""
+    launch = context.launch
+    watched = sources(launch.notices, environment.settings_of_sources()) if launch.local_rank == 0 else []
+    return ProcessNotices(SignalNotices(grace_s=launch.grace_s), watched, say=context.console.warn)
+
+
+def _nothing_to_check() -> None:
+    """Of a run without on_bad."""
 
 
 def _nothing(_: str) -> AbstractContextManager[None]:

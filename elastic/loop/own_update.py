@@ -1,13 +1,13 @@
 """The update of a loop that steps its optimizers itself: which of its calls count, and when the update is over.
 
-    before a step's gradients are exact   optimizer.step, scheduler.step, scaler.unscale_, .step and .update do nothing
-    from then on                          they do what they do; the update is over when every optimizer has stepped, or,
-                                          with a scaler, when it is updated (it skips the optimizers on inf, on all
-                                          workers alike)
+    before a step's gradients are exact   optimizer.step, scaler.unscale_, .step and .update do nothing
+    from then on                          they do what they do; the update is over when every optimizer that was given a
+                                          gradient has stepped, or, with a scaler, when it is updated (it skips the
+                                          optimizers on inf, on all workers alike)
     where a peer's state came instead     the optimizers and the scaler do nothing, once; the rest of the body runs
+    where the step is passed over         likewise, and the schedulers do nothing either until the body's end
 
-Optimizers and scalers get a `step` of their own while the loop runs. A scheduler gets another class: what lies in its
-`__dict__` is part of its state_dict.
+Optimizers and scalers get a `step` of their own while the loop runs. Schedulers are own_schedule.py's.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from elastic.config import Config
 from elastic.errors import UNTOUCHED, StepError
 from elastic.group.sums import Agreed
+from elastic.loop.own_schedule import OwnSchedules, check_scheduled
 from elastic.loop.plain_step import PlainStep
 
 
@@ -48,16 +49,19 @@ class OwnUpdate:
         self._stepping = stepping
         self._step: PlainStep | None = None
         self._agreed: Agreed | None = None
+        self._given: set[str] = set()  # the optimizers that the exchange gave a gradient
         self._stepped: set[str] = set()
+        self._schedules = OwnSchedules(config.schedulers, self._is_past_the_exchange)
         self._undo: list[Callable[[], None]] = []
         self._ungated = False
 
     def install(self) -> None:
+        """Raises ConfigError for an optimizer with a schedule that the run does not know."""
+        check_scheduled(self._config)
         for name, optimizer in self._config.optimizers.items():
             self._replace(optimizer, "step", self._gated_step(name, optimizer))
-            self._replace(optimizer, "zero_grad", self._gated_zero_grad(optimizer))
-        for scheduler in self._config.schedulers.values():
-            self._gate_scheduler(scheduler)
+            self._replace(optimizer, "zero_grad", self._gated_zero_grad(name, optimizer))
+        self._schedules.install()
         if self._config.scaler is not None:
             for name in ("unscale_", "step", "update"):
                 self._replace(self._config.scaler, name, self._gated_scaler(name))
@@ -66,6 +70,7 @@ class OwnUpdate:
 
     def remove(self) -> None:
         self._ungated = True
+        self._schedules.remove()
         while self._undo:
             self._undo.pop()()
 
@@ -76,23 +81,26 @@ class OwnUpdate:
 
     def next_step(self, step: PlainStep | None) -> None:
         self._step, self._stepped = step, set()
+        self._schedules.next_step(step)
 
     def opens(self, step: PlainStep, agreed: Agreed) -> None:
         self._agreed = agreed
+        self._given = {name for name, one in self._config.optimizers.items() if _has_gradients(one)}
         self._begins()
 
     def check_closed(self, step: PlainStep) -> None:
-        """Raises StepError where the loop's body has left the update undone."""
+        """Raises StepError where the loop's body has left the update undone, or a schedule behind."""
         if self._agreed is not None:
-            missing = [name for name in self._config.optimizers if name not in self._stepped]
+            missing = self._missing()
             call = f"step() of {', '.join(map(repr, missing))}" if missing else "scaler.update()"
             raise StepError(
                 f"the loop's body ended with the gradients of step {step.in_hand.index} exact, and without {call}\n"
                 "  state  the update is not complete; nothing of it was saved\n"
-                "  next   step every optimizer after every backward: until a step's last share that does nothing. The "
-                "run adds\n         gradients up by itself: batch_size= is what one update counts, micro_batch_size= "
-                "bounds memory"
+                "  next   step every optimizer after every backward: until a step's last share that does nothing, and "
+                "one that was\n         given no gradient need not. The run adds gradients up by itself: batch_size= "
+                "is what one update counts,\n         micro_batch_size= bounds memory"
             )
+        self._schedules.check_closed(step)
 
     def notes(self, error: BaseException) -> Iterator[str]:
         """What this has to say to an error of the loop's own code."""
@@ -134,7 +142,7 @@ class OwnUpdate:
                 args = (functools.partial(_same, loss), *args)
             if not self._is_due(name):
                 return loss
-            if all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"]):
+            if name in self._given and not _has_gradients(optimizer):
                 self._refuse_no_gradients(name)
             with self._stepping(name):
                 result = original(*args, **kwargs)
@@ -143,31 +151,16 @@ class OwnUpdate:
 
         return step
 
-    def _gated_zero_grad(self, optimizer: torch.optim.Optimizer) -> Any:
+    def _gated_zero_grad(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
         original = optimizer.zero_grad
 
         @functools.wraps(original)
         def zero_grad(_: Any, *args: Any, **kwargs: Any) -> None:
-            if self._agreed is not None and not self._ungated:
-                raise self._gradients_gone("zero_grad() was called")
+            if self._agreed is not None and name not in self._stepped and not self._ungated:
+                raise self._gradients_gone(f"zero_grad() of {name!r} was called")
             original(*args, **kwargs)
 
         return zero_grad
-
-    def _gate_scheduler(self, scheduler: Any) -> None:
-        kind = type(scheduler)
-
-        def step(gated: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._ungated or self._is_past_the_exchange():
-                return kind.step(gated, *args, **kwargs)
-            return None
-
-        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
-
-        def undo() -> None:
-            scheduler.__class__ = kind
-
-        self._undo.append(undo)
 
     def _gated_scaler(self, name: str) -> Any:
         scaler = self._config.scaler
@@ -178,10 +171,10 @@ class OwnUpdate:
             if self._ungated:
                 return original(*args, **kwargs)
             if self._agreed is None:
-                if name == "update" and self._step is not None and self._step.taken:
-                    self._step.leave_to_the_script()
+                if name == "update" and (step := self._step) is not None and (step.taken or step.passed_over):
+                    step.leave_to_the_script()
                 return None
-            if name == "update" and len(self._stepped) < len(self._config.optimizers):
+            if name == "update" and self._missing():
                 return None  # check_closed says which is missing
             result = original(*args, **kwargs)
             if name == "step":
@@ -195,7 +188,10 @@ class OwnUpdate:
     # the state of the update
 
     def _is_past_the_exchange(self) -> bool:
-        return self._agreed is not None or self._step is None or self._step.in_hand.applied
+        step = self._step
+        if self._agreed is not None or step is None:
+            return True
+        return step.in_hand.applied and (step.over or step.passed_over is None)
 
     def _is_due(self, name: str) -> bool:
         """Whether a call of this optimizer's step counts. Raises StepError where none is due."""
@@ -209,16 +205,21 @@ class OwnUpdate:
                 "  state  what was applied stays; nothing is lost\n"
                 "  next   call it once for each batch of run.batches()"
             )
-        if self._agreed is None:  # taken over: the state that came has it
+        if self._agreed is None:  # taken over: the state that came has it; passed over; or it was given no gradient
             self._stepped.add(name)
-            if len(self._stepped) == len(self._config.optimizers) and self._config.scaler is None:
+            if self._config.scaler is None:
                 step.leave_to_the_script()
             return False
         return True
 
+    def _missing(self) -> list[str]:
+        """The optimizers whose step the update lacks: of those with a gradient, or of all where none has one."""
+        due = self._given or set(self._config.optimizers)
+        return sorted(due - self._stepped)
+
     def _has_stepped(self, name: str) -> None:
         self._stepped.add(name)
-        if len(self._stepped) == len(self._config.optimizers) and self._config.scaler is None:
+        if self._config.scaler is None and not self._missing():
             self._close()
 
     def _close(self) -> None:
@@ -232,9 +233,13 @@ class OwnUpdate:
 
     def _gradients_gone(self, found: str) -> StepError:
         at = "" if self._step is None else f" of step {self._step.in_hand.index}"
+        state = UNTOUCHED
+        if self._stepped:
+            stepped = ", ".join(map(repr, sorted(self._stepped)))
+            state = f"  state  {stepped} has stepped: the update is torn; nothing of it was saved\n"
         return StepError(
-            f"{found} between the last backward pass{at} and optimizer.step()\n{UNTOUCHED}"
-            "  next   call zero_grad() before backward, or after optimizer.step()"
+            f"{found} between the last backward pass{at} and its optimizer.step()\n{state}"
+            "  next   call zero_grad() before backward, or after that optimizer's step()"
         )
 
     def _replace(self, thing: Any, name: str, function: Any) -> None:
@@ -252,6 +257,10 @@ class OwnUpdate:
                 setattr(thing, name, had)
 
         self._undo.append(undo)
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _same(value: Any) -> Any:

@@ -33,12 +33,15 @@ class Phases:
 
     def sign(self, phase: Phase, limit_s: float | None = None) -> None:
         """As `enter`, where the time is spent on what it was."""
+        if not self._progress.is_read:
+            self._progress.phase = phase
+            return
         self._progress.at(phase, generation=self._view_group.generation, step=self._state.step, limit_s=limit_s)
 
     def enter_script(self) -> None:
         """In the script's own code, until a step's shares are computed."""
-        over = self._state.finished and not self._state.in_loop
-        self.enter(Phase.OVER if over else Phase.BETWEEN, self.long_section_s)
+        ended = self._state.finished and not self._state.in_loop
+        self.enter(Phase.ENDED if ended else Phase.BETWEEN, self.long_section_s)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ from elastic.data.data_plan import StepPlan
 from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.backward_end import at_end_of_pass
 from elastic.group.sums import Agreed
+from elastic.loop.bad_steps import BadSteps
 from elastic.loop.exchange import Exchange
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
@@ -36,11 +37,14 @@ class PlainStep:
     """
     count   of a batch, what its loss is a mean over; None: its examples
     closely whether it is looked at what the body does behind its update
-    looks   before the first batch's loss is passed back
+    looks   before a batch's loss, a mean over so many, is passed back
     opens   is called when exact gradients are in `.grad`: the loop's own code is the update from there on
+    passes  is called in its place where the step is passed over: the loop's optimizers have nothing to do
     closed  raises StepError unless the loop has carried it out
+    over    the loop's body, its own update included, has ended
     taken   a peer had applied this step: its state came from there, and the loop's optimizers have nothing to do
     items           what the loss of the batch in hand is a mean over
+    has_begun       its first batch has been asked for
     update_follows  the loop's update comes behind all of the step's batches, and not behind the last one's backward
                     pass in the same body
     """
@@ -52,19 +56,22 @@ class PlainStep:
         plan: StepPlan,
         *,
         wishes: Callable[[], int],
+        bad_steps: BadSteps | None,
         count: Count | None,
         closely: bool,
-        looks: Callable[[], None],
+        looks: Callable[[int], None],
         opens: Callable[[PlainStep, Agreed], None],
+        passes: Callable[[PlainStep, Agreed], None],
         closed: Callable[[PlainStep], None],
     ) -> None:
-        self.in_hand = StepInHand(session, recovery, plan, wishes=wishes)
+        self.in_hand = StepInHand(session, recovery, plan, wishes=wishes, bad_steps=bad_steps)
         self._session = session
         self._count = count
         self._closely = closely
         self._moved: Callable[[], list[str]] = list
         self._looks = looks
         self._opens = opens
+        self._passes = passes
         self._closed = closed
         self._unit = _unit(session.context.config, plan) if count is None else 1
         self.items = 0
@@ -72,7 +79,9 @@ class PlainStep:
         self._done = False
         self._comes_again = False
         self._begun = False
+        self.has_begun = False
         self.taken = False
+        self.over = False
         self.update_follows = False
 
     @property
@@ -90,6 +99,11 @@ class PlainStep:
         """Whether no later step reads that epoch."""
         return self.in_hand.last_of_epoch
 
+    @property
+    def passed_over(self) -> str | None:
+        """Why it was passed over and not applied (see `OnBad`); None: it was not, or not yet."""
+        return self.in_hand.passed_over
+
     def __iter__(self) -> Iterator[Any]:
         if self._begun:
             raise StepError("a step's batches are read once; take the next step: for step in run.steps()")
@@ -99,9 +113,11 @@ class PlainStep:
     def check_closed(self) -> None:
         """Raises StepError unless the loop has carried its update out."""
         self._closed(self)
+        self.over = True
 
     def batches(self) -> Iterator[Any]:
         """This worker's, until the step is applied."""
+        self.has_begun = True
         step = self.in_hand
         while not self._done:
             exchange = step.ready()
@@ -143,7 +159,7 @@ class PlainStep:
             holds_back=True,
         )
         gradients.at_next_pass(self._pass_begins)
-        self._looks()
+        self._looks(self.items)
         step.context.moment("backward", step.share)
 
     def body_has_ended(self) -> bool:
@@ -197,7 +213,7 @@ class PlainStep:
             self._recover(lost, exchange)
             return
         self._done = True
-        self._opens(self, agreed)
+        (self._opens if step.bad is None else self._passes)(self, agreed)
 
     def _take(self, exchange: Exchange) -> None:
         step = self.in_hand
@@ -219,6 +235,7 @@ class PlainStep:
             self._comes_again = True
         else:
             self._done = self.taken = True
+            self.leave_to_the_script()
 
     def _moved_behind_backward(self, names: list[str]) -> StepError:
         step = self.in_hand

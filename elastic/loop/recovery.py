@@ -25,7 +25,7 @@ from elastic.membership.live import AskedToClaim, AskedToSave, RunEnded, ToldToL
 from elastic.membership.missing import seen_missing, sentence
 from elastic.membership.progress import Phase
 from elastic.membership.rules import BOUNDARY
-from elastic.preemption.signals import SignalNotices
+from elastic.preemption.process_notices import ProcessNotices
 
 EXIT_RESTART = AGAIN
 """The exit status of a worker whose peers are gone: temporary, start it again."""
@@ -36,12 +36,16 @@ _REGROUPED = "regroup"
 
 
 class Recovery:
-    """Of one worker, for as long as its session is open."""
+    """Of one worker, for as long as its session is open.
 
-    def __init__(self, session: Session, notices: SignalNotices) -> None:
+    check  whether what this worker holds is fit to be saved, asked on all before; it raises where it is not
+    """
+
+    def __init__(self, session: Session, notices: ProcessNotices, check: Callable[[], None]) -> None:
         self._session = session
         self._context = session.context
         self._state = session.state
+        self.check = check
         self.departure = Departure(session, notices, commit=self.commit, wait_for_all=self.wait_for_all)
 
     # between two steps
@@ -80,6 +84,7 @@ class Recovery:
 
     def save(self) -> None:
         """All workers call it; the coordinator writes."""
+        self.check()
         self.agree_to_stop()
         self._session.restorer.save_begun_s = time.monotonic()
         self.commit(must=False)
@@ -88,10 +93,11 @@ class Recovery:
         """A stop that someone has asked for is saved with the state."""
         self._state.stop_wish = self.first_answer(Kind.SAVE, self._state.stop_wish)
 
-    def commit(self, *, must: bool, patiently: str | None = None) -> None:
+    def commit(self, *, must: bool, patiently: str | None = None, by_s: float | None = None) -> None:
         """On the coordinator, unless storage holds this very state.
 
         patiently  what it is called, where it is tried again: nobody will save later
+        by_s       until when at most, by time.monotonic()
         """
         saver, state = self._session.restorer.saver, self._state
         if saver is None:
@@ -99,9 +105,10 @@ class Recovery:
         self._session.phases.enter(Phase.SAVING, self._session.restorer.storage_s)
         if saver.holds(state.step, state.stopped):
             return
+        self.check()
         self._context.moment("save")
         if patiently is not None:
-            saver.patiently(patiently, lambda: saver.save(state.position, must=must))
+            saver.patiently(patiently, lambda: saver.save(state.position, must=must), by_s=by_s)
         else:
             saver.save(state.position, must=must)
         self._context.moment("saved")
@@ -119,6 +126,7 @@ class Recovery:
 
     def leave(self) -> None:
         """All leave, in order. Raises SystemExit."""
+        self.check()
         if self._context.live is None:
             self.departure.save_without_agent()
         else:
@@ -171,7 +179,9 @@ class Recovery:
             applied = session.train_state.applied
             standing = state.standing(rewinds=applied.known(), steady=applied.weights.steady)
             try:
-                own, whole = state.side_state(session.restorer.claim_document()), state.is_whole
+                restorer = session.restorer
+                own = state.side_state(restorer.claim_document(), restorer.losses().document())
+                whole = state.is_whole
                 side_state = session.regroup(standing, own, at=at, lost=lost, whole=whole)
                 break
             except PeerLost as again:
@@ -192,7 +202,17 @@ class Recovery:
         if side_state is not None:
             state.take_side_state(side_state)
         session.read_from(state.step)
+        if lost:
+            self._save_again()
         self._session.phases.enter_script()
+
+    def _save_again(self) -> None:
+        """Where bad steps go back to regular saves: the coordinator before may have been lost before one was copied."""
+        every, restorer, state = self._context.config.saves.steps, self._session.restorer, self._state
+        if not self._context.config.goes_back or every is None or restorer.saver is None:
+            return
+        if state.step % every == 0 and state.is_whole and not state.finished and not restorer.is_committed(state.step):
+            self.commit(must=False)
 
     def _give_up(self, lost: PeerLost, doing: str) -> None:
         """Under plain torchrun: ends this process, for the launcher to start all of them again. Raises SystemExit."""

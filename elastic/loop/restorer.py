@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -23,17 +23,19 @@ import checkpoint
 from checkpoint.storage import redact
 from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
 from elastic.events import schema
+from elastic.events.event import ABSENT
 from elastic.group.form import gather_bytes
 from elastic.loop.assignment import Idle
 from elastic.loop.background_transfer import Giving
 from elastic.loop.context import Context
+from elastic.loop.hub_notice import HubNotice
 from elastic.loop.phases import Phases
 from elastic.loop.saver import Position, Saver
 from elastic.loop.transfer import Standing, broadcast, exchange_standings, pass_on, roles
 from elastic.loop.view_group import ViewGroup
-from elastic.membership import hub_file
 from elastic.membership.messages import TakeClaim
 from elastic.membership.progress import Phase
+from elastic.plan.cadence import Losses
 from elastic.state import identity as identities
 from elastic.state.train_state import TrainState, Tree
 
@@ -47,6 +49,7 @@ class StateRestorer:
     position  where the state stands that came last, from storage or from peers
     saver     on the coordinator: its hand on the storage
     claim     the number under which this run writes; 0 before it is known
+    losses  what the run has seen by now, of losses that cost a reload
     save_begun_s  when this worker last took part in a save, on the clock time.monotonic()
     giving  what newcomers of this view still receive from this worker
     idle    these newcomers, in their first step
@@ -63,11 +66,13 @@ class StateRestorer:
         self._train_state = train_state
         self._claimed: checkpoint.Claim | None = None
         self.saver: Saver | None = None
+        self.check: Callable[[], None] = _fit  # whether a new run's weights are fit to be saved; raises if not
         self.save_begun_s = time.monotonic()
+        self._losses, self._losses_known_s = Losses(), time.monotonic()
         self.position = Position(epoch=0, step=0)
         self.giving: Giving | None = None
         self.idle = Idle()
-        self._told_hub: dict[str, Any] | None = None
+        self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
         self._accepted: list[str] = []  # fields in which the run that goes on was another
 
     @property
@@ -84,6 +89,12 @@ class StateRestorer:
         """The claim that the run writes under, for those who join."""
         assert self._claimed is not None
         return self._claimed.document()
+
+    def losses(self) -> Losses:
+        return self._losses.after(time.monotonic() - self._losses_known_s)
+
+    def _know_losses(self, losses: Losses) -> None:
+        self._losses, self._losses_known_s = losses, time.monotonic()
 
     def from_storage(self) -> None:
         """Afterwards all ranks hold the newest saved state, or the one that the run begins with.
@@ -109,6 +120,7 @@ class StateRestorer:
                 from_claim=from_claim,
                 accepted=self._accepted,
                 digest=self._train_state.weights_digest(),
+                passed_over=self._train_state.health.ranges() or ABSENT,
             )
         )
 
@@ -120,11 +132,16 @@ class StateRestorer:
         Raises PeerLost, Stranded, and what `from_storage` raises.
         """
         group = self._view_group.group
+        if self._view_group.witness and self._has_newer_claim(self._view_group.claim):
+            raise PeerLost(
+                "this worker has taken a claim that its view does not know of; the next view will",
+                step=standing.step,
+                phase="standings",
+            )
         parts = roles(exchange_standings(group, standing))
         self.giving, self.idle = None, Idle()
         if self._context.live is not None:
             self._context.live.entered()
-            self.tell_where_the_hub_is()
         if parts is None:
             if standing.step is not None:
                 raise StartFailed(
@@ -133,6 +150,7 @@ class StateRestorer:
                     "  next   nothing: this worker ends, and the run goes on from storage"
                 )
             self.from_storage()
+            self._tell_where_the_hub_is()
             return None
         if parts.stranded:
             if group.rank in parts.stranded:
@@ -149,6 +167,7 @@ class StateRestorer:
         ahead, state, self.giving = passed.side_state, passed.state, passed.giving
         if ahead is not None:
             self.position = Position(**ahead["position"])
+            self._know_losses(Losses.from_document(ahead["losses"]))
             self._claimed = checkpoint.Claim.from_document(ahead["claim"])
             self._events.context(claim=self.claim)
         if state is not None:
@@ -156,7 +175,10 @@ class StateRestorer:
             self._train_state.applied.note()
             step, epoch = self.position.step, self.position.epoch
             self._tell_transfer("takes", step, passed.nbytes, begun_s)
-            self._events.emit(schema.Loaded(step=step, epoch=epoch, from_claim=self.claim, accepted=[]))
+            passed_over = self._train_state.health.ranges() or ABSENT
+            self._events.emit(
+                schema.Loaded(step=step, epoch=epoch, from_claim=self.claim, accepted=[], passed_over=passed_over)
+            )
         elif passed.nbytes and standing.step is not None:
             tell = partial(self._tell_transfer, "gives", standing.step, passed.nbytes, begun_s)
             if self.giving is not None:
@@ -170,6 +192,7 @@ class StateRestorer:
         self.learn_claim(self._view_group.claim)
         if group.rank == 0:
             self.take_over_saving()
+        self._tell_where_the_hub_is()
         if self.saver is not None:
             self.saver.world_size = group.world_size
         return ahead
@@ -185,29 +208,17 @@ class StateRestorer:
             return
         assert self._claimed is not None
         saver = self._open_saver()
-        saver.last_s = self.save_begun_s
+        saver.schedule.last_s = self.save_begun_s
         if self._context.live is None:  # whoever answered for the claim is gone
             self._claimed = saver.claim()
         else:  # a view that needs another claim has got it before it was formed (succession.py)
             saver.adopt(self._claimed)
 
-    def tell_where_the_hub_is(self) -> None:
-        """Beside the checkpoints, in the background: for nodes that join when no other way leads there any more."""
-        hub, live = self._view_group.hub, self._context.live
-        if live is not None:
-            live.on_hub_moved = self._write_where_the_hub_is
-        if hub is not None and hub != self._told_hub and self._view_group.rank == 0:
-            self._write_where_the_hub_is(hub)
-
-    def _write_where_the_hub_is(self, hub: dict[str, Any]) -> None:
-        self._told_hub = hub
-        url, options = self._config.url, self._config.storage_options
-
-        def tells() -> None:
-            with suppress(checkpoint.CheckpointError):  # the next view's coordinator tells it again
-                hub_file.write(url, options, hub)
-
-        threading.Thread(target=tells, name="elastic-hub-file", daemon=True).start()
+    def _tell_where_the_hub_is(self) -> None:
+        live = self._context.live
+        if live is not None and self._view_group.rank == 0:
+            live.on_hub_moved = self._tell_where_the_hub_is
+            self._hub_notice.write(live.beacon, self._claimed)
 
     def claim_for_next_view(self, words: TakeClaim) -> None:
         """The hub has lost nodes to silence, or an earlier hub: if the storage gives us the next claim, nobody else
@@ -216,6 +227,7 @@ class StateRestorer:
         assert live is not None
         assert self._claimed is not None
         assert words.beacon is not None
+        self.learn_claim(words.claim)
         answers, at = (words.beacon["nonce"], words.beacon["endpoint"]), words.generation
         self._phases.sign(Phase.SAVING, self.storage_s)
         try:
@@ -226,7 +238,9 @@ class StateRestorer:
             self._claimed = saver.succeed(self._claimed, answers=answers, nodes=words.nodes)
             live.claimed(at, self._claimed.document())
         except checkpoint.ClaimLost as lost:
-            live.claimed(at, None, why=f"others have gone on with the run: {lost}", moved_on=True)
+            theirs = self.newest_claim()  # says which of us may ask again; where it cannot be read, all may
+            why = f"others have gone on with the run: {lost}"
+            live.claimed(at, theirs, why=why, moved_on=theirs is not None)
         except checkpoint.CheckpointError as failure:
             live.claimed(at, None, why=str(failure))
         finally:
@@ -242,6 +256,13 @@ class StateRestorer:
                 newest = storage.newest_claim() if storage.exclusive else None
             return newest.document() if newest is not None else None
         return None
+
+    def _has_newer_claim(self, known: dict[str, Any] | None) -> bool:
+        """Than its view: the hub that asked for it is gone, or has gone on before the answer came. What is saved under
+        the older one would find that the run has been taken over. (Of folders that are not shared the numbers say
+        nothing.)
+        """
+        return known is not None and self._claimed is not None and self._claimed.number > int(known["claim"])
 
     def learn_claim(self, known: dict[str, Any] | None) -> None:
         """The hub's word: a worker may have taken a newer one for a view that is ours, too."""
@@ -280,6 +301,7 @@ class StateRestorer:
                 self.identity,
                 self._events,
                 self._context.console,
+                self.losses,
                 self._view_group.beacon,
             )
             self.saver.world_size = self._view_group.group.world_size
@@ -312,6 +334,7 @@ class StateRestorer:
                 self._phases.sign(Phase.WAITING)
                 outcome = {"claim": self.claim_document(), "from_claim": from_claim, "position": asdict(self.position)}
                 outcome["accepted"] = self._open_saver().accepted
+                outcome["losses"] = self.losses().document()
             except Exception as refused:
                 failure = refused
                 outcome = {"failure": f"{type(refused).__name__}: {refused}"}
@@ -321,6 +344,7 @@ class StateRestorer:
             raise failure or StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
         self._claimed = checkpoint.Claim.from_document(answer["claim"])
         self.position = Position(**answer["position"])
+        self._know_losses(Losses.from_document(answer["losses"]))
         self._accepted = answer["accepted"]
         self._events.context(claim=self.claim)
         return tree, answer["from_claim"]
@@ -334,14 +358,23 @@ class StateRestorer:
         else:
             self._claimed = claim()
         self._context.moment("load")
+        if self._view_group.begun_elsewhere and self._claimed.number == 1:
+            raise StartFailed(
+                f"the run has begun on other nodes, and {saver.where} shows nothing of it\n"
+                "  found   no claim before ours: a folder that is not shared, or one that was emptied\n"
+                "  state   nothing was loaded or saved; the others may be going on, or what they saved is with them\n"
+                "  next    give all nodes one URL in shared or object storage; or start the run anew, on all nodes"
+            )
         found = saver.read()
         if found is None:
             self._context.console.say(f"a new run in {saver.where}")
+            self.check()
             self._context.moment("save")
             saver.save(self.position, must=True)
             self._context.moment("saved")
             return self._train_state.objects(), None
         self.position, tree, from_claim = found
+        self._know_losses(saver.seen)
         total = self._config.plan.total_steps
         if self.position.stopped is not None or self.position.step >= total:
             why = f": {self.position.stopped}" if self.position.stopped is not None else ""
@@ -377,3 +410,7 @@ class StateRestorer:
                 "storage"
             )
         return blind is None
+
+
+def _fit() -> None:
+    """Whatever they are."""

@@ -30,6 +30,7 @@ class RunState:
     agreed       what the last exchange gave; None before the first
     agreements   made since the last update
     evaluations  begun since the last update, or since the start of the script's loop
+    calls        of Run.on_coordinator, likewise
     updating     an update has begun and has not ended: a failure now leaves a torn state
     at_boundary  the script's own code after the last update has run to its end
     in_loop      the script is in its outer loop
@@ -46,6 +47,7 @@ class RunState:
     agreed: Agreed | None = None
     agreements: dict[str, Any] = field(default_factory=dict)
     evaluations: int = 0
+    calls: int = 0
     updating: bool = False
     at_boundary: bool = True
     in_loop: bool = False
@@ -71,7 +73,7 @@ class RunState:
 
     def begin_loop(self) -> None:
         if not self.looped:
-            self.evaluations = 0  # a run that is resumed where it ended goes on as if it had just ended
+            self.evaluations = self.calls = 0  # a run that is resumed where it ended goes on as if it had just ended
         self.in_loop = self.looped = True
 
     def begin_update(self) -> None:
@@ -79,7 +81,7 @@ class RunState:
 
     def end_update(self, agreed: Agreed) -> None:
         self.updating = False
-        self.evaluations = 0
+        self.evaluations = self.calls = 0
         self.agreed = agreed
         self.agreements = {}
 
@@ -93,11 +95,12 @@ class RunState:
             steady=steady and self.at_boundary and self.in_loop and not self.finished,
         )
 
-    def side_state(self, claim: dict[str, object]) -> Tree:
+    def side_state(self, claim: dict[str, object], losses: dict[str, Any]) -> Tree:
         """What a worker must know beside the state to stand where this one stands."""
         return {
             "position": asdict(self.position),
             "claim": claim,
+            "losses": losses,
             "agreed": None if self.agreed is None else {**asdict(self.agreed)},
             "agreements": self.agreements,
             "in_loop": self.in_loop or self.looped,
@@ -106,7 +109,7 @@ class RunState:
     def take_side_state(self, side_state: Tree) -> None:
         """Stands where those ahead stand: their position, what the last step gave, what was agreed on since."""
         if side_state["position"]["step"] != self.step:
-            self.evaluations = 0
+            self.evaluations = self.calls = 0
         self.updating = False
         own_wish = self.stop_wish
         self.goes_on_from(Position(**side_state["position"]))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import checkpoint
@@ -20,7 +21,11 @@ from elastic.config import Config
 from elastic.errors import Evicted, SavesFailed
 from elastic.events import schema
 from elastic.events.log import EventLog
+from elastic.loop.save_schedule import SaveSchedule
 from elastic.membership.environment import Launch
+from elastic.membership.going_on import nodes_of
+from elastic.membership.succession import may_succeed
+from elastic.plan.cadence import Losses
 from elastic.state import identity as identities
 from elastic.state.train_state import TrainState, Tree
 from elastic.status.console import Console
@@ -50,7 +55,9 @@ class Position:
 class Saver:
     """Only the coordinator has one.
 
-    last_s   when the last save was begun, for the cadence
+    schedule  when the next save is due
+    losses   what the run has seen by now, of losses that cost a reload
+    seen     the same, as of the state that was read
     answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
     """
 
@@ -62,6 +69,7 @@ class Saver:
         identity: identities.Identity,
         events: EventLog,
         console: Console,
+        losses: Callable[[], Losses],
         answers: tuple[str, dict[str, Any]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -74,8 +82,12 @@ class Saver:
         self._events = events
         self._console = console
         self._clock = clock
-        self._opened_s = self.last_s = clock()
+        self._losses = losses
+        self._opened_s = clock()
+        self.schedule = SaveSchedule(config.saves, losses, events, clock=clock)
         self.took_s = 0.0
+        self.seen = Losses()
+        self._claim = 0
         self._warmed = False
         self._underway: list[tuple[checkpoint.Saving, Position, float, float]] = []
         self.accepted: list[str] = []
@@ -87,12 +99,13 @@ class Saver:
             config.url,
             keep=config.keep,
             keep_every=config.keep_every,
+            keep_multiple=config.saves.steps if config.goes_back else None,
             storage_options=config.storage_options or None,
             job=launch.job,
             take_over=config.take_over,
             log=console.say,
             answers=answers,
-            when_busy="replace",
+            when_busy="wait" if config.goes_back else "replace",  # a save to go back to is not taken back
             failures_max=sys.maxsize,  # they are counted here, whichever way the saves are made
         )
 
@@ -106,7 +119,7 @@ class Saver:
         """The next claim, for those of the run's nodes that are here. Raises checkpoint.ClaimLost, StorageError."""
 
         def ours(claim: checkpoint.Claim) -> bool:
-            return not set(nodes).isdisjoint((claim.world or {}).get("nodes", ()))
+            return may_succeed(to=to.number, nodes=nodes, newest=claim.number, its_nodes=nodes_of(claim.document()))
 
         world = {"world_size": self.world_size, "nodes": sorted(nodes)}
         return self._claimed(self._checkpoints.succeed(to, answers=answers, world=world, ours=ours))
@@ -117,7 +130,7 @@ class Saver:
         return self._checkpoints.exclusive
 
     def _claimed(self, claim: checkpoint.Claim) -> checkpoint.Claim:
-        resumed = claim.resumed_from
+        self._claim, resumed = claim.number, claim.resumed_from
         self._events.context(claim=claim.number)
         self._events.emit(schema.Claimed(resumed_from=resumed._asdict() if resumed is not None else None))
         return claim
@@ -148,7 +161,32 @@ class Saver:
             self._console.say(f"accepted: {name} is {here} here and was {there}; the bits of the result may differ")
         position = Position(**found.meta["position"])
         self._saved = position.step, position.stopped
+        seen = found.meta.get("losses") or {}
+        claims = self._claim - found.commit.claim
+        self.seen = Losses.from_document(seen).resumed(claims=claims, in_order=bool(seen.get("ended")))
         return position, found.tree, found.commit.claim
+
+    def read_regular(self, step: int, every: int) -> tuple[int, Tree] | None:
+        """The newest save of this run after a multiple of `every` steps, at most `step`, that is whole: (its steps, its
+        state). Waits for one that is under way. Raises checkpoint.StorageError, where patience did not help.
+        """
+        for saving, position, *_ in self._underway:
+            if position.step <= step:
+                with suppress(checkpoint.CheckpointError):  # `look` says what failed
+                    saving.wait()
+
+        def read(at: int) -> Tree | None:
+            with suppress(checkpoint.NoCheckpoint, checkpoint.CorruptCheckpoint):
+                tree: Tree = self._checkpoints.read(step=at).tree
+                return tree
+            return None
+
+        known = self.patiently("listing what was saved", self._checkpoints.list)
+        there = {one.step for one in known if one.in_lineage and one.step <= step and one.step % every == 0}
+        for at in sorted(there, reverse=True):
+            if (tree := self.patiently(f"reading the save of step {at}", partial(read, at))) is not None:
+                return at, tree
+        return None
 
     @property
     def where(self) -> str:
@@ -166,10 +204,6 @@ class Saver:
         self.look()
         return self._saved == (step, stopped)
 
-    def time_is_up(self) -> bool:
-        every_s = self._config.save_every_s
-        return every_s is not None and self._clock() - self.last_s >= every_s
-
     def look(self) -> None:
         """At each boundary: what has become of saves under way; and makes ready for them, once the run is going.
 
@@ -182,7 +216,9 @@ class Saver:
             saving, position, begun_s, stall_s = self._underway.pop(0)
             try:
                 commit = saving.wait()
-                self._committed(position, commit, (saving.ended_s or begun_s) - begun_s, stall_s)
+                took_s = (saving.ended_s or begun_s) - begun_s
+                self._committed(position, commit, took_s, stall_s)
+                self.schedule.committed(stall_s=stall_s, durable_s=took_s)
             except checkpoint.SaveDropped:
                 continue  # a newer one took its place
             except checkpoint.ClaimLost as lost:
@@ -199,13 +235,20 @@ class Saver:
         if most is not None and self._failures >= most:
             raise self._saves_failed(step) from self._last_failure
 
-    def patiently(self, what: str, act: Callable[[], T]) -> T:
+    @property
+    def newest(self) -> str:
+        """What is saved, in words."""
+        return f"step {self._saved[0]}" if self._saved is not None else "no checkpoint of this run"
+
+    def patiently(self, what: str, act: Callable[[], T], *, by_s: float | None = None) -> T:
         """What `act` gives, which is tried again for a while where the storage or the writer process fails: a disk that
         is full for a moment costs no run.
 
+        by_s  by the clock, after which nobody is there to try again
         Raises StorageError or WriterDied where every attempt failed, and whatever else `act` raises.
         """
         until_s, wait_s = self._clock() + PATIENCE_S, 1.0
+        until_s = until_s if by_s is None else min(until_s, by_s)
         while True:
             try:
                 return act()
@@ -224,18 +267,23 @@ class Saver:
         self.look()
         self._events.emit(schema.SaveBegun(step=position.step))
         begun_s = self._clock()
-        meta = {"position": asdict(position), "identity": self._identity, "world_size": self.world_size}
+        meta = {
+            "position": asdict(position),
+            "identity": self._identity,
+            "world_size": self.world_size,
+            "losses": {**self._losses().document(), "ended": must and position.step > 0},
+        }
         objects = self._train_state.objects()
         try:
             if self._warmed:
                 saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False)
-                self.last_s = self._clock()
-                self._underway.append((saving, position, begun_s, self.last_s - begun_s))
-                self._events.emit(schema.Staged(step=position.step, seconds=self.last_s - begun_s))
+                stall_s = self._has_saved() - begun_s
+                self._underway.append((saving, position, begun_s, stall_s))
+                self._events.emit(schema.Staged(step=position.step, seconds=stall_s))
                 commit = None
             else:
                 commit = self._checkpoints.save(position.step, objects, meta=meta)
-                self.last_s = self._clock()
+                stall_s = self._has_saved() - begun_s
         except checkpoint.ClaimLost as lost:
             raise _evicted(lost) from lost
         except checkpoint.UnsupportedValue:
@@ -245,12 +293,17 @@ class Saver:
             if must:
                 raise
             self._console.say(f"step {position.step} could not be saved; training goes on. {failure}")
-            self.last_s = self._clock()
+            self._has_saved()
             return
         if commit is not None:
-            self._committed(position, commit, self.last_s - begun_s, self.last_s - begun_s)
+            self._committed(position, commit, stall_s, stall_s)
         elif must:
             self._await(saving)
+
+    def _has_saved(self) -> float:
+        """The time, from which the next save is counted."""
+        self.schedule.last_s = self._clock()
+        return self.schedule.last_s
 
     def _await(self, saving: checkpoint.Saving) -> None:
         """If this process is killed meanwhile, the writer process commits it all the same."""

@@ -24,6 +24,7 @@ from elastic.data.data_plan import Examples
 from elastic.data.loader import Loader, read_once
 from elastic.errors import PeerLost
 from elastic.events import schema
+from elastic.events.event import ABSENT
 from elastic.events.timing import age_s
 from elastic.group.form import Group
 from elastic.group.warm_memory import WarmMemory
@@ -42,6 +43,7 @@ from elastic.membership.rules import BOUNDARY
 from elastic.state import identity as identities
 from elastic.state.body import Body
 from elastic.state.compiled import Compiling
+from elastic.state.health import Health
 from elastic.state.reached import watch
 from elastic.state.train_state import TrainState, Tree
 from elastic.state.trained import Trained
@@ -79,6 +81,7 @@ class Session:
             schedulers=config.schedulers,
             scaler=config.scaler,
             extra=config.extra,
+            health=Health(config.on_bad),
         )
         self.view_group = ViewGroup(context)
         self.phases = Phases(context, state, self.view_group)
@@ -167,16 +170,23 @@ class Session:
     def tell_finished(self) -> None:
         digest = self.train_state.weights_digest()
         spent = self.context.stopwatch.lap()
-        self.context.events.emit(schema.Finished(step=self.state.step, digest=digest, **spent))
+        passed_over = self.train_state.health.ranges() or ABSENT
+        finished = schema.Finished(step=self.state.step, digest=digest, passed_over=passed_over, **spent)
+        self.context.events.emit(finished)
 
     def on_close(self, closing: Callable[[], None]) -> None:
         """Have something closed with the session."""
         self._closing.callback(closing)
 
+    @property
+    def is_orderly(self) -> bool:
+        """Whether it does not end abruptly."""
+        return not self._abruptly
+
     def close(self, *, abruptly: bool = False) -> None:
         """abruptly  do not wait for collectives in flight: peers that wait for this worker learn of its end at once"""
         self._abruptly = abruptly
-        self.context.progress.at(Phase.OVER, generation=self.view_group.generation, step=self.state.step)
+        self.context.progress.at(Phase.ENDED, generation=self.view_group.generation, step=self.state.step)
         self._closing.close()
 
     def regroup(self, standing: Standing, side_state: Tree, *, at: str, lost: bool, whole: bool) -> Tree | None:
@@ -260,6 +270,7 @@ class Session:
             self.group,
             self.trained,
             attributes,
+            self.train_state.health,
             self.phases.waiting,
             self._memory,
             restorer.giving,

@@ -10,6 +10,7 @@ import torch
 from elastic.data.data_plan import StepPlan
 from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.sums import Agreed
+from elastic.loop.bad_steps import BadSteps
 from elastic.loop.exchange import Exchange
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
@@ -27,6 +28,7 @@ class Step:
         attempt: 0, or how often the step has come round again.
         sums: After the inner loop: what `add` added, over the whole batch; the same on every worker.
         count: After the inner loop: what `backward` counted, over the whole batch.
+        passed_over: After the inner loop: why the step was passed over and not applied (see `OnBad`); else None.
     """
 
     def __init__(
@@ -36,9 +38,10 @@ class Step:
         plan: StepPlan,
         *,
         wishes: Callable[[], int],
+        bad_steps: BadSteps | None,
         apply: Callable[[Step, Agreed], None],
     ) -> None:
-        self.in_hand = in_hand = StepInHand(session, recovery, plan, wishes=wishes)
+        self.in_hand = in_hand = StepInHand(session, recovery, plan, wishes=wishes, bad_steps=bad_steps)
         self._session = session
         self._apply = apply
         self.index = in_hand.index
@@ -60,6 +63,10 @@ class Step:
     @property
     def count(self) -> int:
         return self.in_hand.count
+
+    @property
+    def passed_over(self) -> str | None:
+        return self.in_hand.passed_over
 
     def __iter__(self) -> Iterator[Any]:
         if self._begun:
@@ -135,7 +142,7 @@ class Step:
         step.context.moment("backward", step.share)
         scaled = scaler.scale(loss) if scaler is not None else loss
         try:
-            gradients.begin_pass(step.merges, piece=step.piece, pieces=step.pieces, last=step.last)
+            gradients.begin_pass(step.merges, piece=step.piece, pieces=step.pieces, last=step.last, at_once=True)
             scaled.backward()
             gradients.end_pass()
         except PeerLost as lost:  # a bucket could not leave: the iterator deals with it, not the loop's body

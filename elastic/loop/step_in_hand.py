@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elastic.data.data_plan import StepPlan
 from elastic.data.loader import ExampleError
 from elastic.errors import UNTOUCHED, PeerLost, StepError
@@ -22,6 +25,7 @@ from elastic.events import schema
 from elastic.events.timing import DATA
 from elastic.group.sums import Agreed, ShareSums
 from elastic.loop.assignment import pieces
+from elastic.loop.bad_steps import BadSteps, PassOver
 from elastic.loop.exchange import Exchange
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
@@ -57,7 +61,8 @@ class StepInHand:
         attempt: 0, or how often the step has come round again.
         sums: Once it is exchanged: what `add` added, over the whole batch; the same on every worker.
         count: Once it is exchanged: how many examples (or tokens) were counted, over the whole batch.
-        applied: Whether the run's state holds it.
+        applied: Whether the run's state holds it, or that it was passed over.
+        bad: Once it is exchanged: what passing it over is; None: it is to be applied.
         due: A batch has been handed out, and its backward pass has not come yet.
         share: The one in hand.
         last: Its batch in hand is this worker's last of the step.
@@ -71,6 +76,7 @@ class StepInHand:
         plan: StepPlan,
         *,
         wishes: Callable[[], int],
+        bad_steps: BadSteps | None,
     ) -> None:
         self.session = session
         self.context = session.context
@@ -80,6 +86,8 @@ class StepInHand:
         self._recovery = recovery
         self.plan = plan
         self._wishes = wishes
+        self._bad_steps = bad_steps
+        self.bad: PassOver | None = None
         self.index = plan.index
         self.epoch = plan.epoch
         self.step_in_epoch = plan.step_in_epoch
@@ -97,7 +105,12 @@ class StepInHand:
         self.examples = 0
         self.share_sums: list[ShareSums] = []
         self.counted = 0
-        self.indices_read: list[int] = []
+        self.indices_read: list[NDArray[np.int64]] = []
+
+    @property
+    def passed_over(self) -> str | None:
+        """Why it was; None: it was not, or not yet."""
+        return self.session.train_state.health.why(self.index) if self.applied else None
 
     def ready(self) -> Exchange:
         """Plans this worker's part in the present view; returns that view's exchange."""
@@ -120,7 +133,7 @@ class StepInHand:
         self.begin(exchange)
         assignment = exchange.assignment
         for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
-            self.examples = sum(plan.sizes[share] for share in shares)
+            self.examples = sum(plan.sizes[shares.start : shares.stop])
             self.share = share = shares[0]
             self.share_sums.append(ShareSums())
             self.merges, self.pieces = merges, pieces(context.config, plan, shares, assignment.blocks)
@@ -130,10 +143,13 @@ class StepInHand:
                 exchange.announced.look()
                 self.session.group.check()
                 self._phases.sign(Phase.READING)
-                with context.stopwatch.on(DATA):
+                before = context.stopwatch.at(DATA)
+                try:
                     loaded = self.read(self.session.loader.next)
+                finally:
+                    context.stopwatch.at(before)
                 self._phases.sign(Phase.COMPUTING)
-                self.indices_read += loaded.indices.tolist()
+                self.indices_read.append(loaded.indices)
                 if self._streams is not None and micro == self.pieces - 1:
                     for one in shares:
                         for name, position in self._streams.carried(one).items():
@@ -177,7 +193,10 @@ class StepInHand:
         self.session.body.end(self.index)
 
     def carry_out(self, exchange: Exchange, *, unit: int = 1) -> Agreed:
-        """`.grad`, `sums` and `count` are exact afterwards. unit: see Exchange.carry_out."""
+        """`.grad`, `sums` and `count` are exact afterwards, and `bad` is known. unit: see Exchange.carry_out.
+
+        Raises PeerLost, StepError, BadStep.
+        """
         self.last = False
         seed_streams(outside_seed(self.plan.plan.seed, self.index, _PHASE), self.context.config.device)
         self.context.moment("exchange")
@@ -194,6 +213,8 @@ class StepInHand:
             self._streams.settle(agreed.sums)
         self.sums, self.count = agreed.sums, agreed.count
         self._phases.enter(Phase.COMPUTING)
+        if self._bad_steps is not None:
+            self.bad = self._bad_steps.look(self.index, agreed)
         return agreed
 
     def recovers(self, lost: PeerLost, exchange: Exchange) -> bool:

@@ -169,14 +169,14 @@ def _can_follow(tensor: torch.Tensor, held: frozenset[int]) -> bool:
     return tensor.nbytes >= _FOLLOWS_BYTES and tensor.untyped_storage().data_ptr() in held
 
 
-def _taken(group: Group, given: dict[int, list[Piece]], layout: dict[str, _Place]) -> dict[str, torch.Tensor]:
-    into = {name: place.empty() for name, place in layout.items()}
+def _taken(group: Group, given: dict[int, list[Piece]], layout: dict[str, _Span]) -> dict[str, torch.Tensor]:
+    into = {name: span.empty() for name, span in layout.items()}
     take(group, given, {name: _flat(tensor) for name, tensor in into.items()})
     return into
 
 
 def _stream(
-    group: Group, parts: Roles, tensors: dict[str, torch.Tensor], layout: dict[str, _Place], total: int
+    group: Group, parts: Roles, tensors: dict[str, torch.Tensor], layout: dict[str, _Span], total: int
 ) -> dict[str, torch.Tensor] | None:
     """Piece by piece: while one is on its way, the donors pack the next, and the others unpack the one before.
 
@@ -185,7 +185,7 @@ def _stream(
     receives = group.rank in parts.need_state
     ranges = dict(zip(parts.donors, _ranges(total, len(parts.donors)), strict=True))
     flats = {name: _flat(tensor) for name, tensor in tensors.items()}
-    into = {name: place.empty() for name, place in layout.items()} if receives else {}
+    into = {name: span.empty() for name, span in layout.items()} if receives else {}
     flats_into = {name: _flat(tensor) for name, tensor in into.items()}
     packed = [torch.empty(PIECE * len(parts.need_state) if tensors else 0, dtype=torch.uint8) for _ in range(2)]
     arrived = [torch.empty(PIECE * len(ranges) if receives else 0, dtype=torch.uint8) for _ in range(2)]
@@ -219,7 +219,9 @@ def _piece(start: int, stop: int, number: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Span:
+    """Where a tensor lies in the flat bytes, and as what."""
+
     offset: int
     nbytes: int
     dtype: torch.dtype
@@ -247,15 +249,15 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _layout(kinds: dict[str, list[Any]]) -> tuple[dict[str, _Place], int]:
+def _layout(kinds: dict[str, list[Any]]) -> tuple[dict[str, _Span], int]:
     """Where each tensor lies in the flat bytes, and how many there are."""
-    places, at = {}, 0
+    spans, at = {}, 0
     for name, (kind, shape, strides) in kinds.items():
         dtype = getattr(torch, kind)
         nbytes = dtype.itemsize * torch.Size(shape).numel()
-        places[name] = _Place(at, nbytes, dtype, tuple(shape), tuple(strides))
+        spans[name] = _Span(at, nbytes, dtype, tuple(shape), tuple(strides))
         at += -(-nbytes // _ALIGNED) * _ALIGNED
-    return places, at
+    return spans, at
 
 
 def _ranges(total: int, donors: int) -> list[tuple[int, int]]:
@@ -264,31 +266,31 @@ def _ranges(total: int, donors: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _pack(out: torch.Tensor, flats: dict[str, torch.Tensor], layout: dict[str, _Place], start: int, stop: int) -> None:
+def _pack(out: torch.Tensor, flats: dict[str, torch.Tensor], layout: dict[str, _Span], start: int, stop: int) -> None:
     """Bytes start … stop of the flat state."""
     for name, low, high, offset in _within(layout, start, stop):
         out[low - start : high - start] = flats[name][low - offset : high - offset]
 
 
 def _unpack(
-    data: torch.Tensor, flats: dict[str, torch.Tensor], layout: dict[str, _Place], start: int, stop: int
+    data: torch.Tensor, flats: dict[str, torch.Tensor], layout: dict[str, _Span], start: int, stop: int
 ) -> None:
     """`data` is bytes start … stop of the flat state."""
     for name, low, high, offset in _within(layout, start, stop):
         flats[name][low - offset : high - offset] = data[low - start : high - start]
 
 
-def _within(layout: dict[str, _Place], start: int, stop: int) -> Iterator[tuple[str, int, int, int]]:
+def _within(layout: dict[str, _Span], start: int, stop: int) -> Iterator[tuple[str, int, int, int]]:
     """(name, from, to, its own offset) of every tensor with bytes between start and stop."""
     names = list(layout)
     first = max(0, bisect_right(names, start, key=lambda name: layout[name].offset) - 1)
     for name in names[first:]:
-        place = layout[name]
-        if place.offset >= stop:
+        span = layout[name]
+        if span.offset >= stop:
             return
-        low, high = max(place.offset, start), min(place.offset + place.nbytes, stop)
+        low, high = max(span.offset, start), min(span.offset + span.nbytes, stop)
         if low < high:
-            yield name, low, high, place.offset
+            yield name, low, high, span.offset
 
 
 def broadcast(group: Group, tree: Tree | None) -> Tree:

@@ -5,13 +5,16 @@
     close    the state is that of the next step, and whole as far as this worker's own doing goes
     commit   the step is announced: to the event log, and to whoever waits for it
 
+A step that is bad is opened and closed likewise, and passed over in between (bad_steps.py).
+
 Every worker holds the same exact gradients and does the same arithmetic, so every worker ends with the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
 
 from elastic.config import Config
@@ -19,28 +22,39 @@ from elastic.events import schema
 from elastic.events.digests import digest_of_indices, digest_of_sums, plain_values
 from elastic.events.event import ABSENT
 from elastic.group.sums import Agreed
+from elastic.loop.bad_steps import BadSteps, PassOver
 from elastic.loop.session import Session
 from elastic.loop.step import Step
 from elastic.loop.step_in_hand import StepInHand
 
+_LISTED = 1000  # examples, in a record
+
 
 class Update:
-    """The only place that changes the model.
+    """The only place that changes the model, or that opens and closes the update of a loop that changes it itself.
 
     compute  what is done with exact gradients
     also     is called as part of it, at its end: the functions given to `on_apply`, if any
     """
 
     def __init__(
-        self, session: Session, compute: Callable[[Step], None], also: Callable[[Step | StepInHand], bool]
+        self,
+        session: Session,
+        compute: Callable[[Step], None],
+        also: Callable[[Step | StepInHand], bool],
+        bad_steps: BadSteps | None,
     ) -> None:
         self._session = session
         self._context = session.context
         self._state = session.state
         self._compute = compute
         self._also = also
+        self._bad_steps = bad_steps
 
     def __call__(self, step: Step, agreed: Agreed) -> None:
+        if step.in_hand.bad is not None:
+            self.pass_over(step.in_hand, agreed)
+            return
         self._open()
         self._compute(step)
         self._also(step)
@@ -68,18 +82,69 @@ class Update:
         step.applied = True
         self._commit(step)
 
-    def _open(self) -> None:
+    def pass_over(self, step: StepInHand, agreed: Agreed) -> None:
+        """In place of the update, of either loop."""
+        over, buffers = step.bad, self._session.exchange.buffers
+        assert over is not None
+        assert self._bad_steps is not None
+        buffers.restore()
+        self._begin()
+        buffers.close()
+        self._bad_steps.pass_over(over)
+        self._close(agreed)
+        if self._context.live is not None:
+            self._session.train_state.applied.note()
+        step.applied = True
+        self._context.progress.step_done()
+        self._tell_passed_over(step, over)
+        self._context.moment("applied")
+
+    def _begin(self) -> None:
         self._state.begin_update()
         self._context.moment("update")
         if self._context.live is not None:
             self._session.train_state.applied.look()
+
+    def _open(self) -> None:
+        self._begin()
         self._session.exchange.buffers.apply()
 
     def _close(self, agreed: Agreed) -> None:
         self._state.step += 1
         self._state.end_update(agreed)
 
+    def _tell_passed_over(self, step: StepInHand, over: PassOver) -> None:
+        shares, passed = self._session.exchange.assignment.shares, over.passed
+        coordinates = self._session.view_group.rank == 0
+        self._context.events.emit(
+            schema.PassedOver(
+                step=step.index,
+                first=passed.first,
+                epoch=step.epoch,
+                attempt=step.attempt,
+                why=passed.why,
+                shares=[shares.start, shares.stop],
+                count=step.count,
+                indices=_read(step),
+                sums=digest_of_sums(step.sums, step.count),
+                signs=plain_values(over.signs.told),
+                examples=self._examples(over.new[:_LISTED]) if coordinates else ABSENT,
+                examples_count=sum(self._session.step_plan(new).count for new in over.new) if coordinates else ABSENT,
+                **self._context.stopwatch.lap(),
+            )
+        )
+        back = "" if passed.first == step.index else f", and goes back to the state after {passed.first} steps"
+        self._context.console.say(f"step {step.index} is passed over{back}: {passed.why}")
+
+    def _examples(self, steps: Sequence[int]) -> list[int]:
+        indices: list[int] = []
+        for step in steps:
+            indices += self._session.step_plan(step).indices.tolist()
+        return indices[:_LISTED]
+
     def _commit(self, step: StepInHand) -> None:
+        if self._bad_steps is not None:
+            self._bad_steps.applied()
         self._context.progress.step_done()
         shares = self._session.exchange.assignment.shares
         coordinates = self._session.view_group.rank == 0
@@ -90,7 +155,7 @@ class Update:
                 attempt=step.attempt,
                 shares=[shares.start, shares.stop],
                 count=step.count,
-                indices=digest_of_indices(step.indices_read),
+                indices=_read(step),
                 sums=digest_of_sums(step.sums, step.count),
                 redone=step.attempt > 0,
                 values=plain_values(step.sums) if coordinates else ABSENT,
@@ -100,14 +165,19 @@ class Update:
         self._context.moment("applied")
 
 
-def default_update(config: Config) -> None:
-    """Unscale, clip, step. The norm that is clipped is that of all parameters of all models together."""
+def _read(step: StepInHand) -> str:
+    """The digest of what this worker has read of the step."""
+    return digest_of_indices(np.concatenate(step.indices_read) if step.indices_read else ())
+
+
+def default_update(config: Config, parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Unscale, clip, step. The norm that is clipped is that of all `parameters` of all models together."""
     optimizers = list(config.optimizers.values())
     if config.scaler is not None:
         for optimizer in optimizers:
             config.scaler.unscale_(optimizer)
     if config.clip_grad_norm is not None:
-        torch.nn.utils.clip_grad_norm_(config.parameters().values(), config.clip_grad_norm)
+        torch.nn.utils.clip_grad_norm_(parameters, config.clip_grad_norm)
     for optimizer in optimizers:
         if config.scaler is not None:
             config.scaler.step(optimizer)

@@ -40,11 +40,11 @@ class ViewGroup:
     """This worker's place in the present view, and the process group that it forms with the others.
 
     rank, world_size, generation  of this worker's present view; before the first one what the launcher said, and 0
-    beacon                        (nonce, endpoint) of what answers for the run as long as its first agent lives; None:
+    beacon                        (nonce, endpoint) of what answers for the run: the agent of its hub then; None:
                                   nobody does
     claim  that the run writes under, as the hub knows it
     nodes  of each worker
-    hub    where others find it, where there can be others
+    witness, begun_elsewhere  see NewView
     """
 
     view: View
@@ -63,7 +63,7 @@ class ViewGroup:
         self.beacon: tuple[str, dict[str, object]] | None = None
         self.claim: dict[str, Any] | None = None
         self.nodes: list[str] = []
-        self.hub: dict[str, Any] | None = None
+        self.witness = self.begun_elsewhere = False
 
     def join(self) -> None:
         """The one view of this process. Raises RendezvousTimeout, PeerLost."""
@@ -94,7 +94,7 @@ class ViewGroup:
         context.events.context(rank=rank, world_size=view.world_size, generation=view.generation)
         context.moment("form")
         self.claim, self.nodes = details.claim, details.nodes
-        self.hub = (details.beacon or {}).get("hub")
+        self.witness, self.begun_elsewhere = details.witness, details.begun_elsewhere
         self.beacon = (details.beacon["nonce"], details.beacon["endpoint"]) if details.beacon else None
         address = context.launch.address or ("127.0.0.1" if details.one_node else host_address(None))
         self._form(view, rank, live.board(), address)

@@ -1,6 +1,6 @@
 """A worker ended otherwise than in order: is another one started in its place, and when, or is that a bug? Pure.
 
-Promises  a bug is not a fault: a failure that repeats (rules.repeated) is one.
+Promises  a bug is not a fault: the same kind of failure at the same step, twice, is one (`repeated`).
           Kills from outside are replaced, however many come; where they come at one step every time, later and later,
           until that is one, too (kills.py).
           One that asks to be started again is, as long as the run gets on.
@@ -10,20 +10,27 @@ Leaves    whether a bug ends the run, or the run goes on without that worker, to
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic.membership.kills import Kills, Replace, Slot
-from elastic.membership.rules import Failure, repeated
+from elastic.membership.messages import Exited, Failed
 
 AGAIN = 75  # the exit status (EX_TEMPFAIL) of a worker that asks to be started again
 KILLED = "SIGKILL"
+LEAVES = ("SIGTERM", "SIGINT", "SIGUSR1")  # whom one of them ended before it could leave in order was told to go
+EVICTED = "elastic.errors.Evicted"
+SAVES_FAILED = "elastic.errors.SavesFailed"
+MISMATCH = "elastic.errors.CollectiveMismatch"
+BAD_STEP = "elastic.errors.BadStep"
+NOT_FINITE = "elastic.errors.WeightsNotFinite"
 _AGAIN_MAX = 20  # of one place, while the run gets nowhere
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
     """
-    what           see rules.Failure
+    what           see Failure
     step           where; None before its first, or where nobody knows
     killed         by SIGKILL, and by no doing of its own
     asks           to be started again
@@ -45,6 +52,27 @@ class Ended:
     out_of_memory: bool = False
 
 
+def what_failed(said: Exited, failed: Failed | None) -> str:
+    """See Failure. failed: what the worker said of it"""
+    return failed.error if failed else "hang" if said.hung else said.signal or f"exit status {said.code}"
+
+
+def ended(said: Exited, failed: Failed | None, *, place: Slot, lived_s: float) -> Ended:
+    """Of a worker that was not to end."""
+    return Ended(
+        worker=said.worker,
+        place=place,
+        what=what_failed(said, failed),
+        step=failed.step if failed else said.step,
+        killed=said.signal == KILLED and not said.hung and not failed,
+        asks=said.code == AGAIN and not failed,
+        stopped=said.stopped,
+        lived_s=lived_s,
+        kernel=said.kernel,
+        out_of_memory=said.out_of_memory,
+    )
+
+
 @dataclass(frozen=True)
 class Bug:
     """why  it is one   what  failed"""
@@ -62,7 +90,7 @@ class Bug:
 
 
 class Endings:
-    """Of one run. restarts_max, window_s: see rules.repeated
+    """Of one run. restarts_max, window_s: see repeated
 
     farthest  how many steps are applied, since the run last went back to what is saved
     """
@@ -73,6 +101,7 @@ class Endings:
         self._failures: list[Failure] = []
         self._kills = Kills()
         self._again: Counter[Slot] = Counter()  # since the run got on
+        self._counted: set[str] = set()  # workers
         self.farthest = -1
         self._most = -1  # ever, whatever the run has gone back to since
 
@@ -87,7 +116,13 @@ class Endings:
         """To what is saved."""
         self.farthest = -1
 
+    def happened(self, now_s: float, ended: Ended, *, age_s: float) -> None:
+        """Before this hub was the run's: what followed from it has followed, and it counts."""
+        if ended.worker not in self._counted:
+            self.follows(now_s - age_s, ended)
+
     def follows(self, now_s: float, ended: Ended) -> Replace | Bug:
+        self._counted.add(ended.worker)
         if ended.step is not None:
             self._most = max(self._most, ended.step)
         if ended.killed:
@@ -120,3 +155,50 @@ class Endings:
             "  next    if memory is short: a smaller micro_batch_size, fewer workers per node (--nproc-per-node), or "
             "more memory; else see who kills it"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A worker that ended by its own doing.
+
+    what  "ValueError: …", "exit status 3", "SIGSEGV", "hang": what a repetition is known by
+    step  where, None before the first or where nobody knows
+    """
+
+    worker: str
+    what: str
+    step: int | None
+    at_s: float
+
+    @property
+    def kind(self) -> str:
+        """Without an exception's text: addresses, process numbers and names of temporary files are new every time."""
+        return self.what.partition(":")[0]
+
+
+def repeated(failures: Sequence[Failure], newest: Failure, *, restarts_max: int, window_s: float) -> str | None:
+    """Why the newest failure is a bug that a restart does not help, or None: replace the worker.
+
+    failures      the earlier ones
+    restarts_max  how often one failure may repeat, at whatever steps, within `window_s`
+    A step is repeated whenever the run goes back to it; a failure before the first step has only time to go by.
+    """
+    if newest.kind == EVICTED:
+        return "another job has taken this run over"
+    if newest.kind == SAVES_FAILED:
+        return "nothing can be saved any more"
+    if newest.kind == MISMATCH:
+        return "the script does not do the same on all workers"
+    if newest.kind == BAD_STEP:
+        return "a step is bad, and would be again"
+    if newest.kind == NOT_FINITE:
+        return "the weights are not finite"
+    recent = [failure for failure in failures if newest.at_s - failure.at_s <= window_s]
+    before = recent if newest.step is None else failures
+    if any(failure.kind == newest.kind and failure.step == newest.step for failure in before):
+        where = "before its first step" if newest.step is None else f"at step {newest.step}"
+        return f"the same failure twice {where}"
+    repeats = 1 + sum(failure.what == newest.what for failure in recent)
+    if repeats > restarts_max:
+        return f"the same failure {repeats} times within {window_s:.0f} s, more than --max-restarts allows"
+    return None

@@ -1,4 +1,6 @@
-"""Who started this process, and as which worker? What a launcher tells a worker is read here, and nowhere else.
+"""Who started this process, and as which worker? What a launcher tells training is read here.
+
+What a worker needs before it is one, its agent and its channel, launch/worker.py reads.
 
 `elastic run`, plain torchrun and a process on its own are understood. A rank without its world (or the other way
 round) is an error here and not a hang later.
@@ -7,12 +9,15 @@ round) is an error here and not a hang later.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from checkpoint import linux
 from elastic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +44,11 @@ _OF_PROCESSOR = (
 _OF_COMPILER = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCH_DYNAMO_", "AOT_")
 _WITHOUT_EFFECT = ("CACHE", "THREADS", "WORKER", "LOG", "DEBUG", "TRACE", "VERBOSE", "PROGRESS", "SAVE_ARGS")
 _STDERR = 2
+NOTICES, GRACE = "ELASTIC_NOTICES", "ELASTIC_GRACE_S"
+_TORCHRUNS_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_TORCHRUNS_FLAG = re.compile(rb"\0--shutdown[-_]timeout[=\0](\d+)\0")
+_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_OF_SOURCES = ("SLURM_", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "GCE_METADATA_HOST")
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -60,6 +70,9 @@ class Launch:
     terminal                  this worker shows it itself, on stderr: rank 0 under torchrun, on a terminal
     several_nodes             the agent's run may have some
     node                      the agent's name for its own
+    notices                   which sources of notices its node has, see preemption/setting.py; under an agent no
+                              concern of its workers
+    grace_s                   from a signal to leave to SIGKILL, as far as the launcher, or ELASTIC_GRACE_S, says
     hang_s                    how long a worker may compute without a step's end before it counts as hung, at least
     """
 
@@ -82,6 +95,8 @@ class Launch:
     terminal: bool = False
     several_nodes: bool = False
     node: str = ""
+    notices: str = "auto"
+    grace_s: float | None = None
     hang_s: float = 30.0
 
     @property
@@ -108,10 +123,12 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             status=env.get("ELASTIC_STATUS") == "1",
             several_nodes=env.get("ELASTIC_SEVERAL_NODES") == "1",
             node=env.get("ELASTIC_NODE", ""),
+            notices="none",
+            grace_s=grace_s(env),
             hang_s=float(env.get("ELASTIC_HANG_S", "30")),
         )
     if "RANK" not in env and "WORLD_SIZE" not in env:
-        return Launch(observer=observer)
+        return Launch(observer=observer, notices=notices(env), grace_s=grace_s(env))
     missing = [name for name in _TORCHRUN if name not in env]
     if missing:
         raise ConfigError(
@@ -131,8 +148,53 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
         job=None if run_id == "none" else run_id,
         restart=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
         observer=observer,
+        notices=notices(env),
+        grace_s=grace_s(env),
         terminal=env["RANK"] == "0" and env.get("ELASTIC_STATUS") != "0" and _is_terminal(_STDERR, env),
     )
+
+
+def notices(environ: Mapping[str, str] | None = None) -> str:
+    """Which sources of notices are to be watched, as the environment says; see preemption/setting.py."""
+    env = os.environ if environ is None else environ
+    return env.get(NOTICES) or "auto"
+
+
+def grace_s(environ: Mapping[str, str] | None = None, parent: bytes | None = None) -> float | None:
+    """How long from a signal to leave to SIGKILL, in seconds: torchrun's, by its flag, variable or default; elsewhere
+    somebody must say.
+
+    parent  the command line of this process's parent, with a NUL after each argument; default: as the kernel has it
+    Raises ConfigError.
+    """
+    env = os.environ if environ is None else environ
+    of_torchrun = None
+    if "TORCHELASTIC_RUN_ID" in env:
+        flag = _TORCHRUNS_FLAG.search(linux.command_line(os.getppid()) if parent is None else parent)
+        of_torchrun = flag[1].decode() if flag is not None else env.get(_TORCHRUNS_GRACE, "30")
+    for name, said in ((GRACE, env.get(GRACE)), (_TORCHRUNS_GRACE, of_torchrun)):
+        if said:
+            try:
+                seconds = float(said)
+            except ValueError:
+                seconds = math.nan
+            if not 0 <= seconds < math.inf:
+                raise ConfigError(f"{name}={said!r}; expected seconds from the signal to leave to SIGKILL")
+            return seconds
+    return None
+
+
+def local_rank(environ: Mapping[str, str] | None = None) -> int:
+    """This process's number among those of its node that a launcher has started, as far as one says; else 0."""
+    env = os.environ if environ is None else environ
+    found = next((env[name] for name in _LOCAL_RANKS if env.get(name, "").isdigit()), "0")
+    return int(found)
+
+
+def settings_of_sources(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that sources of notices read."""
+    env = os.environ if environ is None else environ
+    return {name: value for name, value in env.items() if name.startswith(_OF_SOURCES)}
 
 
 def _is_terminal(fd: int, env: Mapping[str, str]) -> bool:

@@ -6,16 +6,27 @@ claim, how long a side that is no majority lets others try first, and what peopl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.membership.node_report import NodeReport, number_of
-from elastic.membership.succession import Claim, GoOn, KnownView, Share, Stay, may_go_on
+from elastic.membership.succession import Claim, GoOn, KnownView, Share, Stay, may_go_on, suffices
 
 LET_FIRST_S = {Share.MOST: 0.0, Share.HALF: 1.0, Share.FEW: 2.5}  # so long a side leaves the claim to the others
 _AGAIN_S = 1.0  # after a storage that failed
+_PATIENCE_S = 5.0  # with a worker that is at its storage, before another one is asked; then twice as long, and so on
 ClaimDocument = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A worker is to take the claim under which these nodes go on, in the view with that generation."""
+
+    worker: str
+    generation: int
+    nodes: frozenset[str]
+    at_s: float
 
 
 class GoingOn:
@@ -29,10 +40,16 @@ class GoingOn:
         self._known: tuple[KnownView, ...] = ()
         self._left: set[str] = set()
         self._dead: set[str] = set()
-        self._sees: set[str] = set()  # nodes that have read the run's claim in their storage
+        self._read: dict[str, set[object]] = {}  # node -> nonces of claims that it has read in its storage
+        self._nonces: set[object] = set()  # of the run's claims
+        self._sees: set[str] = set()  # nodes that have read one of these, or have agreed that all do
         self._granted: frozenset[str] | None = None
         self._alone_since_s: float | None = None
-        self._asked: str | None = None
+        self._ask: Ask | None = None  # whose answer counts
+        self._busy: set[str] = set()  # workers of which no answer has come, and another one was asked
+        self._unanswered: set[str] = set()  # workers that were asked
+        self._unsure = False  # whether there is a claim that is known to nobody: one who was asked ended, or went
+        self._patience_s = _PATIENCE_S
         self._again_s = 0.0
 
     # who is where
@@ -45,12 +62,24 @@ class GoingOn:
         """The kernel of its machine says that its process has ended."""
         self._dead.add(node)
 
+    def is_away(self, node: str) -> None:
+        """It is not with this hub any more. Even if it comes back: it may have been with others meanwhile, who took
+        the next claim."""
+        if self._granted is not None and node in self._granted:
+            self._granted = None
+        if self._ask is not None and node in self._ask.nodes:
+            self._ask = None
+
     def is_here(self, node: str, newest: Mapping[str, Any] | None = None) -> None:
         """newest: the claim that one of its workers has read in its storage"""
         self._left.discard(node)
         self._dead.discard(node)
-        if newest is not None and self.claim is not None and newest.get("nonce") == self.claim.get("nonce"):
-            self._sees.add(node)
+        if newest is not None:
+            self._read.setdefault(node, set()).add(newest.get("nonce"))
+
+    def worker_ended(self, worker: str) -> None:
+        """Of a node that is here."""
+        self._unsure |= worker in self._unanswered
 
     def reported(self, report: NodeReport) -> None:
         """By a node that comes from another hub."""
@@ -58,8 +87,9 @@ class GoingOn:
             if view.claim is not None and not view.counted:
                 self._sees |= view.nodes
         self._known = (*self._known, *(view for view in report.known if view not in self._known))
-        if (number_of(report.claim) or 0) > (number_of(self.claim) or 0):
-            self.claim = report.claim
+        if report.claim is not None:
+            self.learn(report.claim)
+        self._unsure |= bool(report.asked)
 
     def missing(self, present: Collection[str]) -> frozenset[str]:
         """Who may be going on elsewhere, while nobody may here."""
@@ -75,42 +105,103 @@ class GoingOn:
 
     def publishes(self, generation: int, nodes: Collection[str]) -> bool:
         """A view. Whether the storage is its witness."""
-        witness = self.claim is not None and self._sees.issuperset(nodes)
+        witness = self.claim is not None and all(self._sees_storage(node) for node in nodes)
         claim = number_of(self.claim) if witness else None
         fresh = KnownView(generation=generation, nodes=frozenset(nodes), claim=claim)
         self._known = (*self._newest_met(), fresh)
-        self._granted = self._alone_since_s = self._asked = None
+        self._unsure &= self._granted is None
+        self._granted = self._alone_since_s = self._ask = None
+        self._patience_s = _PATIENCE_S
         return witness
 
-    def met(self, generation: int) -> None:
-        """All workers of the view have met."""
-        if self._known and self._known[-1].generation == generation:
-            self._known = (replace(self._known[-1], met=True),)
+    def met(self, generation: int, node: str) -> None:
+        """All workers of the view have met, as one of this node says."""
+        one = next((view for view in self._known if view.generation == generation and node in view.nodes), None)
+        if one is not None and not one.met:
+            newer = (view for view in self._known if view.generation > generation)
+            self._known = (replace(one, met=True), *newer)
 
-    def has_met(self, generation: int) -> bool:
+    def has_met(self, generation: int, nodes: Collection[str]) -> bool:
         """Whether all workers of this view have met, as far as is known."""
-        return any(view.met and view.generation == generation for view in self._known)
+        return any(view.met and (view.generation, view.nodes) == (generation, frozenset(nodes)) for view in self._known)
+
+    def is_witnessed(self, generation: int) -> bool:
+        """Whether the storage decides who goes on without others of this view."""
+        return any(
+            view.generation == generation and view.claim is not None and not view.counted for view in self._known
+        )
+
+    def has_left_behind(self, node: str, generation: int) -> bool:
+        """Whether there was a newer view than this one, without that node, and all of its nodes have left in order.
+
+        What they held is in the storage, and is newer than what that node holds.
+        """
+        newer = (view for view in self._known if view.generation > generation)
+        return any(node not in view.nodes and view.nodes <= self._left for view in newer)
 
     def witness(self, claim: ClaimDocument, *, agreed: bool) -> None:
-        """See messages.Witness."""
-        self.claim = claim
-        self._known = tuple(replace(view, claim=number_of(claim), counted=not agreed) for view in self._known)
+        """See messages.Witness. One that has agreed says so for all: whatever comes later was said before."""
+        self.learn(claim)
+        number = number_of(claim)
+        self._known = tuple(
+            replace(view, claim=number, counted=not agreed and (view.claim != number or view.counted))
+            for view in self._known
+        )
         if agreed:
             self._sees |= self.nodes
 
+    def _sees_storage(self, node: str) -> bool:
+        return node in self._sees or not self._nonces.isdisjoint(self._read.get(node, ()))
+
     # going on
 
-    def granted(self, claim: ClaimDocument, nodes: Collection[str]) -> None:
-        """The storage has given this side the next claim."""
-        self.claim, self._granted = claim, frozenset(nodes)
+    def learn(self, claim: ClaimDocument) -> bool:
+        """Of the run. Whether it is newer than the one that is known."""
+        self._nonces.add(claim.get("nonce"))
+        is_newer = (number_of(claim) or 0) > (number_of(self.claim) or 0)
+        if is_newer:
+            self.claim = claim
+        return is_newer
 
-    def failed(self, now_s: float) -> None:
-        """The storage could not be asked."""
-        self._asked, self._again_s = None, now_s + _AGAIN_S
+    def won(self, worker: str, generation: int, claim: ClaimDocument) -> bool:
+        """This worker has got the next claim. Whether it is what this hub has asked for and still needs; else somebody
+        else may have taken another one since."""
+        self._has_answered(worker)
+        is_newer, ask = self.learn(claim), self._ask
+        if ask is None or (ask.worker, ask.generation, ask.nodes) != (worker, generation, nodes_of(claim)):
+            return False
+        self._ask = None
+        if any(view.counted for view in self._known):  # a majority decides, and its own folder counts as it can
+            self.claim = claim
+        elif not is_newer:
+            return False
+        self._granted = ask.nodes
+        return True
 
-    def verdict(self, now_s: float, present: Collection[str]) -> GoOn | Claim | Stay | str:
-        """A text: it is not time yet, and why."""
-        found = may_go_on(self._known, present=present, left=self._left, dead=self._dead)
+    def failed(self, now_s: float, worker: str) -> None:
+        """The storage could not be asked by it."""
+        self._has_answered(worker)
+        if self._ask is not None and self._ask.worker == worker:
+            self._ask, self._again_s = None, now_s + _AGAIN_S
+
+    def lost_to(self, worker: str, theirs: ClaimDocument) -> frozenset[str] | None:
+        """Others have that claim, it says: who may ask again, for they are among its nodes. None: what it says is
+        older than what is known here."""
+        self._has_answered(worker)
+        if self._ask is not None and self._ask.worker == worker:
+            self._ask = None
+        return nodes_of(theirs) if (number_of(theirs) or 0) > (number_of(self.claim) or 0) else None
+
+    def verdict(self, now_s: float, present: Collection[str], *, holding: Collection[str]) -> GoOn | Claim | Stay | str:
+        """A text: it is not time yet, and why.
+
+        present  nodes that are here
+        holding  those of them whose workers hold the state
+        """
+        found: GoOn | Claim | Stay = may_go_on(self._known, present=present, left=self._left, dead=self._dead)
+        newest = number_of(self.claim)
+        if isinstance(found, GoOn) and self._unsure and newest is not None:
+            found = Claim(after=newest, share=Share.MOST, why="a worker that was to take the next claim is gone")
         if isinstance(found, GoOn):
             self._alone_since_s = None
             return found
@@ -118,19 +209,35 @@ class GoingOn:
             self._alone_since_s = now_s
         if isinstance(found, Stay):
             return found
-        if self._granted is not None and self._granted <= self._left.union(present):
+        if self._granted is not None and suffices(self._granted, holding=holding, left=self._left):
             return GoOn()
         if now_s - self._alone_since_s < LET_FIRST_S[found.share]:
             return found.why
         return found if now_s >= self._again_s else found.why
 
-    def asks(self, living: Iterable[str]) -> str | None:
-        """Which of these workers, the first choice first, is to be asked for the claim now; None: one of them was."""
-        candidates = list(living)
-        if self._asked in candidates:
-            return None
-        self._asked = candidates[0]
-        return self._asked
+    def asks(self, now_s: float, generation: int, holding: Mapping[str, str]) -> Ask | None:
+        """Who is to be asked for the claim now; None: one of them was, and has a while to answer.
+
+        holding  worker -> node, of those who hold the state, the first choice first
+        """
+        nodes, ask = frozenset(holding.values()), self._ask
+        self._busy.intersection_update(holding)
+        free = [worker for worker in holding if worker not in self._busy]
+        if ask is not None and (ask.generation, ask.nodes) == (generation, nodes) and ask.worker in holding:
+            others = [worker for worker in free if worker != ask.worker]
+            if now_s - ask.at_s < self._patience_s or not others:
+                return None
+            self._busy.add(ask.worker)
+            self._patience_s *= 2
+            free = others
+        worker = free[0] if free else next(iter(holding))
+        self._ask = Ask(worker=worker, generation=generation, nodes=nodes, at_s=now_s)
+        self._unanswered.add(worker)
+        return self._ask
+
+    def _has_answered(self, worker: str) -> None:
+        self._busy.discard(worker)
+        self._unanswered.discard(worker)
 
     def waits_s(self, now_s: float) -> float:
         """Since when somebody is missing."""
@@ -139,3 +246,10 @@ class GoingOn:
     def _newest_met(self) -> tuple[KnownView, ...]:
         met = [view for view in self._known if view.met]
         return (max(met, key=lambda view: view.generation),) if met else ()
+
+
+def nodes_of(claim: Mapping[str, Any]) -> frozenset[str]:
+    """For which it was taken; of what another job has written there, none."""
+    world = claim.get("world")
+    nodes = world.get("nodes") if isinstance(world, Mapping) else None
+    return frozenset(map(str, nodes)) if isinstance(nodes, list) else frozenset()

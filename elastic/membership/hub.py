@@ -4,20 +4,23 @@
       ->  everyone who can be in the next view has answered, or is proven to be gone
       ->  one "view" to each of its workers, with the next generation
 
-There is one hub in a run, in the agent of the first node, and only views tell a worker who is lost: it acts on nothing
-but what it is told here and on the failure of its own collectives. Who is in a view and in which order is rules.py's,
-what becomes of those who want to leave leaving.py's, and who is replaced or ends the run endings.py's. Who says what,
-when, and what follows is one table: docs/internals/protocol.md.
+There is one hub at a time: in the agent of the first node, and when that is lost or leaves, in that of the next node of
+its roster, which learns of the run from what the agents report. Only views tell a worker who is lost: it acts on
+nothing but what it is told here and on the failure of its own collectives. Who is in a view and in which order is
+rules.py's, what becomes of those who want to leave leaving.py's, who is replaced or ends the run endings.py's, who
+hangs hang_watch.py's, and for whom a hub waits that takes over takeover.py's. Who says what, when, and what follows is
+one table: docs/internals/protocol.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from elastic.membership.endings import AGAIN, KILLED, Bug, Ended, Endings
+from elastic.membership.endings import KILLED, LEAVES, Bug, Ended, Endings, ended, what_failed
 from elastic.membership.going_on import GoingOn
+from elastic.membership.hang_watch import EndRun, Finding, HangWatch, KillIt, TellPeople
 from elastic.membership.kills import Replace, Slot
 from elastic.membership.leaving import SAVED_NOTHING, see_off
 from elastic.membership.messages import (
@@ -33,6 +36,7 @@ from elastic.membership.messages import (
     Full,
     Hello,
     HubAt,
+    HubIs,
     KillHung,
     Leaving,
     MovedOn,
@@ -54,6 +58,7 @@ from elastic.membership.messages import (
     Status,
     TakeClaim,
     ToAgent,
+    ToHub,
     ToWorker,
     Unstarted,
     ViewIsOver,
@@ -61,23 +66,21 @@ from elastic.membership.messages import (
     as_message,
     parse,
 )
-from elastic.membership.node_report import NodeReport
-from elastic.membership.rules import BOUNDARY, Standstill, next_view
-from elastic.membership.stalls import FRESH_S, STORAGE, Hung, Place, Sighting, Stall, judge
+from elastic.membership.node_report import NodeReport, number_of
+from elastic.membership.rules import BOUNDARY, next_view
+from elastic.membership.standstill import Standstill
 from elastic.membership.succession import Claim, GoOn, Stay
+from elastic.membership.takeover import Takeover
 from elastic.membership.wire import Message, WireError
 from elastic.membership.workers import Worker, WorkerStatus
 
 _OF_AGENTS = (Started, Unstarted, Sighted, Bye, Ping)
-LEAVES = ("SIGTERM", "SIGINT")  # a worker that such a signal ended before it could leave in order was told to go
 _LEAVER_S = 30.0  # one that waits so long for others, who are busy, may save and go
 _SHORT_S = 1.0  # a node whose workers are being replaced is back by then
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named
 _GONE_MAX = 64  # that a view tells of
 _WITHOUT = "the run has gone on without this node, of which nothing was heard"
 _OVER = "the run is over"
-_ALONE_S = 10.0  # a hub that took over, and to which nobody of any view has come by then, begins anew with newcomers
-_COMES_S = 1.5  # a node of the last view has so long to come to a hub that has taken over
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,6 @@ class Hub:
         self._start_s = start_s
         self._below_min_s = below_min_s
         self._ending_s = ending_s
-        self._stall_s = stall_s
         self._nodes: dict[str, None] = {}  # in the order in which they came
         self._awaited: list[Slot] = []  # places whose worker was ordered and has not been started yet
         self._begun = False
@@ -143,10 +145,7 @@ class Hub:
         self._asked = False
         self._finished = False
         self._standstill = Standstill()
-        self._sightings: dict[str, tuple[float, Sighting]] = {}  # when it came
-        self._killed_at: list[Place] = []  # for standing there too long
-        self._stall: Stall | None = None
-        self._stalled: tuple[Place, float] | None = None  # where the last one was, and until when
+        self._hangs = HangWatch(stall_s)
         self._saved = SAVED_NOTHING  # the newest step of which a commit was seen
         self._loss: str | None = None  # why the run will have failed if nobody goes on with it
         self._short_since_s: float | None = None
@@ -154,20 +153,21 @@ class Hub:
         self._ending: str | None = None
         self._repeated = False  # one failure, which is why the run ends
         self._ending_since_s = 0.0
-        self._over = False
+        self._over = self._failed = False
+        self._moved_on: str | None = None  # why others have gone on with the run, and nobody here has a part in it
+        self._begun_elsewhere = False  # nobody has come here who was in a view, and there were some
+        self._handed_over = False
+        self._next_hub = HubIs()  # once this one has handed over
+        self._storage_said: str | None = None  # of why it could not be asked, people know
         self._last_word = End(why="")
         self._gone: list[Message] = []  # since the last view, and why
         self._going_on = GoingOn()
+        self._claim: int | None = None  # of the present view
         self._where: dict[str, tuple[str, int]] = {}  # nodes that listen
         self._view_nodes: dict[str, str] = {}  # of the workers of the present view
-        self._takes_over = takes_over
-        self._took_over_s: float | None = None
-        self._above = 0  # generations that there were
-        self._expected: set[str] = set()
-        self._come_by_s: float | None = None  # who is awaited after a takeover
+        self._takeover = Takeover(takes_over)
         self._forms_under_another = False  # hub, maybe: the present view
         self._stays: str | None = None
-        self._lost: set[str] = set()  # who is not awaited
         self._refused: set[str] = set()  # who waits for a place
         self._roster_changed = False
         self._reported = False  # by a node, since the last look at who was moved on from
@@ -175,23 +175,22 @@ class Hub:
         self._orders: list[Order] = []
 
     def receive(self, now_s: float, node: str, message: Message) -> list[Order]:
-        """What follows from this message and those that were heard before. Raises as `hear` does."""
-        self.hear(now_s, node, message)
+        """What follows from this message and those that were heard before. Raises as `hear` does, and as `parse`."""
+        self.hear(now_s, node, parse(TO_HUB, message))
         return self.follows(now_s)
 
-    def hear(self, now_s: float, node: str, message: Message) -> None:
-        """A message of that node's agent or of one of its workers (then with "worker"). What follows from those that
-        come together is decided once, for it takes as long as there are workers.
+    def hear(self, now_s: float, node: str, said: ToHub) -> None:
+        """A message of that node's agent or of one of its workers. What follows from those that come together is
+        decided once, for it takes as long as there are workers.
 
-        Raises WireError, having done nothing, for what is no such message, and for what is said for another node.
+        Raises WireError, having done nothing, for what is said for another node.
         """
-        said = parse(TO_HUB, message)
         if isinstance(said, Hello):
             self._on_hello(now_s, node, said)
         elif node in self._nodes and (isinstance(said, _OF_AGENTS) or self._is_of(node, said.worker)):
             self._heard(now_s, node, said)
 
-    def _heard(self, now_s: float, node: str, said: Any) -> None:
+    def _heard(self, now_s: float, node: str, said: ToHub) -> None:
         match said:
             case Started():
                 self._on_started(now_s, node, said)
@@ -214,14 +213,16 @@ class Hub:
             case Put():
                 self._on_put(said)
             case Entered(generation=generation):
-                self._going_on.met(generation)
+                self._going_on.met(generation, node)
             case Witness():
                 if said.generation == self.generation:
                     self._going_on.witness(said.claim, agreed=said.agreed)
+                    self._claim, self._begun_elsewhere = number_of(said.claim), False
             case Claimed():
                 self._on_claimed(now_s, said)
             case Bye():
-                self.without(now_s, node, left=True)
+                self._going_on.left(node)
+                self.loses(node, dead=False)
             case Exited():
                 self._on_exited(now_s, said)
 
@@ -236,7 +237,8 @@ class Hub:
 
         dead  its process has ended, as the kernel of its machine says
         """
-        self._lost.add(node)
+        self._takeover.lost(node)
+        self._going_on.is_away(node)
         self._refused.discard(node)
         if dead:
             self._going_on.dead(node)
@@ -255,18 +257,29 @@ class Hub:
             for worker in here:
                 self._note_gone(worker, "its node was lost", Exited(worker=worker.id))
                 del self._workers[worker.id]
-                self._sightings.pop(worker.id, None)
+                self._hangs.forget(worker.id)
 
     def without(self, now_s: float, node: str, *, left: bool) -> list[Order]:
         """Of a node that is not to be waited for. left: it has said that it goes"""
         if left:
             self._going_on.left(node)
-        self._lost.add(node)
         return self.lost(now_s, node, dead=False)
+
+    def hands_over(self, now_s: float, node: str) -> list[Order]:
+        """The node of this hub leaves. From here on nothing is decided: who comes is told where to go."""
+        self._going_on.left(node)
+        self.loses(node, dead=False)
+        listening = self._listening()
+        if listening:
+            _, address, port = listening[0]
+            self._next_hub = HubIs(address=address, port=port)
+        orders = self.follows(now_s)
+        self._handed_over = True
+        return orders
 
     def expect(self, nodes: Iterable[str]) -> None:
         """After a takeover: what these know is waited for, if they come soon."""
-        self._expected = set(nodes)
+        self._takeover.expect(nodes)
 
     def missing(self) -> list[str]:
         """Nodes that the run may not go on without, as far as is known here."""
@@ -287,8 +300,14 @@ class Hub:
         report = NodeReport.from_document(said.report) if said.report is not None else None
         for worker in report.workers if report is not None else ():
             self._is_of(node, worker)
+        if self._handed_over:
+            self._tell(node, self._next_hub)
+            return
+        if self._moved_on is not None:
+            self._tell(node, MovedOn(why=self._moved_on))
+            return
         if self._over:
-            self._tell(node, RunIsOver(failed=False, why=_OVER))
+            self._tell(node, RunIsOver(failed=self._failed, why=_OVER))
             return
         if report is not None and not self._may_come_back(node, report):
             self._tell(node, MovedOn(why=_WITHOUT))
@@ -302,7 +321,7 @@ class Hub:
         self._refused.discard(node)
         self._nodes[node] = None
         self._going_on.is_here(node)
-        self._lost.discard(node)
+        self._takeover.came(node)
         if said.address is not None and said.port is not None:
             self._where[node] = said.address, said.port
         if report is not None:
@@ -319,13 +338,11 @@ class Hub:
         """One whose workers are in the view has, and newcomers do not take that of those who are to come yet."""
         if report is not None and any(worker.generation for worker in report.workers.values()):
             return True
-        fresh = self._takes_over and self._took_over_s is not None and now_s - self._took_over_s < _COMES_S
-        to_come = self._expected.difference(self._lost) if fresh or self._took_over_s is None else set()
-        return len(to_come.union(self._nodes) - {node}) < self._nodes_max
+        return len(self._takeover.to_come(now_s).union(self._nodes) - {node}) < self._nodes_max
 
     def _may_come_back(self, node: str, report: NodeReport) -> bool:
         """Whether what its workers are in is what the others are in, too."""
-        if self._takes_over and self.generation == 0:
+        if self._takeover.is_one and self.generation == 0:
             return True
         behind = max((worker.generation for worker in report.workers.values()), default=0)
         return behind in (0, self.generation) or behind > self.generation or node in self._view_nodes.values()
@@ -333,7 +350,7 @@ class Hub:
     def _on_report(self, now_s: float, node: str, report: NodeReport) -> None:
         """Of a node that comes from another hub."""
         self._begun = True
-        self._above = max(self._above, report.generation)
+        self._takeover.above = max(self._takeover.above, report.generation)
         self._going_on.reported(report)
         self._finished |= report.finished
         self._saved = max(self._saved, report.saved)
@@ -344,16 +361,29 @@ class Hub:
                 worker.was_member, worker.status = True, WorkerStatus.MEMBER
             for said in one.said.values():
                 self._said_before(now_s, worker, said)
+        for one_before in report.ended:
+            self._endings.happened(now_s, one_before.at(node), age_s=one_before.at_s)
         view = report.view
-        if view is not None and view.generation > self.generation:
+        if view is not None and self._is_newer(view):
             self.generation, self._view = view.generation, tuple(view.workers)
             self._view_nodes = dict(zip(view.workers, view.nodes, strict=True))
-            self._come_by_s, self._forms_under_another = now_s + _COMES_S, True
+            self._claim = number_of(view.claim)
+            self._takeover.learned_of_view(now_s)
+            self._forms_under_another = True
         self._reported = True
         coordinator = self._workers.get(self._view[0]) if self._view else None
-        hub = (self._beacon or {}).get("hub")
-        if coordinator is not None and coordinator.node == node and hub is not None:
-            self._say(coordinator, HubAt(hub=hub))
+        if coordinator is not None and coordinator.node == node and self._beacon is not None:
+            self._say(coordinator, HubAt(beacon=self._beacon))
+
+    def _is_newer(self, view: NewView) -> bool:
+        """Than the present one. Of two with one generation, which two sides have published, at most one has met."""
+        if view.generation != self.generation or tuple(view.workers) == self._view:
+            return view.generation > self.generation
+        return self._going_on.has_met(view.generation, set(view.nodes)) and not self._has_met()
+
+    def _has_met(self) -> bool:
+        """Whether all workers of the present view have, as far as is known."""
+        return self._going_on.has_met(self.generation, set(self._view_nodes.values()))
 
     def _said_before(self, now_s: float, worker: Worker, said: Any) -> None:
         """To the hub before this one."""
@@ -367,7 +397,7 @@ class Hub:
             case ViewIsOver() | Leaving():
                 worker.stands(said)
                 leaves = isinstance(said, Leaving)
-                worker.status = WorkerStatus.LEAVING if leaves else WorkerStatus.OVER
+                worker.status = WorkerStatus.LEAVING if leaves else WorkerStatus.BETWEEN_VIEWS
                 worker.at = BOUNDARY if isinstance(said, Leaving) else said.at
                 worker.joins = not isinstance(said, Leaving) or said.joins
                 self._endings.applied(worker.step)
@@ -383,42 +413,69 @@ class Hub:
             if worker.within:
                 members_of.setdefault(worker.node, []).append(worker)
         for node, members in members_of.items():
-            behind = [worker for worker in members if worker.within < self.generation]
+            behind = [one for one in members if one.within < self.generation or one.id not in self._view_nodes]
             self._broken |= bool(behind)
-            if behind == members and not any(worker.id in self._view for worker in members):
+            newest = max(one.within for one in members)
+            if not any(one.id in self._view_nodes for one in members) or self._going_on.has_left_behind(node, newest):
                 self._tell(node, MovedOn(why=_WITHOUT))
                 self._forget(node)
 
     def _forget(self, node: str) -> None:
         del self._nodes[node]
         self._awaited = [place for place in self._awaited if place[0] != node]
+        self._later = {place: at_s for place, at_s in self._later.items() if place[0] != node}
         for worker in [worker for worker in self._workers.values() if worker.node == node]:
             del self._workers[worker.id]
-        self._going_on.left(node)
+        self._going_on.is_away(node)
+        self._takeover.lost(node)
 
     def _tell_roster(self) -> None:
         """Who is to be the hub once this one is gone. Once for all that changed it."""
         self._roster_changed = False
         nodes = self._listening()
         if nodes:
-            message = as_message(Roster(nodes=nodes, generation=self.generation))
+            inside = set(self._view_nodes.values())
+            outside = [node for node, *_ in nodes if node not in inside]
+            claim = self._claim if self._going_on.is_witnessed(self.generation) else None
+            roster = Roster(nodes=nodes, generation=self.generation, outside=outside, claim=claim)
+            message = as_message(roster)
             self._orders += [Order(node, None, message) for node in self._nodes]
 
     def _listening(self) -> list[list[Any]]:
         return [[node, *self._where[node]] for node in self._nodes if node in self._where]
 
     def _on_claimed(self, now_s: float, said: Claimed) -> None:
-        if said.generation != self._next_generation:
-            return
-        if said.claim is not None:
-            self._going_on.granted(said.claim, set(self._nodes))
+        if said.claim is None:
+            self._going_on.failed(now_s, said.worker)
+            if said.why != self._storage_said:
+                self._storage_said = said.why
+                self._tell_people(f"the run's storage cannot be asked who may go on, and is asked again: {said.why}")
         elif said.moved_on:
-            self._over = True
-            for node in self._nodes:
+            self._lose_to(said)
+        elif not self._going_on.won(said.worker, said.generation, said.claim) and self._is_under_older_claim():
+            self._broken = True  # the next view is under it, or its saves would find a newer one
+
+    def _is_under_older_claim(self) -> bool:
+        """Whether there is a claim that is newer than that of the present view, which goes on."""
+        running = any(worker.status == WorkerStatus.MEMBER for worker in self._members())
+        return running and number_of(self._going_on.claim) != self._claim
+
+    def _lose_to(self, said: Claimed) -> None:
+        """Others have the next claim. Those of this side who are named by it may ask again, for nobody goes on without
+        them; the others are moved on from."""
+        assert said.claim is not None
+        may_ask = self._going_on.lost_to(said.worker, said.claim)
+        holding = {worker.node for worker in self._survivors() if worker.has_a_step}
+        if may_ask is None or not holding:
+            return
+        if may_ask.isdisjoint(holding):
+            self._over, self._moved_on = True, said.why
+            for node in reversed(self._nodes):  # the hub's own, which came first, last: it steps down then
                 self._tell(node, MovedOn(why=said.why))
         else:
-            self._going_on.failed(now_s)
-            self._tell_people(f"the run's storage cannot be asked who may go on: {said.why}")
+            for node in [node for node in reversed(self._nodes) if node in holding - may_ask]:
+                self._tell(node, MovedOn(why=said.why))
+                self._forget(node)
 
     def _on_started(self, now_s: float, node: str, said: Started) -> None:
         if said.worker in self._workers:
@@ -454,7 +511,7 @@ class Hub:
     def _on_view_is_over(self, said: ViewIsOver) -> None:
         worker = self._workers[said.worker]
         if worker.status == WorkerStatus.MEMBER and said.generation == self.generation:
-            worker.status, worker.at = WorkerStatus.OVER, said.at
+            worker.status, worker.at = WorkerStatus.BETWEEN_VIEWS, said.at
             worker.stands(said)
             self._endings.applied(worker.step)
             self._broken |= said.lost
@@ -462,8 +519,8 @@ class Hub:
     def _on_leaving(self, now_s: float, said: Leaving) -> None:
         """It is released, asked to save first, or comes into the next view: what leaving.py says once nobody trains."""
         worker = self._workers[said.worker]
-        if worker.status in (WorkerStatus.MEMBER, WorkerStatus.OVER) and said.generation == self.generation:
-            worker.at, worker.since_s = worker.at if worker.status == WorkerStatus.OVER else BOUNDARY, now_s
+        if worker.status in (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS) and said.generation == self.generation:
+            worker.at, worker.since_s = worker.at if worker.status == WorkerStatus.BETWEEN_VIEWS else BOUNDARY, now_s
             worker.status = WorkerStatus.LEAVING
             worker.stands(said)
             worker.joins = said.joins
@@ -483,57 +540,21 @@ class Hub:
             self._finished, self._loss = True, None
 
     def _on_sighted(self, now_s: float, node: str, said: Sighted) -> None:
-        for sighting in [one for one in said.sightings if self._is_of(node, one.worker)]:
-            self._sightings[sighting.worker] = now_s, sighting
-        self._look_for_hangs(now_s)
-
-    def _look_for_hangs(self, now_s: float) -> None:
-        """A worker outside the view holds up nobody but itself; of those inside, each is seen beside the others."""
-        recent = {
-            id: replace(one, quiet_s=one.quiet_s + now_s - at_s)  # KillHung acquits one that has given a sign since
-            for id, (at_s, one) in self._sightings.items()
-            if now_s - at_s <= FRESH_S
-        }
+        self._hangs.saw(now_s, [one for one in said.sightings if self._is_of(node, one.worker)])
         members = [worker.id for worker in self._members()]
-        groups = [members, *([id] for id in recent if id not in members)]
-        for group in groups:
-            verdict = judge({id: recent.get(id) for id in group}, killed_at=self._killed_at, stall_s=self._stall_s)
-            if isinstance(verdict, Hung) and not self._just_stalled(now_s, verdict.sighting):
-                self._order_kill(verdict.sighting, str(verdict.sighting))
-                if verdict.sighting.phase in STORAGE:
-                    self._killed_at = [*self._killed_at[-_GONE_MAX + 1 :], verdict.sighting.place]
-            if group is members:
-                self._tell_stall(now_s, verdict if isinstance(verdict, Stall) else None)
+        self._act_on(now_s, self._hangs.look(now_s, members, ending=self._ending is not None))
 
-    def _just_stalled(self, now_s: float, sighting: Sighting) -> bool:
-        """Of those that stood still together, one goes on first: the others have as long as ever from then on."""
-        if self._stalled is None or self._stalled[0] != sighting.place:
-            return False
-        return now_s - self._stalled[1] <= sighting.limit_s
-
-    def _order_kill(self, sighting: Sighting, why: str) -> None:
-        worker = self._workers[sighting.worker]
-        self._tell(worker.node, KillHung(worker=worker.id, sign=sighting.sign, why=why))
-
-    def _tell_stall(self, now_s: float, stall: Stall | None) -> None:
-        """Once when it begins and once when it is over; one that lasts too long ends the run."""
-        before, self._stall = self._stall, stall
-        if stall is not None:
-            self._stalled = stall.place, now_s
-        if stall is not None and stall.is_over_bound:
-            why = (
-                f"{stall.standing}, and that is as long as a run waits ({stall.bound_s:.0f} s, from --hang-limit)\n"
-                "  state  nobody is at fault; what was saved is whole\n"
-                "  next   look at what they wait for (above are the stacks of their threads): storage, or a service"
-            )
-            self._end(now_s, why)
-            for id in stall.workers:
-                self._order_kill(self._sightings[id][1], "the run ends")
-        elif stall is not None and (before is None or before.place != stall.place):
-            self._tell_people(str(stall))
-        elif stall is None and before is not None and self._ending is None:
-            text = f"{before.where} goes on, after {before.quiet_s:.0f} s or a little more"
-            self._tell_people(text)
+    def _act_on(self, now_s: float, findings: Iterable[Finding]) -> None:
+        """Of the watch for hangs."""
+        for found in findings:
+            match found:
+                case KillIt(sighting=sighting, why=why):
+                    worker = self._workers[sighting.worker]
+                    self._tell(worker.node, KillHung(worker=worker.id, sign=sighting.sign, why=why))
+                case TellPeople(text=text):
+                    self._tell_people(text)
+                case EndRun(why=why):
+                    self._end(now_s, why)
 
     def _on_put(self, said: Put) -> None:
         if said.generation == self.generation:
@@ -541,13 +562,14 @@ class Hub:
 
     def _on_exited(self, now_s: float, said: Exited) -> None:
         worker = self._workers.pop(said.worker)
-        self._sightings.pop(worker.id, None)
+        self._going_on.worker_ended(worker.id)
+        self._hangs.forget(worker.id)
         failed, signal, code, hung = worker.failed, said.signal, said.code, said.hung
-        what = failed.error if failed else "hang" if hung else signal or f"exit status {code}"
+        what = what_failed(said, failed)
         if said.expected or worker.status == WorkerStatus.LEAVING or signal in LEAVES:
             in_order = worker.safe or 0 <= worker.step <= self._saved or (code == 0 and not failed)
             if (
-                worker.status in (WorkerStatus.MEMBER, WorkerStatus.OVER, WorkerStatus.LEAVING)
+                worker.status in (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS, WorkerStatus.LEAVING)
                 and not in_order
                 and not self._finished
             ):
@@ -560,24 +582,14 @@ class Hub:
             return
         if code == 0 and not failed:
             return  # its script came to its end
-        ended = Ended(
-            worker=worker.id,
-            place=(worker.node, worker.local_rank),
-            what=what,
-            step=failed.step if failed else said.step,
-            killed=signal == KILLED and not hung and not failed,
-            asks=code == AGAIN and not failed,
-            stopped=said.stopped,
-            lived_s=now_s - worker.started_s,
-            kernel=said.kernel,
-            out_of_memory=said.out_of_memory,
-        )
-        follows = self._endings.follows(now_s, ended)
+        place = worker.node, worker.local_rank
+        one = ended(said, failed, place=place, lived_s=now_s - worker.started_s)
+        follows = self._endings.follows(now_s, one)
         if isinstance(follows, Replace):
             self._replace(now_s, worker, follows.after_s)
             return
         trace = failed.trace if failed else ""
-        self._bug(now_s, worker, ended, follows, trace)
+        self._bug(now_s, worker, one, follows, trace)
 
     def _replace(self, now_s: float, worker: Worker, after_s: float) -> None:
         if after_s == 0:
@@ -615,14 +627,17 @@ class Hub:
 
     def follows(self, now_s: float) -> list[Order]:
         """What follows from all that was heard."""
-        if self._took_over_s is None:
-            self._took_over_s = now_s
+        self._takeover.begin(now_s)
+        if self._handed_over:
+            orders, self._orders = self._orders, []
+            return [order for order in orders if order.worker is None]
         if self._reported:
             self._move_on()
         if not self._over:
             self._decide(now_s)
         if self._put:
-            self._say_all(self._members(), OnBoard(generation=self.generation, entries=self._put))
+            for part in OnBoard.of(self.generation, self._put):
+                self._say_all(self._members(), part)
             self._put = {}
         if self._roster_changed:
             self._tell_roster()
@@ -630,8 +645,7 @@ class Hub:
         return [order for order in orders if order.worker is None or order.worker in self._workers]
 
     def _decide(self, now_s: float) -> None:
-        if self._stall is not None and now_s - max((at_s for at_s, _ in self._sightings.values()), default=0) > FRESH_S:
-            self._tell_stall(now_s, None)  # nobody is quiet any more
+        self._act_on(now_s, self._hangs.goes_by(now_s, ending=self._ending is not None))
         for place in [place for place, at_s in self._later.items() if now_s >= at_s]:
             del self._later[place]
             self._start(place)
@@ -639,7 +653,7 @@ class Hub:
         if self._forms_under_another and not self._awaits_others(now_s):
             # What they told each other to form their group may be lost with that hub.
             self._forms_under_another = False
-            self._broken |= not self._going_on.has_met(self.generation)
+            self._broken |= not self._has_met()
         gone = any(id not in self._workers and not self._comes(now_s, id) for id in self._view)
         if running and (gone or self._broken or self._ending is not None):
             self._tell_broken(now_s, running)
@@ -668,37 +682,34 @@ class Hub:
     def _comes(self, now_s: float, id: str) -> bool:
         """Whether that worker of the view may be on a node that has not come to this hub yet."""
         node = self._view_nodes.get(id, "")
-        if id in self._workers or node in self._nodes or node in self._lost:
-            return False
-        return self._come_by_s is not None and now_s < self._come_by_s
+        return id not in self._workers and node not in self._nodes and self._takeover.may_come(now_s, node)
 
     @property
     def _next_generation(self) -> int:
-        return max(self.generation, self._above) + 1
+        return max(self.generation, self._takeover.above) + 1
 
     def _awaits_others(self, now_s: float) -> bool:
-        if self._takes_over and self._took_over_s is not None:
-            since_s = now_s - self._took_over_s
-            to_come = self._expected.difference(self._nodes, self._lost)
-            if (to_come and since_s < _COMES_S) or (self.generation == 0 and since_s < _ALONE_S):
-                return True
-        return any(self._comes(now_s, id) for id in self._view)
+        waits = self._takeover.waits(now_s, self._nodes, knows_a_view=self.generation > 0)
+        return waits or any(self._comes(now_s, id) for id in self._view)
 
     def _may_go_on(self, now_s: float) -> bool:
         """Nobody trains here: whether nobody does elsewhere either, who would be in our way."""
-        verdict = self._going_on.verdict(now_s, self._nodes)
-        survivors = [worker for worker in self._survivors() if worker.has_a_step]
+        survivors = {worker.id: worker.node for worker in self._survivors() if worker.has_a_step}
+        verdict = self._going_on.verdict(now_s, self._nodes, holding=set(survivors.values()))
         if isinstance(verdict, GoOn) or (isinstance(verdict, Claim) and not survivors):
             self._stays = None
             return True  # newcomers claim the run's storage as they begin from it
         if isinstance(verdict, Claim):
-            asked = self._going_on.asks(worker.id for worker in survivors)
-            if asked is not None:
-                beacon = self._beacon
+            ask = self._going_on.asks(now_s, self._next_generation, survivors)
+            if ask is not None:
                 words = TakeClaim(
-                    generation=max(self.generation, self._above) + 1, nodes=sorted(self._nodes), beacon=beacon
+                    generation=ask.generation,
+                    nodes=sorted(ask.nodes),
+                    beacon=self._beacon,
+                    claim=self._going_on.claim,
                 )
-                self._say(self._workers[asked], words)
+                self._say(self._workers[ask.worker], words)
+            self._wait_at_most(now_s, verdict.why)
         if isinstance(verdict, Stay):
             self._stay(now_s, verdict.why)
         elif isinstance(verdict, str) and self._stays is None:
@@ -710,11 +721,20 @@ class Hub:
         if self._stays is None:
             self._tell_people(f"the run stands still: {why}\n  next  it goes on once they are back")
         self._stays = why
+        self._wait_at_most(now_s, why)
+
+    def _wait_at_most(self, now_s: float, why: str) -> None:
         if self._going_on.waits_s(now_s) > self._below_min_s:
-            self._end(now_s, f"{why}\n  state  nobody came for {self._below_min_s:.0f} s; what was done is saved")
+            self._end(
+                now_s,
+                f"for {self._below_min_s:.0f} s the run could not go on: {why}\n"
+                f"  found  {self._storage_said or 'nobody who was missing came'}\n"
+                "  state  what was done is saved by those who are here, if the storage lets them\n"
+                "  next   see to the nodes and to the run's storage; the same command goes on from what is saved",
+            )
 
     def _survivors(self) -> list[Worker]:
-        return [worker for worker in self._members() if worker.status == WorkerStatus.OVER]
+        return [worker for worker in self._members() if worker.status == WorkerStatus.BETWEEN_VIEWS]
 
     def _leavers(self) -> list[Worker]:
         """Those that wait for an answer."""
@@ -724,7 +744,10 @@ class Hub:
         return bool(self._workers or self._awaited or self._later)
 
     def _sees_off(self, newcomers: list[Worker], *, go_on: bool) -> bool:
-        """Those who wait to leave. Whether all others wait for one that saves first. go_on: nobody trains any more."""
+        """Answers those who wait to leave. Returns whether all others wait for one that saves first.
+
+        go_on  nobody trains any more
+        """
         while leavers := self._leavers():
             survivors = self._survivors()
             parting = see_off(
@@ -736,7 +759,7 @@ class Hub:
             self._release(parting.go, safe=True)
             self._release(parting.lost, safe=False)
             if parting.stays is not None:
-                self._workers[parting.stays].status = WorkerStatus.OVER
+                self._workers[parting.stays].status = WorkerStatus.BETWEEN_VIEWS
             elif parting.saves is not None:
                 self._ask_to_save(parting.saves)
                 return True
@@ -848,10 +871,12 @@ class Hub:
 
     def _publish(self, now_s: float, chosen: list[Worker]) -> None:
         """With it goes who is gone since the last view, and how long the run was short of nodes."""
+        self._begun_elsewhere |= self.generation == 0 and self._takeover.above > 0
         self.generation = self._next_generation
         gone, self._gone = self._gone, []
         short_s = now_s - self._short_since_s if self._short_since_s is not None else 0.0
-        self._short_since_s = self._come_by_s = None
+        self._short_since_s = None
+        self._takeover.published()
         self._broken = self._asked = False
         self._put = {}
         witness = self._going_on.publishes(self.generation, {worker.node for worker in chosen})
@@ -868,7 +893,9 @@ class Hub:
             gone=gone,
             claim=self._going_on.claim,
             witness=witness,
+            begun_elsewhere=self._begun_elsewhere,
         )
+        self._claim, self._storage_said = number_of(self._going_on.claim), None
         for worker in chosen:
             worker.status, worker.was_member, worker.within = WorkerStatus.MEMBER, True, self.generation
         self._say_all(chosen, view)
@@ -904,7 +931,7 @@ class Hub:
 
     def _finish(self, *, failed: bool, why: str) -> None:
         """Tells everyone. What could be saved is saved."""
-        self._over, self._last_word = True, End(why=why, repeated=self._repeated)
+        self._over, self._failed, self._last_word = True, failed, End(why=why, repeated=self._repeated)
         leavers = self._leavers()
         self._release([worker.id for worker in leavers if worker.step <= self._saved], safe=True)
         self._release([worker.id for worker in leavers if worker.step > self._saved], safe=False)
@@ -913,7 +940,7 @@ class Hub:
         for node in self._nodes:
             self._tell(node, RunIsOver(failed=failed, why=why))
         for node in sorted(self._refused):
-            self._tell(node, RunIsOver(failed=False, why=_OVER))
+            self._tell(node, RunIsOver(failed=failed, why=_OVER))
 
     def _members(self) -> list[Worker]:
         """Those of the present view that live, in rank order."""
@@ -931,5 +958,5 @@ class Hub:
         self._orders.append(Order(node, None, as_message(said)))
 
     def _tell_people(self, text: str) -> None:
-        """Where the first node's agent prints it."""
+        """Where the agent of the node that has been here for longest prints it."""
         self._tell(next(iter(self._nodes)), Status(text=text))

@@ -7,7 +7,10 @@ that one, then rows that are new, and so on; `since` null: from nothing. So what
 has changed, and not with the workers. An edit that is long nevertheless goes as "deflated", by zlib and base64.
 
 An agent says with its hello which lists it has; in the report that comes with it, too, they go by their hash. A hub
-that does not have them asks for the hello in full. Pure.
+that does not have them asks for the hello in full.
+
+What gloo's ranks leave on a view's board grows with the square of the ranks, and its parts are much alike: where it is
+long, its entries travel as "deflated", too. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from elastic.membership.wire import Message, WireError
 Rows = list[Any]
 
 _COLUMNS = {"view": ("workers", "nodes", "local_ranks"), "roster": ("nodes",)}
+_ROW = [str, str, int]  # worker, node, local rank; name, address, port
 LISTED = tuple(_COLUMNS)  # words of messages
+_BOARD = "board"
 _NODES = "nodes of a view"
 _KEPT = {"view": 4, _NODES: 4, "roster": 64}  # a node that comes to another hub is a view or two behind it, and as
 # nodes come to that one, it has many rosters
@@ -58,7 +63,10 @@ class KnownLists:
         return next((name for name in reversed(self._lists[word]) if name in among), None)
 
     def name(self, message: Message) -> str | None:
-        """The hash of what the message carries, which is known from here on; None: it carries no such list."""
+        """The hash of what the message carries, which is known from here on; None: it carries no such list.
+
+        Raises KeyError, TypeError, ValueError for what is none of those messages.
+        """
         if message["say"] not in _COLUMNS:
             return None
         if self._last[0] is not message:
@@ -69,7 +77,7 @@ class KnownLists:
         """since: a list that the other end has"""
         word, now = message["say"], self.name(message)
         if now is None:
-            return message
+            return _with_entries_deflated(message)
         lists, columns = self._lists[word], _COLUMNS[word]
         base = lists.get(since, _NOTHING) if since is not None else _NOTHING
         packed = {name: value for name, value in message.items() if name not in columns}
@@ -79,6 +87,8 @@ class KnownLists:
     def unpack(self, message: Message) -> Message:
         """Raises ListUnknown, WireError."""
         word, packed = message.get("say"), message.get("rows")
+        if word == _BOARD and "deflated" in message:
+            return _with_entries(message)
         if not isinstance(word, str) or word not in _COLUMNS or packed is None:
             return message
         columns = _COLUMNS[word]
@@ -108,14 +118,19 @@ class KnownLists:
         if not isinstance(view, Mapping) or not isinstance(known, list):
             return report
         if "rows" not in view:
-            with suppress(KeyError, TypeError, ValueError):  # whether it is a view is found out elsewhere
+            with suppress(
+                KeyError, TypeError, ValueError, RecursionError
+            ):  # whether it is a view is found out elsewhere
                 self.name(dict(view))
             return report
         return {**report, "view": self._view(dict(view)), "known": [self._unpack_known(one) for one in known]}
 
     def _view(self, packed: Message) -> NewView:
         """What many nodes report is read once."""
-        key = json.dumps(packed, sort_keys=True)
+        try:
+            key = json.dumps(packed, sort_keys=True)
+        except RecursionError as wrong:
+            raise WireError(f"no view: {wrong}") from wrong
         if key not in self._views:
             view = parse(TO_WORKER, self.unpack(packed))
             if not isinstance(view, NewView):
@@ -156,6 +171,8 @@ class KnownLists:
         return rows
 
     def _remember(self, word: str, rows: Rows) -> str:
+        if not all(type(row) is list and [*map(type, row)] == _ROW for row in rows):
+            raise WireError(f"{word}: no list of names, names and numbers")
         name = _hash(rows)
         self._keep(word, name, rows)
         if word == "view":
@@ -178,21 +195,45 @@ def _hash(rows: Rows) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(rows, separators=(",", ":")).encode("ascii"))
 
 
+def _with_entries_deflated(message: Message) -> Message:
+    if message["say"] != _BOARD or len(encoded := _encoded(message["entries"])) <= _LONG_BYTES:
+        return message
+    rest = {name: value for name, value in message.items() if name != "entries"}
+    return {**rest, "deflated": _deflate(encoded)}
+
+
+def _with_entries(message: Message) -> Message:
+    """Raises WireError."""
+    rest = {name: value for name, value in message.items() if name != "deflated"}
+    try:
+        return {**rest, "entries": _inflate(message["deflated"])}
+    except (TypeError, ValueError, RecursionError, zlib.error) as wrong:
+        raise WireError(f"{_BOARD}: no entries: {wrong}") from wrong
+
+
 def _deflated(edit: list[list[Any]]) -> Message:
-    encoded = json.dumps(edit, separators=(",", ":")).encode("ascii")
-    if len(encoded) <= _LONG_BYTES:
-        return {"edit": edit}
-    return {"deflated": base64.b64encode(zlib.compress(encoded, _QUICKLY)).decode("ascii")}
+    encoded = _encoded(edit)
+    return {"edit": edit} if len(encoded) <= _LONG_BYTES else {"deflated": _deflate(encoded)}
 
 
 def _inflated(packed: Message) -> list[Any]:
-    if "deflated" not in packed:
-        return list(packed["edit"])
+    return list(_inflate(packed["deflated"]) if "deflated" in packed else packed["edit"])
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def _deflate(encoded: bytes) -> str:
+    return base64.b64encode(zlib.compress(encoded, _QUICKLY)).decode("ascii")
+
+
+def _inflate(text: str) -> Any:
     machine = zlib.decompressobj()
-    encoded = machine.decompress(base64.b64decode(packed["deflated"], validate=True), _LONGEST_BYTES)
+    encoded = machine.decompress(base64.b64decode(text, validate=True), _LONGEST_BYTES)
     if machine.unconsumed_tail:
-        raise WireError(f"a list of more than {_LONGEST_BYTES} bytes")
-    return list(json.loads(encoded))
+        raise WireError(f"more than {_LONGEST_BYTES} bytes")
+    return json.loads(encoded)
 
 
 def _edit(base: Rows, rows: Rows) -> list[list[Any]]:

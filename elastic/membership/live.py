@@ -1,10 +1,10 @@
-"""A worker's word with its agent: it says where it stands, and hears which view it is in.
+"""A worker's end of the channel to its agent: here it says where it stands, and hears which view it is in.
 
     ready  ->  view 1  ->  train  ->  view_is_over (a peer was lost, or all regroup)  ->  view 2  ->  ...
 
-A thread reads the channel, so that word of a broken view severs the group at once, whatever the training thread
-is doing, and the end of the channel (the agent was killed) ends the worker: at the next boundary, and if that does
-not come in time, where it is. What the words mean says docs/internals/protocol.md.
+A thread reads the channel. So the news of a broken view severs the group at once, whatever the training thread is
+doing; and the end of the channel (the agent was killed) ends the worker, at the next boundary, or where it is if none
+comes in time. What the messages mean is said in docs/internals/protocol.md.
 """
 
 from __future__ import annotations
@@ -18,35 +18,47 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from enum import Enum, auto
 from typing import Any
 
-from torch.distributed import Store
-
 from elastic.errors import ElasticError, RendezvousTimeout
-from elastic.membership import messages
+from elastic.membership.board import Board
 from elastic.membership.messages import (
     TO_WORKER,
     Broken,
+    Claimed,
     End,
+    Entered,
+    Finished,
+    Hint,
     HubAt,
     Leave,
+    Leaving,
+    MovedOn,
     NewView,
     OnBoard,
+    OtherIdentity,
+    Put,
+    Ready,
     Regroup,
     Released,
+    RunStatus,
     Save,
+    Saved,
     TakeClaim,
+    ToItsAgent,
     ToWorker,
+    ViewIsOver,
+    Witness,
+    as_message,
     parse,
 )
 from elastic.membership.view import View
-from elastic.membership.wire import LINE_MAX, Lines, Message, WireError, encode, read
+from elastic.membership.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, WireError, encode, read
 
 ORPHAN_S = 30.0  # after its agent's death a worker may finish a step and save for so long
-_FORM_S = 60.0
 _LINE_MAX = LINE_MAX - (1 << 12)  # bytes; agents add names to what is said
+_ME = "me"  # its agent, which knows who speaks, puts this worker's id there
 _LOOK_S = 1.0
 _LEAVE_S = 5.0  # one that was told to leave waits so long for the others, who may need it to go on in order
 
@@ -100,9 +112,11 @@ class Live:
     """The channel to the agent. Open from the start of the process to its end; see the module's docstring.
 
     leave     why this worker should leave, once somebody says so
+    leave_by_s  until when its node is there, by time.monotonic(), as far as somebody says
     claim     the run's newest, as the hub knew it when it last asked this worker to save
     on_broken called in the channel's thread when the present view is broken
-    on_hub_moved  called there on the coordinator, with where the hub is now
+    beacon    of the agent that has the hub, as of the newest view, or of the hub's move since: the coordinator hears it
+    on_hub_moved  called there on the coordinator, when the hub has moved within a view
     on_moved_on   called there when the run has gone on without this worker, with the reason: it is to end at once
     """
 
@@ -122,9 +136,12 @@ class Live:
         self._identity: tuple[Any] | None = None  # the run's, where it is another
         self._gone = False
         self.leave: str | None = None
+        self.leave_by_s: float | None = None
+        self._hints: list[tuple[str, float | None]] = []
         self.claim: Message | None = None
         self.on_broken: Callable[[], None] | None = None
-        self.on_hub_moved: Callable[[Message], None] | None = None
+        self.beacon: Message | None = None
+        self.on_hub_moved: Callable[[], None] | None = None
         self.on_moved_on: Callable[[str], None] | None = None
         self._thread = threading.Thread(target=self._listen, name="elastic-channel", daemon=True)
         self._thread.start()
@@ -133,59 +150,70 @@ class Live:
 
     def ready(self, *, shares: int, identity: Any, accepted: bool = False, newest: Message | None = None) -> None:
         """newest: the newest claim in the run's storage, as this worker sees it"""
-        self._say("ready", shares=shares, identity=identity, accepted=accepted, newest=newest)
+        self._say(Ready(worker=_ME, shares=shares, identity=identity, accepted=accepted, newest=newest))
 
     def entered(self) -> None:
         """All workers of the present view have met."""
-        self._say("entered", generation=self._generation)
+        self._say(Entered(worker=_ME, generation=self._generation))
 
     def witness(self, claim: Message, *, agreed: bool) -> None:
         """See messages.Witness."""
-        self._say("witness", generation=self._generation, claim=claim, agreed=agreed)
+        self._say(Witness(worker=_ME, generation=self._generation, claim=claim, agreed=agreed))
 
     def claimed(self, generation: int, claim: Message | None, *, why: str = "", moved_on: bool = False) -> None:
         """To AskedToClaim. generation: of the view that it is for"""
-        self._say("claimed", generation=generation, claim=claim, why=why, moved_on=moved_on)
+        self._say(Claimed(worker=_ME, generation=generation, claim=claim, why=why, moved_on=moved_on))
 
     def view_is_over(self, *, step: int, at: str, lost: bool, whole: bool, torn: bool) -> None:
         """Done with the present view. lost: because a collective failed, so the others cannot go on either.
 
         whole, torn  what this worker holds, see leaving.Holder
         """
-        self._say("view_is_over", generation=self._generation, step=step, at=at, lost=lost, whole=whole, torn=torn)
+        generation = self._generation
+        self._say(ViewIsOver(worker=_ME, generation=generation, step=step, at=at, lost=lost, whole=whole, torn=torn))
 
     def leaving(
         self, *, step: int, saved: bool, whole: bool = True, torn: bool = False, joins: bool = True, lost: bool = False
     ) -> None:
-        """In order, at a boundary that all agreed on; or, lost, all of a sudden, so that the others cannot go on.
+        """In order, at a boundary that all agreed on; or, lost, without any, so that the others cannot go on.
 
         saved               this worker has seen what it holds committed
         whole, torn, joins  see leaving.Holder
         """
-        facts = {"saved": saved, "whole": whole, "torn": torn, "joins": joins, "lost": lost}
-        self._say("leaving", generation=self._generation, step=step, **facts)
+        self._say(
+            Leaving(
+                worker=_ME,
+                generation=self._generation,
+                step=step,
+                lost=lost,
+                saved=saved,
+                whole=whole,
+                torn=torn,
+                joins=joins,
+            )
+        )
 
     def saved(self, *, step: int) -> None:
         """What this worker was asked to save is committed."""
         with self._changed:
             self._asked = 0
-        self._say("saved", generation=self._generation, step=step)
+        self._say(Saved(worker=_ME, generation=self._generation, step=step))
 
     def finished(self, *, step: int) -> None:
-        self._say("finished", step=step)
+        self._say(Finished(worker=_ME, step=step))
 
     def status(self, status: Message) -> None:
         """For the agent's terminal. Left out where it would have to wait for the agent to read."""
         if select.select([], [self._socket], [], 0)[1]:
-            self._say("run_status", status=status)
+            self._say(RunStatus(worker=_ME, status=status))
 
     def put(self, generation: int, key: str, value: bytes) -> None:
-        self._say("put", generation=generation, key=key, value=base64.b64encode(value).decode())
+        self._say(Put(worker=_ME, generation=generation, key=key, value=base64.b64encode(value).decode()))
 
-    def told_to_leave(self, why: str) -> None:
-        """By a signal to this process; the agent's word comes over the channel."""
+    def told_to_leave(self, why: str, by_s: float | None = None) -> None:
+        """By a signal to this process; the agent's word comes over the channel. by_s: see `leave_by_s`"""
         with self._changed:
-            self.leave = self.leave or why
+            self._leaves(why, by_s)
             self._changed.notify_all()
 
     # hearing
@@ -208,7 +236,8 @@ class Live:
                     raise AskedToSave
                 if self._claim is not None:
                     words, self._claim = self._claim, None
-                    raise AskedToClaim(words)
+                    if self._view is None or self._view.generation < words.generation:
+                        raise AskedToClaim(words)
                 if self._identity is not None:
                     (identity,), self._identity = self._identity, None
                     raise IdentityDiffers(identity)
@@ -229,6 +258,11 @@ class Live:
     def board(self) -> Board:
         """What the workers of the present view tell each other while they form a group."""
         return Board(self, self._generation)
+
+    def take_hint(self) -> tuple[str, float | None] | None:
+        """Why this worker's node may be taken soon, and by when if that is known; None: nobody has said so since."""
+        with self._changed:
+            return self._hints.pop(0) if self._hints else None
 
     def wants_regroup(self) -> bool:
         """Whether somebody waits to join the present view."""
@@ -276,9 +310,9 @@ class Live:
             raise ConnectionError("the view is broken")
         return all((generation, key) in self._board for key in keys)
 
-    def _say(self, say: str, **facts: Any) -> None:
+    def _say(self, said: ToItsAgent) -> None:
         """A channel that has ended is noticed by its thread. Raises WireError."""
-        line = said(say, facts)
+        line = line_of(said)
         try:
             with self._send_lock:
                 self._socket.sendall(line)
@@ -286,7 +320,7 @@ class Live:
             return
 
     def _listen(self) -> None:
-        lines = Lines()
+        lines = Lines(LONG_LINE_MAX)
         while True:
             try:
                 arrived = read(self._socket, lines)
@@ -299,17 +333,22 @@ class Live:
                 self._heard(one)
         with self._changed:
             self._gone = True
-            self.leave = self.leave or "the end of its agent"
+            self._leaves("the end of its agent", time.monotonic() + ORPHAN_S)
             self._changed.notify_all()
         sys.stderr.write("elastic: the agent of this worker is gone; it leaves\n")
         faulthandler.dump_traceback_later(ORPHAN_S, exit=True)  # a thread of C: it ends what holds Python's lock, too
 
+    def _leaves(self, why: str, by_s: float | None) -> None:
+        self.leave = self.leave or why
+        if by_s is not None:
+            self.leave_by_s = by_s if self.leave_by_s is None else min(by_s, self.leave_by_s)
+
     def _heard(self, said: ToWorker) -> None:
-        broken, moved, moved_on = False, None, None
+        broken, moved, moved_on = False, False, None
         with self._changed:
             match said:
                 case NewView():
-                    self._view = said
+                    self._view, self.beacon = said, said.beacon
                 case OnBoard(generation=generation, entries=entries):
                     self._board.update(((generation, key), base64.b64decode(value)) for key, value in entries.items())
                 case Broken(generation=generation):
@@ -321,71 +360,46 @@ class Live:
                     self._asked, self.claim = generation, claim or self.claim
                 case TakeClaim():
                     self._claim = said
-                case HubAt(hub=hub):
-                    moved = hub
-                case messages.OtherIdentity(identity=identity):
+                case HubAt(beacon=beacon):
+                    self.beacon, moved = beacon, True
+                case OtherIdentity(identity=identity):
                     self._identity = (identity,)
                 case Released():
                     self._released = said
-                case messages.MovedOn(why=why):
+                case MovedOn(why=why):
                     moved_on, broken = why, True
-                case Leave():
-                    self.leave = self.leave or "a notice to its node"
+                case Leave(why=why, left_s=left_s):
+                    self._leaves(f"a notice to its node: {why}" if why else "a notice to its node", _by_s(left_s))
+                case Hint(why=why, left_s=left_s):
+                    self._hints.append((why, _by_s(left_s)))
                 case End():
                     self._end = said
                     broken = True
             self._changed.notify_all()
         if broken and self.on_broken is not None:
             self.on_broken()
-        if moved is not None and self.on_hub_moved is not None:
-            self.on_hub_moved(moved)
+        if moved and self.on_hub_moved is not None:
+            self.on_hub_moved()
         if moved_on is not None and self.on_moved_on is not None:
             self.on_moved_on(moved_on)
 
 
-def said(say: str, facts: Message) -> bytes:
-    """As it is sent. Raises WireError where the agent would take it for the end of all sense, and end this worker."""
-    line = encode({"say": say, **facts})
+def _by_s(left_s: float | None) -> float | None:
+    return None if left_s is None else time.monotonic() + left_s
+
+
+def line_of(said: ToItsAgent) -> bytes:
+    """As it is sent. Raises WireError where its agent would refuse it as too long, and end this worker for it."""
+    message = as_message(said)
+    line, word = encode(message), message["say"]
     if len(line) > _LINE_MAX:
         raise WireError(
-            f"the word {say!r} of this worker takes {len(line):,} bytes, and its agent takes {_LINE_MAX:,} at most\n"
+            f"the word {word!r} of this worker takes {len(line):,} bytes, and its agent takes {_LINE_MAX:,} at most\n"
             "  state  nothing was said, and nothing of the run has changed\n"
             "  next   the run's identity lists the options of every group of every optimizer: have fewer groups;\n"
             "         parameters with equal options can share one"
         )
     return line
-
-
-class Board(Store):
-    """A view's board as torch's Store, for the forming of its group: what is set here, every worker of the view sees.
-
-    Unlike TCPStore it needs no connection of its own (and no reverse DNS), and its waits end when the view is broken.
-    """
-
-    def __init__(self, live: Live, generation: int) -> None:
-        super().__init__()
-        self._live = live
-        self._generation = generation
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._live.put(self._generation, key, value.encode() if isinstance(value, str) else bytes(value))
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._live.read_board(self._generation, key)
-
-    def check(self, keys: list[str]) -> bool:
-        try:
-            return self._live.look(self._generation, list(keys))
-        except ConnectionError as broken:
-            raise RuntimeError(str(broken)) from broken
-
-    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=_FORM_S)) -> None:
-        """Raises RuntimeError, as torch's stores do, when the view is broken or the time is up."""
-        try:
-            self._live.wait_for(self._generation, list(keys), timeout.total_seconds())
-        except (ConnectionError, TimeoutError) as failure:
-            raise RuntimeError(str(failure)) from failure
 
 
 _live: Live | None = None

@@ -2,8 +2,8 @@
 
 Promises  `parse` raises WireError and nothing else, whatever it is given: an unknown word, a fact that is missing, of
           another type or too many, a number out of all bounds.
-Leaves    what follows to hub.py; on whose behalf one may speak too. Who says what, and when, is a table in
-          docs/internals/protocol.md.
+Leaves    what follows to hub.py; on whose behalf one may speak too. How a type is made of what arrived is
+          checkpoint/net/codec.py's. Who says what, and when, is a table in docs/internals/protocol.md.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-import types
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from checkpoint.net.codec import NUMBER_MAX, facts_of, made, short
+from checkpoint.net.framing import NotAMessage
 from elastic.membership.progress import Phase
 from elastic.membership.stalls import Sighting
 from elastic.membership.wire import Message, WireError
 
-T = TypeVar("T")
-_NUMBER_MAX = 1 << 53
 _NAME_MAX = 512  # characters, of a worker's id or a node's name
 _PLACES_MAX = 1 << 12  # of one node
+_NODES_MAX = 1 << 16
+_PORT_MAX = (1 << 16) - 1
+_BOARD_MAX = 1 << 18  # characters of keys and values in one message
+_NESTED_MAX = 32  # lists and objects in each other: what may be anything at all is encoded once more, for others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,8 @@ class Ready(OfWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _within(1, self.shares, _NUMBER_MAX)
+        _within(1, self.shares, NUMBER_MAX)
+        _nonce(self.newest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +106,7 @@ class Witness(OfWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _claim(self.claim)
+        check_claim(self.claim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +123,7 @@ class Claimed(OfWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _claim(self.claim)
+        check_claim(self.claim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +187,8 @@ class Hello:
         _within(0, len(self.knows), _PLACES_MAX)
         if len(self.node) > _NAME_MAX:
             raise WireError(f"a name of {len(self.node)} characters")
+        if self.address is not None and self.port is not None:
+            _address(self.address, self.port)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +250,7 @@ class Sighted:
 
     @property
     def sightings(self) -> list[Sighting]:
-        return [_made(_Seen, one if isinstance(one, Mapping) else {}).sighting() for one in self.workers]
+        return [made(_Seen, one if isinstance(one, Mapping) else {}).sighting() for one in self.workers]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,17 +281,23 @@ class Ping:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """Who is in the run, in the order in which they become the hub.
+    """Who is in the run, in the order in which they become the hub; and the newest view, for those who are not in it:
+    the next hub may hear of it from nobody else.
 
     nodes       of each [name, address, port]
-    generation  of the newest view: the next hub may hear of it from nobody else
+    generation  of the newest view
+    outside     those of the nodes that have no worker in it
+    claim       the number of its claim, where the storage is its witness
     """
 
     nodes: list[list[Any]]
     generation: int = 0
+    outside: list[str] = field(default_factory=list)
+    claim: int | None = None
 
     def __post_init__(self) -> None:
         _addresses(self.nodes)
+        _within(0, len(self.outside), _PLACES_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +312,7 @@ class Full:
     nodes: list[list[Any]]
 
     def __post_init__(self) -> None:
-        _within(1, self.nodes_max, _NUMBER_MAX)
+        _within(1, self.nodes_max, NUMBER_MAX)
         _addresses(self.nodes)
 
 
@@ -322,6 +333,10 @@ class HubIs:
     address: str | None = None
     port: int = 0
     stays: bool = False
+
+    def __post_init__(self) -> None:
+        if self.address is not None:
+            _address(self.address, self.port)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,6 +380,7 @@ class RunIsOver:
 class NewView:
     """claim    that the run writes under; None: the coordinator takes it, or the workers know it
     witness  all nodes of the view see it in the storage
+    begun_elsewhere  the run has had views, and nobody of them is here: its storage must show that it has begun
     """
 
     generation: int
@@ -377,6 +393,14 @@ class NewView:
     gone: list[dict[str, Any]]
     claim: dict[str, Any] | None = None
     witness: bool = False
+    begun_elsewhere: bool = False
+
+    def __post_init__(self) -> None:
+        check_claim(self.claim)
+        if not len(self.workers) == len(self.nodes) == len(self.local_ranks):
+            raise WireError(
+                f"{len(self.workers)} workers, {len(self.nodes)} nodes, {len(self.local_ranks)} local ranks"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,6 +413,20 @@ class OnBoard:
     def __post_init__(self) -> None:
         for value in self.entries.values():
             _decoded(value)
+
+    @staticmethod
+    def of(generation: int, entries: Mapping[str, str]) -> Iterator[OnBoard]:
+        """All of these, in as many messages as keep within a line."""
+        part: dict[str, str] = {}
+        characters = 0
+        for key, value in entries.items():
+            if part and characters + len(key) + len(value) > _BOARD_MAX:
+                yield OnBoard(generation=generation, entries=part)
+                part, characters = {}, 0
+            part[key] = value
+            characters += len(key) + len(value)
+        if part:
+            yield OnBoard(generation=generation, entries=part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,19 +457,27 @@ class Save:
 class TakeClaim:
     """Without some of the last view's nodes the run goes on only under the next claim: this worker is to take it.
 
-    nodes  that are here
+    nodes  that are here, and whose workers hold the state
+    claim  the newest of the run that the hub knows; None: that of the worker's last view
     """
 
     generation: int
     nodes: list[str]
     beacon: dict[str, Any] | None
+    claim: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_claim(self.claim)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubAt:
-    """To the coordinator: the hub has moved, and nobody left the view for it. hub: see hub_file.py"""
+    """To the coordinator: the hub has moved, and nobody left the view for it.
 
-    hub: dict[str, Any]
+    beacon  of the agent that has the hub now, as in a view; in it "hub": see hub_file.py
+    """
+
+    beacon: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,7 +487,21 @@ class OtherIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Leave:
-    """A notice has come to its node. Said by the agent alone."""
+    """A notice has come to its node. Said by the agent alone.
+
+    left_s  how long the node is still there; None: nobody says
+    """
+
+    why: str = ""
+    left_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hint:
+    """Its node may be taken soon: the state is to be saved. Said by the agent alone. left_s: see Leave"""
+
+    why: str
+    left_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,9 +517,24 @@ class Released:
     safe: bool
 
 
+FromWorker = Ready | ViewIsOver | Leaving | Saved | Put | Entered | Witness | Claimed | Failed | Finished
+ToItsAgent = FromWorker | RunStatus
+ToHub = FromWorker | Hello | Started | Unstarted | Exited | Sighted | Bye | Ping
 ToAgent = Start | Status | KillHung | RunIsOver | Ping | Roster | Full | InFull | Handover | HubIs | MovedOn
 ToWorker = (
-    NewView | OnBoard | Broken | Regroup | Save | TakeClaim | HubAt | OtherIdentity | End | Released | Leave | MovedOn
+    NewView
+    | OnBoard
+    | Broken
+    | Regroup
+    | Save
+    | TakeClaim
+    | HubAt
+    | OtherIdentity
+    | End
+    | Released
+    | Leave
+    | Hint
+    | MovedOn
 )
 
 FROM_WORKER: Mapping[str, type] = {
@@ -511,6 +586,7 @@ TO_WORKER: Mapping[str, type] = {
     "released": Released,
     "end": End,
     "leave": Leave,
+    "hint": Hint,
     "moved_on": MovedOn,
 }
 
@@ -522,7 +598,7 @@ _WORDS: Mapping[type, str] = {
 
 def as_message(said: Any) -> Message:
     """As it travels. said: one of the types above"""
-    return {"say": _WORDS[type(said)], **{one.name: getattr(said, one.name) for one in fields(said)}}
+    return {"say": _WORDS[type(said)], **facts_of(said)}
 
 
 def parse(kinds: Mapping[str, type], message: Message) -> Any:
@@ -530,59 +606,20 @@ def parse(kinds: Mapping[str, type], message: Message) -> Any:
     say = message.get("say")
     kind = kinds.get(say) if isinstance(say, str) else None
     if kind is None:
-        raise WireError(f"no known word: {_short(say)}")
+        raise WireError(f"no known word: {short(say) if isinstance(say, str) else type(say).__name__}")
+    if not _is_shallow(message, _NESTED_MAX):
+        raise WireError(f"{say}: more than {_NESTED_MAX} lists and objects in each other")
     try:
-        return _made(kind, {name: value for name, value in message.items() if name != "say"})
-    except WireError as wrong:
+        return made(kind, {name: value for name, value in message.items() if name != "say"})
+    except (NotAMessage, WireError) as wrong:
         raise WireError(f"{say}: {wrong}") from None
 
 
-def _made(kind: Callable[..., T], facts: Mapping[str, Any]) -> T:
-    checks = _checks(kind)
-    if unknown := facts.keys() - checks.keys():
-        raise WireError(f"unknown facts: {_short(sorted(map(str, unknown)))}")
-    for name, (fits, required) in checks.items():
-        if name not in facts:
-            if required:
-                raise WireError(f"{name} is missing")
-        elif not fits(facts[name]):
-            raise WireError(f"{name} is {_short(facts[name])}")
-    return kind(**facts)
-
-
-@cache
-def _checks(kind: Any) -> dict[str, tuple[Callable[[Any], bool], bool]]:
-    """name -> (whether a value has its type, whether it must be there)"""
-    hints = get_type_hints(kind)
-    return {
-        one.name: (_fits(hints[one.name]), one.default is MISSING and one.default_factory is MISSING)
-        for one in fields(kind)
-    }
-
-
-def _fits(hint: Any) -> Callable[[Any], bool]:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return lambda value: True
-    if origin in (Union, types.UnionType):
-        options = [_fits(one) for one in arguments]
-        return lambda value: any(fits(value) for fits in options)
-    if origin is list:
-        item = _fits(arguments[0])
-        return lambda value: isinstance(value, list) and all(map(item, value))
-    if origin is dict:
-        content = _fits(arguments[1])
-        return lambda value: isinstance(value, dict) and all(map(content, value.values()))
-    if hint is int:
-        return lambda value: isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _NUMBER_MAX
-    if hint is float:
-        return lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and _finite(value)
-    assert hint in (str, bool, type(None)), hint
-    return lambda value: isinstance(value, hint)
-
-
-def _finite(value: float) -> bool:
-    return -_NUMBER_MAX <= value <= _NUMBER_MAX  # no NaN, and no integer beyond floats
+def _is_shallow(value: dict[str, Any] | list[Any], most: int) -> bool:
+    for one in value.values() if isinstance(value, dict) else value:
+        if isinstance(one, (dict, list)) and (most <= 1 or not _is_shallow(one, most - 1)):
+            return False
+    return True
 
 
 def _within(least: int, value: int, most: int) -> None:
@@ -596,24 +633,36 @@ def _name(name: str) -> None:
 
 
 def _addresses(nodes: list[list[Any]]) -> None:
-    _within(0, len(nodes), _PLACES_MAX)
+    _within(0, len(nodes), _NODES_MAX)
     for one in nodes:
         if not (len(one) == 3 and isinstance(one[0], str) and isinstance(one[1], str) and type(one[2]) is int):
-            raise WireError(f"no name, address and port: {_short(one)}")
+            raise WireError(f"no name, address and port: {short(one)}")
+        _address(one[1], one[2])
 
 
-def _claim(document: dict[str, Any] | None) -> None:
-    if document is not None and type(document.get("claim")) is not int:
-        raise WireError(f"no claim: {_short(document)}")
+def _address(address: str, port: int) -> None:
+    """Whether anybody can be reached there, whoever dials it finds out."""
+    _name(address)
+    _within(1, port, _PORT_MAX)
+
+
+def check_claim(document: dict[str, Any] | None) -> None:
+    """Raises WireError for what is no claim's document."""
+    if document is None:
+        return
+    number = document.get("claim")
+    if type(number) is not int or not 0 <= number <= NUMBER_MAX:
+        raise WireError(f"no claim: {short(document)}")
+    _nonce(document)
+
+
+def _nonce(claim: dict[str, Any] | None) -> None:
+    if claim is not None and not isinstance(claim.get("nonce"), str | None):
+        raise WireError(f"no nonce of a claim: {short(claim)}")
 
 
 def _decoded(value: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as wrong:
-        raise WireError(f"no base64: {_short(value)}") from wrong
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
+        raise WireError(f"no base64: {short(value)}") from wrong

@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from pathlib import Path
@@ -42,6 +43,12 @@ def sentence(view: View, found: dict[int, str], own_rank: int) -> str:
         return ", ".join(f"rank {rank} ({view.workers[rank]}) is {state}" for rank, state in found.items())
     hosts = sorted({worker.rsplit("-", 2)[0] for rank, worker in enumerate(view.workers) if rank != own_rank})
     return f"nobody on this machine is known to be dead; look at the logs of {', '.join(hosts)}"
+
+
+def ranks_named_by_torch(message: str) -> list[int]:
+    """Who did not come, of what torch says: rank 0's monitored barrier names them all, a store's key the first."""
+    named = re.search(r"Ranks ([\d, ]+) failed", message) or re.search(r"keys: \S*/(\d+)", message)
+    return [int(rank) for rank in re.findall(r"\d+", named[1])] if named else []
 
 
 def _state(pid: str, proc: Path) -> str | None:

@@ -6,10 +6,13 @@ their workers said last, which are said to it once more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from checkpoint.net.codec import facts_of, made
+from checkpoint.net.framing import NotAMessage
+from elastic.membership.ended_before import EndedBefore, ended_before, with_exit
 from elastic.membership.messages import (
     TO_HUB,
     TO_WORKER,
@@ -24,25 +27,31 @@ from elastic.membership.messages import (
     Roster,
     Saved,
     Started,
+    TakeClaim,
     ViewIsOver,
     Witness,
     as_message,
+    check_claim,
     parse,
 )
 from elastic.membership.succession import KnownView
-from elastic.membership.wire import Message, WireError
+from elastic.membership.wire import WireError
 
 _KEPT = {Ready: "ready", ViewIsOver: "stands", Leaving: "stands", Failed: "failed"}
 
 
 @dataclass
 class ReportedWorker:
-    """generation: of the view that it is in; 0: none yet   said: its last words, in order"""
+    """generation: of the view that it is in; 0: none yet   said: its last words, in order
+
+    started_s  on its agent's clock
+    """
 
     worker: str
     local_rank: int
     generation: int = 0
     said: dict[str, Any] = field(default_factory=dict)
+    started_s: float = 0.0
 
 
 @dataclass
@@ -50,6 +59,8 @@ class NodeReport:
     """generation  the newest that this node has heard of
     view    the newest that any worker of this node was told of
     claim   the run's, as far as is known here
+    asked   workers of this node that were to take the next claim, and nobody knows whether they have
+    ended   workers of this node that were not to
     """
 
     generation: int = 0
@@ -59,20 +70,28 @@ class NodeReport:
     saved: int = -1
     finished: bool = False
     workers: dict[str, ReportedWorker] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    ended: tuple[EndedBefore, ...] = ()
 
-    def told(self, said: Any) -> None:
+    def note_said(self, said: Any, now_s: float = 0.0) -> None:
         """By this node's agent or one of its workers, to the hub."""
         match said:
             case Started(worker=worker, local_rank=local_rank):
-                self.workers[worker] = ReportedWorker(worker, local_rank)
+                self.workers[worker] = ReportedWorker(worker, local_rank, started_s=now_s)
             case Exited(worker=worker):
-                self.workers.pop(worker, None)
+                one = self.workers.pop(worker, None)
+                if one is not None and not self.finished:
+                    self.ended = with_exit(
+                        self.ended, said, one.said, local_rank=one.local_rank, now_s=now_s, started_s=one.started_s
+                    )
             case Entered(generation=generation):
                 self._met(generation)
             case Witness(claim=claim, agreed=agreed):
                 self._witness(claim, agreed=agreed)
-            case Claimed(claim=claim) if claim is not None:
-                self.claim = claim
+            case Claimed(worker=worker, claim=claim):
+                self.asked.discard(worker)
+                if not said.moved_on and (number_of(claim) or 0) > (number_of(self.claim) or 0):
+                    self.claim = claim
             case Saved(step=step):
                 self.saved = max(self.saved, step)
             case Finished():
@@ -81,10 +100,14 @@ class NodeReport:
         if speaker is not None and type(said) in _KEPT:
             speaker.said[_KEPT[type(said)]] = said
 
-    def ordered(self, worker: str | None, said: Any) -> None:
+    def note_ordered(self, worker: str | None, said: Any) -> None:
         """By the hub."""
         if isinstance(said, Roster | NewView):
             self.generation = max(self.generation, said.generation)
+        if isinstance(said, Roster):
+            self._note_roster(said)
+        if isinstance(said, TakeClaim) and worker is not None:
+            self.asked.add(worker)
         if not isinstance(said, NewView):
             return
         if worker in self.workers:
@@ -92,7 +115,9 @@ class NodeReport:
             self.workers[worker].said.pop("stands", None)
         if self.view is None or said.generation > self.view.generation:
             self.view = replace(said, gone=[])  # of which this view has told
-            self.claim = said.claim or self.claim
+            if (number_of(said.claim) or 0) > (number_of(self.claim) or 0):
+                self.claim = said.claim
+                self.asked.clear()
             fresh = KnownView(
                 generation=said.generation,
                 nodes=frozenset(said.nodes),
@@ -100,12 +125,27 @@ class NodeReport:
             )
             self.known = (*(one for one in self.known if one.met), fresh)
 
-    def document(self) -> dict[str, Any]:
+    def _note_roster(self, roster: Roster) -> None:
+        """Of a view that this node has no part in, or was not told of yet."""
+        nodes = frozenset(name for name, *_ in roster.nodes) - set(roster.outside)
+        if nodes and roster.generation > max((one.generation for one in self.known), default=0):
+            fresh = KnownView(generation=roster.generation, nodes=nodes, claim=roster.claim)
+            self.known = (*(one for one in self.known if one.met), fresh)
+
+    def without_workers(self) -> NodeReport:
+        """Of a node whose workers are of no use any more: what it knows of views that others may be in stays."""
+        return NodeReport(
+            generation=self.generation, known=self.known, claim=self.claim, asked=self.asked, ended=self.ended
+        )
+
+    def document(self, now_s: float = 0.0) -> dict[str, Any]:
         return {
+            "ended": [one.document(now_s) for one in self.ended],
             "generation": self.generation,
             "view": as_message(self.view) if self.view is not None else None,
             "known": [_document(one) for one in self.known],
             "claim": self.claim,
+            "asked": sorted(self.asked),
             "saved": self.saved,
             "finished": self.finished,
             "workers": [
@@ -123,17 +163,23 @@ class NodeReport:
     def from_document(cls, facts: Mapping[str, Any]) -> NodeReport:
         """Raises WireError."""
         try:
+            found = made(_Report, facts)
+            view, workers = _view(found.view), [_worker(one) for one in found.workers]
+            if max((one.generation for one in workers), default=0) > (view.generation if view is not None else 0):
+                raise WireError("a worker is in a view that is newer than the one that is reported")
             return cls(
-                generation=int(facts["generation"]),
-                view=_view(facts["view"]),
-                known=tuple(_known(one) for one in facts["known"]),
-                claim=facts["claim"] if isinstance(facts["claim"], dict) else None,
-                saved=int(facts["saved"]),
-                finished=bool(facts["finished"]),
-                workers={one.worker: one for one in _workers(facts["workers"])},
+                generation=found.generation,
+                view=view,
+                known=tuple(_known(one) for one in found.known),
+                claim=found.claim,
+                asked=set(found.asked),
+                saved=found.saved,
+                finished=found.finished,
+                ended=tuple(map(ended_before, found.ended)),
+                workers={one.worker: one for one in workers},
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as wrong:
-            raise WireError(f"no report of a node: {wrong!r}") from wrong
+        except (NotAMessage, WireError) as wrong:
+            raise WireError(f"no report of a node: {wrong}") from wrong
 
     def _met(self, generation: int) -> None:
         if self.known and self.known[-1].generation == generation:
@@ -149,35 +195,74 @@ def number_of(claim: Mapping[str, Any] | None) -> int | None:
     return int(claim["claim"]) if claim is not None else None
 
 
-def _view(message: Message | NewView | None) -> NewView | None:
-    if isinstance(message, NewView):  # many nodes report one, which was read once
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    """As it travels. view, and the nodes in known: read already, where they travelled by their hash"""
+
+    generation: int
+    view: Any
+    known: list[Any]
+    claim: dict[str, Any] | None
+    asked: list[str]
+    saved: int
+    finished: bool
+    ended: list[Any]
+    workers: list[Any]
+
+    def __post_init__(self) -> None:
+        check_claim(self.claim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    generation: int
+    nodes: Any
+    claim: int | None
+    counted: bool
+    met: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OneOfThem(Started):
+    generation: int
+    said: list[Any]
+
+
+def _view(message: Any) -> NewView | None:
+    if message is None or isinstance(message, NewView):  # many nodes report one, which was read once
         return message
-    view = parse(TO_WORKER, message) if message is not None else None
-    if not isinstance(view, NewView | None):
-        raise WireError(f"no view: {message}")
+    view = parse(TO_WORKER, _object(message))
+    if not isinstance(view, NewView):
+        raise WireError(f"no view: {str(message)[:80]}")
     return view
 
 
 def _document(view: KnownView) -> dict[str, Any]:
-    return {**asdict(view), "nodes": sorted(view.nodes)}
+    return {**facts_of(view), "nodes": sorted(view.nodes)}
 
 
-def _known(facts: Mapping[str, Any]) -> KnownView:
+def _known(document: Any) -> KnownView:
+    one = made(_Known, _object(document))
+    read_already = isinstance(one.nodes, frozenset)  # from a list of names, which many nodes report
+    if not read_already and not (isinstance(one.nodes, list) and all(isinstance(node, str) for node in one.nodes)):
+        raise WireError(f"no nodes of a view: {str(one.nodes)[:80]}")
     return KnownView(
-        generation=int(facts["generation"]),
-        nodes=nodes if isinstance(nodes := facts["nodes"], frozenset) else frozenset(map(str, nodes)),
-        claim=int(facts["claim"]) if facts["claim"] is not None else None,
-        counted=bool(facts["counted"]),
-        met=bool(facts["met"]),
+        generation=one.generation, nodes=frozenset(one.nodes), claim=one.claim, counted=one.counted, met=one.met
     )
 
 
-def _workers(documents: Any) -> Iterator[ReportedWorker]:
-    for one in documents:
-        worker = ReportedWorker(str(one["worker"]), int(one["local_rank"]), int(one["generation"]))
-        for message in one["said"]:
-            said = parse(TO_HUB, message)
-            if said.worker != worker.worker:
-                raise WireError(f"a word of {said.worker} among those of {worker.worker}")
-            worker.said[_KEPT[type(said)]] = said
-        yield worker
+def _worker(document: Any) -> ReportedWorker:
+    one = made(_OneOfThem, _object(document))
+    worker = ReportedWorker(one.worker, one.local_rank, one.generation)
+    for message in one.said:
+        said = parse(TO_HUB, _object(message))
+        if type(said) not in _KEPT or said.worker != worker.worker:
+            raise WireError(f"among the last words of {worker.worker}: {str(message)[:80]}")
+        worker.said[_KEPT[type(said)]] = said
+    return worker
+
+
+def _object(document: Any) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise WireError(f"no object: {str(document)[:80]}")
+    return document

@@ -1,7 +1,7 @@
 """Where a worker is, in memory that its agent reads: what tells a worker that computes from one that waits for it.
 
 A worker writes what it is doing and since when; that costs it a microsecond and no system call. The agent reports
-what it sees (launch/progress.py), and the hub judges (stalls.py). While a worker waits for others it cannot be the one
+what it sees (launch/sightings.py), and the hub judges (stalls.py). While a worker waits for others it cannot be the one
 that hangs.
 """
 
@@ -19,9 +19,9 @@ BYTES = 64
 
 
 class Phase(IntEnum):
-    """What a worker is doing. BETWEEN two steps, in the script's own code; OVER: its run, or its session."""
+    """What a worker is doing. BETWEEN two steps, in the script's own code; ENDED: its run, or its session."""
 
-    STARTING, COMPUTING, WAITING, SAVING, EVALUATING, OVER, BETWEEN, READING, LOADING = range(9)
+    STARTING, COMPUTING, WAITING, SAVING, EVALUATING, ENDED, BETWEEN, READING, LOADING = range(9)
 
 
 LIMITED = (Phase.COMPUTING, Phase.BETWEEN, Phase.EVALUATING, Phase.SAVING, Phase.READING, Phase.LOADING)
@@ -64,6 +64,7 @@ class Progress:
 
     def __init__(self, descriptor: int | None, *, hang_s: float) -> None:
         self._memory = mmap.mmap(descriptor, BYTES) if descriptor is not None else None
+        self.is_read = descriptor is not None
         self._hang_s = hang_s
         self.phase = Phase.STARTING
         self._sequence = 0

@@ -23,7 +23,7 @@ TOGETHER = (
     0.25  # one that came to a place later, and has been quiet for this part of the other's time, is stuck as well
 )
 FRESH_S = 3.0  # an agent with a quiet worker reports each second
-Place = tuple[Phase, int | None]  # phase, step
+PhaseOfStep = tuple[Phase, int | None]
 
 _WORDS = {
     Phase.READING: ("read", "dataset[i] for step {}"),
@@ -53,7 +53,7 @@ class Sighting:
     limit_s: float = math.inf
 
     @property
-    def place(self) -> Place:
+    def at(self) -> PhaseOfStep:
         return self.phase, self.step
 
     @property
@@ -84,7 +84,7 @@ class Hung:
 class Stall:
     """All that do not wait stand at one place. bound_s: the run ends once they have stood there for so long."""
 
-    place: Place
+    at: PhaseOfStep
     workers: tuple[str, ...]
     waiting: int
     quiet_s: float
@@ -96,7 +96,7 @@ class Stall:
 
     @property
     def where(self) -> str:
-        phase, step = self.place
+        phase, step = self.at
         return _WORDS[phase][1].format(step)
 
     @property
@@ -108,12 +108,12 @@ class Stall:
         return f"{who}{others} stood still in {self.where} for {self.quiet_s:.0f} s"
 
     def __str__(self) -> str:
-        blame = "is its storage stalled?" if self.place[0] in STORAGE else "is it slow for all of them?"
+        blame = "is its storage stalled?" if self.at[0] in STORAGE else "is it slow for all of them?"
         return f"{self.standing}: {blame} Nobody is killed for it; the run ends if it lasts {self.bound_s:.0f} s"
 
 
 def judge(
-    sightings: Mapping[str, Sighting | None], *, killed_at: Collection[Place], stall_s: float
+    sightings: Mapping[str, Sighting | None], *, killed_at: Collection[PhaseOfStep], stall_s: float
 ) -> Hung | Stall | None:
     """
     sightings  of all workers of the view; None for one of whom nothing was told lately, since it gives signs
@@ -125,14 +125,14 @@ def judge(
     suspect = max((one for one in active if one.stuck), key=lambda one: one.quiet_s, default=None)
     if suspect is None:
         return None
-    together = [one for one in active if one.place == suspect.place and one.quiet_s >= TOGETHER * suspect.quiet_s]
+    together = [one for one in active if one.at == suspect.at and one.quiet_s >= TOGETHER * suspect.quiet_s]
     waiting = len(seen) - len(active)
     at_storage = suspect.phase in STORAGE
     alone = len(sightings) == 1 and at_storage and suspect.quiet_s <= ALONE * suspect.limit_s
-    moved = at_storage and suspect.place in killed_at  # the one before was killed, and that did not help
+    moved = at_storage and suspect.at in killed_at  # the one before was killed, and that did not help
     if len(seen) == len(sightings) and together == active and (len(together) > 1 or alone or moved):
         return Stall(
-            place=suspect.place,
+            at=suspect.at,
             workers=tuple(one.worker for one in together),
             waiting=waiting,
             quiet_s=suspect.quiet_s,

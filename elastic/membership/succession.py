@@ -118,3 +118,26 @@ def _stay(view: KnownView, here: Collection[str], missing: Collection[str]) -> s
         f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere, and the run's storage, which not "
         "all of them see, cannot tell"
     )
+
+
+def may_succeed(*, to: int, nodes: Collection[str], newest: int, its_nodes: Collection[str]) -> bool:
+    """Whether these may take the claim after the newest one.
+
+    to         the newest claim that they know
+    nodes      whose workers hold the state, and that would go on
+    newest     the newest claim in the storage   its_nodes: for which it was taken
+
+    Nobody goes on under a claim without all of its nodes (`suffices`). So where all who ask are named by the newest,
+    nobody does under that one. One that is not named may be with those who ask, and another that is named with others.
+    """
+    return newest <= to or set(nodes) <= set(its_nodes)
+
+
+def suffices(granted: Collection[str], *, holding: Collection[str], left: Collection[str]) -> bool:
+    """Whether those for whom a claim was taken may go on under it.
+
+    granted  its nodes, none of which has been away since it was asked for
+    holding  nodes here whose workers hold the state, and are in the next view
+    left     see may_go_on
+    """
+    return set(granted) <= set(holding).union(left)

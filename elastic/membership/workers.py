@@ -12,16 +12,16 @@ from elastic.membership.rules import Candidate
 
 
 class WorkerStatus(Enum):
-    """STARTING   its process runs, and has said nothing yet
-    DIFFERENT  it was told that the run has another identity than its own
-    READY      it waits to join
-    MEMBER     it is in the present view, and trains
-    OVER       it has left the present view for the next one
-    LEAVING    it waits to be released
-    FINISHED   it has seen the run's end
+    """STARTING       its process runs, and has said nothing yet
+    DIFFERENT      it was told that the run has another identity than its own
+    READY          it waits to join
+    MEMBER         it is in the present view, and trains
+    BETWEEN_VIEWS  it has left the present view, and waits for the next one
+    LEAVING        it waits to be released
+    FINISHED       it has seen the run's end
     """
 
-    STARTING, DIFFERENT, READY, MEMBER, OVER, LEAVING, FINISHED = (auto() for _ in range(7))
+    STARTING, DIFFERENT, READY, MEMBER, BETWEEN_VIEWS, LEAVING, FINISHED = (auto() for _ in range(7))
 
 
 @dataclass
@@ -59,5 +59,5 @@ class Worker:
         return Holder(worker=self.id, step=self.step, whole=self.whole, torn=self.torn, joins=self.joins)
 
     def candidate(self) -> Candidate:
-        at = self.at if self.status == WorkerStatus.OVER else None
+        at = self.at if self.status == WorkerStatus.BETWEEN_VIEWS else None
         return Candidate(worker=self.id, node=self.node, shares=self.shares, at=at)

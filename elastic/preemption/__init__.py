@@ -1,1 +1,1 @@
-"""Notices: word that this worker must leave soon, from wherever it comes."""
+"""Notices: word that this node must leave soon, or may have to, from wherever it comes."""

@@ -1,9 +1,12 @@
-"""Turns SIGTERM and Ctrl-C into a notice that the step's exchange carries to everyone.
+"""Turns SIGTERM, SIGUSR1 and Ctrl-C into a notice that the step's exchange carries to everyone.
 
 A worker that is blocked in a collective runs no Python handler, so a thread reads the signals from the
 wakeup pipe: the notice is there at once, and a second Ctrl-C ends the process wherever it is. Launchers
 forward what the terminal has sent already (two SIGINT within milliseconds), so a Ctrl-C counts as the
 second one only half a second after the first.
+
+SIGUSR1 is what Slurm sends ahead of a limit where it is asked to (`--signal=USR1@120`). One that the script, or
+faulthandler, has taken for something else stays theirs.
 """
 
 from __future__ import annotations
@@ -13,24 +16,35 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from checkpoint import linux
+from elastic.preemption.notice import Notice
 from elastic.signal_pipe import WOKEN, SignalPipe
 
+TOLD_TO_LEAVE = (signal.SIGTERM, signal.SIGUSR1)
 _TWICE_S = 0.5
 
 
 class SignalNotices:
-    """Watches SIGTERM and SIGINT between `install` and `close`, and then gives them back to whom they belonged."""
+    """Watches signals between `install` and `close`, and then gives them back to whom they belonged.
 
-    def __init__(self) -> None:
-        self.notice: str | None = None
+    numbers  which; SIGUSR1 only where nobody has taken it
+    grace_s  from such a signal to SIGKILL, as far as whoever sends it has said; None: nobody has
+    """
+
+    def __init__(
+        self, numbers: Sequence[signal.Signals] = (*TOLD_TO_LEAVE, signal.SIGINT), *, grace_s: float | None = None
+    ) -> None:
+        self._numbers = numbers
+        self._grace_s = grace_s
         self._interrupted_at: float | None = None
         self._thread: threading.Thread | None = None
         self._pipe: SignalPipe | None = None
-        self._tell: Callable[[str], None] | None = None
+        self._taken: list[signal.Signals] = []
+        self._tell: Callable[[Notice], None]
 
-    def install(self, tell: Callable[[str], None] | None = None) -> None:
+    def install(self, tell: Callable[[Notice], None]) -> None:
         """tell  called with each notice, in the thread that reads them
 
         Outside the main thread Python cannot take signals: then there are no notices.
@@ -38,7 +52,8 @@ class SignalNotices:
         self._tell = tell
         if threading.current_thread() is not threading.main_thread():
             return
-        self._pipe = SignalPipe((signal.SIGTERM, signal.SIGINT))
+        self._taken = [one for one in self._numbers if one != signal.SIGUSR1 or _is_free(one)]
+        self._pipe = SignalPipe(self._taken)
         self._thread = threading.Thread(target=self._watch, args=[self._pipe], name="elastic-notices", daemon=True)
         self._thread.start()
 
@@ -56,7 +71,7 @@ class SignalNotices:
             for number in pipe.read():
                 if number == WOKEN:
                     return
-                if number in (signal.SIGTERM, signal.SIGINT):
+                if number in self._taken:  # others are in the pipe, too, where Python has a handler for them
                     self._arrived(signal.Signals(number))
 
     def _arrived(self, number: signal.Signals) -> None:
@@ -68,6 +83,10 @@ class SignalNotices:
                 os._exit(130)
             if self._interrupted_at is None:
                 self._interrupted_at = now_s
-        self.notice = number.name
-        if self._tell is not None:
-            self._tell(self.notice)
+        by_s = None if self._grace_s is None or number is signal.SIGINT else now_s + self._grace_s
+        self._tell(Notice(source=number.name, id=number.name, why=number.name, by_s=by_s))
+
+
+def _is_free(number: signal.Signals) -> bool:
+    """Whether nobody has taken it, also in C, of which Python does not know (faulthandler.register)."""
+    return signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN) and number not in linux.caught_signals()

@@ -76,7 +76,7 @@ def _moment(event: Event) -> Any:
     match event["event"]:
         case "view_formed":
             return event.get("generation") or 0, *event["workers"]
-        case "step_applied":
+        case "step_applied" | "passed_over":
             return event.get("claim") or 0, event.get("generation") or 0, event["step"]
     return None
 

@@ -15,11 +15,13 @@ from elastic.events.event import Event
 
 _LATEST_S = 253_402_300_799.0  # the year 9999
 _GREATEST = 2**53
+_STEPS_MAX = 10_000_000  # that one rollback may have taken back
 
 _READ: dict[str, tuple[str, ...]] = {
     "view_formed": ("workers",),
     "loaded": ("step", "epoch"),
     "step_applied": ("step", "epoch"),
+    "passed_over": ("step", "first", "epoch", "why"),
     "peer_lost": ("step",),
     "fault_detected": ("lost", "cause"),
     "hang": ("lost",),
@@ -28,6 +30,7 @@ _READ: dict[str, tuple[str, ...]] = {
     "saved": ("bytes", "seconds"),
     "save_failed": ("step", "error"),
     "notice": ("signal",),
+    "hint": ("why",),
     "repeated_failure": ("why",),
     "ended": ("why",),
     "error": ("error",),
@@ -73,6 +76,11 @@ def _applied(event: Mapping[str, Any]) -> bool:
     return "values" not in event or ("count" in event and _are_values(event["values"]))
 
 
+def _passed_over(event: Mapping[str, Any]) -> bool:
+    indices = all(matches(index, "int") for index in event.get("examples", ()))
+    return indices and bool(0 <= event["step"] - event["first"] < _STEPS_MAX)
+
+
 def _folded(event: Mapping[str, Any]) -> bool:
     first, last = event["first"], event["last"]
     counted = all(matches(count, "int") and _sane(count) for count in event["records"].values())
@@ -97,5 +105,6 @@ def _are_values(values: Mapping[str, Any]) -> bool:
 _DEEPER: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "view_formed": _view,
     "step_applied": _applied,
+    "passed_over": _passed_over,
     "folded": _folded,
 }

@@ -14,7 +14,8 @@ agent saw it. Each record of its own that ends a stretch (`_ENDS`) accounts for 
     exchange_wait  of such steps: in collectives, because others were slower, or the network was
     save_stall     training stood still for a save: on the coordinator, and on all who waited for it
     redone         spent on what does not count: a step in flight that was lost with a peer or with this worker, steps
-                   that nobody survived who had applied them, steps after the save that a restart went back to
+                   that nobody survived who had applied them, steps after the save that a restart went back to, steps
+                   that were passed over as bad, or taken back with one
     detecting      from a peer's fault (its death, its exception, its last sign of life) to this worker's knowing of
                    it, and of a stuck worker until it is killed. Where no agent saw a fault (a host that was cut off):
                    all since what this worker did last; under torchrun, the wait in the exchange that failed
@@ -53,7 +54,7 @@ PARTS = (
     "unknown",
 )
 IN_STEPS_THAT_COUNT = ("productive", "data_wait", "exchange_wait")
-_STEPS = ("step_applied", "folded")
+_STEPS = ("step_applied", "passed_over", "folded")
 _ENDS = frozenset({"run_started", "view_formed", "loaded", "transfer", "peer_lost", "left", "finished", *_STEPS})
 _FORMING = ("run_started", "view_formed", "peer_lost")
 
@@ -134,7 +135,8 @@ def ledger(events: Sequence[Event], counting: Counting | None = None) -> Ledger:
 
 
 class Counting:
-    """Which applied steps count: of one step, those in the newest view of the newest launch that the run is of."""
+    """Which applied steps count: of one step, those in the newest view of the newest launch that the run is of, if they
+    were not taken back."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         begun: dict[int, tuple[int | None, int]] = {}  # claim -> (whose state it went on from, its step)
@@ -145,7 +147,7 @@ class Counting:
         self._kept: dict[int, float] = {}  # launch -> steps below this count
         self._newest_view: dict[tuple[int, int], int] = {}  # (launch, step) -> generation
         for event in events:
-            if event["event"] == "step_applied":
+            if event["event"] in ("step_applied", "passed_over"):
                 at = self._launch(event), event["step"]
                 self._newest_view[at] = max(self._newest_view.get(at, 0), event.get("generation") or 0)
         launch, limit = max(begun, default=0), math.inf
@@ -157,10 +159,20 @@ class Counting:
                 break
             launch, limit = before, min(limit, step)
             self._kept[launch] = limit
+        self.passed_over: dict[int, Event] = {}  # step -> the record that says so
+        for event in events:
+            if event["event"] == "passed_over" and self._survives(event):
+                first = event.get("first")
+                for step in range(event["step"] if first is None else first, event["step"] + 1):
+                    if step not in self.passed_over or event.get("rank") == 0:
+                        self.passed_over[step] = event
 
     def counts(self, applied: Event) -> bool:
-        launch, step = self._launch(applied), applied["step"]
-        newest = (applied.get("generation") or 0) == self._newest_view.get((launch, step), 0)
+        return self._survives(applied) and applied["step"] not in self.passed_over
+
+    def _survives(self, done: Event) -> bool:
+        launch, step = self._launch(done), done["step"]
+        newest = (done.get("generation") or 0) == self._newest_view.get((launch, step), 0)
         return newest and step < self._kept_below(launch)
 
     def share_that_counts(self, folded: Event) -> float:
@@ -195,18 +207,18 @@ class Faults:
         self.begun: dict[str, float] = {}
         for lost, died_s in self.died.items():
             self.begun[lost] = min(died_s - stuck.get(lost, 0.0), raised.get(lost, died_s))
-        self._told: dict[tuple[int, str], float] = {}  # (generation, by whom) -> when the first of these began
+        self._begun_before: dict[tuple[int, str], float] = {}  # (generation, by whom) -> when the first of these began
         for event in events:
             if event["event"] == "fault_detected":
                 at, begun_s = (event.get("generation") or 0, event["worker"]), self.begun.get(event["lost"], -math.inf)
-                self._told[at] = min(begun_s, self._told.get(at, begun_s))
+                self._begun_before[at] = min(begun_s, self._begun_before.get(at, begun_s))
 
     def met(self, view: Event | None) -> float | None:
         """When the fault began that a worker met before it formed this view, whose first rank tells of it: -inf where
         nobody saw it. None: nothing is told."""
         if view is None or not view.get("workers"):
             return None
-        return self._told.get((view.get("generation") or 0, view["workers"][0]))
+        return self._begun_before.get((view.get("generation") or 0, view["workers"][0]))
 
 
 def _stalls(events: Iterable[Event]) -> dict[tuple[int, int], float]:
@@ -242,7 +254,7 @@ def _account(
             case "peer_lost":
                 after = next((one for one in own[index:] if one["event"] == "view_formed"), None)
                 _lose(account, event, t, before, faults.met(after))
-            case "step_applied":
+            case "step_applied" | "passed_over":
                 _step(account, event, t, counts.counts(event), stalls)
             case "folded":
                 _folded(account, event, t, counts.share_that_counts(event))

@@ -58,6 +58,7 @@ def page(name: str, events: Sequence[Event], found: Report | None = None) -> str
         _head(name, found, axis),
         _tiles(found),
         _failures(found),
+        _passed_over(found),
         "<section><h2>Workers over time</h2>",
         _workers(found, axis, saves, failed),
         _world_size(found.view_changes, axis),
@@ -116,6 +117,15 @@ def _failures(found: Report) -> str:
     sums = f'<p class="known">{escape(known_as_sums(found))}</p>' if found.folded_steps or found.forgotten else ""
     failed = f'<section class="failures"><h2>What failed</h2><ul>{listed}{more}</ul></section>' if lines else ""
     return failed + sums
+
+
+def _passed_over(found: Report) -> str:
+    if not found.passed_over:
+        return ""
+    lines = [sentences.passed(one) for one in found.passed_over]
+    listed = "".join(f"<li>{escape(line[:2000])}</li>" for line in lines[:50])
+    more = f"<li>and {len(lines) - 50} more</li>" if len(lines) > 50 else ""
+    return f"<section><h2>What was passed over</h2><ul>{listed}{more}</ul></section>"
 
 
 def _workers(found: Report, axis: Axis, saves: list[float], failed: list[float]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from elastic.events.event import Event
 from elastic.report.curves import step_seconds, values_by_step
 from elastic.report.ledger import Counting, Ledger, ledger
+from elastic.report.passed_over import PassedOver, passed_over
 from elastic.report.view_changes import ViewChange, view_changes
 from elastic.report.views import views
 
@@ -36,13 +37,16 @@ class Failure:
 class Report:
     """
     state         "finished", "left" (all of the last view, in order; resumable), or "unfinished" (it may be going on)
-    steps         applied by them, with what they went on from; a worker that lost its claim no longer counts
+    steps         applied by them, with what they went on from; a worker that lost its claim no longer counts, nor do
+                  steps that were passed over
+    passed_over   in order
     redone        steps that had to be done again, as often as they were
     world_sizes   of the views, in order
     claims        how often the run was started or restarted
     peers_lost    workers that were lost from one view to the next; where a loss restarts all, such restarts
     counted       what the steps that count have counted: examples, or tokens; of folded steps, all
     save_stall_seconds  that training stood still for saves
+    hints         that nodes may be taken soon, of each word one
     accepted      identity fields that were allowed to differ: the bits of the result may, too
     last_t        unix seconds, of the last record
     last_values   name -> global sum of the last step, divided by its count; None: not finite
@@ -59,6 +63,7 @@ class Report:
     claims: int
     peers_lost: int
     notices: tuple[str, ...]
+    hints: tuple[str, ...]
     saves: int
     saved_bytes: int
     save_stall_seconds: float
@@ -73,6 +78,7 @@ class Report:
     step_seconds_p99: float | None
     view_changes: tuple[ViewChange, ...]
     failures: tuple[Failure, ...]
+    passed_over: tuple[PassedOver, ...]
     ledger: Ledger
     folded_steps: int
     forgotten: bool
@@ -80,9 +86,12 @@ class Report:
     def facts(self) -> dict[str, Any]:
         """As JSON values, under keys that stay."""
         facts = {
-            name: value for name, value in vars(self).items() if name not in ("ledger", "view_changes", "failures")
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("ledger", "view_changes", "failures", "passed_over")
         }
         accounts = self.ledger.workers.values()
+        view_changes = [{**asdict(change), "cost_s": change.cost_s} for change in self.view_changes]
         return {
             "schema": SCHEMA,
             **facts,
@@ -91,8 +100,10 @@ class Report:
             "worker_seconds": self.ledger.whole,
             "ledger": self.ledger.parts,
             "workers": {a.worker: {"begin": a.begin_s, "end": a.end_s, "died": a.died, **a.parts} for a in accounts},
-            "turns": [{**asdict(change), "cost_s": change.cost_s} for change in self.view_changes],
+            "view_changes": view_changes,
+            "turns": view_changes,  # as they were called: keys are stable
             "failures": [asdict(failure) for failure in self.failures],
+            "passed_over": [asdict(one) for one in self.passed_over],
         }
 
 
@@ -117,13 +128,16 @@ def report(events: Sequence[Event]) -> Report:
     took = step_seconds(of_kind["step_applied"])
     return Report(
         state="finished" if finished else "left" if all_left else "unfinished",
-        steps=steps,
-        redone=_redone(of_kind["step_applied"], of_kind["peer_lost"]) + _redone_and_folded(folded, counting),
+        steps=steps - len(counting.passed_over),
+        passed_over=passed_over(counting),
+        redone=_redone([*of_kind["step_applied"], *of_kind["passed_over"]], of_kind["peer_lost"])
+        + _redone_and_folded(folded, counting),
         epoch=epoch,
         world_sizes=tuple(len(view.workers) for view in seen),
         claims=len(of_kind["claimed"]),
         peers_lost=sum(len(view.lost) for view in seen) + len(restarts),
         notices=tuple(event["signal"] for event in of_kind["notice"] if event["signal"]),
+        hints=tuple(sorted({event["why"] for event in of_kind["hint"]})),
         saves=len(saved) + sum(event["records"].get("saved", 0) for event in folded),
         saved_bytes=sum(event["bytes"] for event in saved) + sum(event["saved_bytes"] for event in folded),
         save_stall_seconds=math.fsum(event["stall"] if "stall" in event else event["seconds"] for event in saved)
@@ -155,9 +169,11 @@ def _left_for_all(claimed: Iterable[Event], left: Iterable[Event], newest: int) 
 def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
     """(steps applied, epoch) of those who went on under the newest claim."""
     loaded = next((e for e in of_kind["loaded"] if (e.get("claim") or 0) == newest), {"step": 0, "epoch": 0})
-    applied = [e for e in of_kind["step_applied"] if e.get("rank") == 0 and e.get("claim") == newest]
+    done = [*of_kind["step_applied"], *of_kind["passed_over"]]
+    applied = [e for e in done if e.get("rank") == 0 and e.get("claim") == newest]
     if applied:
-        return applied[-1]["step"] + 1, applied[-1]["epoch"]
+        last = max(applied, key=lambda event: float(event["t"]))
+        return last["step"] + 1, last["epoch"]
     folded = [e["last"] + 1 for e in of_kind["folded"] if e["steps"] and (e.get("claim") or 0) == newest]
     return max([loaded["step"], *folded]), loaded["epoch"]
 

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from statistics import median
 
 from elastic.events import words
+from elastic.report.passed_over import PassedOver
 from elastic.report.view_changes import ViewChange
+
+_EXAMPLES_SHOWN = 8
 
 PART_WORDS = {
     "productive": ("computing", "computing steps that count, and the script's own code between steps"),
     "data_wait": ("waiting for data", "of steps that count: waiting for the loader"),
     "exchange_wait": ("exchange", "of steps that count: in collectives, the wait for slower workers included"),
     "save_stall": ("save stall", "training stood still for a save, or waited for the coordinator's"),
-    "redone": ("redone or lost", "spent on steps that do not count: lost in flight, or taken back by a restart"),
+    "redone": ("redone or lost", "spent on steps that do not count: lost in flight, taken back, or passed over"),
     "detecting": ("detecting", "from a fault, or the last step before a silent one, to a worker's knowing of it"),
     "forming": ("forming views", "waiting for a view and forming its group"),
     "transferring": ("transferring", "state on its way to those without it"),
@@ -50,10 +53,14 @@ def sentence(change: ViewChange) -> str:
         case "broken":
             return f"a collective failed, and nobody was lost: {on} go on" + _paused(change) + _noticed(change)
         case "leave":
-            return f"{words.workers(change.left)} left: {on} go on" + _paused(change)
+            return f"{words.workers(change.left)} left{_told(change)}: {on} go on" + _paused(change)
         case _:
-            left = f", {change.left} left" if change.left else ""
+            left = f", {change.left} left{_told(change)}" if change.left else ""
             return f"{change.joined} joined{left}: {on} go on" + _paused(change)
+
+
+def _told(change: ViewChange) -> str:
+    return f" ({'; '.join(map(words.short_cause, change.left_on))})" if change.left_on else ""
 
 
 def _who(change: ViewChange) -> str:
@@ -79,6 +86,23 @@ def _noticed(change: ViewChange) -> str:
 def _paused(change: ViewChange) -> str:
     state = f", {words.size(change.transfer_bytes)} of state passed on" if change.transfer_bytes else ""
     return f", {words.seconds(change.cost_s)} from step to step{state}" if change.cost_s is not None else state
+
+
+def passed_over(found: Sequence[PassedOver]) -> str:
+    """All of it in one line."""
+    steps = len({step for one in found for step in range(one.first, one.step + 1)})
+    back = sum(one.first < one.step for one in found)
+    went = f", {back} rollback{'s' * (back > 1)}" if back else ""
+    examples = sum(one.examples_count for one in found)
+    return f"{words.counted(steps, 'step')} for {words.counted(len(found), 'bad one')}{went}, {examples:,} examples"
+
+
+def passed(one: PassedOver) -> str:
+    """One bad step, and what was passed over for it."""
+    took = "" if one.first == one.step else f", and with it what was applied since step {one.first}"
+    shown = ", ".join(map(str, one.examples[:_EXAMPLES_SHOWN]))
+    more = ", …" if one.examples_count > min(len(one.examples), _EXAMPLES_SHOWN) else ""
+    return f"step {one.step}{took}: {one.why}; {one.examples_count:,} examples: {shown}{more}"
 
 
 def recoveries(changes: Sequence[ViewChange]) -> str | None:

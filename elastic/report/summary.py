@@ -17,6 +17,7 @@ from elastic.report.report import Report
 
 _CHANGES_MAX = 24
 _BAR = 28
+_PASSED_MAX = 12
 _STATES = {"finished": "bold green", "left": "bold yellow", "unfinished": "bold red"}
 
 
@@ -33,6 +34,8 @@ def summary(name: str, found: Report, *, now: float | None = None) -> Renderable
         Text(),
         _ledger(found),
     ]
+    if found.passed_over:
+        parts += [Text(), _passed_over(found)]
     for failure in found.failures:
         times = f" ({failure.times} times)" if failure.times > 1 else ""
         parts += [Text(), Text(f"{words.printable(failure.what)}{times}", style="red")]
@@ -53,13 +56,16 @@ def facts(found: Report) -> Iterator[tuple[str, str]]:
     saves = f"{found.saves:,} of {words.size(found.saved_bytes)}, training stood still {stall}"
     redone = f", {found.redone:,} redone" if found.redone else ", none redone"
     yield "steps", f"{found.steps:,} applied{redone}, epoch {found.epoch}"
+    if found.passed_over:
+        yield "passed over", sentences.passed_over(found.passed_over)
     yield "time", words.seconds(found.seconds) + _between(found) + _pace(found)
     yield "goodput", f"{words.percent(found.ledger.goodput)} of {words.seconds(found.ledger.whole)} of workers' time"
     if found.last_values:
         shown = list(found.last_values.items())[:6]
         yield "last step", ", ".join(f"{k} {words.number(v) if v is not None else 'not finite'}" for k, v in shown)
     yield "world size", _sizes(found.world_sizes)
-    yield "starts", f"{found.claims}, {found.peers_lost} lost, {len(found.notices)} notices to leave"
+    hints = f"; hints: {'; '.join(found.hints)}" if found.hints else ""
+    yield "starts", f"{found.claims}, {found.peers_lost} lost, {len(found.notices)} notices to leave{hints}"
     if (recovered := sentences.recoveries(found.view_changes)) is not None:
         yield "recoveries", recovered
     yield "saves", saves + (f"; {found.save_failures} failed" if found.save_failures else "")
@@ -129,6 +135,16 @@ def _view_changes(found: Report) -> Table:
             step,
             said,
         )
+    return table
+
+
+def _passed_over(found: Report) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title="What was passed over", title_justify="left")
+    table.add_column(overflow="fold")
+    for one in found.passed_over[-_PASSED_MAX:]:
+        table.add_row(Text(words.printable(sentences.passed(one)), style="yellow"))
+    if (more := len(found.passed_over) - _PASSED_MAX) > 0:
+        table.add_row(Text(f"… and {more} before these: --json lists all", style="dim"))
     return table
 
 

@@ -38,6 +38,7 @@ class ViewChange:
     step         steps applied when it formed; None: unknown
     lost         worker id -> cause; "" where nobody saw it
     redone       steps that came round again
+    left_on      what those who left were told, of each word one
     """
 
     launch: int
@@ -56,6 +57,7 @@ class ViewChange:
     transfer_s: float = 0.0
     transfer_bytes: int = 0
     redone: int = 0
+    left_on: tuple[str, ...] = ()
 
     @property
     def cost_s(self) -> float | None:
@@ -69,7 +71,7 @@ class ViewChange:
         return None if cost_s is None or self.detected_s is None else min(self.detected_s, cost_s)
 
 
-_PROGRESS = frozenset({"view_formed", "loaded", "transfer", "step_applied", "folded"})
+_PROGRESS = frozenset({"view_formed", "loaded", "transfer", "step_applied", "passed_over", "folded"})
 
 
 class _Gathered:
@@ -110,7 +112,7 @@ class _Gathered:
         if event["event"] in _PROGRESS:
             self.progress[event["worker"]] = t
         match event["event"]:
-            case "step_applied":
+            case "step_applied" | "passed_over":
                 self.applied[event["worker"]] = t
                 self.trained_t = t if self.trained_t is None else self.trained_t
                 if self.last_step is None or event["step"] >= self.last_step["step"]:
@@ -140,6 +142,7 @@ def view_changes(events: Sequence[Event]) -> list[ViewChange]:
     """In order."""
     seen = views(events)
     faults = Faults(events)
+    told = {event["worker"]: event["signal"] for event in events if event["event"] == "notice" and event["signal"]}
     gathered = [_Gathered(view) for view in seen]
     at: dict[tuple[str, int], _Gathered] = {}  # (worker, generation) -> its view
     places: dict[tuple[int, tuple[str, ...]], list[_Gathered]] = {}
@@ -153,10 +156,10 @@ def view_changes(events: Sequence[Event]) -> list[ViewChange]:
             at[event["worker"], generation] = (before or same)[-1]  # none before: its clock was set back
         if (view := at.get((event["worker"], generation))) is not None:
             view.take(event)
-    return [_change(one, gathered[index - 1] if index else None, faults) for index, one in enumerate(gathered)]
+    return [_change(one, gathered[index - 1] if index else None, faults, told) for index, one in enumerate(gathered)]
 
 
-def _change(one: _Gathered, before: _Gathered | None, faults: Faults) -> ViewChange:
+def _change(one: _Gathered, before: _Gathered | None, faults: Faults, told: Mapping[str, str]) -> ViewChange:
     view = one.view
     formed_t = float(view.record["t"])
     restarted = before is not None and before.view.launch != view.launch
@@ -197,6 +200,7 @@ def _change(one: _Gathered, before: _Gathered | None, faults: Faults) -> ViewCha
         transfer_s=one.transfer_s,
         transfer_bytes=one.transfer_bytes,
         redone=len(one.redone),
+        left_on=tuple(sorted({told[worker] for worker in gone if worker in told and worker not in lost})),
     )
 
 

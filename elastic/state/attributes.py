@@ -84,6 +84,11 @@ class Noted:
         return self._copies[key] if key in self._copies else self._values.get(key, ABSENT)
 
     @property
+    def looked_at(self) -> dict[str, Any]:
+        """What of `listed` counts: not what every module has of its own."""
+        return {key: value for key, value in self._values.items() if key not in self._passes_over}
+
+    @property
     def may_change_within(self) -> bool:
         """Whether one of them may have another value while it is the same object."""
         return bool(self._copies)

@@ -29,6 +29,7 @@ from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, changed_in_body, listed
 
 _LOOK_FIRST, _LOOK_EVERY = 3, 16  # steps
+_SIMPLE = (float, int, bool, type(None))
 
 
 class Body:
@@ -153,7 +154,10 @@ def _state(thing: Any) -> tuple[str, dict[str, int]]:
 
 def _settings(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [
-        (name, _plain(value)) for group in optimizer.param_groups for name, value in group.items() if name != "params"
+        (name, value if type(value) in _SIMPLE else _plain(value))
+        for group in optimizer.param_groups
+        for name, value in group.items()
+        if name != "params"
     ]
 
 

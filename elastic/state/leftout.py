@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from elastic.state.modules import Place, modules, places
+from elastic.state.modules import BufferEntry, buffer_entries, modules
 
 
 class LeftOutBuffers:
@@ -23,9 +23,9 @@ class LeftOutBuffers:
     def state_dict(self) -> dict[str, torch.Tensor]:
         kept = self._module.state_dict().keys()
         return {
-            place.key: tensor
-            for place in places(modules({"": self._module}))
-            if place.key not in kept and (tensor := place.module._buffers[place.attribute]) is not None
+            entry.key: tensor
+            for entry in buffer_entries(modules({"": self._module}))
+            if entry.key not in kept and (tensor := entry.module._buffers[entry.attribute]) is not None
         }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -44,7 +44,7 @@ def make_room(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
 
 def _hang(module: torch.nn.Module, saved: Mapping[str, Any], *, persistent: bool) -> None:
     walked = modules({"": module})
-    there = {place.key: place for place in places(walked)}
+    there = {entry.key: entry for entry in buffer_entries(walked)}
     parameters = {f"{path}.{name}" if path else name for _, path, one in walked for name in one._parameters}
     by_path = {path: one for _, path, one in walked}
     device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
@@ -59,8 +59,8 @@ def _hang(module: torch.nn.Module, saved: Mapping[str, Any], *, persistent: bool
             by_path[path].register_buffer(attribute, made, persistent=persistent)
 
 
-def _fit(place: Place, value: torch.Tensor, device: torch.device) -> None:
-    now = place.module._buffers[place.attribute]
+def _fit(entry: BufferEntry, value: torch.Tensor, device: torch.device) -> None:
+    now = entry.module._buffers[entry.attribute]
     if now is None or (now.shape, now.dtype) != (value.shape, value.dtype):
         on = now.device if now is not None else device
-        place.module._buffers[place.attribute] = torch.empty(value.shape, dtype=value.dtype, device=on)
+        entry.module._buffers[entry.attribute] = torch.empty(value.shape, dtype=value.dtype, device=on)

@@ -27,7 +27,7 @@ _OPAQUE = (
 )
 
 
-class Place(NamedTuple):
+class BufferEntry(NamedTuple):
     """An entry of a module that may hold a buffer.
 
     root  the name of what it was found under: of a model, or `extra.` and that of the object
@@ -72,9 +72,9 @@ def modules(found: Mapping[str, torch.nn.Module]) -> list[tuple[str, str, torch.
     return walked
 
 
-def places(walked: list[tuple[str, str, torch.nn.Module]]) -> list[Place]:
-    """Where the modules hold buffers, or None in the place of one."""
-    return [Place(root, path, module, name) for root, path, module in walked for name in module._buffers]
+def buffer_entries(walked: list[tuple[str, str, torch.nn.Module]]) -> list[BufferEntry]:
+    """Where the modules hold buffers, or None in place of one."""
+    return [BufferEntry(root, path, module, name) for root, path, module in walked for name in module._buffers]
 
 
 def _held(thing: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -30,9 +31,7 @@ def derive(*key: int | str) -> int:
     Then blake2b, 8 bytes, personalised as "elastic.derive", read as little-endian. By convention the first
     part names the purpose, which keeps the users of one seed apart.
     """
-    parts = [f"s{len(part.encode())}:{part};" if isinstance(part, str) else f"i{part:d};" for part in key]
-    encoded = "".join(parts).encode()
-    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8, person=b"elastic.derive").digest(), "little")
+    return _hashed("".join([_encoded(part) for part in key]))
 
 
 def example_seed(seed: int, epoch: int, index: int) -> int:
@@ -42,12 +41,12 @@ def example_seed(seed: int, epoch: int, index: int) -> int:
 
 def share_seed(seed: int, step: int, phase: int, share: int, micro: int) -> int:
     """The stream of a share's forward and backward pass: dropout. `micro` counts its micro-batches from 0."""
-    return derive("share", seed, step, phase, share, micro)
+    return _hashed(f"{_beginning('share', seed)}i{step:d};i{phase:d};i{share:d};i{micro:d};")
 
 
 def outside_seed(seed: int, step: int, phase: int) -> int:
     """The stream of a step's update, with what `on_apply` adds to it."""
-    return derive("outside", seed, step, phase)
+    return _hashed(f"{_beginning('outside', seed)}i{step:d};i{phase:d};")
 
 
 def start_seed(seed: int) -> int:
@@ -57,12 +56,12 @@ def start_seed(seed: int) -> int:
 
 def before_seed(seed: int, step: int) -> int:
     """The stream of the script's code between `for step in run` and the step's inner loop."""
-    return derive("before", seed, step)
+    return _hashed(f"{_beginning('before', seed)}i{step:d};")
 
 
 def after_seed(seed: int, step: int) -> int:
     """The stream of the script's code after the inner loop of a step, however the worker came by its effect."""
-    return derive("after", seed, step)
+    return _hashed(f"{_beginning('after', seed)}i{step:d};")
 
 
 def evaluated_seed(seed: int, step: int | None, evaluations: int) -> int:
@@ -107,6 +106,20 @@ def seed(value: int) -> None:
     random.seed(value)
     np.random.seed(value % 2**32)
     torch.manual_seed(value)
+
+
+def _encoded(part: int | str) -> str:
+    return f"s{len(part.encode())}:{part};" if isinstance(part, str) else f"i{part:d};"
+
+
+@lru_cache(maxsize=64)
+def _beginning(purpose: str, seed: int) -> str:
+    """Of the keys that a run asks for at every step."""
+    return f"{_encoded(purpose)}{_encoded(seed)}"
+
+
+def _hashed(encoded: str) -> int:
+    return int.from_bytes(hashlib.blake2b(encoded.encode(), digest_size=8, person=b"elastic.derive").digest(), "little")
 
 
 def check_seed(value: object) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from elastic.state.modules import Place, modules, places
+from elastic.state.modules import BufferEntry, buffer_entries, modules
 
 _COPIED_BYTES = 1 << 20
 Key = tuple[str, str]
@@ -32,8 +32,8 @@ class Rewound:
         before, self._copies, self._noted = self._copies, {}, {}
         into: list[torch.Tensor] = []
         out_of: list[torch.Tensor] = []
-        for key, place in _hanging(roots):
-            now = place.module._buffers[place.attribute]
+        for key, entry in _hanging(roots):
+            now = entry.module._buffers[entry.attribute]
             self._noted[key] = now, 0 if now is None else now._version
             if now is None or not (now.nbytes <= _COPIED_BYTES or key in self._lively):
                 continue
@@ -73,7 +73,7 @@ class Rewound:
         large = {key for key, (tensor, _) in self._noted.items() if tensor is not None and key not in self._copies}
         if not large:
             return large
-        now = {key: place.module._buffers[place.attribute] for key, place in _hanging(roots) if key in large}
+        now = {key: entry.module._buffers[entry.attribute] for key, entry in _hanging(roots) if key in large}
         return {key for key in large if not _is_still(now.get(key), *self._noted[key])}
 
 
@@ -81,8 +81,8 @@ def _is_still(now: torch.Tensor | None, noted: torch.Tensor | None, version: int
     return now is noted and (now is None or now._version == version)
 
 
-def _hanging(roots: Mapping[str, torch.nn.Module]) -> list[tuple[Key, Place]]:
-    found: list[tuple[Key, Place]] = []
+def _hanging(roots: Mapping[str, torch.nn.Module]) -> list[tuple[Key, BufferEntry]]:
+    found: list[tuple[Key, BufferEntry]] = []
     for name, module in roots.items():
-        found += [((name, place.key), place) for place in places(modules({name: module}))]
+        found += [((name, entry.key), entry) for entry in buffer_entries(modules({name: module}))]
     return found

@@ -6,6 +6,7 @@
     trained                       which parameters train, in which groups of the optimizers
     modes                         which modules are in eval mode
     attributes                    what modules keep in plain attributes and has changed since they were built, if any
+    health                        the last losses and norms, and what was passed over, if on_bad= is given or was
 
 Buffers may have got another shape since the model was built (observers), or have come: the model here follows.
 Random generators are not in it: every stream is derived (randomness.py). Nor is the position: the
@@ -23,6 +24,7 @@ import checkpoint
 from checkpoint.load.apply import apply
 from elastic.state.applied import Applied
 from elastic.state.attributes import Attributes
+from elastic.state.health import Health
 from elastic.state.leftout import LeftOutBuffers, make_room
 from elastic.state.modes import Modes
 from elastic.state.modules import modules, roots
@@ -35,6 +37,7 @@ class TrainState:
     """The live objects of a run that a state is captured from and applied to.
 
     applied  what of them the script may change between two steps, as the last update left it
+    health   see Health
     """
 
     def __init__(
@@ -46,10 +49,12 @@ class TrainState:
         schedulers: Mapping[str, Any],
         scaler: Any,
         extra: Mapping[str, Any],
+        health: Health | None = None,
     ) -> None:
         self._models = dict(models)
         self._trained = trained
         self._extra = dict(extra)
+        self.health = health if health is not None else Health(None)
         self.modes = Modes(trained.modules, self._modules_in_extra)
         self.attributes = Attributes(lambda: modules(roots(self._models, self._extra)))
         self._objects: Tree = {
@@ -80,7 +85,8 @@ class TrainState:
         """The tree for `checkpoint`: stateful objects stand for their state_dict."""
         left_out = {name: one for name, one in self._left_out().items() if one.state_dict()}
         changed = {"attributes": self.attributes} if self.attributes.state_dict() else {}
-        return {**self._objects, **changed, **left_out}
+        health = {} if self.health.is_blank else {"health": self.health}
+        return {**self._objects, **changed, **left_out, **health}
 
     def apply(self, tree: Tree, *, step: int, keeps_trained: bool = False) -> None:
         """Gives every object its state, of step `step`.
@@ -96,7 +102,10 @@ class TrainState:
                 make_room(thing, saved)
         left_out = {name: one for name, one in self._left_out().items() if name in tree}
         others = {name: thing for name, thing in {**self._objects, **left_out}.items() if name != "trained"}
-        apply(others, {name: saved for name, saved in tree.items() if name not in ("trained", "attributes")})
+        apart = ("trained", "attributes", "health")
+        apply(others, {name: saved for name, saved in tree.items() if name not in apart})
+        if "health" in tree:
+            self.health.load_state_dict(tree["health"])
         self.attributes.load_state_dict(tree.get("attributes", {}))
         if not keeps_trained:
             self._trained.adopt(document, step=step)

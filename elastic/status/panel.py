@@ -49,12 +49,17 @@ def _health(status: dict[str, Any], now_t: float) -> Text:
         parts += [(f"  saving step {failed['step']:,} failed {_ago(failed, now_t)}", "bold red")]
     if saved := status.get("saved"):
         parts += [("  saved step ", "dim"), f"{saved['step']:,}", (f", {_ago(saved, now_t)}", "dim")]
+    if passed := status.get("passed_over"):
+        times = f"  {passed['times']:,} bad step{'s' * (passed['times'] > 1)} passed over"
+        parts += [(times, "bold yellow"), (f", the last {_ago(passed, now_t)}: {passed['why']}", "dim")]
     if fault := status.get("fault"):
         why = f": {fault['why']}" if fault["why"] else ""
         parts += [("  lost ", "dim"), f"{status['lost']}", (", the last ", "dim"), _ago(fault, now_t)]
         parts += [f", cost {words.seconds(fault['cost_s'])}", (why, "dim")]
         if fault["unnoticed_s"] > 0.5 * fault["cost_s"]:
             parts += [(f", {words.seconds(fault['unnoticed_s'])} until it was noticed", "dim")]
+    if interval := status.get("save_interval"):
+        parts += [("  saves ", "dim"), interval]
     return Text.assemble(*parts)
 
 

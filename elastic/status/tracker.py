@@ -20,7 +20,9 @@ Status = dict[str, Any]
 
 _MEMORY = 0.9  # of the running mean of how long a step takes
 _CAUSE_MAX = 120
-_MILESTONES = frozenset({"run_started", "view_formed", "loaded", "transfer", "peer_lost", "step_applied"})
+_MILESTONES = frozenset(
+    {"run_started", "view_formed", "loaded", "transfer", "peer_lost", "step_applied", "passed_over"}
+)
 
 
 class StatusTracker:
@@ -66,6 +68,10 @@ class StatusTracker:
         match event["event"]:
             case "step_applied":
                 self._stepped(event, t)
+            case "passed_over":
+                before = self.status.get("passed_over", {"times": 0})
+                self.status.update(step=event["step"] + 1, epoch=event["epoch"])
+                self.status["passed_over"] = {"times": before["times"] + 1, "why": event["why"], "t": t}
             case "view_formed":
                 self._formed(event)
             case "peer_lost":
@@ -80,6 +86,8 @@ class StatusTracker:
                 self.status.pop("save_failed", None)
             case "save_failed":
                 self.status["save_failed"] = {"step": event["step"], "t": t}
+            case "save_interval":
+                self.status["save_interval"] = event["reason"]
             case "finished":
                 self._finished(event)
         if event["event"] in _MILESTONES:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 BENCHMARKS = {
     "steady_state": "steps when nothing goes wrong, beside plain loops and DDP",
     "recovery": "what a fault costs, beside plain torchrun",
+    "goodput": "recorded spot fleets replayed under elastic run and plain torchrun, beside the simulation",
     "hosts": "what the loss of a whole host costs, beside plain torchrun",
     "scale": "how long views of up to 16,384 workers take to form",
     "topology": "bytes that leave a host in a step, beside a ring's",

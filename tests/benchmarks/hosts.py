@@ -30,9 +30,9 @@ from rich.table import Table
 
 from elastic.drill.hosts.hosts import Hosts, missing
 from elastic.drill.hosts.network import host_of, name
-from elastic.drill.hosts.place import PORT
+from elastic.drill.hosts.on_hosts import PORT
 from tests.benchmarks import underway
-from tests.benchmarks.recovery_events import Events, Place
+from tests.benchmarks.recovery_events import Events, ViewKey
 from tests.benchmarks.recovery_runs import ROOT, SCRIPT
 from tests.benchmarks.underway import interruptible
 
@@ -106,26 +106,26 @@ class BenchRun:
         output = self._folder / f"output-{name(host)}.txt"
         self.hosts.start(host, self._command, env=env, output=output, cwd=self._folder)
 
-    def settled(self, hosts: set[int], *, after: Place = (-1, -1), steps: int, within_s: float) -> Place:
+    def settled(self, hosts: set[int], *, after: ViewKey = (-1, -1), steps: int, within_s: float) -> ViewKey:
         """Waits until exactly these have applied so many steps in one view, a later one than `after`."""
         deadline = time.monotonic() + within_s
         while True:
             self.events.read()
             view = self.events.newest_view()
-            if view.place > after and set(map(host_of, view.workers)) == hosts and view.steps >= steps:
-                return view.place
+            if view.key > after and set(map(host_of, view.workers)) == hosts and view.steps >= steps:
+                return view.key
             if not any(map(self.hosts.running, hosts)):
                 raise NotMeasured("the run has ended")
             if time.monotonic() > deadline:
                 raise NotMeasured(f"not in {within_s:.0f} s")
             time.sleep(LOOK_S)
 
-    def next_step_s(self, at: float, place: Place, survivors: set[int]) -> float:
+    def next_step_s(self, at: float, key: ViewKey, survivors: set[int]) -> float:
         """From `at` until the last of the survivors has applied a step in that view."""
         last = at
         for worker, steps in self.events.applied.items():
-            if host_of(worker) in survivors and steps[-1].place >= place:
-                last = max(last, min(one.t for one in steps if one.place >= place))
+            if host_of(worker) in survivors and steps[-1].key >= key:
+                last = max(last, min(one.t for one in steps if one.key >= key))
         return last - at
 
     def longest_step_s(self, at: float, survivors: set[int]) -> float:
@@ -162,8 +162,8 @@ def measure(row: Row, launcher: str, draw: random.Random, within_s: float) -> fl
             run.settled({*first, HOSTS + 1}, after=before, steps=SETTLED_STEPS, within_s=within_s)
             return run.longest_step_s(at, first)
         survivors = first - {*row.faulted}
-        place = run.settled(survivors, after=before, steps=1, within_s=within_s)
-        return run.next_step_s(at, place, survivors)
+        key = run.settled(survivors, after=before, steps=1, within_s=within_s)
+        return run.next_step_s(at, key, survivors)
 
 
 def table(found: dict[str, dict[str, Figures]]) -> Table:

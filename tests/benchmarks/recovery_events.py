@@ -15,7 +15,7 @@ from pathlib import Path
 
 from elastic.events.event import Event
 
-Place = tuple[int, int]  # claim and generation: one of them is higher after each recovery
+ViewKey = tuple[int, int]  # claim and generation: one of them is higher after each recovery
 _MEDIAN_OF = 40
 _MOMENTS = ("form", "formed", "transfer", "data", "exchange", "update", "applied")
 
@@ -25,7 +25,7 @@ class Applied:
     """One step on one worker. t: when it was applied"""
 
     t: float
-    place: Place
+    key: ViewKey
     redone: bool
 
 
@@ -33,7 +33,7 @@ class Applied:
 class View:
     """The newest, as far as workers have applied a step in it."""
 
-    place: Place
+    key: ViewKey
     workers: frozenset[str]
     steps: int
 
@@ -88,24 +88,22 @@ class Events:
             for line in whole.splitlines():
                 event = json.loads(line)
                 if event["event"] == "step_applied":
-                    place = event["claim"], event["generation"]
-                    self.applied[event["worker"]].append(Applied(event["t"], place, event["redone"]))
+                    key = event["claim"], event["generation"]
+                    self.applied[event["worker"]].append(Applied(event["t"], key, event["redone"]))
                 else:
                     self.others.append(event)
 
     def newest_view(self) -> View:
-        place = max((steps[-1].place for steps in self.applied.values()), default=(0, 0))
-        of_view = {
-            worker: self._in(worker, place) for worker, steps in self.applied.items() if steps[-1].place == place
-        }
+        key = max((steps[-1].key for steps in self.applied.values()), default=(0, 0))
+        of_view = {worker: self._in(worker, key) for worker, steps in self.applied.items() if steps[-1].key == key}
         fewest = min((len(steps) for steps in of_view.values()), default=0)
-        return View(place=place, workers=frozenset(of_view), steps=fewest)
+        return View(key=key, workers=frozenset(of_view), steps=fewest)
 
     def median_step(self, view: View) -> float:
         """Seconds; the first step of the view, which had to be begun by somebody, is not among them."""
         gaps = []
         for worker in view.workers:
-            times = [applied.t for applied in self._in(worker, view.place)]
+            times = [applied.t for applied in self._in(worker, view.key)]
             gaps += [later - earlier for earlier, later in pairwise(times)]
         return statistics.median(gaps)
 
@@ -113,7 +111,7 @@ class Events:
         """The first step that it applied in a later view."""
         later = None
         for applied in reversed(self.applied[worker]):
-            if applied.place <= before.place:
+            if applied.key <= before.key:
                 break
             later = applied
         return later
@@ -142,7 +140,7 @@ class Events:
         until = max(first.t for first in firsts.values() if first is not None)
         losses = [e["t"] - at for w in survivors if (e := self.first("peer_lost", at, w)) is not None]
         newcomers = after.workers - survivors if after is not None else frozenset()
-        back = [self._in(worker, after.place)[0].t - at for worker in newcomers] if after is not None else []
+        back = [self._in(worker, after.key)[0].t - at for worker in newcomers] if after is not None else []
         again = sum(a.redone and a.t >= at for worker in survivors for a in self.applied[worker][-_MEDIAN_OF:])
         return Cost(
             step=step,
@@ -161,7 +159,7 @@ class Events:
         """What the boundary at which others joined cost the survivors beyond a step."""
         longest = 0.0
         for worker in survivors:
-            joined = self._in(worker, after.place)[0]
+            joined = self._in(worker, after.key)[0]
             earlier = max(applied.t for applied in self.applied[worker] if applied.t < joined.t)
             longest = max(longest, joined.t - earlier)
         return longest - self.median_step(after)
@@ -172,18 +170,18 @@ class Events:
         newcomers = after.workers - survivors
         if not any(event["event"] == "moments" for event in self.others):
             return None
-        first = {worker: self._first_step(worker, after.place) for worker in after.workers}
+        first = {worker: self._first_step(worker, after.key) for worker in after.workers}
         boundaries = []
         for worker in survivors:
-            passed, joined = first[worker], self._in(worker, after.place)[0]
+            passed, joined = first[worker], self._in(worker, after.key)[0]
             earlier = max(applied.t for applied in self.applied[worker] if applied.t < joined.t)
             boundaries.append(passed["data"] - earlier)
         exchanges = [max(first[worker]["exchange"] for worker in group) for group in (survivors, newcomers)]
         return max(boundaries), max(0.0, exchanges[1] - exchanges[0])
 
-    def _first_step(self, worker: str, place: Place) -> dict[str, float]:
+    def _first_step(self, worker: str, key: ViewKey) -> dict[str, float]:
         """When it first passed each moment, from the forming of this view on."""
-        applied = self._in(worker, place)[0]
+        applied = self._in(worker, key)[0]
         event = min(
             (
                 one
@@ -217,6 +215,6 @@ class Events:
         times = [applied.t for applied in self.applied[worker] if applied.t <= until]
         return max((later - earlier for earlier, later in pairwise(times) if later >= since), default=0.0)
 
-    def _in(self, worker: str, place: Place) -> list[Applied]:
+    def _in(self, worker: str, key: ViewKey) -> list[Applied]:
         """Its last steps, as far as they are of that view."""
-        return [applied for applied in self.applied[worker][-_MEDIAN_OF:] if applied.place == place]
+        return [applied for applied in self.applied[worker][-_MEDIAN_OF:] if applied.key == key]

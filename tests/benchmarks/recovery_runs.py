@@ -69,7 +69,7 @@ class Watched:
 
         def holds() -> bool:
             view = self.events.newest_view()
-            late = later_than is None or view.place > later_than.place
+            late = later_than is None or view.key > later_than.key
             return late and len(view.workers) == workers and view.steps >= steps
 
         self.wait(holds, f"{workers} workers had taken {steps} steps")

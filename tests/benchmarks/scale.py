@@ -15,8 +15,8 @@ with those behind it. For each size, from the moment of the cause until the last
 
 it prints that time, the hub's part of it, messages heard and lines said, megabytes both ways, and the hub's time for
 each worker: what grows faster than the workers shows there. Not in it: gloo's and NCCL's own connections, which form
-afterwards. Gloo's full mesh connects each rank with each, and the board of it, every address to every node, is
-measured up to --board workers.
+afterwards. Gloo's full mesh connects each rank with each, and what each leaves on the board for all others is as long
+as there are ranks: it is measured up to --board workers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists
 from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, Broken, NewView, Roster, parse
 from elastic.membership.node_report import NodeReport
-from elastic.membership.wire import Message, encode
+from elastic.membership.wire import LONG_LINE_MAX, Lines, Message, encode
 from tests.benchmarks.underway import interruptible
+from tests.kit.gloo_values import gloo_value
 
 SIZES = (16, 256, 1024, 4096, 16384)
 BYTES_PER_S = 10e9 / 8
 ONE_WAY_S, AGAIN_S = 0.5e-3, 0.2
-ADDRESS = "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFB"  # as long as gloo's
 LOST = {"step": 3, "at": "in the exchange of step 3", "lost": True, "whole": True, "torn": False}
 
 
@@ -126,6 +126,7 @@ class Fleet:
         count = len(self.ids)
         hub = Hub(nodes_min=1, nodes_max=count, nodes_first=count, takes_over=takes_over, beacon={"nonce": "0" * 32})
         self.wires = {node: Wire() for node in self.ids}
+        self._heard_by_hub = {node: Lines() for node in self.ids}
         self.network = Network(self.loss)
         self.hub = HubHere(hub, "no node's", None, self.lists, deliver=lambda *_: None, say=print)  # type: ignore[arg-type]
 
@@ -133,7 +134,7 @@ class Fleet:
 
     def says(self, node: str, message: Message, after_s: float = 0.0) -> None:
         line = encode(message)
-        self.reports[node].told(parse(TO_HUB, message))
+        self.reports[node].note_said(parse(TO_HUB, message))
         self._number += 1
         self.figures.heard += 1
         self.figures.heard_bytes += len(line)
@@ -164,7 +165,7 @@ class Fleet:
             begun = time.process_time()
             while self._arriving and self._arriving[0][0] <= self.now_s:
                 _, _, node, line = heapq.heappop(self._arriving)
-                self._hears(node, json.loads(line))
+                self._hears(node, line)
             self.hub.settle()
             last_s = max(last_s, self._turn_is_over(time.process_time() - begun, answers, until))
         self.figures.seconds = last_s - begun_s
@@ -188,7 +189,7 @@ class Fleet:
         self.hub.hub.without(time.monotonic(), gone, left=False)
         for node in self.nodes:
             for id in self.ids[node]:
-                self.reports[node].told(parse(TO_HUB, {"say": "view_is_over", "worker": id, **self.lost}))
+                self.reports[node].note_said(parse(TO_HUB, {"say": "view_is_over", "worker": id, **self.lost}))
         begun = time.process_time()
         packed = self.lists.pack_report(self.reports[self.nodes[0]].document())
         self.figures.node_s = time.process_time() - begun
@@ -202,11 +203,13 @@ class Fleet:
     def lost(self) -> Message:
         return {"generation": self.hub.hub.generation, **LOST}
 
-    def _hears(self, node: str, message: Message) -> None:
+    def _hears(self, node: str, line: bytes) -> None:
+        (message,) = self._heard_by_hub[node].feed(line)
         if message["say"] == "hello":
+            self._heard_by_hub[node].longest = LONG_LINE_MAX
             self.hub.takes(node, parse(TO_HUB, message), message, self.wires[node])  # type: ignore[arg-type]
         else:
-            self.hub.told(node, message)
+            self.hub.hear(node, message)
 
     def _turn_is_over(self, took_s: float, answers: Callable[[str, Any], None], until: type) -> float:
         """What the hub has said leaves, is read, and answered. When the last node heard `until`."""
@@ -233,12 +236,16 @@ class Fleet:
         workers = json.loads(to.rstrip(b", ") + b"}")["to"]
         if text not in self._read:
             begun = time.process_time()
-            message = self.lists.unpack(json.loads(b'{"say":' + text))
+            (arrived,) = Lines(LONG_LINE_MAX).feed(line)
+            del arrived["to"]
+            message = self.lists.unpack(arrived)
             said = parse(TO_WORKER if workers else TO_AGENT, message)
+            if workers:  # its agent passes it on
+                Lines(LONG_LINE_MAX).feed(encode(message))
             self._read[text] = said, time.process_time() - begun
         said, read_s = self._read[text]
         for worker in workers or [None]:
-            self.reports[node].ordered(worker, said)
+            self.reports[node].note_ordered(worker, said)
         self.figures.node_s = max(self.figures.node_s, read_s)
         return said, read_s
 
@@ -272,9 +279,12 @@ def measure(workers: int, of_a_node: int, loss: float, board: int) -> Iterator[F
 
     if workers <= board:
         begins("the board for gloo")
+        rank = 0
         for node, ids in fleet.ids.items():
             for id in ids:
-                fleet.says(node, {"say": "put", "worker": id, "generation": 1, "key": f"gloo/{id}", "value": ADDRESS})
+                rank += 1
+                key, value = f"generation/1/gloo/0/{rank}", gloo_value(rank, workers)
+                fleet.says(node, {"say": "put", "worker": id, "generation": 1, "key": key, "value": value})
         fleet.goes_on(nothing, until=object)
         yield fleet.figures
 

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.secret [--quick]
 
-The round trip of a small message through both ends' Connection, as an agent and the hub have it, and the time from
+The round trip of a small message through both ends' LoopConnection, as an agent and the hub have it, and the time from
 connecting until the first message is answered (with a secret: the handshake). Ratios are of neighbouring turns: the
 median, and quartiles. Steps do not come here: gradients travel by gloo, and in a quiet run each node says `ping` 2.5
 times a second, and hears it as often.
@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secret import generated_secret
 from checkpoint.net.secured import client_side, server_side
-from elastic.launch.connection import Connection
 from elastic.launch.event_loop import turn
 from elastic.launch.hub_here import PING_S
+from elastic.launch.loop_connection import LoopConnection
 from elastic.membership.wire import Message
 from tests.benchmarks import underway
 
@@ -62,7 +62,7 @@ def _turn(secret: str | None) -> tuple[float, float]:
         with selectors.DefaultSelector() as loop, socket.create_connection(server.getsockname()) as connected:
             keep_alive(connected)
             heard: list[Message] = []
-            agent = Connection(loop, connected, heard.append, lambda why: None, client_side(secret))
+            agent = LoopConnection(loop, connected, heard.append, lambda why: None, client_side(secret))
             first_s = _round_trips(loop, agent, heard, 1, begun)
             trip_s = _round_trips(loop, agent, heard, TRIPS, time.perf_counter()) / TRIPS
             agent.close()
@@ -71,7 +71,7 @@ def _turn(secret: str | None) -> tuple[float, float]:
 
 
 def _round_trips(
-    loop: selectors.BaseSelector, agent: Connection, heard: list[Message], count: int, begun: float
+    loop: selectors.BaseSelector, agent: LoopConnection, heard: list[Message], count: int, begun: float
 ) -> float:
     for _ in range(count):
         heard.clear()
@@ -87,7 +87,7 @@ def _answer(server: socket.socket, secret: str | None) -> None:
         connected, _ = server.accept()
         keep_alive(connected)
         ended: list[str | None] = []
-        hub = Connection(loop, connected, lambda said: hub.say(said), ended.append, server_side(secret))  # noqa: PLW0108
+        hub = LoopConnection(loop, connected, lambda said: hub.say(said), ended.append, server_side(secret))  # noqa: PLW0108
         while not ended:
             turn(loop, None)
 

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic
+from elastic.group.gradients import GradientSum
 from tests.benchmarks import parts
 from tests.benchmarks.workloads import VIRTUAL_WORKERS, Workload, workloads
 
@@ -201,14 +202,22 @@ def measured(workload: Workload, mode: str, peers: dict[str, Peer], cycles: int,
             loops |= {name: peer.step for name, peer in peers.items()}
             spent = in_turns(loops, workload.block, cycles, world_size)
             watched = workload.block * min(cycles, 4)
-            where = {mode: parts.measure(parts.of_run(run, workload), ours.step, watched)}
+            where = {
+                name: parts.measure(parts.of_run(one), workload, step, watched, hooks_of(one))
+                for name, one, step in ((mode, run, ours.step), (f"{mode}, plain", plain_run, plain.step))
+            }
             for name, peer in peers.items():
-                where[name] = parts.measure(parts.of_peer(peer, workload), peer.step, watched)
+                where[name] = parts.measure(parts.of_peer(peer), workload, peer.step, watched)
             run.stop("measured")
             plain_run.stop("measured")
+            plain.finish()  # the signals' pipes are given back in reverse
             ours.finish()
-            plain.finish()
     return {"seconds": spent, "steps_per_block": workload.block, "parts_ms": where}
+
+
+def hooks_of(run: elastic.Run) -> GradientSum:
+    assert run._loop is not None
+    return run._loop.session.exchange.gradients
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from elastic.drill.end import End
+from elastic.drill.hosts.network import name
+from elastic.drill.hosts.on_hosts import PORT
 from tests.kit.host_runs import HostRun
 
 STEPS = 240
@@ -50,6 +52,49 @@ def test_the_hub_s_host_is_told_to_stop(
     end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=0)
 
     run.assert_kept(end, ended=[1, 2, 3, 4])
+    assert end.verdict.redone == 0
+
+
+@pytest.mark.nightly(sample=1, of="the hub's host")
+@pytest.mark.parametrize("by", ["the run's URL alone", "another host that is named"])
+def test_who_comes_when_the_first_host_is_gone_finds_the_run(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], by: str
+) -> None:
+    """The host at which the first ones met was crashed, and with it the store of their rendezvous."""
+    hosts = f"{name(1)}:{PORT},{name(2)}:{PORT}"
+    run = host_run(4, nodes="1:4", steps=STEPS, endpoint=hosts)
+    run.join(1, 2, 3)
+    run.wait_for_steps(1, 2, 3)
+    run.hosts.crash(1)
+    run.join(4, endpoint=str(run.url) if by == "the run's URL alone" else hosts)
+    run.wait_for_steps(2, 3, 4)
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=1)
+
+    run.assert_kept(end, ended=[2, 3, 4])
+    assert end.verdict.redone <= 1
+
+
+@pytest.mark.nightly(sample=1, of="the hub's host")
+def test_a_machine_that_was_drained_and_comes_back_does_not_evict_the_run(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
+) -> None:
+    """With the README's command, which names that machine and no URL: it hosts a store, meets nobody, and finds that
+    the agent in the run's claim, its own before, has ended. It had the next claim at once, and the run ended at its
+    next save."""
+    run = host_run(2, nodes="1:2", steps=STEPS)
+    run.join(1, 2)
+    run.wait_for_steps(1, 2)
+    run.hosts.terminate(1)
+    assert run.wait_for_end(1).status == 0
+    run.wait_for_steps(2)
+    run.join(1, endpoint=f"{name(1)}:{PORT}")
+    refused = run.wait_for_end(1)
+    assert refused.status == 1, run.state()
+    assert "belongs to a live job" in run.output(1), run.state()
+    run.wait_for_steps(2)
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=0)
+
+    assert end.outcomes[2].status == 0, run.state()
     assert end.verdict.redone == 0
 
 

@@ -20,7 +20,7 @@ from elastic.drill.faults.plan import Plan
 from elastic.drill.folder import DrillFolder
 from elastic.drill.hosts.hosts import Outcome
 from elastic.drill.hosts.network import host_of, name
-from elastic.drill.hosts.place import PORT, left_behind
+from elastic.drill.hosts.on_hosts import PORT, left_behind
 from elastic.drill.judge.review import review
 from elastic.drill.judge.verdict import Verdict
 from elastic.drill.machine.processes import pid_in
@@ -95,11 +95,15 @@ class HostRun:
 
     # acting
 
-    def join(self, *hosts: int) -> None:
-        """Runs the command on these."""
+    def join(self, *hosts: int, endpoint: str | None = None) -> None:
+        """Runs the command on these. endpoint: another --rdzv-endpoint than the run's, as a whole"""
+        command = [
+            f"--rdzv-endpoint={endpoint}" if endpoint is not None and part.startswith("--rdzv-endpoint=") else part
+            for part in self._command
+        ]
         for host in hosts:
             self._on.append(host)
-            self.hosts.start(host, self._command, env=self._environment, output=self._output(host), cwd=ROOT)
+            self.hosts.start(host, command, env=self._environment, output=self._output(host), cwd=ROOT)
 
     def wait_for(self, what: str, holds: Callable[[list[Event]], object], *, within_s: float = WITHIN_S) -> None:
         """Until that is true of the events so far."""

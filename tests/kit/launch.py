@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from elastic.drill.machine import processes
+from elastic.membership.environment import NOTICES
 
 OUTPUT_SHOWN = 6000  # characters, in an error
 POLL_S = 0.02
@@ -44,6 +45,7 @@ class Launch:
         launcher = ["-m", "torch.distributed.run", *torchrun, f"--nproc-per-node={workers}"] if workers else []
         command = [sys.executable, *launcher, "-m", module, *map(str, args)]
         marked = {processes.MARK: str(self._folder), "TMPDIR": str(self._folder), "PYTHONUNBUFFERED": "1"}
+        marked[NOTICES] = "none"  # of the cloud that runs the tests
         with (self._folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
                 command,

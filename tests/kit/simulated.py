@@ -13,7 +13,8 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from elastic.loop.transfer import Standing, roles
-from elastic.membership.hub import AGAIN, Hub, Order
+from elastic.membership.endings import AGAIN
+from elastic.membership.hub import Hub, Order
 from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
 from elastic.membership.node_report import NodeReport
 from elastic.membership.rules import BOUNDARY
@@ -436,7 +437,7 @@ class Node:
     def tells(self, say: str, **facts: Any) -> None:
         """The hub, whichever it will be when it is heard."""
         message = {"say": say, **facts}
-        self.report.told(parse(TO_HUB, message))
+        self.report.note_said(parse(TO_HUB, message))
         self.up.append(message)
 
     @property
@@ -649,7 +650,7 @@ class World:
         node.tells("exited", worker=worker.id, step=worker.at_step, **how)
 
     def _ordered(self, node: Node, order: Order) -> None:
-        node.report.ordered(order.worker, parse(TO_AGENT if order.worker is None else TO_WORKER, order.message))
+        node.report.note_ordered(order.worker, parse(TO_AGENT if order.worker is None else TO_WORKER, order.message))
         if order.worker is not None:
             assert self.every[order.worker].node is node
             if order.worker in node.workers:
@@ -691,7 +692,7 @@ class World:
         elif message.get("report") is not None:
             reported = {worker["worker"] for worker in message["report"]["workers"]}
             self.told_exited |= node.before - reported
-        self.hub.hear(self.now_s, node.name, message)
+        self.hub.hear(self.now_s, node.name, parse(TO_HUB, message))
         self._heard = True
         if self.chance(0.7):  # else more comes with it
             self._settle()

@@ -9,6 +9,7 @@ from typing import Any
 
 from elastic.events.digests import digest_of_indices
 from elastic.events.event import Event
+from elastic.state.health import merged
 
 
 class Story:
@@ -26,6 +27,8 @@ class Story:
         self._generation = 0
         self._workers: list[str] = []
         self._born = 0
+        self._passed: list[list[int]] = []
+        self._saved_passed: list[list[int]] = []
 
     def launch(self, workers: int) -> Story:
         """New processes, a new claim, and the state of the last save."""
@@ -36,8 +39,10 @@ class Story:
         source = None if self.saved[0] is None else {"claim": self.saved[0], "step": self.saved[1], "nonce": "n"}
         self._emit(0, "claimed", claim=self._claim, resumed_from=source)
         self.step = self.saved[1]
+        self._passed = list(self._saved_passed)
         for rank in range(workers):
             loaded = {"epoch": self.step // self.steps_per_epoch, "from_claim": self.saved[0], "digest": self.digest}
+            loaded |= self._says()
             self._emit(rank, "loaded", claim=self._claim, step=self.step, **loaded)
         if self.saved[0] is None:
             self._save()
@@ -57,10 +62,14 @@ class Story:
         self._workers = [self._workers[rank] for rank in stay]
         self._form(len(stay) + newcomers)
         for rank in (*behind, *range(len(stay), len(stay) + newcomers)):
-            self._emit(rank, "loaded", step=self.step, epoch=self.step // self.steps_per_epoch, from_claim=self._claim)
+            where = {"step": self.step, "epoch": self.step // self.steps_per_epoch, "from_claim": self._claim}
+            self._emit(rank, "loaded", **where, **self._says())
         return self
 
-    def leave(self, rank: int) -> Story:
+    def leave(self, rank: int, on: str | None = None) -> Story:
+        """on: what it was told"""
+        if on is not None:
+            self._emit(rank, "notice", signal=on)
         self._emit(rank, "left", step=self.step)
         return self
 
@@ -93,6 +102,18 @@ class Story:
             self._emit(rank, "weights", step=self.step - 1, digest=self.digest)
         return self
 
+    def pass_over(self, ranks: list[int] | None = None, *, first: int | None = None) -> Story:
+        """These ranks (default: all) pass it over, and with it what was applied from step `first` on."""
+        self.step += 1
+        first = self.step - 1 if first is None else first
+        self._passed = merged([*((one[0], one[1]) for one in self._passed), (first, self.step)])
+        for rank in ranks if ranks is not None else range(len(self._workers)):
+            facts = {**self._applied(rank), "first": first, "why": "the loss is nan", "signs": {"loss": "nan"}}
+            facts |= {"examples": list(range(6)), "examples_count": 6} if rank == 0 else {}
+            self._emit(rank, "passed_over", **facts)
+            self._emit(rank, "weights", step=self.step - 1, digest=self.digest)
+        return self
+
     def undo(self) -> Story:
         """The step that was applied last was applied by workers that then died; it comes round again."""
         self.step -= 1
@@ -101,7 +122,7 @@ class Story:
     def finish(self) -> Story:
         self._save()
         for rank in range(len(self._workers)):
-            self._emit(rank, "finished", step=self.step, digest=self.digest)
+            self._emit(rank, "finished", step=self.step, digest=self.digest, **self._says())
         return self
 
     @property
@@ -138,6 +159,9 @@ class Story:
         world = len(self._workers)
         return rank * self.shares // world, (rank + 1) * self.shares // world
 
+    def _says(self) -> dict[str, Any]:
+        return {"passed_over": [list(one) for one in self._passed]} if self._passed else {}
+
     def _form(self, workers: int) -> None:
         while len(self._workers) < workers:
             self._workers.append(f"w{self._born}")
@@ -151,6 +175,7 @@ class Story:
             0, "saved", step=self.step, bytes=1, seconds=0.1, name=f"c{self._claim}.s{self.step}", digest=self.digest
         )
         self.saved = (self._claim, self.step)
+        self._saved_passed = list(self._passed)
 
     def _emit(self, rank: int, event: str, **facts: Any) -> None:
         common = {"generation": self._generation, "rank": rank, "world_size": len(self._workers), "claim": self._claim}

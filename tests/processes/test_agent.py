@@ -264,7 +264,7 @@ def test_a_module_runs_as_python_m_would(run: Run, tmp_path: Path) -> None:
         assert "near __main__ pack.go ['a', '--b']" in launch.succeed(within_s=WITHIN_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_notice_to_the_agent_ends_everything_with_status_0(run: Run, number: signal.Signals) -> None:
     launch = run(STAY, "--nproc-per-node=2")
     Here(launch).wait(2)
@@ -317,7 +317,7 @@ def test_a_warm_process_that_dies_is_replaced_and_workers_go_on(run: Run) -> Non
     launch = run(STAY, "--nproc-per-node=2")
     here = Here(launch)
     workers = {pid for _, pid, _ in here.wait(2)}
-    waiting = [pid for pid in launch.pids if pid not in workers and b"elastic.launch.warm" in command(pid)]
+    waiting = [pid for pid in launch.pids if pid not in workers and command(pid) in ("elastic-warm", "elastic-spare")]
     assert waiting
     for pid in waiting:  # the warm process, and the one that it has forked ahead
         os.kill(pid, signal.SIGKILL)
@@ -372,7 +372,7 @@ if os.environ["ELASTIC_RESTART"] == "0":
             "an import starts threads: mine: what script.py does from line 1 on, each worker does afresh",
         ),
         (
-            "import os\nif 'elastic.launch.warm' in open('/proc/self/cmdline').read().split(chr(0)): os._exit(7)",
+            "import os\nif 'elastic-warm' in open('/proc/self/comm').read(): os._exit(7)",
             "each worker starts as a fresh interpreter, which takes longer: the warm process ended 3 times",
         ),
     ],
@@ -534,10 +534,11 @@ def meet(nodes: str) -> list[str]:
     return [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=meeting"]
 
 
-def command(pid: int) -> bytes:
+def command(pid: int) -> str:
+    """As `ps -o comm` shows it."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def descriptors(pid: int) -> int:

@@ -69,6 +69,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
                 at = said.index(line, at) + len(line)
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("which", [0, 1], ids=["random faults", "a fault at a moment"])
 def test_the_lines_that_test_a_script(tmp_path: Path, which: int) -> None:
     """docs/how-to/test-your-script.md, on the small script of the tests."""
@@ -136,6 +137,27 @@ def test_the_ddp_loop_that_is_kept(tmp_path: Path) -> None:
         run([*torchrun, "--nproc-per-node=2", "dies.py"], tmp_path)
     said = run([*torchrun, "--nproc-per-node=3", script.title], tmp_path)
     assert re.findall(r"^epoch (\d) step (\d+)", said, re.MULTILINE) == [("1", "20"), ("2", "30")], said
+
+
+@pytest.mark.nightly(sample=1)
+@pytest.mark.parametrize(
+    ("title", "command"),
+    [
+        ("ddp.py", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]),
+        ("with_lightning.py", []),
+        ("with_transformers.py", []),
+    ],
+)
+def test_loops_that_leave_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str, command: list[str]
+) -> None:
+    """docs/how-to/use-spot-notices.md: each would train for hours, and ends because a file says that it must leave."""
+    (script,) = (block for block in blocks(HOW_TO / "use-spot-notices.md", "python") if block.title == title)
+    (tmp_path / title).write_text(script.text)
+    (tmp_path / "leave").write_text("leave 90 the price went up")
+    monkeypatch.setenv("ELASTIC_NOTICES", f"file:{tmp_path / 'leave'}")
+    said = run([sys.executable, *command, title], tmp_path)
+    assert re.search(r"^saved step \d+: .*says leave: the price went up", said, re.MULTILINE), said
 
 
 def test_all_python_of_the_pages_is_python() -> None:

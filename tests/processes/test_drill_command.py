@@ -104,6 +104,19 @@ def test_nodes_that_join_are_waited_for_and_take_part_at_once(here: Path, capsys
     assert [applied[step] for step in (1, 4, 7, 11)] == [1, 2, 3, 4]
 
 
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
+def test_a_recorded_fleet_is_replayed_with_nodes_that_die_and_join(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "fleet.csv").write_text("t_s,op,node\n0,add,a\n0,add,b\n30,remove,a\n60,add,c\n120,remove,b\n")
+    script = [SMALL, "--workers", "2", "--trace", "fleet.csv", "--", "own", "--steps", "24"]
+    assert main(["--keep", "--folder", "kept", *script]) == HOLDS, capsys.readouterr().out
+    assert "too late to join" not in capsys.readouterr().out
+    events = read_events(here / "kept" / "disturbed-drill")
+    sizes = [event["world_size"] for event in events if event["event"] == "view_formed" and event["rank"] == 0]
+    assert sizes == [2, 1, 2]
+
+
 @pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize(("option", "every"), [((), 4), (("--save-every", "3"), 3), (("--save-every", "script"), None)])
 def test_a_run_that_loses_all_has_saved_before(
@@ -244,6 +257,7 @@ def test_a_bug_of_the_script_is_told_in_words_that_lead_to_the_line(
     assert not (here / "runs").exists()
 
 
+@pytest.mark.nightly(sample=1, of="what a drill notices")
 def test_what_survivors_hold_more_of_from_view_to_view_is_left_behind(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,6 +285,7 @@ def test_a_script_that_fails_without_faults_is_shown_and_no_verdict_is_given(
     assert list((here / "drills").iterdir()) == []
 
 
+@pytest.mark.nightly(sample=1, of="what a drill notices")
 def test_a_fault_whose_moment_never_comes_is_no_success(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The drill has not done what it was to."""
     assert main([SMALL, "--workers", "2", "--kill", "1@step=50", "--", "own", "--steps", "4"]) == CANNOT

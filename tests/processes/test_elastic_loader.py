@@ -46,6 +46,7 @@ def same_weights(folder: Path, one: str, other: str) -> None:
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly(sample=1, of="loaders of loops that stay")
 def test_a_ddp_run_that_is_killed_and_resized_trains_on_every_example_once(tmp_path: Path) -> None:
     """SIGKILL to all, twice, once in the middle of each epoch, two steps after a save; more ranks than a batch has
     examples; and the weights are those of one process that nobody touched."""
@@ -71,7 +72,7 @@ def test_a_ddp_run_that_is_killed_and_resized_trains_on_every_example_once(tmp_p
     same_weights(tmp_path, "c", "alone")
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="loaders of loops that stay")
 @pytest.mark.parametrize("trainer", ["lightning", "transformers"])
 def test_stock_trainers_take_it(tmp_path: Path, trainer: str) -> None:
     pytest.importorskip(trainer)
@@ -91,6 +92,7 @@ def test_stock_trainers_take_it(tmp_path: Path, trainer: str) -> None:
     same_weights(tmp_path, "c", "alone")
 
 
+@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize(
     ("how", "said"),
     [

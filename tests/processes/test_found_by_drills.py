@@ -21,6 +21,7 @@ MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
 
+@pytest.mark.nightly(sample=1, of="what was no failure")
 def test_a_run_that_ends_while_another_node_replaces_a_worker_has_not_failed_there(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_disk_that_is_full_for_a_moment_when_a_run_goes_on_alone_costs_no_run(
         disk.unmount(url)
 
 
+@pytest.mark.nightly(sample=1, of="what was no failure")
 def test_drawn_failures_do_not_look_like_a_bug(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Between `applied` of one step and the next step's shares a worker stands at one step: the same failure there,
     twice, ends a run. Both may come later, and the second does. (Drill 167.)"""

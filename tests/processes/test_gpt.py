@@ -46,6 +46,7 @@ def validated(end: End) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
+@pytest.mark.nightly(sample=1, of="the recipe of a language model")
 def test_a_gpt_that_loses_workers_writes_what_an_undisturbed_one_writes(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, data: Path
 ) -> None:
@@ -62,6 +63,27 @@ def test_a_gpt_that_loses_workers_writes_what_an_undisturbed_one_writes(
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     assert end.weights_sha256 == alone.weights_sha256
     assert validated(end) == validated(alone)
+
+
+@pytest.mark.nightly(sample=1, of="the recipe of a language model")
+@pytest.mark.nightly(sample=1, of="the recipe of a language model")
+@pytest.mark.parametrize("recipe", ["gpt_hf.py", "gpt_lightning.py"])
+def test_the_same_model_under_a_trainer_loses_workers_and_writes_the_same(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, data: Path, recipe: str
+) -> None:
+    options: dict[str, Any] = {**SMALL, "script": RECIPES / recipe, "data": data, "steps": 30}
+    alone = elastic_undisturbed(**options)
+    plan = Plan((Kill(1, At(8, "in_backward")), Kill(0, At(12, "in_update")), KillAll(At(20, "forward"))))
+    run = elastic_cluster(**options, workers=3, launcher="elastic", plan=plan)
+    run.finish(within_s=240)
+    end = run.start(workers=2).finish(within_s=240, reference=alone.events)
+
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
+    assert end.weights_sha256 == alone.weights_sha256
+    losses = [float(found) for found in re.findall(r"validation loss (\d\.\d+) nats", end.output + alone.output)]
+    assert len(losses) == 2, end.output
+    assert losses[0] == losses[1] < math.log(256)
 
 
 def test_a_gpt_learns_more_than_how_frequent_bytes_are(elastic_cluster: MakeCluster, data: Path) -> None:

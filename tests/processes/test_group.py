@@ -25,13 +25,13 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from elastic.data.data_plan import blocks
 from elastic.errors import PeerLost
 from elastic.group.form import DistributedGroup, Group, LocalGroup, form, gather_bytes
 from elastic.group.gradients import GradientSum
 from elastic.group.hierarchical_sum import HierarchicalSum, Sum
 from elastic.group.tree import schedule
 from elastic.group.treesum import TreeSum
+from elastic.loop.assignment import blocks
 from elastic.loop.transfer import Roles, pass_on
 from elastic.state.trained import Trained
 from elastic.state.weights import Weights

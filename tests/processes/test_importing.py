@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from elastic.launch.importing import NVML_CHECK, Importing
+from elastic.launch.importing import ARROW_MALLOC, NVML_CHECK, Importing
 
 
 def test_modules_may_ask_for_gpus_and_leave_forks_able_to_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +26,17 @@ def test_modules_may_ask_for_gpus_and_leave_forks_able_to_use_them(monkeypatch: 
     assert os.environ[NVML_CHECK] == "0"
     with Importing(cuda=False):
         assert os.environ[NVML_CHECK] == "0"
+
+
+def test_the_allocator_of_pyarrow_starts_no_thread_that_a_fork_would_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`import datasets` made the warm process unfit, and each replacement a fresh interpreter."""
+    monkeypatch.delenv(ARROW_MALLOC, raising=False)
+    with Importing(cuda=False) as importing:
+        assert os.environ[ARROW_MALLOC] == "background_thread:false"
+    assert ARROW_MALLOC not in os.environ
+    assert importing.found() is None
+
+    monkeypatch.setenv(ARROW_MALLOC, "narenas:1")
+    with Importing(cuda=False):
+        assert os.environ[ARROW_MALLOC] == "narenas:1"
+    assert os.environ[ARROW_MALLOC] == "narenas:1"

@@ -25,7 +25,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformers, a language model": ("trainer.py", {}),
     "transformers, a classifier": ("trainer.py", {"model": "bert", "best": True}),
     "lightning": ("fit.py", {"check": 0.5}),
-    "lightning, a schedule by epochs": ("fit.py", {"schedule": "epoch"}),
+    "lightning, a schedule by epochs": ("fit.py", {"schedule": "epoch", "average": True}),
     "lightning, a plateau": ("fit.py", {"schedule": "plateau"}),
 }
 
@@ -84,6 +84,42 @@ def test_all_is_lost_and_goes_on_at_another_size(
     assert ends(end) == ends(alone), end.output
 
 
+@pytest.mark.nightly(sample=1, of="what trainers keep")
+@pytest.mark.parametrize(
+    ("program", "options"), [("trainer.py", {"patience": 2}), ("fit.py", {"schedule": "plateau", "patience": 1})]
+)
+def test_early_stopping_counts_the_same_whoever_is_lost(
+    elastic_cluster: MakeCluster, program: str, options: dict[str, Any]
+) -> None:
+    """It ends before the last step, so what is compared is what each worker says of its end."""
+    script = PROGRAMS / program
+    alone = elastic_cluster(script=script, steps=24, workers=1, launcher="elastic", **options).finish(within_s=240)
+    run = elastic_cluster(script=script, steps=24, workers=3, launcher="elastic", plan=LOST, unhurried=3, **options)
+    end = run.finish(within_s=240)
+
+    assert len(ends(alone)) == 1
+    assert ends(end) == ends(alone), end.output
+
+
+@pytest.mark.nightly(sample=1, of="what trainers keep")
+@pytest.mark.parametrize(
+    ("program", "options"), [("trainer.py", {"model": "bert", "best": True}), ("fit.py", {"check": 0.5})]
+)
+def test_what_a_trainer_saves_is_written_though_its_writer_is_killed(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, program: str, options: dict[str, Any]
+) -> None:
+    """The next coordinator writes it, before anybody goes on; at the end the best model is loaded from there."""
+    script = PROGRAMS / program
+    alone = elastic_undisturbed(script=script, steps=24, **options)
+    end = elastic_cluster(script=script, steps=24, workers=2, launcher="elastic", die=12, **options).finish(
+        within_s=240
+    )
+
+    assert ends(end) == ends(alone), end.output
+    written = r"^(?:saved: |the best model).*"
+    assert re.findall(written, end.output, re.M) == re.findall(written, alone.output, re.M)
+
+
 @pytest.mark.parametrize("program", ["accelerated.py", "fabricated.py"])
 def test_one_worker_prints(elastic_cluster: MakeCluster, program: str) -> None:
     end = elastic_cluster(script=PROGRAMS / program, workers=3, launcher="elastic").finish(within_s=240)
@@ -96,3 +132,10 @@ def test_accelerate_is_refused_what_it_would_do_itself() -> None:
 
     with pytest.raises(ConfigError, match="adds gradients up by itself"):
         Accelerator(cpu=True, gradient_accumulation_steps=4)
+
+
+def test_the_state_of_a_trainer_is_read_under_its_earlier_name() -> None:
+    from elastic.integrations.transformers import _of_trainer
+
+    assert _of_trainer({"told": '{"loss": [1.5]}', "log": ""}) == {"loss": [1.5]}
+    assert _of_trainer({"trainer": '{"loss": [2.5]}', "log": ""}) == {"loss": [2.5]}

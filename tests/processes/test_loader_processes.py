@@ -142,7 +142,7 @@ def test_loader_processes_stay_through_signals_to_the_whole_group(moment: str) -
         if moment == "at work":
             made.next()
         for pid in children():
-            for told in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            for told in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
                 os.kill(pid, told)
         assert len(read_all(made)) == (99 if moment == "at work" else 100)
 

@@ -44,7 +44,7 @@ LATER: dict[str, list[Fault]] = {
 }
 
 
-@pytest.mark.nightly(sample=2, of="what happens to newcomers")
+@pytest.mark.nightly(sample=1, of="what happens to newcomers")
 @pytest.mark.parametrize("later", LATER.values(), ids=LATER)
 def test_a_newcomer_ends_with_the_bits_of_the_others_whoever_is_lost_meanwhile(
     elastic_cluster: MakeCluster, alone: set[str], later: list[Fault]

@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "ordered.py"
 STEPS = 14  # in the second epoch of each order, or the third
 
 
-@pytest.mark.nightly(sample=2)
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("order", ["shuffled", "sequential", "drawn", "sampled", "mixture", "bucketed"])
 def test_killed_in_any_order_a_run_ends_as_the_undisturbed_one(
     elastic_cluster: Callable[..., Cluster], elastic_undisturbed: Callable[..., End], order: str

@@ -42,7 +42,7 @@ def alone(elastic_undisturbed: Undisturbed) -> Callable[..., tuple[str, End]]:
     return run
 
 
-@pytest.mark.nightly(sample=2)
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("micro", [None, 3])
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_the_world_size_changes_no_bit(
@@ -87,6 +87,20 @@ def test_exceptions_notices_and_hangs_leave_no_trace(
 
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert set(digests(end)) == {digest}
+
+
+def test_a_scaler_skips_on_inf_on_all_workers_alike(
+    elastic_cluster: MakeCluster, alone: Callable[..., tuple[str, End]]
+) -> None:
+    """The first steps overflow, and are skipped, until the scale has fallen."""
+    digest, reference = alone(steps=24, scale=127)
+    run = elastic_cluster(script=PROGRAM, workers=2, launcher="elastic", steps=24, scale=127)
+    end = run.finish(within_s=240, reference=reference.events)
+
+    scales = re.findall(r"^scale (.*)$", reference.output + end.output, re.M)
+    assert len(scales) == 3
+    assert {float(scale) < 2.0**127 for scale in scales} == {True}
+    assert digests(end) == [digest] * 2
 
 
 @pytest.mark.nightly(sample=2, of="losses in a plain loop")

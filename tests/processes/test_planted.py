@@ -37,14 +37,14 @@ def broken_by(name: str) -> set[str]:
 
 
 @pytest.mark.nightly(sample=1)
-@pytest.mark.drill
+@pytest.mark.elastic_drill
 @pytest.mark.parametrize("name", WAYS)
 def test_with_no_bug_planted_the_judge_finds_nothing(reference: Reference, tmp_path: Path, name: str) -> None:
     verdict, output = judged(WAYS[name], tmp_path, reference(WAYS[name].habit))
     assert verdict.ok, f"{WAYS[name].what}\n{verdict}\n{output}"
 
 
-@pytest.mark.drill
+@pytest.mark.elastic_drill
 @pytest.mark.nightly(sample=4, covers=broken_by)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_planted_bug_is_noticed(reference: Reference, tmp_path: Path, name: str) -> None:

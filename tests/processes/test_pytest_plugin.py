@@ -34,14 +34,14 @@ def seeds(said: str) -> list[str]:
 
 def test_a_failed_drill_says_the_seed_that_draws_the_same_again(tmp_path: Path) -> None:
     first = run(tmp_path)
-    asked = re.search(r"--drill-seed (\d+) draws the same again", first)
+    asked = re.search(r"--elastic-drill-seed (\d+) draws the same again", first)
     assert asked is not None, first
     assert first.count("draws the same again") == 1
-    assert seeds(run(tmp_path, f"--drill-seed={asked[1]}")) == seeds(first)
-    assert seeds(run(tmp_path, f"--drill-seed={int(asked[1]) + 1}")) != seeds(first)
+    assert seeds(run(tmp_path, f"--elastic-drill-seed={asked[1]}")) == seeds(first)
+    assert seeds(run(tmp_path, f"--elastic-drill-seed={int(asked[1]) + 1}")) != seeds(first)
     assert len(set(seeds(first))) == 2, "each test has a seed of its own"
 
 
 def test_drills_can_be_left_out(tmp_path: Path) -> None:
-    said = run(tmp_path, "-m", "not drill", "--strict-markers")
+    said = run(tmp_path, "-m", "not elastic_drill", "--strict-markers")
     assert "1 passed, 2 deselected" in said, said

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import timedelta
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, TCPStore
 
 from elastic.errors import RendezvousTimeout
+from elastic.launch.quiet_torch import say_errors_only
 from elastic.membership.environment import Launch
 from elastic.membership.rendezvous import meet
 from tests.kit.launch import Launch as Program
@@ -203,3 +205,26 @@ def test_two_agents_train_together(tmp_path: Path) -> None:
 
     (together,) = [line for line in said.splitlines() if line.startswith("found ")]
     assert together in expected
+
+
+def test_an_agent_that_has_loaded_torch_can_still_make_its_store_say_errors_only() -> None:
+    """Its workers, forked before that, say what torch says."""
+    before, after = returned(run_ranks(warnings_of_a_store, 1))[0]
+    assert before > 0
+    assert after == 0
+
+
+def warnings_of_a_store(rank: int, world_size: int) -> tuple[int, int]:
+    os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
+    before = warnings_of_a_store_without_host()
+    assert say_errors_only()
+    return before, warnings_of_a_store_without_host()
+
+
+def warnings_of_a_store_without_host() -> int:
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        with suppress(DistNetworkError):
+            TCPStore("127.0.0.1", free_port(), is_master=False, timeout=timedelta(seconds=1))
+        said.seek(0)
+        return sum(line.startswith(b"[W") for line in said)

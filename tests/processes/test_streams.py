@@ -39,13 +39,27 @@ def ran(make: MakeCluster, folder: Path, name: str, **options: object) -> End:
     return make(script=PROGRAM, url=url, steps=STEPS, **options).finish(within_s=240)
 
 
+@pytest.fixture(scope="module")
+def known() -> dict[bool, set[str]]:
+    return {}
+
+
+@pytest.fixture
+def alone(elastic_cluster: MakeCluster, folder: Path, plain: bool, known: dict[bool, set[str]]) -> set[str]:
+    """The digest of one process that nobody touched; run once for each kind of loop."""
+    if plain not in known:
+        known[plain] = digests(ran(elastic_cluster, folder, f"alone-{plain}", plain=plain))
+        assert len(known[plain]) == 1
+    return known[plain]
+
+
 def digests(end: End, *, nobody_lost: bool = False) -> set[str]:
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     assert end.verdict.ok or nobody_lost, f"{end.verdict}\n{end.output}"
     return set(re.findall("took part: ([0-9a-f]{64})", end.output))
 
 
-@pytest.mark.nightly(sample=3, of="streams")
+@pytest.mark.nightly(sample=1, of="streams")
 @pytest.mark.parametrize(
     "options",
     [
@@ -57,27 +71,33 @@ def digests(end: End, *, nobody_lost: bool = False) -> set[str]:
     ids=["two", "as many as streams", "kills", "kills while others read"],
 )
 def test_who_reads_a_stream_leaves_the_bits_alone(
-    elastic_cluster: MakeCluster, folder: Path, tmp_path: Path, plain: bool, options: dict[str, object]
+    elastic_cluster: MakeCluster,
+    folder: Path,
+    tmp_path: Path,
+    plain: bool,
+    alone: set[str],
+    options: dict[str, object],
 ) -> None:
-    alone = digests(ran(elastic_cluster, folder, f"alone-{tmp_path.name}", plain=plain, workers=1))
     shared = ran(elastic_cluster, folder, f"shared-{tmp_path.name}", plain=plain, launcher="elastic", **options)
 
     assert digests(shared) == alone
-    assert len(alone) == 1
 
 
+@pytest.mark.nightly(sample=1, of="what comes of streams")
 def test_who_takes_a_step_over_reads_on_from_behind_it(
-    elastic_cluster: MakeCluster, folder: Path, tmp_path: Path, plain: bool
+    elastic_cluster: MakeCluster, folder: Path, tmp_path: Path, plain: bool, alone: set[str]
 ) -> None:
-    alone = digests(ran(elastic_cluster, folder, f"alone-{tmp_path.name}", plain=plain, workers=1))
     lost = ran(elastic_cluster, folder, f"lost-{tmp_path.name}", plain=plain, workers=3, launcher="elastic", lose=6)
 
     assert digests(lost, nobody_lost=True) == alone
 
 
-def test_a_run_goes_on_by_position_at_another_size(elastic_cluster: MakeCluster, folder: Path) -> None:
-    alone = digests(ran(elastic_cluster, folder, "alone", workers=1))
-    lost = Plan((KillAll(At(11, "in_update")),))
-    assert ran(elastic_cluster, folder, "run", workers=4, launcher="elastic", plan=lost).not_reached == ()
+@pytest.mark.nightly(sample=1, of="what comes of streams")
+def test_a_run_goes_on_by_position_at_another_size(
+    elastic_cluster: MakeCluster, folder: Path, tmp_path: Path, plain: bool, alone: set[str]
+) -> None:
+    lost, name = Plan((KillAll(At(11, "in_update")),)), f"run-{tmp_path.name}"
+    first = ran(elastic_cluster, folder, name, plain=plain, workers=4, launcher="elastic", plan=lost)
+    assert first.not_reached == ()
 
-    assert digests(ran(elastic_cluster, folder, "run", workers=2, launcher="elastic")) == alone
+    assert digests(ran(elastic_cluster, folder, name, plain=plain, workers=2, launcher="elastic")) == alone

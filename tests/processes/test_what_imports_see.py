@@ -77,6 +77,35 @@ def test_modules_see_the_script_s_command_line_and_what_it_did_before(tmp_path: 
     assert output.count("ahead True") == 2
 
 
+@pytest.mark.nightly(sample=1)
+@pytest.mark.parametrize(
+    "first",
+    ["os.environ['OMP_NUM_THREADS'] = '2'", "sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)) + '/own')"],
+    ids=["variable", "folder"],
+)
+def test_torch_is_as_a_script_has_it_that_does_something_before_its_import(tmp_path: Path, first: str) -> None:
+    """On one node the agent has loaded torch already, and forks the process that imports for the workers."""
+    (tmp_path / "own").mkdir()
+    write(tmp_path / "own", tqdm="OWN = tqdm = True")  # torch loads the one that is installed
+    write(
+        tmp_path,
+        train=f"""
+            import os, sys
+            {first}
+            import torch
+            import tqdm
+            sys.stdout.write(f"seen {{torch.get_num_threads()}} {{hasattr(tqdm, 'OWN')}}\\n")
+        """,
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, str(tmp_path / "train.py")]
+    alone = subprocess.run(command, env={**environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True)
+    with Launch("elastic", ["run", "--nproc-per-node=1", tmp_path / "train.py"]) as launch:
+        output = launch.succeed(within_s=WITHIN_S)
+    assert alone.stdout in ("seen 2 False\n", "seen 1 True\n")
+    assert alone.stdout in output
+
+
 def test_what_reads_a_rank_variable_is_imported_afresh_by_each_worker(tmp_path: Path) -> None:
     """What the script imports before it stays shared: only the rest is waited for by others."""
     write(

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import elastic
-from elastic.config import cadence
 from elastic.errors import ConfigError
 from elastic.membership import environment
 from elastic.membership.environment import Launch
@@ -90,6 +89,12 @@ class Unnumbered:
         (r"threads=0; expected the number", {"threads": 0}),
         (r"save_every='hourly'; expected a number of steps, a time such as '10min'", {"save_every": "hourly"}),
         (r"save_every=0; expected", {"save_every": 0}),
+        (r"save_every=\[\] names nothing", {"save_every": []}),
+        (r"names two intervals of one kind", {"save_every": ["auto", "10min"]}),
+        (r"names two intervals of one kind", {"save_every": [10, 20]}),
+        (r"save_every='02:30'; expected(.|\n)*'02:30 UTC'", {"save_every": "02:30"}),
+        (r"save_every='25:30 UTC': hour must be", {"save_every": ["auto", "25:30 UTC"]}),
+        (r"save_every='02:30 Mars/Base': (.|\n)*'02:30 UTC'", {"save_every": "02:30 Mars/Base"}),
         (r"save_every=True; expected", {"save_every": True}),
         (r"device=meta; gloo on CPU and NCCL on CUDA", {"device": "meta"}),
         (r"extra=\{'ema': Linear|extra=\{'ema': list\} has no state_dict", {"extra": {"ema": []}}),
@@ -168,20 +173,6 @@ def test_more_workers_than_shares_are_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError, match="lives in one process's memory and several share the run") as refused:
         elastic.Run("memory://me:secret@host/run", **arguments(virtual_workers=8))
     assert "secret" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("auto", (None, 60.0)),
-        (100, (100, None)),
-        ("90s", (None, 90.0)),
-        ("10min", (None, 600.0)),
-        ("1.5 h", (None, 5400.0)),
-    ],
-)
-def test_saves_are_told_in_steps_or_in_time(given: int | str, expected: tuple[int | None, float | None]) -> None:
-    assert cadence(given) == expected
 
 
 def test_half_of_a_launch_is_an_error_here_and_not_a_hang_later() -> None:

@@ -26,7 +26,7 @@ from elastic.drill.faults import (
 from elastic.drill.faults.host_fault import HostFault, NetworkFault
 from elastic.drill.folder import DrillFolder
 from elastic.drill.hosts.hosts import Hosts, Outcome
-from elastic.drill.hosts.place import OnHosts, left_behind
+from elastic.drill.hosts.on_hosts import OnHosts, left_behind
 from elastic.drill.launch_end import unexplained_status
 from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults

@@ -32,6 +32,18 @@ from elastic.drill.report.story import of_plan
 from elastic.errors import ConfigError
 from tests.kit.soak_plan import soak
 
+FLEET = """t_s,op,node
+0,add,a
+10,add,b
+10,add,c
+30,remove,a
+30,add,d
+50,remove,b
+51,remove,c
+60,add,e
+90,add,f
+95,remove,f
+"""
 SIZES = {"steps": 120, "workers": 4, "nodes": 1, "resume_workers": 2}
 
 
@@ -310,3 +322,49 @@ def test_a_plan_that_is_half_understood_is_refused(change: dict[str, Any], says:
     document = {**json.loads(PLAN.to_json()), **change}
     with pytest.raises(ConfigError, match=says):
         DrillPlan.from_json(json.dumps(document))
+
+
+def test_a_recorded_fleet_becomes_nodes_that_are_killed_and_join_at_the_steps_of_its_times(
+    script: str, tmp_path: Path
+) -> None:
+    """From 10 s on, when there are three for the first time; 85 s in 42 s of a run with steps of half a second."""
+    (tmp_path / "fleet.csv").write_text(FLEET)
+    options = asked("train.py --workers 6 --nodes 3 --trace fleet.csv --speedup 2 --seed 1")
+    faults = [(str(fault), fault.when.step) for fault in options.plan(100, 0.5).faults]
+    assert faults == [
+        ("step 20 backward: kill the agent of w2", 20),  # the first node goes, and the second takes its part
+        ("step 22 forward of w0: a node joins with 2 workers", 22),
+        ("step 40 backward: kill the agent of w2", 40),
+        ("step 42 backward: kill the agent of w2", 42),
+        ("step 50 forward of w0: a node joins with 2 workers", 50),
+        ("step 80 forward of w0: a node joins with 2 workers", 80),
+    ]
+    assert [fault for fault, _ in faults] == [str(f) for f in options.plan(100, 0.5).faults]
+    assert options.plan(60, 0.5).faults == options.plan(100, 0.5).faults[:5]
+    assert DrillPlan.from_json(options.plan(100, 0.5).to_json()) == options.plan(100, 0.5)
+
+
+def test_without_a_speedup_all_of_a_fleet_fits_the_run_and_the_loss_of_all_ends_its_replay(
+    script: str, tmp_path: Path
+) -> None:
+    (tmp_path / "fleet.csv").write_text(
+        "t_s,op,node\n0,add,a\n0,add,b\n40,remove,a\n70,remove,b\n80,add,c\n100,add,d\n"
+    )
+    faults = asked("train.py --workers 2 --trace fleet.csv").plan(114, 0.1).faults
+    lost = KillAll(At(70, "backward", worker=0, later=True))
+    assert [str(fault) for fault in faults] == ["step 40 backward: kill the agent of w1", str(lost)]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("train.py --trace nowhere", "--trace nowhere"),
+        ("train.py --workers 9 --trace fleet.csv", "never has 9 machines at once, but 3 at most"),
+        ("train.py --speedup 3", "--speedup is that of --trace"),
+        ("train.py --workers 2 --trace fleet.csv --speedup 0", "--speedup must be above 0"),
+        ("train.py --plan plan.json --trace fleet.csv", "leave out --trace"),
+    ],
+)
+def test_a_fleet_that_cannot_be_replayed_is_refused(script: str, tmp_path: Path, text: str, match: str) -> None:
+    (tmp_path / "fleet.csv").write_text(FLEET)
+    assert match in refusal(text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.membership.hub import AGAIN
-from elastic.membership.rules import BOUNDARY, MISMATCH
+from elastic.membership.endings import AGAIN, MISMATCH
+from elastic.membership.rules import BOUNDARY
 from tests.kit.stage import Stage, trains
 
 

@@ -14,6 +14,7 @@ from elastic.membership.rules import BOUNDARY
 from elastic.membership.wire import WireError
 from tests.kit.stage import MID_STEP
 
+BEACON = {"nonce": "b", "endpoint": {}, "hub": {"host": "10.0.0.2", "port": 2, "nonce": "n"}}
 CLAIM = {"claim": 1, "nonce": "first"}
 
 
@@ -37,13 +38,13 @@ class Run:
 
     def tell(self, node: str, say: str, **facts: Any) -> None:
         message = {"say": say, **facts}
-        self.reports[node].told(parse(TO_HUB, message))
+        self.reports[node].note_said(parse(TO_HUB, message))
         self.orders(self.hub.receive(self.now_s, node, message))
 
     def orders(self, orders: list[Any]) -> None:
         for order in orders:
             said = parse(TO_AGENT if order.worker is None else TO_WORKER, order.message)
-            self.reports[order.node].ordered(order.worker, said)
+            self.reports[order.node].note_ordered(order.worker, said)
             self.heard[order.node].append(order.message)
 
     def meets(self, nodes: str) -> None:
@@ -54,6 +55,13 @@ class Run:
         for node in nodes:
             facts = {"generation": self.hub.generation, "step": step, "at": at, "lost": at != BOUNDARY}
             self.tell(node, "view_is_over", worker=f"{node}0", **facts)
+
+    def fails(self, node: str, worker: str, *, step: int) -> None:
+        self.tell(node, "failed", worker=worker, error="ValueError: bad", step=step)
+        self.tell(node, "exited", worker=worker, code=1)
+
+    def is_killed(self, node: str, worker: str, *, step: int) -> None:
+        self.tell(node, "exited", worker=worker, signal="SIGKILL", step=step)
 
     def moves(self, nodes: str, *, lost: str = "", left: str = "") -> None:
         """The hub is gone; these nodes come to the next one."""
@@ -82,8 +90,15 @@ class Run:
     def claims(self, node: str) -> None:
         """Its worker was asked to, and does."""
         (words,) = self.said(node, "claim")[-1:]
-        claim = {"claim": 2, "nonce": "second", "nodes": words["nodes"]}
+        claim = {"claim": 2, "nonce": "second", "world": {"nodes": words["nodes"]}}
         self.tell(node, "claimed", worker=f"{node}0", generation=words["generation"], claim=claim)
+
+    def loses_claim(self, node: str, *, to: str, number: int = 2) -> None:
+        """Its worker was asked to, and finds that others have it."""
+        (words,) = self.said(node, "claim")[-1:]
+        theirs = {"claim": number, "nonce": "theirs", "world": {"nodes": list(to)}}
+        facts = {"generation": words["generation"], "claim": theirs, "why": f"claim {number} is newer"}
+        self.tell(node, "claimed", worker=f"{node}0", moved_on=True, **facts)
 
 
 def test_a_hub_that_hands_over_costs_no_view() -> None:
@@ -136,11 +151,11 @@ def test_the_hub_crashes_and_those_who_are_left_go_on_under_the_next_claim() -> 
 
 def test_the_coordinator_learns_where_the_hub_is_though_no_view_comes() -> None:
     run = Run("ABC", witness=True)
-    run.hub = Hub(nodes_max=9, takes_over=True, beacon={"hub": {"host": "b", "port": 2, "nonce": "n"}})
+    run.hub = Hub(nodes_max=9, takes_over=True, beacon=BEACON)
     run.comes("B")
     assert not run.said("B", "hub_at")
     run.comes("A")
-    assert run.said("A", "hub_at") == [{"say": "hub_at", "hub": {"host": "b", "port": 2, "nonce": "n"}}]
+    assert run.said("A", "hub_at") == [{"say": "hub_at", "beacon": BEACON}]
 
 
 def test_what_workers_said_to_the_hub_before_is_not_asked_again() -> None:
@@ -148,6 +163,44 @@ def test_what_workers_said_to_the_hub_before_is_not_asked_again() -> None:
     run.over("BC")
     run.moves("BC", lost="A")
     assert run.view("B") == "B0 C0"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_new_hub_goes_on_counting(times: int) -> None:
+    """It began anew: a script that fails at one step was started again and again, for as long as hubs were lost."""
+    run = Run("ABC", witness=False)
+    run.fails("B", "B0", step=3)
+    run.moves("BC", lost="A")
+    for _ in range(times - 1):  # it is the same hub to whom B says hello once more
+        run.orders(run.hub.lost(run.now_s, "B", dead=False))
+        run.comes("B")
+    run.tell("B", "started", worker="B1", local_rank=0)
+    before = len(run.said("B", "start"))
+    run.fails("B", "B1", step=3)
+    assert len(run.said("B", "start")) == before
+    assert "the same failure twice at step 3" in str(run.said("B", "status") + run.said("B", "run_is_over"))
+
+
+def test_a_node_that_says_hello_twice_to_one_hub_is_counted_once() -> None:
+    run = Run("ABC", witness=False)
+    run.fails("B", "B0", step=3)
+    run.orders(run.hub.lost(run.now_s, "B", dead=False))
+    run.comes("B")
+    run.tell("B", "started", worker="B1", local_rank=0)
+    before = len(run.said("B", "start"))
+    run.fails("B", "B1", step=4)
+    assert len(run.said("B", "start")) == before + 1
+
+
+def test_kills_at_one_step_are_counted_by_the_next_hub_too() -> None:
+    """What the kernel kills because a step needs too much memory: its replacements come later and later."""
+    run = Run("ABC", witness=False)
+    for life in range(2):
+        run.is_killed("B", f"B{life}", step=3)
+        run.tell("B", "started", worker=f"B{life + 1}", local_rank=0)
+    run.moves("BC", lost="A")
+    run.is_killed("B", "B2", step=3)
+    assert "in 1 s: it was killed as the last ones there" in run.said("B", "status")[-1]["text"]
 
 
 def test_a_view_waits_for_those_who_have_not_come_to_the_next_hub_yet() -> None:
@@ -216,7 +269,7 @@ def test_the_side_that_does_not_get_the_claim_is_moved_on_from() -> None:
     run.moves("BC", lost="AD")
     run.over("BC")
     run.later(1.1)
-    run.tell("B", "claimed", worker="B0", generation=2, claim=None, why="claim 2 is newer", moved_on=True)
+    run.loses_claim("B", to="AD")
     assert run.said("B", "moved_on")
     assert run.said("C", "moved_on")
     assert run.hub.generation == 1
@@ -295,3 +348,117 @@ def test_a_report_that_is_none_or_speaks_for_others_changes_nothing(wrong: dict[
     with pytest.raises(WireError):
         run.hub.receive(0.0, "C", {"say": "hello", "places": 1, "report": report})
     assert not run.said("A", "moved_on")
+
+
+def test_a_claim_is_for_the_nodes_that_it_names_and_is_asked_for_again_where_one_of_them_is_lost() -> None:
+    """The one that is lost may be with others, whom the newest claim does not name; or it may ask by itself."""
+    run = Run("ABCY", witness=True)
+    run.orders(run.hub.lost(0.0, "C", dead=False))
+    run.over("ABY")
+    assert run.said("A", "claim")[-1]["nodes"] == ["A", "B", "Y"]
+    run.orders(run.hub.lost(1.0, "Y", dead=False))
+    assert run.said("A", "claim")[-1]["nodes"] == ["A", "B"]
+    first = {"claim": 2, "nonce": "second", "world": {"nodes": ["A", "B", "Y"]}}
+    run.tell("A", "claimed", worker="A0", generation=2, claim=first)
+    assert run.hub.generation == 1
+    run.tell("A", "claimed", worker="A0", generation=2, claim={**first, "claim": 3, "world": {"nodes": ["A", "B"]}})
+    assert run.view("A") == "A0 B0"
+    assert run.said("B", "view")[-1]["claim"]["claim"] == 3
+
+
+def test_one_that_was_away_while_the_claim_was_asked_for_makes_it_be_asked_for_again() -> None:
+    run = Run("ABC", witness=True)
+    run.orders(run.hub.lost(0.0, "C", dead=False))
+    run.over("AB")
+    run.hub.loses("B", dead=False)
+    run.comes("B")
+    run.over("B")
+    assert len(run.said("A", "claim")) == 2
+    run.claims("A")
+    assert run.view("B") == "A0 B0"
+
+
+def test_who_is_not_named_by_the_newest_claim_is_moved_on_from_and_the_others_ask_again() -> None:
+    run = Run("ABCD", witness=True)
+    run.moves("BCD", lost="A")
+    run.over("BCD")
+    run.loses_claim("B", to="ABC")
+    assert run.said("D", "moved_on")
+    assert not run.said("B", "moved_on") + run.said("C", "moved_on")
+    run.later(1.1)
+    assert run.said("B", "claim")[-1]["nodes"] == ["B", "C"]
+
+
+def test_another_is_asked_where_one_stays_in_its_storage_and_who_waits_too_long_ends() -> None:
+    run = Run("ABC", witness=True)
+    run.moves("BC", lost="A")
+    run.over("BC")
+    assert not run.said("C", "claim")
+    run.later(5.1)
+    assert len(run.said("B", "claim")) == len(run.said("C", "claim")) == 1
+    run.later(600.0)
+    run.later(200.0)
+    assert "A may be going on elsewhere" in run.said("B", "run_is_over")[-1]["why"]
+
+
+def test_an_answer_that_comes_when_all_are_back_makes_the_next_view_save_under_that_claim() -> None:
+    run = Run("ABC", witness=True)
+    run.orders(run.hub.lost(0.0, "C", dead=False))
+    run.over("AB")
+    words = run.said("A", "claim")[-1]
+    run.comes("C")
+    run.over("C")
+    assert run.view("C") == "A0 B0 C0"
+    claim = {"claim": 2, "nonce": "second", "world": {"nodes": words["nodes"]}}
+    run.tell("A", "claimed", worker="A0", generation=words["generation"], claim=claim)
+    assert run.said("C", "broken")[-1]["generation"] == 2
+    run.over("ABC")
+    assert run.said("C", "view")[-1]["claim"]["claim"] == 2
+
+
+def test_a_hub_that_has_handed_over_decides_nothing_and_says_where_to_go() -> None:
+    run = Run("ABC", witness=True)
+    run.orders(run.hub.hands_over(0.0, "A"))
+    run.reports["X"], run.heard["X"] = NodeReport(), []
+    run.tell("X", "hello", places=1, address="10.0.0.8", port=1)
+    run.orders(run.hub.lost(0.1, "B", dead=False))
+    run.orders(run.hub.lost(0.1, "C", dead=False))
+    run.later(30.0)
+    assert run.heard["X"] == [{"say": "hub_is", "address": "10.0.0.66", "port": 1, "stays": False}]
+
+
+def test_one_that_was_moved_on_from_votes_for_no_older_view() -> None:
+    run = Run("ABCDE", witness=False)
+    run.orders(run.hub.lost(0.0, "D", dead=False))
+    run.orders(run.hub.lost(0.0, "E", dead=False))
+    run.over("ABC")
+    run.meets("ABC")
+    assert run.view("C") == "A0 B0 C0"
+    run.reports["C"] = run.reports["C"].without_workers()
+    run.moves("DEC", lost="AB")
+    run.over("DE")
+    run.later(2.0)
+    assert run.view("D") == "A0 B0 C0 D0 E0"
+    assert "1 of the 3 nodes of view 2" in run.said("D", "status")[-1]["text"]
+
+
+def test_one_that_comes_after_a_failed_run_fails() -> None:
+    hub = Hub()
+    hub.receive(0.0, "A", {"say": "hello", "places": 1, "address": "10.0.0.1", "port": 1})
+    hub.receive(0.0, "A", {"say": "started", "worker": "A0", "local_rank": 0})
+    for number in (0, 1):
+        hub.receive(0.0, "A", {"say": "failed", "worker": f"A{number}", "error": "ValueError: x", "trace": ""})
+        hub.receive(0.0, "A", {"say": "exited", "worker": f"A{number}", "code": 1})
+        hub.receive(0.0, "A", {"say": "started", "worker": f"A{number + 1}", "local_rank": 0})
+    hub.tick(200.0)
+    orders = hub.receive(201.0, "B", {"say": "hello", "places": 1})
+    assert [order.message["failed"] for order in orders if order.message["say"] == "run_is_over"] == [True]
+
+
+def test_what_follows_from_a_bye_is_said() -> None:
+    run = Run("AB", witness=False)
+    run.tell("B", "leaving", worker="B0", generation=1, step=7)
+    run.over("A", at=BOUNDARY)
+    rosters = len(run.said("A", "roster"))
+    run.tell("B", "bye")
+    assert len(run.said("A", "roster")) > rosters

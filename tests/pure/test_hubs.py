@@ -18,16 +18,17 @@ from checkpoint.net.secured import client_side
 from checkpoint.net.strangers import LEAST
 from checkpoint.net.transport import Transport, TransportError
 from elastic.launch.event_loop import turn
-from elastic.launch.hub_link import _HELLO_S, _REFUSALS_TOLD, HubLink, Place
+from elastic.launch.hub_link import _HELLO_S, _REFUSALS_TOLD, HubLink, ThisNode
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists
-from elastic.membership.messages import NewView, Started
+from elastic.membership.messages import Hello, NewView, Ready, Started
 from elastic.membership.node_report import NodeReport
 from elastic.membership.wire import Lines
 
 NONCE = "known to the run"
 SECRET = "known to its nodes alone, and random"
 WITHIN_S = 30.0
+THEIRS = {"claim": 2, "nonce": "z", "world": {"nodes": ["x"]}}
 HELLO = {"say": "hello", "node": "x", "run": NONCE, "places": 1}
 
 
@@ -47,6 +48,9 @@ class Caller:
     def send(self, data: bytes) -> None:
         with suppress(OSError):
             self._socket.sendall(data)
+
+    def hangs_up(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
 
     def read(self) -> None:
         with suppress(BlockingIOError):
@@ -70,7 +74,8 @@ class Stand:
         self._loop = selectors.DefaultSelector()
         self._callers: list[Caller] = []
         self.said: list[str] = []
-        place = Place(node="first", address="127.0.0.1", run=NONCE, secret=secret)
+        place = ThisNode(node="first", address="127.0.0.1", run=NONCE, secret=secret)
+        self.ordered: list[tuple[str | None, dict[str, Any]]] = []  # this node's workers, and its agent
         self.hub = HubLink(
             place,
             lambda takes_over: Hub(nodes_max=max(9, expected)),
@@ -80,7 +85,7 @@ class Stand:
         )
         self.hub.open(
             self._loop,
-            lambda worker, message: None,
+            lambda worker, message: self.ordered.append((worker, message)),
             gone=self.said.append,
             moved_on=self.said.append,
             waits=self.said.append,
@@ -157,6 +162,40 @@ def test_connections_that_say_nothing_are_bounded(stand: Stand) -> None:
     stand.wait_for(lambda: silent[0].ended)
     stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
     stand.wait_for(lambda: stand.hub.others() == ["second"])
+
+
+def test_a_stranger_in_whose_place_another_hub_is_asked_is_hung_up_on(secured: Stand) -> None:
+    """It was forgotten, and its connection was open for as long as the process lived."""
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        others = [
+            secured.connect({**HELLO, "node": node, "address": "127.0.0.1", "port": there.getsockname()[1]})
+            for node in ("other", "another")
+        ]
+        secured.wait_for(lambda: len(secured.hub.others()) == 2)
+        ids = {"first0": secured.hub.tell, "other0": others[0].say, "another0": others[1].say}
+        for say, facts in (
+            ("started", {"local_rank": 0}),
+            ("ready", {"shares": 8, "identity": "one"}),
+            ("entered", {"generation": 1}),
+        ):
+            for worker, tell in ids.items():
+                tell({"say": say, "worker": worker, **facts})
+            secured.turn()
+        assert b'"view"' in others[0].heard
+        for other in others:
+            other.hangs_up()
+        is_over = {"say": "view_is_over", "generation": 1, "step": 3, "at": "in step", "lost": True}
+        secured.hub.tell({**is_over, "worker": "first0"})
+        secured.wait_for(lambda: secured.hub.others() == [])
+        silent = [secured.connect() for _ in range(LEAST)]
+        secured.wait_for(lambda: all(one.transport.through for one in silent))
+
+        def one_was_sent_away() -> bool:
+            secured.hub.tick(time.monotonic())
+            return silent[0].ended
+
+        secured.wait_for(one_was_sent_away)
+        assert not silent[-1].ended
 
 
 def test_nodes_that_are_expected_may_all_come_at_once() -> None:
@@ -250,8 +289,9 @@ def test_a_view_that_follows_another_travels_as_what_has_changed(stand: Stand) -
 
 def test_a_hub_that_does_not_know_what_a_report_names_asks_for_it_in_full(stand: Stand) -> None:
     report, hello = NodeReport(), {**HELLO, "address": "10.0.0.1", "port": 1}
-    report.ordered(None, NewView(generation=1, workers=["w"], nodes=["x"], local_ranks=[0], one_node=True, beacon=None,
-                                 short_s=0.0, gone=[]))  # fmt: skip
+    view = NewView(generation=1, workers=["w"], nodes=["x"], local_ranks=[0], one_node=True, beacon=None, short_s=0.0,
+                   gone=[])  # fmt: skip
+    report.note_ordered(None, view)
     node = stand.connect({**hello, "report": KnownLists().pack_report(report.document())})
     stand.wait_for(lambda: b'"in_full"' in node.heard)
     assert b'"roster"' not in node.heard
@@ -274,17 +314,52 @@ def test_a_node_that_is_back_before_its_loss_was_decided_on_was_lost(stand: Stan
     report = NodeReport()
     view = json.loads(next(line for line in node.heard.splitlines() if b'"view"' in line))
     worker = NewView(**{name: value for name, value in KnownLists().unpack(view).items() if name not in ("say", "to")})
-    report.told(Started(worker="x0", local_rank=0))
-    report.ordered("x0", worker)
+    report.note_said(Started(worker="x0", local_rank=0))
+    report.note_ordered("x0", worker)
     stand.connect({**HELLO, "starting": [], "report": report.document()})
     stand.wait_for(lambda: b'"broken"' in other.heard)
+
+
+def test_a_side_that_lost_hears_so_at_every_node(stand: Stand) -> None:
+    """The hub's own node heard it first, and its hub stepped down before the others were told: each of them became the
+    hub in its turn, asked the storage, and lost, with its workers alive."""
+    other, gone = stand.connect({**HELLO, "node": "other"}), stand.connect(HELLO)
+    stand.wait_for(lambda: len(stand.hub.others()) == 2)
+    says: dict[str, Callable[[dict[str, Any]], None]] = {
+        "first0": stand.hub.tell,
+        "other0": other.say,
+        "x0": gone.say,
+    }
+    for say, facts in (
+        ("started", {"local_rank": 0}),
+        ("ready", {"shares": 8, "identity": "one"}),
+        ("entered", {"generation": 1}),
+        ("witness", {"generation": 1, "claim": {"claim": 1, "nonce": "n"}, "agreed": True}),
+    ):
+        for worker, tell in says.items():
+            tell({"say": say, "worker": worker, **facts})
+        stand.turn()
+    assert b'"view"' in other.heard
+    gone.hangs_up()
+    is_over = {"say": "view_is_over", "generation": 1, "step": 3, "at": "in step", "lost": True}
+    for worker in ("first0", "other0"):
+        says[worker]({**is_over, "worker": worker})
+    stand.wait_for(lambda: any(worker and said["say"] == "claim" for worker, said in stand.ordered))
+    lost = "claim 2 is another's"
+    stand.hub.tell(
+        {"say": "claimed", "worker": "first0", "generation": 2, "claim": THEIRS, "why": lost, "moved_on": True}
+    )
+    stand.hub.settle()
+    stand.wait_for(lambda: other.ended)
+    assert lost in stand.said
+    assert f'"say":"moved_on","why":"{lost}"'.encode() in other.heard
 
 
 def test_a_node_says_its_hello_in_full_where_it_is_asked_to(stand: Stand) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hub, socket.create_connection(hub.getsockname()) as connected:
         theirs, _ = hub.accept()
         link = HubLink(
-            Place(node="x", address="127.0.0.1", run=NONCE), lambda takes_over: Hub(), say=print, connected=connected
+            ThisNode(node="x", address="127.0.0.1", run=NONCE), lambda takes_over: Hub(), say=print, connected=connected
         )
         loop = selectors.DefaultSelector()
         link.open(
@@ -314,12 +389,12 @@ def test_the_hub_of_many_workers_says_one_thing_to_each_node_however_many_come_a
     """Of all that came in one turn, what follows is decided once: rosters went out for each node that came, to all."""
     hub, nodes = Hub(nodes_min=1, nodes_max=64, nodes_first=64), [f"n{number}" for number in range(64)]
     for node in nodes:
-        hub.hear(0.0, node, {"say": "hello", "node": node, "places": 1, "address": "10.0.0.1", "port": 1})
+        hub.hear(0.0, node, Hello(node=node, places=1, address="10.0.0.1", port=1))
     orders = hub.follows(0.0)
     assert [order.node for order in orders if order.message["say"] == "roster"] == nodes
     for node in nodes:
-        hub.hear(0.0, node, {"say": "started", "worker": f"w{node}", "local_rank": 0})
-        hub.hear(0.0, node, {"say": "ready", "worker": f"w{node}", "shares": 64, "identity": "one"})
+        hub.hear(0.0, node, Started(worker=f"w{node}", local_rank=0))
+        hub.hear(0.0, node, Ready(worker=f"w{node}", shares=64, identity="one"))
     views = [order for order in hub.follows(0.0) if order.message["say"] == "view"]
     assert [order.node for order in views] == nodes
     assert all(order.message is views[0].message for order in views)

@@ -440,10 +440,63 @@ def an_example_of_a_sample_is_applied_twice() -> tuple[list[Event], dict[str, An
     return consistent([other if e is read else e for e in events]), {"each": "at most once"}
 
 
+def passed_over(*, first: int | None = None) -> Story:
+    """The undisturbed run of a script whose step 5 is bad."""
+    return Story().launch(4).train(5).read().pass_over(first=first).train(STEPS).finish()
+
+
+@breaks("agreement")
+def one_worker_passes_a_step_over_and_the_others_apply_it() -> tuple[list[Event], dict[str, Any]]:
+    events = passed_over().events
+    alone = next(e for e in events if e["event"] == "passed_over" and e["worker"] == "w1")
+    return [{**e, "event": "step_applied"} if e is alone else e for e in events], {"reference": passed_over().events}
+
+
+@breaks("passed", "repeat", "reference")
+def a_step_that_was_passed_over_is_applied_after_a_restart() -> tuple[list[Event], dict[str, Any]]:
+    story = Story().launch(4).train(5).read().pass_over()
+    story.launch(2).train(STEPS).finish()
+    ended = changed(story.events, "finished", {}, passed_over=[[5, 6]])
+    return ended, {"reference": passed_over().events}
+
+
+@breaks("passed")
+def a_rollback_forgets_what_it_took_back() -> tuple[list[Event], dict[str, Any]]:
+    events = changed(passed_over(first=4).events, "finished", {}, passed_over=[[5, 6]])
+    return events, {"reference": passed_over(first=4).events}
+
+
+@breaks("reference")
+def a_good_step_is_passed_over() -> tuple[list[Event], dict[str, Any]]:
+    return passed_over().events, {}
+
+
+@breaks("passed")
+def a_resume_does_not_know_what_was_passed_over() -> tuple[list[Event], dict[str, Any]]:
+    story = Story(save_every=1).launch(4).train(5).read().pass_over().train(7)
+    story.launch(2).train(STEPS).finish()
+    events = [{k: v for k, v in e.items() if e["event"] != "loaded" or k != "passed_over"} for e in story.events]
+    return events, {"reference": passed_over().events}
+
+
 @breaks("checkpoint")
 def a_checkpoint_is_damaged() -> tuple[list[Event], dict[str, Any]]:
     last, before = stored(8, 6)
     return undisturbed().events, {"checkpoints": [last, replace(before, wrong="object 0: hash differs", digest=None)]}
+
+
+@pytest.mark.parametrize("first", [None, 4])
+def test_what_was_passed_over_on_record_has_its_place_and_does_not_count(first: int | None) -> None:
+    """Through a resume before it, at another size, and a worker that joins behind it."""
+    reference = passed_over(first=first).events
+    story = Story().launch(4).train(5).read().pass_over(first=first)
+    story.launch(2).train(5).read().pass_over(first=first).regroup([0, 1], newcomers=1).train(STEPS).finish()
+    for events in (reference, story.events):
+        verdict = verdict_on(events, reference=reference)
+
+        assert verdict.ok, str(verdict)
+        assert verdict.passed_over == ((5,) if first is None else (4, 5))
+        assert verdict.examples_applied.total() == 40 - 6 * len(verdict.passed_over)
 
 
 @pytest.mark.parametrize("planted", PLANTED)

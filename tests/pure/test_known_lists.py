@@ -6,14 +6,18 @@ import base64
 import json
 import random
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore, ProcessGroupGloo, Store
 
 from elastic.membership.known_lists import KnownLists, ListUnknown
-from elastic.membership.messages import TO_WORKER, NewView, parse
+from elastic.membership.messages import TO_WORKER, NewView, OnBoard, as_message, parse
 from elastic.membership.node_report import NodeReport
-from elastic.membership.wire import Message, WireError, encode
+from elastic.membership.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, WireError, encode
+from tests.kit.gloo_values import gloo_value
 
 
 def view(workers: list[str], generation: int = 1) -> Message:
@@ -76,7 +80,7 @@ def test_what_a_node_reports_of_the_view_is_read_once_for_all_nodes() -> None:
     read = []
     for lists in nodes:
         report = NodeReport()
-        report.ordered(None, parse(TO_WORKER, lists.unpack(sent(hub.pack(message, None)))))
+        report.note_ordered(None, parse(TO_WORKER, lists.unpack(sent(hub.pack(message, None)))))
         packed = sent(lists.pack_report(report.document()))
         assert len(encode(packed)) < 1000
         found = NodeReport.from_document(hub.unpack_report(packed))
@@ -88,7 +92,7 @@ def test_what_a_node_reports_of_the_view_is_read_once_for_all_nodes() -> None:
 def test_a_report_of_a_view_that_this_hub_never_heard_of_is_not_taken() -> None:
     node, hub = KnownLists(), KnownLists()
     report = NodeReport()
-    report.ordered(None, NewView(**{name: value for name, value in view(named(4)).items() if name != "say"}))
+    report.note_ordered(None, NewView(**{name: value for name, value in view(named(4)).items() if name != "say"}))
     with pytest.raises(ListUnknown):
         hub.unpack_report(sent(node.pack_report(report.document())))
     assert NodeReport.from_document(hub.unpack_report(sent(report.document()))) == report, "in full it is"
@@ -163,3 +167,77 @@ def test_a_list_without_end_is_refused() -> None:
     again = {"since": whole["rows"]["now"], "now": "x", "edit": [[0, 6, []]] * 200_000}
     with pytest.raises(WireError, match="rows"):
         node.unpack({**whole, "rows": again})
+
+
+def _left_by_ranks(count: int) -> dict[str, str]:
+    return {f"generation/1/gloo/0/{rank}": gloo_value(rank, count) for rank in range(count)}
+
+
+def test_what_many_ranks_leave_on_the_board_in_one_turn_travels_in_lines_that_are_taken() -> None:
+    """More than 284 of them, at 320 ranks, made a line of more than 1 MiB, and ended the connection of every agent."""
+    entries = _left_by_ranks(320)
+    lists, longest, arrived = KnownLists(), 0, dict[str, str]()
+    for part in OnBoard.of(1, entries):
+        line = encode(lists.pack(as_message(part), None))
+        longest = max(longest, len(line))
+        (message,) = Lines().feed(line)
+        arrived |= parse(TO_WORKER, lists.unpack(message)).entries
+    assert arrived == entries
+    assert longest < LINE_MAX / 4
+    assert list(OnBoard.of(1, {})) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_what_stands_for_gloos_own_on_the_board_is_as_long(ranks: int) -> None:
+    """By it the traffic of large runs is measured, which was said to be a hundredth of what it was."""
+    left: dict[str, int] = {}
+    inner = HashStore()
+
+    class Measured(Store):
+        def set(self, key: str, value: str | bytes) -> None:
+            left[key] = len(value)
+            inner.set(key, value)  # type: ignore[arg-type]
+
+        def get(self, key: str) -> bytes:
+            return inner.get(key)
+
+        def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=60)) -> None:
+            inner.wait(keys, timeout)
+
+    def meets(rank: int) -> ProcessGroupGloo:
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=60)
+        return ProcessGroupGloo(Measured(), rank, ranks, options)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        groups = list(pool.map(meets, range(ranks)))
+    assert set(left.values()) == {len(base64.b64decode(gloo_value(0, ranks)))}
+    assert len(left) == len(groups) == ranks
+
+
+def test_a_short_board_travels_as_it_is() -> None:
+    message = as_message(OnBoard(generation=1, entries={"address": "eA=="}))
+    assert KnownLists().pack(message, None) is message
+    assert KnownLists().unpack(message) is message
+
+
+@pytest.mark.parametrize("deflated", [None, 3, "", "no base64", "eA==", base64.b64encode(zlib.compress(b"[")).decode()])
+def test_what_is_no_board_is_refused(deflated: object) -> None:
+    with pytest.raises(WireError):
+        KnownLists().unpack({"say": "board", "generation": 1, "deflated": deflated})
+
+
+def test_a_view_of_16384_workers_fits_into_a_line_of_the_run() -> None:
+    """With the names of EC2: its agent says it to each worker, which took that one for gone. A stranger's may not be so
+    long."""
+    workers = [f"ip-10-0-{number // 256}-{number % 256}.ec2.internal-30000-{number:06x}" for number in range(16384)]
+    nodes = [f"{worker.rsplit('-', 2)[0]}-4711-ab12" for worker in workers]
+    said = NewView(generation=1, workers=workers, nodes=nodes, local_ranks=[0] * 16384, one_node=False, beacon=None,
+                   short_s=0.0, gone=[])  # fmt: skip
+    line = encode(as_message(said))
+    assert len(line) > LINE_MAX
+    (message,) = Lines(LONG_LINE_MAX).feed(line)
+    assert parse(TO_WORKER, message) == said
+    with pytest.raises(WireError, match="a line of more than"):
+        Lines().feed(line)

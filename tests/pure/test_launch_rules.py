@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from elastic.launch.logs import LogRules, Logs
-from elastic.launch.progress import Doubts, Patience, sighting
+from elastic.launch.sightings import Doubts, Patience, sighting
 from elastic.membership.progress import BYTES, LIMITED, Phase, Progress, Record
 from elastic.membership.stalls import Sighting
 
@@ -48,7 +48,7 @@ def test_what_a_stuck_worker_did_is_told_in_words() -> None:
     assert str(between) == "it has been between two steps for 30.5 s without a sign, and may for 30.0 s"
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.WAITING, Phase.OVER])
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.WAITING, Phase.ENDED])
 def test_waiting_is_not_mistaken_for_a_hang(phase: Phase) -> None:
     assert not seen(1e6, computing(phase=phase)).stuck
 

@@ -279,3 +279,12 @@ def test_what_is_forgotten_is_unknown_and_not_made_up() -> None:
 def folded_of(steps: int) -> dict[str, Any]:
     counts = {"records": {"step_applied": steps}, "steps": steps, "first": 0, "last": steps - 1}
     return {**counts, "redone": 0, "count": 8 * steps, "saved_bytes": 0, "stall_s": 0.0, "saved_t": [], "curve": []}
+
+
+def test_a_step_that_was_passed_over_and_what_went_with_it_do_not_count() -> None:
+    """Steps 2 to 4: two that were taken back, and the bad one."""
+    worker = Worker("w0", 0.0).begins().steps(0, 4)
+    worker.then("passed_over", 1.0, step=4, first=2, epoch=0, attempt=0, count=8, why="the loss is nan", wait_s=0.5)
+    worker.steps(5, 7)
+    assert parts(worker)["redone"] == 3.0
+    assert parts(worker)["productive"] == 4.0

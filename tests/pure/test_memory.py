@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.data.data_plan import blocks
 from elastic.group.form import LocalGroup
 from elastic.group.gradients import GradientSum
 from elastic.group.hierarchical_sum import HierarchicalSum
@@ -18,6 +17,7 @@ from elastic.group.sums import ShareSums, SubtreeSums
 from elastic.group.tree import Schedule, schedule
 from elastic.group.treesum import TreeSum
 from elastic.group.warm_memory import WarmMemory
+from elastic.loop.assignment import blocks
 from tests.pure.test_loop_rules import Small
 
 V = 8

@@ -79,7 +79,7 @@ def test_a_visit_has_a_random_stream_of_its_own(name: str) -> None:
     pairs: Counter[tuple[int, int]] = Counter()
     for index in range(run.total_steps):
         examples = [run.step(index).examples(share) for share in range(len(run.step(index).sizes))]
-        pairs.update(pair for one in examples for pair in zip(one.epochs.tolist(), one.indices.tolist(), strict=True))
+        pairs.update(pair for one in examples for pair in zip(one.turns.tolist(), one.indices.tolist(), strict=True))
 
     assert max(pairs.values()) == 1
     assert pairs.total() == 4 * run.epoch_length
@@ -260,7 +260,7 @@ def test_an_order_of_a_script_of_ones_own_is_one() -> None:
         each: Each = "at most once"
         identity: ClassVar = {"kind": "even", "version": 1}
 
-        def over(self, sizes: Sizes) -> EpochOrder:
+        def for_run(self, sizes: Sizes) -> EpochOrder:
             return self
 
         def at(self, epoch: int, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -7,6 +7,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,48 @@ def test_the_functions_that_a_page_names_after_a_file_are_in_it(page: Path) -> N
         assert not missing, f"{name(page)} names {missing} of {path}"
 
 
+@pytest.mark.parametrize("page", [page for page in LIVING if page.parent.name == "internals"], ids=name)
+def test_the_methods_and_attributes_that_a_page_on_internals_names_are_there(page: Path) -> None:
+    """`Step.__iter__`, `PlainStep.taken`, without a file beside it; of classes that are not ours it is torch's word."""
+    for cls, member in re.findall(r"`([A-Z]\w*[a-z]\w*)\.(\w+)(?:\([^`]*)?`", prose(page)):
+        assert cls in THEIR_CLASSES or member in our_members(cls), f"{cls}.{member}"
+
+
+def test_no_class_of_ours_is_taken_for_one_of_others() -> None:
+    assert not [cls for cls in THEIR_CLASSES if our_members(cls)]
+
+
+THEIR_CLASSES = {"Module", "Tensor", "Parameter", "Store", "PartialState", "Trainer"}
+
+
+def our_members(cls: str) -> set[str]:
+    return members_of_classes().get(cls, set())
+
+
+@cache
+def members_of_classes() -> dict[str, set[str]]:
+    """Of each class of elastic and checkpoint: what its body defines, and what its methods set on self."""
+    found: dict[str, set[str]] = {}
+    for path in [*(ROOT / "elastic").rglob("*.py"), *(ROOT / "checkpoint").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).update(members(node))
+    return found
+
+
+def members(cls: ast.ClassDef) -> Iterator[str]:
+    for one in cls.body:
+        if isinstance(one, ast.FunctionDef):
+            yield one.name
+        elif isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            yield one.target.id
+        elif isinstance(one, ast.Assign):
+            yield from (target.id for target in one.targets if isinstance(target, ast.Name))
+    for node in ast.walk(cls):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            yield node.attr
+
+
 def defined(source: str) -> Iterator[str]:
     """Functions, classes, and their methods after their names."""
     for node in ast.parse(source).body:
@@ -99,7 +142,7 @@ def test_the_table_of_the_protocol_holds_every_message_with_its_fields() -> None
             for word, kind in kinds.items()
         )
 
-    of_worker, of_agents = dict(messages.FROM_WORKER), ("leave", "moved_on")
+    of_worker, of_agents = dict(messages.FROM_WORKER), ("leave", "hint", "moved_on")
     known = (
         all_of(of_worker, "worker", "hub")
         + all_of({w: k for w, k in messages.TO_ITS_AGENT.items() if w not in of_worker}, "worker", "agent")
@@ -110,6 +153,13 @@ def test_the_table_of_the_protocol_holds_every_message_with_its_fields() -> None
         + all_of({w: messages.TO_WORKER[w] for w in of_agents}, "agent", "worker")
     )
     assert listed == known
+
+
+def test_the_map_of_rooms_names_every_room() -> None:
+    _, _, table = (ROOT / "ARCHITECTURE.md").read_text().partition("## The map of rooms")
+    named = set(re.findall(r"^\| `(\w+/(?:\w+/)?)` \|", table, re.MULTILINE))
+    packages = [path.parent for top in ("elastic", "checkpoint") for path in ROOT.glob(f"{top}/**/__init__.py")]
+    assert not {f"{name(room)}/" for room in packages if name(room).count("/") <= 1} - named
 
 
 def test_the_reference_holds_every_public_name() -> None:

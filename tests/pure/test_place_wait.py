@@ -12,7 +12,7 @@ import pytest
 
 from elastic.launch import place_wait
 from elastic.launch.event_loop import turn
-from elastic.launch.hub_link import HubLink, Place
+from elastic.launch.hub_link import HubLink, ThisNode
 from elastic.launch.place_wait import PAUSE_MAX_S, PlaceWait
 from elastic.membership.hub import Hub
 
@@ -45,7 +45,7 @@ class Party:
         connected = socket.create_connection(self._hub.getsockname()) if self.links else None
         said, ordered = self.said.setdefault(name, []), self.ordered.setdefault(name, [])
         link = self.links[name] = HubLink(
-            Place(node=name, address="127.0.0.1", run=NONCE),
+            ThisNode(node=name, address="127.0.0.1", run=NONCE),
             lambda takes_over: Hub(nodes_max=2, takes_over=takes_over),
             say=said.append,
             listener=listener,

@@ -179,6 +179,117 @@ def test_several_optimizers_step_in_one_update(tmp_path: Path) -> None:
     assert training.step_index == 3
 
 
+def test_an_optimizer_that_has_stepped_may_zero_its_gradients(tmp_path: Path) -> None:
+    """`for optimizer in optimizers: optimizer.step(); optimizer.zero_grad()`, and so before scaler.update()."""
+    by_scaler, at_once = network(), network()
+    for model, scaler in ((by_scaler, torch.amp.GradScaler("cpu", init_scale=8.0)), (at_once, None)):
+        optimizers = {str(i): torch.optim.SGD(model[i].parameters(), lr=0.2) for i in (0, 2)}
+        name = "at once" if scaler is None else "by scaler"
+        with elastic.Run(
+            tmp_path / name,
+            model=model,
+            optimizer=optimizers,
+            scaler=scaler,
+            dataset=data(),
+            batch_size=16,
+            virtual_workers=4,
+            epochs=1,
+        ) as training:
+            for x, y in training.batches():
+                loss = cross_entropy(model(x), y)
+                (loss if scaler is None else scaler.scale(loss)).backward()
+                for optimizer in optimizers.values():
+                    if scaler is None:
+                        optimizer.step()
+                    else:
+                        scaler.step(optimizer)
+                    optimizer.zero_grad()
+                if scaler is not None:
+                    scaler.update()
+        assert training.step_index == 3
+
+    assert close(by_scaler, at_once)
+
+
+def test_of_an_update_that_is_torn_it_is_said_so(tmp_path: Path) -> None:
+    model = network()
+    optimizers = {str(i): torch.optim.SGD(model[i].parameters(), lr=0.2) for i in (0, 2)}
+    training = elastic.Run(
+        tmp_path, model=model, optimizer=optimizers, dataset=data(), batch_size=16, virtual_workers=1, epochs=1
+    )
+
+    def train() -> None:
+        with training:
+            for x, y in training.batches():
+                cross_entropy(model(x), y).backward()
+                optimizers["0"].step()
+                optimizers["2"].zero_grad()
+
+    with pytest.raises(elastic.StepError, match="'0' has stepped: the update is torn"):
+        train()
+
+
+@pytest.mark.parametrize("frozen", ["steps first", "steps last", "does not step"])
+def test_an_optimizer_without_gradients_may_step_and_need_not(frozen: str, tmp_path: Path) -> None:
+    """Of a network that is frozen, or of the one of two that this step does not train."""
+    ends: list[nn.Sequential] = []
+    for name, both in (("both", True), ("one", False)):
+        model = network()
+        model[0].requires_grad_(False)
+        moving = torch.optim.SGD(model[2].parameters(), lr=0.2)
+        standing = torch.optim.SGD(model[0].parameters(), lr=0.2)
+        optimizers = {"moving": moving, **({"standing": standing} if both else {})}
+        order = {"steps first": [standing, moving], "steps last": [moving, standing]}.get(frozen, [moving])
+        with elastic.Run(
+            tmp_path / name,
+            model=model,
+            optimizer=optimizers,
+            dataset=data(),
+            batch_size=16,
+            virtual_workers=4,
+            epochs=1,
+        ) as training:
+            for x, y in training.batches():
+                moving.zero_grad()
+                cross_entropy(model(x), y).backward()
+                for optimizer in order if both else [moving]:
+                    optimizer.step()
+        assert training.step_index == 3
+        ends.append(model)
+
+    assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
+
+
+def test_two_networks_may_be_trained_in_turns(tmp_path: Path) -> None:
+    """What a step trains is settled before its batches: the one whose turn it is not gets no gradient."""
+    model = network()
+    optimizers = [torch.optim.AdamW(model[i].parameters(), lr=0.1) for i in (0, 2)]
+    moved: list[list[bool]] = []
+    with elastic.Run(
+        tmp_path,
+        model=model,
+        optimizer={"first": optimizers[0], "last": optimizers[1]},
+        dataset=data(),
+        batch_size=16,
+        virtual_workers=4,
+        epochs=2,
+    ) as training:
+        weights = [next(model[i].parameters()) for i in (0, 2)]
+        for step in training.steps():
+            turn, before = step.index % 2, [weight.detach().clone() for weight in weights]
+            for i in (0, 2):
+                model[i].requires_grad_(i == 2 * turn)
+            optimizers[turn].zero_grad()
+            for x, y in step:
+                cross_entropy(model(x), y).backward()
+            optimizers[turn].step()
+            moved.append(
+                [not torch.equal(next(model[i].parameters()), was) for i, was in zip((0, 2), before, strict=True)]
+            )
+
+    assert moved == [[True, False], [False, True]] * 3
+
+
 def closure_for(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any) -> Callable[[], Any]:
     def closure() -> Any:
         optimizer.zero_grad()
@@ -225,6 +336,53 @@ def test_a_scaler_scales_and_skips_on_inf(scale: float, tmp_path: Path) -> None:
 
     assert training.step_index == 6
     assert (scaler.get_scale() < scale) == (scale > 2.0**100)
+
+
+@pytest.mark.parametrize("when", ["before the batches", "behind them", "every second step"])
+def test_a_schedule_may_be_stepped_once_an_epoch(when: str, tmp_path: Path) -> None:
+    """Also where a run goes on in the middle of an epoch, whose beginning its script passes again."""
+
+    def train(url: Path, until: int | None) -> Any:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        with run(url, model, optimizer, scheduler=scheduler, save_every=1, epochs=3) as training:
+            for _ in training.epochs():
+                if when == "before the batches":
+                    scheduler.step()
+                for x, y in training.batches():
+                    optimizer.zero_grad()
+                    cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    if when == "every second step" and training.step_index % 2 == 0:
+                        scheduler.step()
+                    if training.stepped and training.step_index == until:
+                        raise KeyboardInterrupt
+                if when == "behind them":
+                    scheduler.step()
+        return scheduler.last_epoch, [parameter.tolist() for parameter in model.parameters()]
+
+    whole = train(tmp_path / "whole", None)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", 5)
+
+    assert whole[0] == (4 if when == "every second step" else 3)
+    assert train(tmp_path / "cut", None) == whole
+
+
+def test_of_two_runs_in_one_process_any_ends_first(tmp_path: Path) -> None:
+    """A benchmark that takes turns."""
+    models = network(), network()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.2) for model in models]
+    first, second = (run(tmp_path / str(i), models[i], optimizers[i]) for i in range(2))
+    with first, second:
+        for training, model, optimizer in zip((first, second), models, optimizers, strict=True):
+            for x, y in training.batches():
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+    assert (first.step_index, second.step_index) == (6, 6)
 
 
 def test_functions_of_on_apply_are_part_of_the_update(tmp_path: Path) -> None:

@@ -125,11 +125,19 @@ def passes_again_where_it_stepped(loop: Plain, x: torch.Tensor, y: torch.Tensor)
         loop.loss(x, y)
 
 
+def schedules_first(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.scheduler.step()
+    loop.optimizer.zero_grad()
+    loop.loss(x, y).backward()
+    loop.optimizer.step()
+
+
 MISUSES = [
+    (schedules_first, "scheduler.step() of 'scheduler' was called before the backward pass of step 1, and not behind"),
     (no_backward, "ended without a backward pass for share 0 of step 1"),
     (no_step, "without step() of 'optimizer'"),
     (accumulates, "without step() of 'optimizer'"),
-    (zeroes_between, "zero_grad() was called between the last backward pass of step 1"),
+    (zeroes_between, "zero_grad() of 'optimizer' was called between the last backward pass of step 1"),
     (model_zeroes_between, "no parameter of optimizer 'optimizer' has a gradient"),
     (two_backwards, "a second backward pass began for share 0 of step 1"),
     (steps_twice, "a second time in step 1"),
@@ -173,6 +181,13 @@ def test_a_misuse_is_refused_by_name_and_costs_nothing(
 )
 def test_arguments_of_the_other_loop_are_refused(given: dict[str, Any], match: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=match):
+        Plain(tmp_path, **given).train(good)
+
+
+@pytest.mark.parametrize("given", [{"scheduler": None}, {"scheduler": None, "extra": {"other": nn.Linear(1, 1)}}])
+def test_a_schedule_that_is_not_handed_over_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    """It would fall with every share, and begin anew where the run goes on."""
+    with pytest.raises(ConfigError, match="'optimizer' has a LRScheduler that the run does not know"):
         Plain(tmp_path, **given).train(good)
 
 
@@ -233,6 +248,30 @@ def test_a_sum_is_warned_of_once(
 
     assert capsys.readouterr().err.count("takes it for a mean") == warned
     assert torch.Tensor.backward is before
+
+
+@pytest.mark.parametrize(
+    ("made", "warned"),
+    [
+        (lambda loss, y: 0.5 * loss, True),
+        (lambda loss, y: -(torch.tensor(-3.0) * loss), True),
+        (lambda loss, y: torch.amp.GradScaler("cpu", init_scale=8.0).scale(loss), True),
+        (lambda loss, y: loss / len(y), False),
+        (lambda loss, y: loss * (1 / len(y)), False),
+        (lambda loss, y: 1024 * (loss * (1 / len(y))), False),
+        (lambda loss, y: loss * loss, False),
+    ],
+)
+def test_a_sum_is_known_behind_a_factor(
+    made: Callable[[Any, torch.Tensor], Any], warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        made(F.cross_entropy(loop.model(x), y, reduction="sum"), y).backward()
+        loop.optimizer.step()
+
+    Plain(tmp_path, virtual_workers=1, epochs=1).train(body)
+
+    assert capsys.readouterr().err.count("takes it for a mean") == warned
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes came with Python 3.11")

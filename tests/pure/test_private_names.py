@@ -26,11 +26,16 @@ ALLOWED = (
     Allowed("a module's registries, which its public iterators copy", "_buffers _parameters _modules", "elastic/state"),
     Allowed(
         "as above, and which buffers are not persistent",
-        "_buffers _non_persistent_buffers_set",
-        "elastic/group/snapshot.py",
+        "_buffers _modules _non_persistent_buffers_set",
+        "elastic/group/snapshot.py elastic/group/usual_buffers.py",
     ),
     Allowed("the count of writes to a tensor", "_version", "elastic/state"),
-    Allowed("one call for many copies", "_foreach_copy_", "elastic/group/snapshot.py elastic/state/rewound.py"),
+    Allowed(
+        "one call for many copies, sums or products, as torch's optimizers make them",
+        "_foreach_add_ _foreach_copy_ _foreach_mul _foreach_mul_",
+        "elastic/group/buffers.py elastic/group/gradients.py elastic/group/snapshot.py elastic/group/usual_buffers.py "
+        "elastic/state/rewound.py",
+    ),
     Allowed(
         "hooks that a script has put on a parameter",
         "_backward_hooks _post_accumulate_grad_hooks",
@@ -69,7 +74,8 @@ ALLOWED = (
     Allowed(
         "what Lightning's Trainer knows beside its loops' and callbacks' states, and how it collects what is logged",
         "_ResultCollection _batches_that_stepped _call_callbacks_load_state_dict _call_callbacks_state_dict "
-        "_callback_metrics _enable_version_counter _logger_connector _restarting _result",
+        "_call_callbacks_on_load_checkpoint _call_callbacks_on_save_checkpoint _call_lightning_module_hook "
+        "_callback_metrics _logged_metrics _enable_version_counter _logger_connector _restarting _result",
         "elastic/integrations/lightning.py",
     ),
     Allowed("fsspec's session, and a path without its protocol", "_s3 _strip_protocol", "checkpoint"),

@@ -10,7 +10,10 @@ from elastic.__main__ import main
 from elastic.events.log import EventLog
 from elastic.events.reading import read_events
 from elastic.report import summary
+from elastic.report.page import page
 from elastic.report.report import report
+from elastic.report.sentences import sentence
+from elastic.report.summary import facts
 from tests.kit.story import Story
 
 
@@ -62,6 +65,30 @@ def test_a_report_counts_views_losses_and_redone_steps_of_a_live_run() -> None:
     assert (found.peers_lost, found.redone) == (2, 2 + 1 + 1)
 
 
+def test_a_report_says_which_steps_and_examples_were_passed_over() -> None:
+    """Step 5 was bad, which took step 4 along; and again, after a restart from before it."""
+    story = Story().launch(4).train(5).read().pass_over(first=4).launch(2).train(5).read().pass_over(first=4)
+    events = story.train(8).finish().events
+
+    found = report(events)
+    assert (found.steps, found.redone) == (6, 2)
+    (one,) = found.passed_over
+    assert (one.first, one.step, one.why, one.examples_count) == (4, 5, "the loss is nan", 6)
+    said = dict(summary.facts(found))
+    assert said["passed over"] == "2 steps for 1 bad one, 1 rollback, 6 examples"
+    assert found.facts()["passed_over"][0]["examples"] == (0, 1, 2, 3, 4, 5)
+    assert "step 5, and with it what was applied since step 4: the loss is nan; 6 examples: 0, 1, 2" in page(
+        "x", events
+    )
+
+
+def test_a_rollback_that_a_restart_went_behind_took_nothing_back() -> None:
+    """The state of the last save is from before it, and the steps that it took back count again."""
+    story = Story().launch(4).train(4).train(5).read().pass_over(first=4)
+    found = report(story.launch(2).train(8).finish().events)
+    assert (found.steps, found.passed_over) == (8, ())
+
+
 def test_the_command_says_what_to_do_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "next" in capsys.readouterr().err
@@ -76,6 +103,21 @@ def test_who_left_alone_did_not_end_the_run() -> None:
     story.leave(0)
     assert report(story.events).state == "unfinished"
     assert report(story.leave(1).events).state == "left"
+
+
+def test_who_left_and_on_whose_word_is_said_with_the_view_that_went_on() -> None:
+    story = Story().launch(3).train(2)
+    story.events.append({**story.events[-1], "event": "hint", "step": 2, "why": "EC2 recommends to rebalance"})
+    story.leave(1, "SIGTERM").leave(2, "a notice to its node: EC2 terminates this Spot Instance").regroup([0]).train(4)
+    found = report(story.events)
+    change = found.view_changes[-1]
+    assert (change.kind, change.left) == ("leave", 2)
+    said = sentence(change)
+    assert said.startswith(
+        "2 workers left (SIGTERM; a notice to its node: EC2 terminates this Spot Instance): 1 worker"
+    )
+    assert found.hints == ("EC2 recommends to rebalance",)
+    assert "2 notices to leave; hints: EC2 recommends to rebalance" in dict(facts(found))["starts"]
 
 
 def test_who_takes_the_claim_of_a_lost_coordinator_to_save_leaves_for_all() -> None:

@@ -1,4 +1,4 @@
-"""Views and failures: every promise of rules.py, for every small case."""
+"""Views and failures: every promise of rules.py and endings.repeated, for every small case."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from itertools import groupby, product
 import pytest
 
 from elastic.errors import CollectiveMismatch, Evicted, SavesFailed
-from elastic.membership.rules import BOUNDARY, Candidate, Failure, next_view, repeated
+from elastic.membership.endings import Failure, repeated
+from elastic.membership.rules import BOUNDARY, Candidate, next_view
 
 STEP = "in the exchange of step 3"
 

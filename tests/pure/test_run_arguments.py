@@ -53,6 +53,19 @@ def test_standalone_ignores_the_rendezvous_as_torchrun_does(script: str) -> None
     assert (found.nodes_max, found.run_id) == (1, None)
 
 
+def test_who_says_that_a_node_is_taken_is_the_flags_or_the_environments_word(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ELASTIC_NOTICES", raising=False)
+    found = parse([script])
+    assert (found.notices, found.on_notice, found.leave_status, found.grace_s) == ("auto", None, 0, None)
+    monkeypatch.setenv("ELASTIC_NOTICES", "gcp")
+    monkeypatch.setenv("ELASTIC_GRACE_S", "60")
+    assert (parse([script]).notices, parse([script]).grace_s) == ("gcp", 60.0)
+    found = parse(["--notices=ec2,file:/leave", "--leave-status=75", "--on-notice=page me", script])
+    assert (found.notices, found.leave_status, found.on_notice) == ("ec2,file:/leave", 75, "page me")
+
+
 def test_logs_are_torchruns(script: str, tmp_path: Path) -> None:
     flags = ["--log-dir", str(tmp_path / "logs"), "--redirects=0:1,1:3", "--tee=2", "--local-ranks-filter=0,2"]
     logs = parse([*flags, "--role=trainer", script]).logs
@@ -81,6 +94,8 @@ def test_the_way_workers_start_can_be_chosen(script: str) -> None:
         ["--nnodes=1:2", "--rdzv-backend=etcd"],
         ["--standalone", "--nnodes=2"],
         ["--hang-limit=0"],
+        ["--notices=aws"],
+        ["--leave-status=256"],
         ["--nproc-per-node=0"],
         ["--max-restarts=-1"],
         ["--nnodes=0"],

@@ -20,7 +20,7 @@ from checkpoint.net.secret import CHARACTERS_MIN, generated_secret, secret_of_ru
 from checkpoint.net.secured import client_side, prepare, server_side
 from checkpoint.net.tls import Tls
 from checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError, receive
-from elastic.launch.hub_link import Place
+from elastic.launch.hub_link import ThisNode
 from elastic.launch.rendezvous_state import SignedBackend, StateRefused
 
 SECRET, OTHER = "s" * 40, "t" * 40
@@ -39,7 +39,7 @@ def test_a_secret_that_could_be_guessed_is_refused_with_what_to_do() -> None:
 
 
 def test_it_is_shown_nowhere_that_a_place_is() -> None:
-    assert SECRET not in repr(Place(node="n", address=None, run="r", secret=SECRET))
+    assert SECRET not in repr(ThisNode(node="n", address=None, run="r", secret=SECRET))
 
 
 def test_each_machine_makes_the_same_certificate_of_it() -> None:

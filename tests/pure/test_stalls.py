@@ -9,7 +9,7 @@ import pytest
 
 from elastic.membership.messages import TO_AGENT, KillHung, parse
 from elastic.membership.progress import LIMITED, Phase
-from elastic.membership.stalls import ALONE, STORAGE, Hung, Place, Sighting, Stall, judge
+from elastic.membership.stalls import ALONE, STORAGE, Hung, PhaseOfStep, Sighting, Stall, judge
 from tests.kit.stage import Stage, trains
 
 LIMIT_S, STALL_S = 30.0, 600.0
@@ -22,7 +22,7 @@ def at(
     return Sighting(worker=worker, phase=phase, step=step, sign=sign, quiet_s=quiet_s, limit_s=limit_s)
 
 
-def judged(*seen: Sighting, silent: int = 0, killed_at: Collection[Place] = ()) -> Hung | Stall | None:
+def judged(*seen: Sighting, silent: int = 0, killed_at: Collection[PhaseOfStep] = ()) -> Hung | Stall | None:
     sightings: dict[str, Sighting | None] = {one.worker: one for one in seen}
     sightings |= {f"silent{number}": None for number in range(silent)}
     return judge(sightings, killed_at=killed_at, stall_s=STALL_S)

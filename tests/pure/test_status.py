@@ -115,6 +115,11 @@ def test_who_joins_and_who_leaves_is_told_and_an_undisturbed_run_says_nothing() 
     assert calm.lines == []
 
 
+def test_how_often_it_saves_is_told_with_the_reason() -> None:
+    shown = Shown().view("a").then("save_interval", reason="every 34 s: a save stalls 40 ms").steps(0, 4)
+    assert plain(shown.statuses[-1], shown.now).endswith("saves every 34 s: a save stalls 40 ms")
+
+
 def test_a_failed_save_is_shown_until_one_is_committed() -> None:
     shown = Shown().view("a").steps(0, 4).then("save_failed", step=4).steps(4, 8)
     assert "saving step 4 failed 1 s ago" in plain(shown.statuses[-1], shown.now)
@@ -145,6 +150,13 @@ def test_the_lines_are_short_and_say_what_matters_first() -> None:
     ]
     for width in (20, 40, 80):
         assert all(len(line) < width for line in plain(shown.statuses[-1], shown.now, width).splitlines())
+
+
+def test_steps_that_were_passed_over_are_said() -> None:
+    shown = Shown().view("a").steps(0, 4)
+    shown.then("passed_over", 1.0, step=4, first=4, epoch=0, why="the loss is nan").steps(5, 7)
+    assert shown.statuses[-1]["step"] == 6
+    assert "1 bad step passed over, the last 0 s ago: the loss is nan" in plain(shown.statuses[-1], shown.now)
 
 
 def test_a_loss_that_is_not_finite_is_said() -> None:

@@ -7,9 +7,10 @@ import socket
 
 import pytest
 
-from elastic.launch.connection import Connection
+from elastic.launch.loop_connection import LoopConnection
 from elastic.launch.worker import cut
-from elastic.membership.live import said
+from elastic.membership.live import line_of
+from elastic.membership.messages import Ready
 from elastic.membership.wire import LINE_MAX, Lines, WireError, encode
 
 
@@ -59,7 +60,7 @@ def test_what_a_dead_worker_said_last_is_heard_however_long_it_is(characters: in
     agents, workers = socket.socketpair()
     workers.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with selectors.DefaultSelector() as loop, workers, workers.dup() as of_its_child:
-        connection = Connection(loop, agents, heard.append, lambda why: None)
+        connection = LoopConnection(loop, agents, heard.append, lambda why: None)
         workers.sendall(encode(last))
         workers.close()
         connection.drain()  # of_its_child keeps the channel open
@@ -70,5 +71,6 @@ def test_what_a_dead_worker_said_last_is_heard_however_long_it_is(characters: in
 def test_a_worker_does_not_say_what_its_agent_would_not_take() -> None:
     """The agent took its channel for broken, killed it, and replaced it, for ever: kills before a step count little."""
     with pytest.raises(WireError, match="fewer groups"):
-        said("ready", {"shares": 4, "identity": {"groups": ["lr"] * LINE_MAX}})
-    assert Lines().feed(said("ready", {"shares": 4})) == [{"say": "ready", "shares": 4}]
+        line_of(Ready(worker="me", shares=4, identity={"groups": ["lr"] * LINE_MAX}))
+    (message,) = Lines().feed(line_of(Ready(worker="me", shares=4)))
+    assert (message["say"], message["shares"]) == ("ready", 4)

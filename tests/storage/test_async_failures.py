@@ -21,6 +21,7 @@ from checkpoint import (
 )
 from checkpoint.save.in_flight import InFlightSaves, Rules
 from checkpoint.save.resources import WriterResources
+from checkpoint.save.writer.messages import DropArena, Serve
 from checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, newest, settled, state, writers
@@ -178,8 +179,8 @@ def test_an_answer_that_comes_too_late_answers_no_other_question(tmp_path: Path)
     underway = InFlightSaves(open_storage(tmp_path), rules, print, patience_s=WITHIN_S)
     opening = {"url": str(tmp_path), "options": {}, "retry_s": 1.0}
     resources = WriterResources(opening, rules, underway, log=print)
-    resources.started().send({"kind": "drop_arena"})  # as a question that nobody waits for any more
-    assert "addresses" in resources.meet({"kind": "serve", "size": 2})
+    resources.started().send(DropArena())  # as a question that nobody waits for any more
+    assert "addresses" in resources.meet(Serve(size=2))
     resources.close(WITHIN_S)
 
 

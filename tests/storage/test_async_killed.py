@@ -148,7 +148,7 @@ def test_signals_that_end_a_job_do_not_end_its_writer(tmp_path: Path, checkpoint
     runs.save(1, state(1), blocking=False).wait(WITHIN_S)
     [writer] = writers()
     assert os.getsid(writer.pid) == writer.pid != os.getsid(0)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         writer.send_signal(number)
     runs.save(2, state(2), blocking=False).wait(WITHIN_S)
     assert [one.pid for one in writers()] == [writer.pid]

@@ -115,6 +115,24 @@ def test_every_so_many_steps_one_stays_for_good() -> None:
     assert kept([7], every=1)[0] == [7]
 
 
+def test_the_newest_of_a_multiple_stays_however_many_follow_it() -> None:
+    """Saves of workers that leave must not sweep away what a rollback goes back to."""
+    lineage = tuple(commit(1, step) for step in (23, 22, 21, 20, 15, 10, 8))
+
+    def stays(broken: tuple[int, ...] = (), multiple: int = 10) -> list[int]:
+        gone = removable(
+            History(1, 1, lineage, ()), whole=lambda id: id.step not in broken, owners=lineage, keep=2,
+            keep_multiple=multiple, grace_s=0, now_s=0,
+        )  # fmt: skip
+        return [id.step for id in lineage if id not in gone]
+
+    assert stays() == [23, 22, 20]
+    assert stays(broken=(20,)) == [23, 22, 10]
+    assert stays(multiple=11) == [23, 22]
+    assert stays(broken=(22,), multiple=2) == [23, 22, 21, 20]
+    assert stays(multiple=7) == [23, 22, 21]
+
+
 @given(st.lists(st.integers(0, 60), unique=True, max_size=25), st.integers(1, 20), st.integers(2, 4), st.data())
 def test_what_stays_for_good_does_not_depend_on_how_often_is_swept(
     steps: list[int], every: int, keep: int, data: st.DataObject

@@ -13,7 +13,7 @@ from checkpoint import CheckpointError
 from checkpoint.format.draft import Draft
 from checkpoint.format.names import CommitId
 from checkpoint.net.client import Client
-from checkpoint.save.writer.party import Leader
+from checkpoint.save.writer.roles import Leader
 from checkpoint.storage import open_storage
 
 PATIENCE_S = 60.0

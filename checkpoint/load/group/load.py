@@ -22,7 +22,7 @@ import torch
 from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.decoding import decode
 from checkpoint.format.dtensor import like
-from checkpoint.format.manifest import Manifest
+from checkpoint.format.manifest import Manifest, corrupt_manifest
 from checkpoint.format.marks import Resolver
 from checkpoint.format.names import CommitId, id_document, id_from
 from checkpoint.format.pieces import StoredTensor
@@ -199,7 +199,7 @@ def _wants(
     try:
         tree, kept = _resolved(channel, manifest, empty, rules, names)
     except CorruptCheckpoint as error:
-        raise CorruptCheckpoint(f"manifest {manifest.id.manifest_key}: {error}", commit=str(manifest.id)) from error
+        raise corrupt_manifest(manifest.id, error) from error
     matched = match(state, tree, strict=rules.strict, cast=rules.cast, kept=kept)
     met = Counter(name for leaf in _leaves(matched.used) if (name := names.get(id(leaf))) is not None)
     found: dict[str, torch.Tensor] = {}

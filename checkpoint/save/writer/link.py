@@ -1,10 +1,5 @@
-"""What a training process and its writer process tell each other: JSON objects over a socket that keeps their borders.
-
-    to the writer    open {url, options, retry_s, ...}   arena {half_bytes} + descriptor   drop_arena
-                     staged {number, half, ...}   take_back {number}   give_up {id, error}
-                     serve {size}    meet {rank, size, endpoint}
-    from the writer  ready   unusable {why}   dropped_arena   done {number}   failed {number, error}
-                     taken_back {number, taken}   met {endpoint}   not_met {why}   parted
+"""How a training process and its writer process reach each other: JSON objects over a socket that keeps their borders.
+What they say is messages.py's.
 
 A message is there whole or not at all, so `staged` is what makes a half readable. It travels in packets that keep their
 borders (SOCK_SEQPACKET), of which all but the last say that more follow. The end of either process is the end of the

@@ -19,15 +19,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from checkpoint.forks import close_in_children, forget
-from checkpoint.net.framing import Message
+from checkpoint.net.framing import NotAMessage
 from checkpoint.save.writer import WRITER_MODULE
 from checkpoint.save.writer.link import pair
+from checkpoint.save.writer.messages import FROM_WRITER, FromWriter, ToWriter, as_message, parse
 
 _QUOTED_BYTES = 2000
 _WATCH_S = 2.0
 _KILLED_S = 10.0
 
-Heard = Callable[["WriterProcess", Message], None]
+Heard = Callable[["WriterProcess", FromWriter], None]
 Ended = Callable[["WriterProcess", str], None]
 
 
@@ -78,9 +79,9 @@ class WriterProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: Message, fds: list[int] | None = None) -> None:
-        """Raises OSError where the process is gone."""
-        self._link.send(message, fds)
+    def send(self, said: ToWriter, fds: list[int] | None = None) -> None:
+        """Raises OSError where the process is gone, TypeError and ValueError for what is no JSON."""
+        self._link.send(as_message(said), fds)
 
     def kill(self, why: str) -> None:
         self._why_killed = self._why_killed or why
@@ -137,7 +138,12 @@ class WriterProcess:
             if not waiting.poll(_WATCH_S * 1000):
                 watch(self)
             elif (got := self._link.receive()) is not None:
-                heard(self, got[0])
+                try:
+                    said = parse(FROM_WRITER, got[0])
+                except NotAMessage as wrong:
+                    self.kill(f"it said what is no message: {wrong}")
+                    return
+                heard(self, said)
             else:
                 return
 

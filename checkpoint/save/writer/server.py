@@ -3,7 +3,7 @@
     python -m checkpoint.save.writer.server <descriptor of the socket> <process id of the parent>
 
 Started ahead of the first save; waits without using the processor. One save after another, several objects of each at
-once; of a save by several ranks the objects of its own rank, in company with the others' writers (party.py). It never
+once; of a save by several ranks the objects of its own rank, in company with the others' writers (roles.py). It never
 loads torch. Signals that end a job do not end it: only its parent's end does, seen as the socket's
 end, or in the kernel's own record where a fork still holds the socket. Then what is staged is finished within a
 deadline; with nothing staged it goes at once. It answers no beacon: if a newer claim is taken meanwhile, that one's
@@ -32,19 +32,42 @@ from checkpoint.errors import CheckpointError, SaveDropped
 from checkpoint.format.draft import Draft, StoredObject
 from checkpoint.format.names import CommitId
 from checkpoint.net.errors import error_document
-from checkpoint.net.framing import Message
 from checkpoint.runs.orphans import announce
 from checkpoint.save.arena import Attached
 from checkpoint.save.commit import write_object
 from checkpoint.save.writer.link import Link
-from checkpoint.save.writer.party import Follower, Leader, OnlyWriter, Party, dropped
+from checkpoint.save.writer.messages import (
+    TO_WRITER,
+    Arena,
+    ArenaDropped,
+    Done,
+    DropArena,
+    Failed,
+    FromWriter,
+    GiveUp,
+    Meet,
+    Met,
+    NotMet,
+    Open,
+    Parted,
+    Ready,
+    Serve,
+    Staged,
+    TakeBack,
+    TakenBack,
+    ToWriter,
+    Unusable,
+    as_message,
+    parse,
+)
+from checkpoint.save.writer.roles import Follower, Leader, Local, Role, dropped
 from checkpoint.storage import Scrubber, Storage, open_storage
 
 THREADS_MAX = 8
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedSave:
     """A save, or this rank's part of one, that lies whole in one half of the arena.
 
     first  the number of its first file in the save
@@ -54,7 +77,7 @@ class Staged:
     draft: Draft
     files: Sequence[memoryview]
     first: int
-    party: Party
+    role: Role
 
     @property
     def name(self) -> str:
@@ -72,9 +95,9 @@ class WriterServer:
         self._budget_bytes = 0
         self._finish_s = 0.0
         self._arena: Attached | None = None
-        self._party: Party = OnlyWriter()
+        self._role: Role = Local()
         self._name: socket.socket | None = None
-        self._staged: deque[Staged] = deque()
+        self._staged: deque[StagedSave] = deque()
         self._changed = threading.Condition()
         self._ended = False
 
@@ -89,7 +112,7 @@ class WriterServer:
         writing.join(self._finish_s)
         if writing.is_alive():
             return 1  # a storage that does not answer; nothing half-written counts
-        self._party.close()
+        self._role.close()
         if self._storage is not None:
             self._storage.close()
         return 0
@@ -115,92 +138,89 @@ class WriterServer:
                 return
             if heard is None:
                 return
-            self._hear(*heard)
+            message, fds = heard
+            self._hear(parse(TO_WRITER, message), fds)
 
-    def _hear(self, message: Message, fds: list[int]) -> None:
-        match message["kind"]:
-            case "open":
-                self._open(message)
-            case "arena":
-                self._arena = Attached(fds[0], message["half_bytes"])
+    def _hear(self, said: ToWriter, fds: list[int]) -> None:
+        match said:
+            case Open():
+                self._open(said)
+            case Arena(half_bytes=half_bytes):
+                self._arena = Attached(fds[0], half_bytes)
                 os.close(fds[0])
-            case "drop_arena":
+            case DropArena():
                 self._arena = None
                 gc.collect()  # errors hold on to the frames that they went through, and those to views
-                self._say({"kind": "dropped_arena"})
-            case "serve" | "meet":
-                self._meet(message)
-            case "staged":
-                staged = self._found(message)
-                staged.party.staged(staged.name)
+                self._say(ArenaDropped())
+            case Serve() | Meet():
+                self._meet(said)
+            case Staged():
+                staged = self._found(said)
+                staged.role.staged(staged.name)
                 with self._changed:
                     self._staged.append(staged)
                     self._changed.notify_all()
-                self._over(staged.name)  # it may have failed elsewhere by now
-            case "take_back":
-                self._take_back(message["number"])
-            case "give_up":
-                self._party.give_up(message["id"], message["error"])
+                self._drop_failed(staged.name)  # it may have failed elsewhere by now
+            case TakeBack(number=number):
+                self._take_back(number)
+            case GiveUp(id=id, error=error):
+                self._role.give_up(id, error)
 
-    def _open(self, message: Message) -> None:
-        url, options = message["url"], message["options"]
-        self._scrub = Scrubber(url, options)
-        self._budget_bytes, self._finish_s = message["budget_bytes"], message["finish_s"]
+    def _open(self, said: Open) -> None:
+        self._scrub = Scrubber(said.url, said.options)
+        self._budget_bytes, self._finish_s = said.budget_bytes, said.finish_s
         try:
-            fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
-            self._storage = open_storage(url, options, retry_s=message["retry_s"])
+            fsspec.get_filesystem_class(fsspec.utils.get_protocol(said.url))
+            self._storage = open_storage(said.url, said.options, retry_s=said.retry_s)
             self._name = announce(self._storage.url, self._parent)
         except (ImportError, ValueError) as error:
-            self._say({"kind": "unusable", "why": self._scrub(str(error))})
+            self._say(Unusable(why=self._scrub(str(error))))
         else:
-            self._say({"kind": "ready"})
+            self._say(Ready())
 
-    def _meet(self, message: Message) -> None:
+    def _meet(self, said: Serve | Meet) -> None:
         """Joins the writers of a group."""
-        self._party.close()
-        self._party = OnlyWriter()
+        self._role.close()
+        self._role = Local()
         try:
-            if message["kind"] == "serve":
-                self._party = first = Leader(message["size"], self._finish_s)
+            if isinstance(said, Serve):
+                self._role = first = Leader(said.size, self._finish_s)
                 endpoint = first.endpoint
             else:
-                endpoint = message["endpoint"]
-                self._party = Follower(
+                endpoint = said.endpoint
+                self._role = Follower(
                     endpoint,
-                    message["rank"],
-                    message["size"],
+                    said.rank,
+                    said.size,
                     self._finish_s,
-                    over=self._over,
-                    parted=lambda: self._say({"kind": "parted"}),
+                    failed=self._drop_failed,
+                    parted=lambda: self._say(Parted()),
                 )
         except OSError as error:
-            self._say({"kind": "not_met", "why": str(error)})
+            self._say(NotMet(why=str(error)))
         else:
-            self._say({"kind": "met", "endpoint": endpoint})
+            self._say(Met(endpoint=endpoint))
 
-    def _found(self, message: Message) -> Staged:
+    def _found(self, said: Staged) -> StagedSave:
         assert self._arena is not None, "the arena is sent before anything is staged in it"
-        sizes: list[int] = message["sizes"]
-        *files, head, tail = self._arena.read(message["half"], sizes)
-        draft = Draft(
-            CommitId(**message["id"]), message["claim_nonce"], tuple(message["all_sizes"]), bytes(head), bytes(tail)
-        )
-        return Staged(message["number"], draft, files, message["first"], self._party)
+        *files, head, tail = self._arena.read(said.half, said.sizes)
+        draft = Draft(CommitId(**said.id), said.claim_nonce, tuple(said.all_sizes), bytes(head), bytes(tail))
+        return StagedSave(said.number, draft, files, said.first, self._role)
 
     def _take_back(self, number: int) -> None:
         staged = self._unbegun(lambda staged: staged.number == number)
         if staged is not None:
             why = "a newer save took its place before it was begun"
-            staged.party.give_up(staged.name, dropped(staged.draft.id.step, why))
-        self._say({"kind": "taken_back", "number": number, "taken": staged is not None})
+            staged.role.give_up(staged.name, dropped(staged.draft.id.step, why))
+        self._say(TakenBack(number=number, taken=staged is not None))
 
-    def _over(self, name: str) -> None:
+    def _drop_failed(self, name: str) -> None:
         """A save that has ended elsewhere, before it was begun here, need not wait for its turn."""
-        staged = self._unbegun(lambda staged: staged.name == name and staged.party.ended(name) is not None)
+        staged = self._unbegun(lambda staged: staged.name == name and staged.role.ended(name) is not None)
         if staged is not None:
             self._say(self._write(staged))
 
-    def _unbegun(self, wanted: Callable[[Staged], bool]) -> Staged | None:
+    def _unbegun(self, wanted: Callable[[StagedSave], bool]) -> StagedSave | None:
         with self._changed:
             found = next(filter(wanted, self._staged), None)
             if found is not None:
@@ -218,19 +238,19 @@ class WriterServer:
             del staged  # and with it the views into the arena, which may be dropped next
             self._say(said)
 
-    def _write(self, staged: Staged) -> Message:
+    def _write(self, staged: StagedSave) -> Done | Failed | TakenBack:
         """What is to be said of it."""
         try:
             self._commit(staged)
         except SaveDropped:
-            return {"kind": "taken_back", "number": staged.number, "taken": True}
+            return TakenBack(number=staged.number, taken=True)
         except Exception as error:  # whatever it is, training has to hear of it
             document = error_document(error, self._scrub)
-            staged.party.give_up(staged.name, document)
-            return {"kind": "failed", "number": staged.number, "error": document}
-        return {"kind": "done", "number": staged.number}
+            staged.role.give_up(staged.name, document)
+            return Failed(number=staged.number, error=document)
+        return Done(number=staged.number)
 
-    def _commit(self, staged: Staged) -> None:
+    def _commit(self, staged: StagedSave) -> None:
         storage, draft = self._storage, staged.draft
         if storage is None:
             raise CheckpointError("the writer process has no storage; nothing was saved")
@@ -243,15 +263,15 @@ class WriterServer:
         failed = next((job.exception() for job in jobs if not job.cancelled() and job.exception()), None)
         if failed is not None:
             raise failed
-        staged.party.finish(storage, draft, [job.result() for job in jobs])
+        staged.role.finish(storage, draft, [job.result() for job in jobs])
 
-    def _say(self, message: Message) -> None:
+    def _say(self, said: FromWriter) -> None:
         with contextlib.suppress(OSError):  # nobody is left to hear it
-            self._link.send(message)
+            self._link.send(as_message(said))
 
 
-def _write_one(storage: Storage, staged: Staged, index: int) -> StoredObject:
-    if (ended := staged.party.ended(staged.name)) is not None:
+def _write_one(storage: Storage, staged: StagedSave, index: int) -> StoredObject:
+    if (ended := staged.role.ended(staged.name)) is not None:
         raise ended
     return write_object(storage, staged.draft.id, staged.first + index, staged.files[index])
 
@@ -269,7 +289,7 @@ def _watch(process: int) -> int | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     end: Any = socket.socket(fileno=int(arguments[0]))
     end.set_inheritable(False)

@@ -9,6 +9,7 @@ from typing import Any
 
 from elastic.drill.faults.base import Fault, Flag, Scene, WorkerFault
 from elastic.drill.faults.moments import At
+from elastic.drill.faults.several_workers import SeveralWorkers
 
 
 @dataclass(frozen=True)
@@ -31,31 +32,13 @@ class Kill(WorkerFault):
 
 
 @dataclass(frozen=True)
-class KillTogether(Fault):
-    """SIGKILL to several workers of a view at once; those of them that have not come to that view are spared.
-
-    workers  ranks; the first one's arrival sets it off
-    """
-
-    workers: tuple[int, ...]
-    when: At
+class KillTogether(SeveralWorkers):
+    """SIGKILL to several workers of a view at once; those of them that have not come to that view are spared."""
 
     kind = "kill_together"
     name = "kill W,W"
     on_hosts = False
     loses_workers = True
-
-    @property
-    def worker(self) -> int:
-        return self.workers[0]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self.workers
-
-    @classmethod
-    def make(cls, worker: int, when: At, **fields: Any) -> Fault:
-        return cls((worker,), when, **fields)
 
     def __str__(self) -> str:
         return f"{self.when}: kill {' and '.join(f'w{worker}' for worker in self.workers)}"

@@ -6,18 +6,18 @@ import os
 import signal
 from dataclasses import dataclass
 
-from elastic.drill.faults.base import Flag, Scene, Sizes, WorkerFault
+from elastic.drill.faults.base import Flag, Scene, Sizes
+from elastic.drill.faults.lose_node import LoseNode
 
 
 @dataclass(frozen=True)
-class KillAgent(WorkerFault):
+class KillAgent(LoseNode):
     """SIGKILL to the launcher of the node on which this rank runs, and to nothing else."""
 
     kind = "kill_agent"
     short = "kill the agent of w{worker}"
     sentence = "SIGKILL to the agent of worker {worker}"
     flags = (Flag("kill-agent", "SIGKILL to the agent of a worker's node"),)
-    takes_node = True
     restarts = "left"
     orphans = True
 
@@ -27,12 +27,3 @@ class KillAgent(WorkerFault):
 
     def strike(self, scene: Scene) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
-
-    def lost(self) -> None:
-        return None
-
-    def lost_max(self, of_a_node: int) -> int:
-        return of_a_node
-
-    def excuses(self, status: int, *, taken: bool) -> bool:
-        return status == -signal.SIGKILL

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic.drill.faults.base import Flag, RunningDrill, Sizes, WorkerFault
+from elastic.drill.faults.base import Flag, RunningDrill, Sizes
 from elastic.drill.faults.host_fault import HostFault
+from elastic.drill.faults.lose_node import LoseNode
 from elastic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _WAYS = {"crash": "crashes", "power": "loses its power"}
 
 
 @dataclass(frozen=True)
-class LoseHost(HostFault, WorkerFault):
+class LoseHost(HostFault, LoseNode):
     """All that runs on the host of the worker that has this rank at that moment is killed, for good.
 
     how  "crash": connections are reset. "power": nobody is told, and only silence tells
@@ -30,7 +30,6 @@ class LoseHost(HostFault, WorkerFault):
         Flag("crash-host", "all its processes die, and its connections are reset", {"how": "crash"}),
         Flag("power-off", "it falls silent for good: nobody is told", {"how": "power"}),
     )
-    takes_node = True
     fatal = True
 
     def __post_init__(self) -> None:
@@ -51,12 +50,3 @@ class LoseHost(HostFault, WorkerFault):
     def strike_hosts(self, struck: Event, run: RunningDrill) -> None:
         lost = run.hosts_of(struck, self.ranks)
         run.hosts.crash(*lost) if self.how == "crash" else run.hosts.lose_power(*lost)
-
-    def lost(self) -> None:
-        return None
-
-    def lost_max(self, of_a_node: int) -> int:
-        return of_a_node
-
-    def excuses(self, status: int, *, taken: bool) -> bool:
-        return status == -signal.SIGKILL

@@ -32,7 +32,7 @@ OF_THE_SCRIPT = (*OF_A_SHARE, "update", IN_UPDATE, "applied", "evaluate")  # the
 BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update", IN_TRANSFER: "transfer"}
 
 
-def place_of(phase: str) -> float:
+def order_in_step(phase: str) -> float:
     """Sorts phases in the order in which a run passes them."""
     return MOMENTS.index(BEGINS[phase]) + 0.5 if phase in BEGINS else MOMENTS.index(phase)
 

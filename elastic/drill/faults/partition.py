@@ -8,21 +8,17 @@ from typing import TYPE_CHECKING, Any
 from elastic.drill.faults.base import Fault, Flag, RunningDrill
 from elastic.drill.faults.host_fault import NetworkFault
 from elastic.drill.faults.moments import At
+from elastic.drill.faults.several_workers import SeveralWorkers
 
 if TYPE_CHECKING:
     from elastic.events.event import Event
 
 
 @dataclass(frozen=True)
-class Partition(NetworkFault):
+class Partition(NetworkFault, SeveralWorkers):
     """For `seconds`, the hosts of the workers that have these ranks at that moment reach each other and nobody else, as
-    do all others. One side goes on, and the other one comes back as newcomers.
+    do all others. One side goes on, and the other one comes back as newcomers."""
 
-    workers  ranks; the first one's arrival sets it off
-    """
-
-    workers: tuple[int, ...]
-    when: At
     seconds: float | None = 6.0
 
     kind = "partition"
@@ -34,18 +30,6 @@ class Partition(NetworkFault):
         ),
     )
     facts = ("seconds",)
-
-    @property
-    def worker(self) -> int:
-        return self.workers[0]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self.workers
-
-    @classmethod
-    def make(cls, worker: int, when: At, **fields: Any) -> Fault:
-        return cls((worker,), when, **fields)
 
     @classmethod
     def together(cls, workers: tuple[int, ...], when: At, **fields: Any) -> Fault:

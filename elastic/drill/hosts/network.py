@@ -157,8 +157,8 @@ class Network:
         until(lambda: os.readlink(f"/proc/{process.pid}/ns/net") != ours, "a network namespace")
         return process.pid
 
-    def _on_switch(self, *command: str, told: str | None = None) -> None:
-        _run(*_inside(self._switch), *command, told=told)
+    def _on_switch(self, *command: str, stdin: str | None = None) -> None:
+        _run(*_inside(self._switch), *command, stdin=stdin)
 
     def _bridge_for(self, number: int) -> str:
         bridge = f"bridge{number}"
@@ -180,7 +180,7 @@ class Network:
             for host, ways in shares.items()
             for way, share in ways.items()
         ]
-        self._on_switch("tc", "-batch", "-", told="\n".join(lines))
+        self._on_switch("tc", "-batch", "-", stdin="\n".join(lines))
 
 
 def name(host: int) -> str:
@@ -220,8 +220,8 @@ def _inside(holder: int) -> list[str]:
     return ["nsenter", f"--net=/proc/{holder}/ns/net"]
 
 
-def _run(*command: str, told: str | None = None) -> str:
-    done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+def _run(*command: str, stdin: str | None = None) -> str:
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     if done.returncode:
         raise ElasticError(f"{' '.join(command)}: {done.stderr or done.stdout}")
     return done.stdout

@@ -26,6 +26,7 @@ from elastic.events.drill_schema import Changed, Held, Placed, Reads, Weights
 from elastic.events.observer import MOMENTS, ObservedRun, Observer
 from elastic.events.sinks import local_folder
 from elastic.membership.environment import drill_node
+from elastic.plan.save_rules import SaveEvery
 from elastic.state.train_state import weights_digest
 
 _APART = 2  # steps
@@ -66,7 +67,7 @@ class Injector(Observer):
         self._storage = local_folder(target) if target.startswith("/") else None
         return self._overrides.url, self._overrides.storage_options
 
-    def cadence(self, save_every: int | str) -> int | str:
+    def cadence(self, save_every: SaveEvery) -> SaveEvery:
         instead = self._overrides.save_every
         if instead is None:
             return save_every

@@ -1,4 +1,4 @@
-"""How the nodes of a drill's run are started: each one's command, environment and process, at their place."""
+"""How the nodes of a drill's run are started: each one's command, environment and process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from checkpoint.net.secret import VARIABLE, generated_secret
+from elastic.drill.inject.node_hosting import Node, NodeHosting
 from elastic.drill.inject.overrides import Overrides
-from elastic.drill.inject.place import Node, Place
 from elastic.drill.machine import processes
 from elastic.errors import ConfigError
+from elastic.membership.environment import NOTICES
 
 TEMPORARY_MAX = 64  # characters of a TMPDIR
 
@@ -41,7 +42,7 @@ class NodeStarter:
     env: Mapping[str, str]
     observed: bool
     overrides: Overrides
-    place: Place
+    hosting: NodeHosting
     launches: int = 0
     _secret: str = field(default_factory=generated_secret, repr=False)
 
@@ -51,7 +52,7 @@ class NodeStarter:
         self._make_temporary()
         self.overrides.write(self.folder)
         self.output.write_bytes(b"")
-        self.place.begin()
+        self.hosting.begin()
 
     def node(self, *, first: bool, workers: int | None = None, called: Path | None = None) -> Node:
         """Starts one.
@@ -66,7 +67,7 @@ class NodeStarter:
             at = command.index("run")
             command = [command[0], "-m", "elastic.drill.inject.latecomer", str(called), *command[at + 1 :]]
         meeting = {"PET_RDZV_CONF": f"is_host={int(first)}"} if self.nodes_max > 1 else {}
-        return self.place.start(command, env={**self._environment(), **meeting}, output=self.output)
+        return self.hosting.start(command, env={**self._environment(), **meeting}, output=self.output)
 
     @property
     def output(self) -> Path:
@@ -93,7 +94,7 @@ class NodeStarter:
             meet = ["--standalone"]
         else:
             nodes = str(self.nodes) if self.nodes == self.nodes_max else f"1:{self.nodes_max}"
-            meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.place.endpoint}"]
+            meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.hosting.endpoint}"]
             meet += [f"--rdzv-id=launch-{self.launches}"]
         module = ["elastic", "run"] if self.launcher == "elastic" else ["torch.distributed.run"]
         flags = [*meet, f"--nproc-per-node={workers or per_node}", f"--max-restarts={self.restarts}"]
@@ -105,8 +106,9 @@ class NodeStarter:
         torchrun = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # its shared store keeps a dead round's keys
         by = f"elastic.drill.inject.injector:observer:{self.folder}"
         observer = {"ELASTIC_OBSERVER": by} if self.observed else {}
-        of_the_run = {**drill, **torchrun, **observer, **self.overrides.environment()}
-        return {VARIABLE: self._secret, **os.environ, **of_the_run, **self.place.environment(), **self.env}
+        no_others = {NOTICES: "none"}  # what goes wrong is the plan's, and not a cloud's
+        of_the_run = {**drill, **torchrun, **observer, **no_others, **self.overrides.environment()}
+        return {VARIABLE: self._secret, **os.environ, **of_the_run, **self.hosting.environment(), **self.env}
 
     def _make_temporary(self) -> None:
         """The launch's TMPDIR. multiprocessing's sockets lie there, whose paths the kernel cuts at 108 characters."""

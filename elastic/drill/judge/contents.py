@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.drill.judge.lineage import Place, place_of
+from elastic.drill.judge.surviving_steps import ViewKey, view_key
 from elastic.drill.judge.verdict import Violation
 from elastic.events.event import Event
 
@@ -43,12 +43,12 @@ def conflicts(events: Sequence[Event], reference: Sequence[Event] = ()) -> Itera
 
 def _read_twice(reads: Sequence[Event]) -> set[tuple[int, int]]:
     """(step, index) of what two shares of one step read in one view."""
-    seen: dict[tuple[Place, int, int], tuple[str, int]] = {}
+    seen: dict[tuple[ViewKey, int, int], tuple[str, int]] = {}
     return {
         (read["step"], index)
         for read in reads
         for index in read["indices"]
-        if seen.setdefault((place_of(read), read["step"], index), (read["worker"], read["share"]))
+        if seen.setdefault((view_key(read), read["step"], index), (read["worker"], read["share"]))
         != (read["worker"], read["share"])
     }
 

@@ -13,7 +13,9 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     shares      each share of a surviving step was read by exactly one worker, within its block
     batch       each surviving step applied as many examples as its place in the epoch says, and whoever goes on from
                 storage knows that place
-    coverage    in each epoch each example was applied exactly once (under way: at most once), or as its order draws it
+    coverage    in each epoch each example was applied exactly once (under way: at most once), or as its order draws it;
+                record by record: one that was passed over has its place
+    passed      what a state says was passed over is what its lineage passed over
     content     an example is the same at one step wherever and however often it is read
     record      the digest of indices that a worker reported is that of the indices it read
     agreement   workers that did one thing together report one result
@@ -40,9 +42,9 @@ from functools import partial
 
 from elastic.drill.judge.contents import content
 from elastic.drill.judge.grouping import by_fact, grouped
-from elastic.drill.judge.lineage import Application, Lineage, Place, place_of, trace
 from elastic.drill.judge.stored_checkpoints import StoredCheckpoint, storage_holds
 from elastic.drill.judge.survival import survival
+from elastic.drill.judge.surviving_steps import Application, SurvivingSteps, ViewKey, trace, view_key
 from elastic.drill.judge.verdict import Verdict, Violation, differing
 from elastic.events.digests import digest_of_indices
 from elastic.events.event import Event
@@ -111,15 +113,16 @@ def judge(
     if checkpoints is not None:
         violations += storage_holds(checkpoints, of_kind, may_fall_back=may_fall_back)
 
+    passed_over = lineage.passed_over
+    counting = [done for step, done in lineage.path.items() if step not in passed_over]
     return Verdict(
         violations=tuple(violations),
         steps=len(lineage.path),
         redone=redone,
         discarded=len(lineage.discarded),
         world_sizes=tuple(len(view.workers) for view in seen),
-        examples_applied=Counter(
-            index for done in lineage.path.values() for read in done.reads for index in read["indices"]
-        ),
+        examples_applied=Counter(index for done in counting for read in done.reads for index in read["indices"]),
+        passed_over=tuple(sorted(passed_over)),
         weights_sha256=of_kind["finished"][-1]["digest"] if of_kind["finished"] else None,
         checkpoints=len(checkpoints or ()),
     )
@@ -127,18 +130,19 @@ def judge(
 
 def _moved_on(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
     """All workers of a view take part in each step, so those of a lost host can end but one without the others."""
-    told = {(event["worker"], event.get("generation") or 0): event for event in of_kind["moved_on"]}
-    doers: dict[tuple[Place, int], set[str]] = defaultdict(set)
-    for done in of_kind["step_applied"]:
-        doers[place_of(done), done["step"]].add(done["worker"])
-    gone = {worker for worker, _ in told}
+    ends = {(event["worker"], event.get("generation") or 0): event for event in of_kind["moved_on"]}
+    doers: dict[tuple[ViewKey, int], set[str]] = defaultdict(set)
+    finished = (*of_kind["step_applied"], *of_kind["passed_over"])
+    for done in finished:
+        doers[view_key(done), done["step"]].add(done["worker"])
+    gone = {worker for worker, _ in ends}
     views = {(view["worker"], view.get("generation") or 0): view for view in of_kind["view_formed"]}
-    for at, end in told.items():
+    for at, end in ends.items():
         view = views.get(at)
         if view is None or gone.issuperset(view["workers"]):
             continue  # nobody else was there
-        own = [e for e in of_kind["step_applied"] if (e["worker"], e.get("generation") or 0) == at]
-        alone = [done for done in own if doers[place_of(done), done["step"]] <= gone]
+        own = [e for e in finished if (e["worker"], e.get("generation") or 0) == at]
+        alone = [done for done in own if doers[view_key(done), done["step"]] <= gone]
         if len(alone) > 1:
             what = f"{at[0]} applied steps {[done['step'] for done in alone]} after the run had gone on without it"
             yield Violation("zombie", what, (*alone, end))
@@ -195,7 +199,7 @@ def _records(done: Application) -> Iterator[Violation]:
 
 
 def _coverage(
-    lineage: Lineage, dataset_length: int, length: int, batch_size: int, last_batch: str, each: str
+    lineage: SurvivingSteps, dataset_length: int, length: int, batch_size: int, last_batch: str, each: str
 ) -> Iterator[Violation]:
     """The arithmetic of sizes alone: which examples a step reads is what is being judged."""
     per_epoch = length - length % batch_size if last_batch == "drop" else length
@@ -235,7 +239,7 @@ def _coverage(
             yield Violation("coverage", what)
 
 
-def _drawn(lineage: Lineage, undisturbed: Lineage) -> Iterator[Violation]:
+def _drawn(lineage: SurvivingSteps, undisturbed: SurvivingSteps) -> Iterator[Violation]:
     """With multiplicity: what one step should read is not to be told from sizes."""
     for step in sorted(lineage.path.keys() & undisturbed.path.keys()):
         ours, theirs = (
@@ -270,38 +274,48 @@ def _agreement(of_kind: Mapping[str, Sequence[Event]], exact: bool) -> Iterator[
     together = {
         "loaded": (("step", "epoch", "from_claim", "digest"), ()),
         "step_applied": (("epoch", "count", "sums"), ("step",)),
+        "passed_over": (("epoch", "count", "sums", "first", "why"), ("step",)),
         "weights": (("digest",), ("step",)),
     }
     for kind, (facts, keys) in together.items():
-        groups = grouped(of_kind[kind], partial(_place_and, keys))
+        groups = grouped(of_kind[kind], partial(_view_key_and, keys))
         for group in groups.values():
             for fact in facts:
                 if evidence := differing((e.get(fact), e) for e in group):
                     yield Violation("agreement", f"workers of one view differ in `{fact}` at {kind}", evidence)
+    done = grouped((*of_kind["step_applied"], *of_kind["passed_over"]), partial(_view_key_and, ("step",)))
+    for group in done.values():
+        if evidence := differing((_outcome(e), e) for e in group):
+            what = f"of step {group[0]['step']} some workers of one view say that they applied it, and others not"
+            yield Violation("agreement", what, evidence)
     if exact:
+        for step, each in _by_step(group[0] for group in done.values()).items():
+            if evidence := differing((_outcome(e), e) for e in each):
+                what = f"step {step} was passed over one time, and not, or otherwise, another time"
+                yield Violation("repeat", what, evidence)
         for kind, fact in (("step_applied", "count"), ("step_applied", "sums"), ("weights", "digest")):
             for step, group in _by_step(of_kind[kind]).items():
-                first_of_place = {place_of(e): e for e in group}.values()
-                if evidence := differing((e[fact], e) for e in first_of_place):
+                first_of_view = {view_key(e): e for e in group}.values()
+                if evidence := differing((e[fact], e) for e in first_of_view):
                     yield Violation("repeat", f"step {step} done again gave another result: {fact}", evidence)
 
 
-def _states(of_kind: Mapping[str, Sequence[Event]], lineage: Lineage) -> Iterator[Violation]:
+def _states(of_kind: Mapping[str, Sequence[Event]], lineage: SurvivingSteps) -> Iterator[Violation]:
     """saved, loaded and weights of one lineage name one digest per number of steps applied. What the script has changed
     by the time of a save is what is saved."""
     at: dict[int, list[tuple[object, Event]]] = defaultdict(list)
-    changed = {(event["step"], place_of(event)) for event in of_kind["changed"]}
+    changed = {(event["step"], view_key(event)) for event in of_kind["changed"]}
     for event in (*of_kind["weights"], *of_kind["changed"]):
         done = lineage.path.get(event["step"])
-        superseded = event["event"] == "weights" and (event["step"], place_of(event)) in changed
-        if done is not None and done.place == place_of(event) and not superseded:
+        superseded = event["event"] == "weights" and (event["step"], view_key(event)) in changed
+        if done is not None and done.view == view_key(event) and not superseded:
             at[event["step"] + 1].append((event["digest"], event))
     for event in (*of_kind["saved"], *of_kind["loaded"]):
         if "digest" not in event:
             continue
         last = lineage.path.get(event["step"] - 1)
         claim = event["claim"] if event["event"] == "saved" else event["from_claim"]
-        if event["step"] == 0 or (last is not None and claim is not None and last.place[0] <= claim):
+        if event["step"] == 0 or (last is not None and claim is not None and last.view[0] <= claim):
             at[event["step"]].append((event["digest"], event))
     for step, states in sorted(at.items()):
         if evidence := differing(states):
@@ -321,7 +335,7 @@ def _finish(finished: Sequence[Event], steps: int | None, reached: int) -> Itera
 
 
 def _against(
-    of_kind: Mapping[str, Sequence[Event]], lineage: Lineage, reference: Sequence[Event] | str
+    of_kind: Mapping[str, Sequence[Event]], lineage: SurvivingSteps, reference: Sequence[Event] | str
 ) -> Iterator[Violation]:
     finished = of_kind["finished"]
     if isinstance(reference, str):
@@ -331,16 +345,26 @@ def _against(
     for kind, fact in (("step_applied", "sums"), ("weights", "digest")):
         undisturbed = _by_step([e for e in reference if e["event"] == kind])
         for step, group in _by_step(of_kind[kind]).items():
-            ours = [e for e in group if step in lineage.path and lineage.path[step].place == place_of(e)]
+            ours = [e for e in group if step in lineage.path and lineage.path[step].view == view_key(e)]
             if evidence := differing((e[fact], e) for e in [*undisturbed.get(step, [])[:1], *ours]):
                 yield Violation("reference", f"step {step} differs from the undisturbed run's: {fact}", evidence)
+    there = trace(reference, may_fall_back=False, cut_off=False)
+    for step in sorted(lineage.path.keys() & there.path.keys()):
+        ways = [(path[step].passed_from, path[step].applied[0]) for path in (there.path, lineage.path)]
+        if evidence := differing(ways):
+            yield Violation("reference", f"step {step} was not passed over as in the undisturbed run", evidence)
     ends = [e for e in reference if e["event"] == "finished"]
     if evidence := differing((e["digest"], e) for e in [*ends[-1:], *finished[-1:]]):
         yield Violation("reference", "the final weights differ from the undisturbed run's", evidence)
 
 
-def _place_and(keys: Sequence[str], event: Event) -> tuple[object, ...]:
-    return (place_of(event), *(event[key] for key in keys))
+def _outcome(done: Event) -> int | None:
+    """Of a step on a worker: from which step on it was passed over; None: it was applied."""
+    return done["first"] if done["event"] == "passed_over" else None
+
+
+def _view_key_and(keys: Sequence[str], event: Event) -> tuple[object, ...]:
+    return (view_key(event), *(event[key] for key in keys))
 
 
 def _by_step(events: Iterable[Event]) -> dict[int, list[Event]]:

@@ -29,7 +29,7 @@ def survival(
     """
     yield from _restarted(of_kind["run_started"])
     yield from _storage(seen, of_kind["loaded"])
-    yield from _redone(seen, (*of_kind["reads"], *of_kind["step_applied"]))
+    yield from _redone(seen, (*of_kind["reads"], *of_kind["step_applied"], *of_kind["passed_over"]))
     if not may_fall_back:
         yield from _thrown_away(seen, of_kind)
     lost = [worker for view in seen for worker in view.lost]

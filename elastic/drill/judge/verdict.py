@@ -39,6 +39,7 @@ class Verdict:
     examples_applied  example index -> how often it is in the surviving state, over all epochs
     weights_sha256    the final digest, None if no worker finished
     checkpoints       how many were read to the last byte
+    passed_over       steps among these whose examples were passed over, and are not in examples_applied
     """
 
     violations: tuple[Violation, ...]
@@ -49,6 +50,7 @@ class Verdict:
     examples_applied: Counter[int]
     weights_sha256: str | None
     checkpoints: int = 0
+    passed_over: tuple[int, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -62,6 +64,7 @@ class Verdict:
         sizes = ", ".join(map(str, self.world_sizes))
         applied = self.examples_applied.total()
         facts = f"{self.steps} steps, {self.redone} redone, {applied} examples applied, world sizes {sizes}"
+        facts += f", passed over steps {', '.join(map(str, self.passed_over))}" if self.passed_over else ""
         weights = f"weights {self.weights_sha256 or 'unfinished'}"
         if self.ok:
             return f"every invariant holds: {facts}\n{weights}"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
+from checkpoint.mounts import mounts
 from elastic.errors import ConfigError
 
 FULL = "full"
@@ -109,12 +109,8 @@ def _make_read_only(folder: Path) -> None:
 
 def _mounted(folder: Path) -> int:
     """How many of our mounts lie on it, one above the other. Nobody else's are touched."""
-    where, found = os.path.realpath(folder), 0
-    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
-        before, _, after = line.partition(" - ")
-        at = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
-        found += at == where and after.split()[1] == _SOURCE
-    return found
+    where = os.path.realpath(folder)
+    return sum(mount.folder == where and mount.source == _SOURCE for mount in mounts())
 
 
 def _umount(folder: Path) -> None:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from checkpoint import linux
 from checkpoint.save.writer import WRITER_MODULE
+from elastic.launch import warm
 
 WRITER = WRITER_MODULE.encode()  # of a worker's checkpoints, once it is warm
-_WARM = b"elastic.launch.warm"
-_FORKED_ONLY = 0x40  # the kernel's PF_FORKNOEXEC
 MARK = "ELASTIC_DRILL"  # set to the drill's folder for everything that the drill starts
 
 
@@ -101,7 +100,6 @@ def writer_processes() -> list[int]:
 
 
 def warm_processes() -> list[int]:
-    """That this worker's agent forks workers from. Forks have its command; it was started."""
-    found = [pid for pid in children(os.getppid()) if _WARM in linux.command_line(pid)]
-    stats = [(pid, linux.process_stat(pid)) for pid in found]
-    return [pid for pid, stat in stats if stat is not None and not stat.flags & _FORKED_ONLY]
+    """That this worker's agent forks workers from."""
+    found = linux.children(os.getppid()).items()
+    return [pid for pid, stat in found if not stat.is_dead and stat.name == warm.NAME]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from elastic.drill.faults.base import Fault
 from elastic.drill.faults.heal import Heal
 from elastic.drill.faults.host_fault import NetworkFault
-from elastic.drill.faults.moments import BEFORE_STEPS, OF_A_SHARE, At, place_of
+from elastic.drill.faults.moments import BEFORE_STEPS, OF_A_SHARE, At, order_in_step
 from elastic.drill.faults.registry import NAMED
 from elastic.errors import ConfigError
 
@@ -102,4 +102,4 @@ def in_order(faults: Sequence[Fault]) -> tuple[Fault, ...]:
 
 def _place(fault: Fault) -> tuple[int, bool, float]:
     when = fault.when
-    return when.step or 0, when.phase in BEFORE_STEPS, place_of(when.phase)
+    return when.step or 0, when.phase in BEFORE_STEPS, order_in_step(when.phase)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from elastic.drill.faults.moments import PHASES
 from elastic.drill.faults.registry import NAMED
+from elastic.plan.trace import recorded_names
 
 DEFAULT_FAULTS, DEFAULT_RATE = "kill,stop,leave,lose-all", 0.05
 DEFAULT_HOST_FAULTS = "crash-host,power-off,cut,kill"
@@ -25,6 +26,7 @@ phase of that step, or of the first step after it in which it can. PHASE is one 
   elastic drill train.py --workers 4 --kill 2@step=30 --lose-all @step=70 --resume-workers 2
   elastic drill train.py --workers 4 --nodes 2 --seed 41 --faults kill,stop,leave,join,lose-all --rate 0.05
   elastic drill train.py --kill 1@step=30,phase=in_update --storage-errors 0.05 -- --epochs 3
+  elastic drill train.py --workers 4 --trace aws-p3-2020
   elastic drill train.py --hosts 4 --cut 2@step=30 --heal @step=60 --crash-host 0@step=80
   elastic drill -m package.train --plan plan.json
 
@@ -68,6 +70,16 @@ def parser() -> argparse.ArgumentParser:
         f"{DEFAULT_HOST_FAULTS})",
     )
     drawing.add_argument("--rate", type=float, metavar="R", help=f"faults per step (default {DEFAULT_RATE})")
+    recorded = made.add_argument_group("machines that went and came, as they were recorded")
+    recorded.add_argument(
+        "--trace",
+        metavar="NAME",
+        help="agents of nodes are killed, and nodes join; a file of lines t_s,op,node, or one of "
+        f"{', '.join(recorded_names())}",
+    )
+    recorded.add_argument(
+        "--speedup", type=float, metavar="N", help="seconds of it in a second of the run (default: all of it fits)"
+    )
     named = made.add_argument_group("faults at moments that you name (each may be given several times)")
     of_hosts = made.add_argument_group("faults of the whole host that a worker is on, likewise; with --hosts")
     for name, one in NAMED.items():

@@ -27,7 +27,9 @@ from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 from elastic.drill.plan.fault_argument import faults_from, in_order
 from elastic.drill.plan.flags import DEFAULT_FAULTS, DEFAULT_HOST_FAULTS, DEFAULT_RATE, WITHIN_S, parser
+from elastic.drill.plan.replay import Replay, from_first
 from elastic.errors import ConfigError
+from elastic.plan import trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,7 @@ class Options:
     within_s how long each run may take
     hang_s   --hang-limit of `elastic run`; None: its own default
     storage_root  the URL below which both runs live; None: in `folder`
+    replay_of  a recorded fleet, whose changes are faults
     saves    where all is lost before the script would have saved, the drill may set a cadence of its own
     """
 
@@ -55,10 +58,18 @@ class Options:
     hang_s: float | None
     storage_root: StorageRoot | None = None
     saves: bool = True
+    replay_of: Replay | None = None
 
-    def plan(self, steps: int) -> DrillPlan:
-        """The plan for a run of so many steps."""
+    def plan(self, steps: int, step_s: float = 1.0) -> DrillPlan:
+        """The plan for a run of so many steps.
+
+        step_s  seconds of one of them without faults, for a replay with a speed-up
+        """
         asked = self.asked
+        if self.replay_of is not None:
+            of_a_node = asked.workers // asked.nodes
+            moved = self.replay_of.faults(nodes=asked.nodes, of_a_node=of_a_node, steps=steps, step_s=step_s)
+            asked = replace(asked, faults=in_order((*asked.faults, *moved)))
         if not self.kinds:
             return asked
         assert asked.seed is not None
@@ -128,7 +139,22 @@ def parse(argv: Sequence[str]) -> Options:
         hang_s=given.hang_limit,
         storage_root=storage_root,
         saves=given.plan is None and given.save_every is None,
+        replay_of=_replay(given, plan),
     )
+
+
+def _replay(given: argparse.Namespace, plan: DrillPlan) -> Replay | None:
+    if given.trace is None:
+        if given.speedup is not None:
+            raise ConfigError("--speedup is that of --trace NAME, which is not given")
+        return None
+    if plan.hosts:
+        raise ConfigError("--trace is of nodes on one machine: use --nodes N instead of --hosts")
+    if given.speedup is not None and not given.speedup > 0:
+        raise ConfigError(f"--speedup must be above 0; found {given.speedup:g}")
+    found = Replay(trace.read(given.trace), given.speedup)
+    from_first(found.trace, plan.nodes)
+    return found
 
 
 def _check_hosts(plan: DrillPlan, kinds: Mapping[str, type[Fault]]) -> None:
@@ -155,6 +181,7 @@ def _check_elsewhere(kinds: Mapping[str, type[Fault]], *, hosts: bool) -> None:
 
 def _kinds(given: argparse.Namespace) -> tuple[str, ...]:
     named = any(getattr(given, name.replace("-", "_")) for name in NAMED) or _storage(given).any
+    named = named or given.trace is not None
     text = given.faults
     if text is None:
         if given.plan is not None or (named and given.rate is None):
@@ -174,7 +201,7 @@ def _kinds(given: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _replayed(given: argparse.Namespace) -> DrillPlan:
-    of_the_plan = ["workers", "nodes", "hosts", "resume_workers", "seed", "faults", "rate", "grace"]
+    of_the_plan = ["workers", "nodes", "hosts", "resume_workers", "seed", "faults", "rate", "grace", "trace"]
     of_the_plan += ["save_every", "storage_errors", "storage_stalls", "torn_writes", "stale_listings"]
     both = [name for name in of_the_plan if getattr(given, name) is not None]
     both += [name for name in map(_attribute, NAMED) if getattr(given, name)]
@@ -201,7 +228,7 @@ def _asked(given: argparse.Namespace, *, drawing: bool) -> DrillPlan:
         raise ConfigError("--heal: nothing has happened to the network by then")
     return DrillPlan(
         workers=workers,
-        nodes=given.hosts or given.nodes or 1,
+        nodes=given.hosts or given.nodes or (workers if given.trace is not None else 1),
         hosts=given.hosts is not None,
         resume_workers=given.resume_workers if given.resume_workers is not None else workers,
         seed=seed,

@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import inf
 
 from elastic.drill.faults.base import Aftermath, Fault
-from elastic.drill.judge.lineage import place_of
+from elastic.drill.judge.surviving_steps import DONE, view_key
 from elastic.events.event import Event
 
 
@@ -53,18 +53,18 @@ def costs(events: Sequence[Event], faults: Sequence[Fault]) -> list[Cost]:
 
 
 def _cost(struck: Event, fault: Fault, events: Sequence[Event]) -> Cost:
-    begun = [event for event in events if event["event"] in ("reads", "step_applied")]
-    place = place_of(struck)
-    before = [event["step"] for event in begun if place_of(event) <= place]
-    later = [event for event in begun if event["t"] > struck["t"] and place_of(event) > place]
+    begun = [event for event in events if event["event"] in ("reads", *DONE)]
+    view = view_key(struck)
+    before = [event["step"] for event in begun if view_key(event) <= view]
+    later = [event for event in begun if event["t"] > struck["t"] and view_key(event) > view]
     aftermath = fault.aftermath()
     if aftermath is Aftermath.NO_LOSS:
         later = []
     elif aftermath is Aftermath.GROWTH:
         newcomers = _newcomers(struck, events)
-        later = [event for event in later if event["worker"] in newcomers and place_of(event)[0] == place[0]]
-    applied = next((event for event in later if event["event"] == "step_applied"), None)
-    first = min((event["step"] for event in later if place_of(event) == place_of(later[0])), default=None)
+        later = [event for event in later if event["worker"] in newcomers and view_key(event)[0] == view[0]]
+    applied = next((event for event in later if event["event"] in DONE), None)
+    first = min((event["step"] for event in later if view_key(event) == view_key(later[0])), default=None)
     grows = aftermath is Aftermath.GROWTH
     redone = 0 if first is None or not before or grows else max(0, max(before) - first + 1)
     return Cost(

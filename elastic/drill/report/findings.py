@@ -20,7 +20,9 @@ PROMISES: dict[str, frozenset[str]] = {
     "weights, optimizer and sums are those of the undisturbed run": frozenset(
         {"reference", "state", "repeat", "final"}
     ),
-    "every example was applied exactly once in each epoch": frozenset({"coverage", "batch", "shares", "record"}),
+    "every example was applied exactly once in each epoch": frozenset(
+        {"coverage", "batch", "shares", "record", "passed"}
+    ),
     "an example is the same wherever and whenever it is read": frozenset({"content"}),
     "no step was applied twice, and none skipped": frozenset({"position", "lineage", "writer"}),
     "done again: only steps in flight, or not saved when all was lost": frozenset(

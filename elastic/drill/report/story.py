@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from elastic.drill.faults.base import Aftermath, Fault
-from elastic.drill.judge.lineage import place_of
+from elastic.drill.judge.surviving_steps import view_key
 from elastic.drill.report.costs import Cost
 from elastic.drill.report.follow import Follow
 from elastic.events.event import Event
@@ -87,6 +87,9 @@ class Story:
             yield f"         {came}; the run has waited for it, {event['seconds']:.2f} s"
         elif kind == "step_applied":
             yield from self._applied(event)
+        elif kind == "passed_over" and self._once("passed over", view_key(event), event["step"]):
+            back = "" if event["first"] == event["step"] else f", back to what was saved after {event['first']}"
+            yield f"[yellow]step {event['step']} is passed over{back}: {escape(_short(event['why']))}[/]"
         elif kind == "save_failed":
             yield f"[yellow]the save of step {event['step']} failed: {escape(_short(event['error']))}[/]"
         elif kind == "finished" and self._once("finished"):
@@ -94,13 +97,13 @@ class Story:
 
     def _applied(self, event: Event) -> Iterator[str]:
         self._step = event["step"]
-        place, size = place_of(event), event["world_size"]
-        after = [one for one in self._open if place_of(one) < place and one["t"] < event["t"]]
+        view, size = view_key(event), event["world_size"]
+        after = [one for one in self._open if view_key(one) < view and one["t"] < event["t"]]
         if after:
             self._open = [one for one in self._open if one not in after]
             since_s = event["t"] - after[0]["t"]
             yield f"         {since_s:.2f} s later step {event['step']} is complete, by {counted(size, 'worker')}"
-        elif size != self._workers and self._once("size", place):
+        elif size != self._workers and self._once("size", view):
             yield f"         {counted(size, 'worker')} from step {event['step']} on"
         self._workers = size
 

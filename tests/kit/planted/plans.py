@@ -35,7 +35,7 @@ class Way:
     launches  one after the other: every one but the last is killed by the faults
     meanwhile the same command is started a second time, while the first one is held
     waits     that second one may be waiting, by its bug, for the first one to end: who is held is let go then
-    habit     of its script; None: the plain one
+    habit     of its script, or what it does about its bad steps (`ON_BAD`); None: the plain one
     """
 
     what: str
@@ -47,6 +47,9 @@ class Way:
     habit: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
 
+
+ON_BAD = {"skips": "skip", "goes back": "rollback"}
+"""What programs/poisoned.py does about its bad steps, 2 and 14 of 24."""
 
 _LOST = (Kill(1, At(3, "backward")),)
 _HELD = (Hold(0, At(10, "forward")),)
@@ -68,6 +71,14 @@ WAYS: dict[str, Way] = {
     ),
     "teacher": Way(what="3 workers and a mean teacher, no faults", workers=3, habit="teacher"),
     "draws": Way(what="3 workers draw in updates and after them, no faults", workers=3, habit="langevin"),
+    "skips together": Way(what="3 workers pass two steps over, no faults", workers=3, habit="skips"),
+    "skips, resumed": Way(
+        what="a step is passed over, then killed, started again from before it",
+        faults=(Kill(0, At(15, "forward")),),
+        launches=2,
+        habit="skips",
+    ),
+    "goes back": Way(what="one process goes back to a save, twice, no faults", habit="goes back"),
     "cut": Way(what="killed right after a save, started again", faults=(Kill(0, At(7, "saved")),), launches=2),
     "launched twice": Way(what="started a second time by accident", faults=_HELD, meanwhile=True),
     "launched twice, waits": Way(
@@ -140,13 +151,16 @@ def _ended(cluster: Cluster, *, within_s: float) -> list[Violation]:
 
 def _cluster(way: Way, folder: Path, env: Mapping[str, str], name: str = "drill") -> Cluster:
     options = {"steps": STEPS, "length": 68, "save_every": 4, **way.options}
+    program = "small.py" if way.habit is None else "poisoned.py" if way.habit in ON_BAD else "varied.py"
     if way.habit is None:
         options |= {"seed": 7}
+    elif way.habit in ON_BAD:
+        options = {"steps": STEPS, "save_every": 4, "nan": 70, "on_bad": ON_BAD[way.habit]}
     else:
         options |= {"habit": way.habit, "batch_size": 24, "virtual_workers": 8, "norm": "batch", "pause": 0.02}
     flags = [text for option, value in options.items() for text in (f"--{option.replace('_', '-')}", str(value))]
     return Cluster(
-        PROGRAMS / ("small.py" if way.habit is None else "varied.py"),
+        PROGRAMS / program,
         [str(folder / "run"), *flags],
         url=folder / "run",
         folder=folder / name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.kit.planted.bug import Act, planted
@@ -43,11 +44,13 @@ def read_a_share_on_two_workers(right: Any, act: Act) -> Any:
 
     def deal(config: Any, shares: int, world_size: int, idle: Any = ()) -> Any:
         parts = right(config, shares, world_size, idle)
-        for part in parts[1:]:
-            first = part.batches[0][0]
-            act()
-            object.__setattr__(part, "batches", (range(first - 1, first), *part.batches[1:]))
-        return parts
+        act()
+        firsts = [part.batches[0][0] for part in parts[1:]]
+        read = [
+            replace(part, batches=(range(first - 1, first), *part.batches[1:]))
+            for part, first in zip(parts[1:], firsts, strict=True)
+        ]
+        return [parts[0], *read]
 
     return deal
 

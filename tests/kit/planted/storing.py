@@ -235,9 +235,9 @@ def leave_a_claim_behind(right: Any, act: Act) -> Any:
     return take
 
 
-@leave_a_claim_behind.also("checkpoint.runs.fence:gone_for_certain")
+@leave_a_claim_behind.also("checkpoint.runs.fence:both_gone_for_certain")
 def _(right: Any, act: Act) -> Any:
-    return lambda endpoint, nonce: None
+    return lambda endpoint, nonce, moved: None
 
 
 @planted("elastic.loop.saver:Saver.claim", plan="launched twice, waits", caught_by={"durable"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tests.kit.planted.bug import Act, planted
@@ -44,13 +45,21 @@ def divide_a_short_batch_by_a_full_one(right: Any, act: Act) -> Any:
 def clip_before_the_sum(right: Any, act: Act) -> Any:
     """Gradients are clipped before they are added up, share by share, and not their sum."""
 
-    def take(self: Any, index: int, parameter: Any) -> None:
-        if parameter.grad is not None and parameter.grad.norm() > 1.0:
-            act()
-            parameter.grad.div_(parameter.grad.norm())
-        right(self, index, parameter)
+    def take(self: Any, indices: Iterable[int]) -> None:
+        taken = list(indices)
+        for index in taken:
+            gradient = self._parameters[index].grad
+            if gradient is not None and gradient.norm() > 1.0:
+                act()
+                gradient.div_(gradient.norm())
+        right(self, taken)
 
     return take
+
+
+@clip_before_the_sum.also("elastic.group.gradients:GradientSum._take_all")
+def _(right: Any, act: Act) -> Any:
+    return lambda self: False  # so that all come by the other way
 
 
 @planted("elastic.group.treesum:TreeSum.join", plan="calm", caught_by={"reference"})
@@ -189,16 +198,23 @@ def drop_the_gradient_of_a_lost_worker(right: Any, act: Act) -> Any:
 def keep_a_dead_generation_s_gradients(right: Any, act: Act) -> Any:
     """What was added up when the exchange failed is added to the step that is done again."""
 
-    def take(self: Any, index: int, parameter: Any) -> None:
-        stale = _STALE.pop(index, None)
-        if parameter.grad is not None:
-            _SEEN[index] = parameter.grad.clone()
-            if stale is not None:
-                act()
-                parameter.grad.add_(stale)
-        right(self, index, parameter)
+    def take(self: Any, indices: Iterable[int]) -> None:
+        taken = list(indices)
+        for index in taken:
+            stale, gradient = _STALE.pop(index, None), self._parameters[index].grad
+            if gradient is not None:
+                _SEEN[index] = gradient.clone()
+                if stale is not None:
+                    act()
+                    gradient.add_(stale)
+        right(self, taken)
 
     return take
+
+
+@keep_a_dead_generation_s_gradients.also("elastic.group.gradients:GradientSum._take_all")
+def _(right: Any, act: Act) -> Any:
+    return lambda self: False  # so that all come by the other way
 
 
 _SEEN: dict[int, Any] = {}

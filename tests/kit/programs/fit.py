@@ -1,7 +1,7 @@
 """A script of Lightning's Trainer, as its documentation has it; a run's are the lines marked so.
 
-BatchNorm, dropout, clipping, early stopping, the best model kept. Each worker prints one line: the weights' digest, and
-that of what the Trainer knows at the end.
+BatchNorm, dropout, clipping, early stopping, the best model kept, callbacks with a state of their own. Each worker
+prints one line: the weights' digest, and that of what the Trainer knows at the end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import time
 import warnings
 from typing import Any
@@ -18,8 +19,9 @@ from typing import Any
 import lightning as L
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from losing import lose  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -70,6 +72,40 @@ class Unhurried(L.Callback):  # type: ignore[misc]
             time.sleep(0.1)
 
 
+class History(L.Callback):  # type: ignore[misc]
+    """What was logged, step by step, and how many validations there were."""
+
+    def __init__(self) -> None:
+        self.logged: list[str] = []
+        self.validations = 0
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.logged.append(json.dumps({name: float(value) for name, value in trainer.logged_metrics.items()}))
+
+    def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.validations += not trainer.sanity_checking
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"logged": "\n".join(self.logged), "validations": self.validations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.logged, self.validations = state["logged"].splitlines(), state["validations"]
+
+
+class Dying(TorchCheckpointIO):  # type: ignore[misc]
+    """The worker that writes the best model of a step is killed in it, once."""
+
+    def __init__(self, url: str, step: int | None) -> None:
+        super().__init__()
+        self.url, self.step = url, step
+
+    def save_checkpoint(self, saved: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        if saved["global_step"] == self.step and not os.path.exists(died := f"{self.url}-died"):
+            open(died, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().save_checkpoint(saved, path, storage_options)
+
+
 class Losing(L.Callback):  # type: ignore[misc]
     """Once, in the middle of a run."""
 
@@ -93,6 +129,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24, help="of three epochs")
     parser.add_argument("--schedule", choices=("step", "epoch", "plateau"), default="step")
     parser.add_argument("--check", type=float, default=1.0, help="val_check_interval")
+    parser.add_argument("--patience", type=int, help="the first validation stays the best one")
+    parser.add_argument("--average", action="store_true", help="weights are averaged as well")
+    parser.add_argument("--die", type=int, help="the step at whose checkpoint the one who writes it is killed")
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--lose", type=int, help="the step whose last message rank 1 loses")
     options = parser.parse_args()
@@ -100,13 +139,17 @@ def main() -> None:
     elastic.seed(0)  # a run's
     L.seed_everything(0, verbose=False)
     best = ModelCheckpoint(options.url + "-best", monitor="val_loss", filename="best")
+    stopping = EarlyStopping("val_loss", patience=options.patience or 20, min_delta=10.0 if options.patience else 0.0)
+    history = History()
+    callbacks = [stopping, best, history, Unhurried(options.unhurried), Losing(options.lose)]
     trainer = L.Trainer(
         max_epochs=3,
         accelerator="cpu",
         gradient_clip_val=1.0,
         val_check_interval=options.check,
         logger=CSVLogger(options.url + "-logs"),
-        callbacks=[EarlyStopping("val_loss", patience=20), best, Unhurried(options.unhurried), Losing(options.lose)],
+        callbacks=[*callbacks, EMAWeightAveraging(decay=0.9)] if options.average else callbacks,
+        plugins=[Dying(options.url, options.die)],
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=5,
@@ -121,11 +164,15 @@ def main() -> None:
         "epoch": trainer.current_epoch,
         "stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "stopping": (stopping.wait_count, stopping.stopped_epoch, float(stopping.best_score)),
+        "history": history.state_dict(),
         "best": (os.path.basename(best.best_model_path), float(best.best_model_score)),
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
     }
     if trainer.is_global_zero:
-        print(f"told: {told}")
+        print(f"told: { {name: value for name, value in told.items() if name != 'history'} }")
+        saved = torch.load(best.best_model_path, weights_only=False)
+        print(f"the best model, of step {saved['global_step']}: {checkpoint.digest(saved['state_dict'])}")
     known = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
     line = f"took part: {checkpoint.digest(model)} knows {known}\n"
     os.write(1, line.encode())  # at once: print writes piece by piece

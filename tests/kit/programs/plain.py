@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--storage", type=json.loads, help="storage_options, as JSON")
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--lose", type=int)
+    parser.add_argument("--scale", type=int, help="losses are scaled, at first by 2 to the power of this")
     options = parser.parse_args()
 
     elastic.seed(options.seed)
@@ -77,6 +78,7 @@ def main() -> None:
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**options.scale) if options.scale is not None else None
     counted = Counted()
 
     def correct(points: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -87,6 +89,7 @@ def main() -> None:
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
+        scaler=scaler,
         dataset=dataset,
         batch_size=options.batch_size,
         virtual_workers=options.virtual_workers,
@@ -106,9 +109,16 @@ def main() -> None:
                 optimizer.zero_grad()
                 loss: Any = F.cross_entropy(model(points), labels)
                 run.add(loss=loss.detach() * len(labels))
-                loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
+                if scaler is None:
+                    loss.backward()
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                else:
+                    scaler.scale(loss).backward()
+                    scaler.unscale_(optimizer)
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    scaler.step(optimizer)
+                    scaler.update()
                 scheduler.step()
                 if run.stepped:
                     average.update_parameters(model)
@@ -123,6 +133,8 @@ def main() -> None:
     state = checkpoint.digest(
         {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler, "counted": counted}
     )
+    if scaler is not None:
+        os.write(1, f"scale {scaler.get_scale()}\n".encode())
     os.write(1, f"took part: {state} with {counted.steps} steps\n".encode())  # at once: print writes piece by piece
 
 

@@ -1,7 +1,7 @@
 """A script of transformers' Trainer, as its documentation has it; a run's are the lines marked so.
 
-Texts of unlike lengths, early stopping, evaluation and saves every few steps. Each worker prints one line: the weights'
-digest, and that of what the Trainer knows at the end.
+Texts of unlike lengths, early stopping, a callback with a state, evaluation and saves every few steps. Each worker
+prints one line: the weights' digest, and that of what the Trainer knows at the end.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import time
 from typing import Any
 
@@ -28,6 +29,7 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.trainer_callback import ExportableState
 
 import checkpoint
 import elastic
@@ -86,6 +88,32 @@ class Losing(TrainerCallback):  # type: ignore[misc]
             lose(self.step, self.trainer.run)
 
 
+class Counting(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """A callback of one's own, as transformers' documentation has them."""
+
+    def __init__(self) -> None:
+        self.steps = self.evaluations = 0
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.steps += 1
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        self.evaluations += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"steps": self.steps, "evaluations": self.evaluations}}
+
+
+class Dying(ElasticTrainer):  # a run's; the worker that writes the checkpoint of a step is killed in it, once
+    die: int | None = None
+
+    def _save(self, output_dir: str | None = None, **named: Any) -> None:
+        if self.state.global_step == self.die and not os.path.exists(died := f"{self.args.output_dir}-died"):
+            open(died, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super()._save(output_dir, **named)
+
+
 def network(name: str) -> PreTrainedModel:
     if name == "gpt2":
         return GPT2LMHeadModel(
@@ -105,6 +133,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24, help="of three epochs")
     parser.add_argument("--model", choices=("gpt2", "bert"), default="gpt2")
     parser.add_argument("--best", action="store_true", help="goes back to the best model at the end")
+    parser.add_argument("--patience", type=int, help="the first evaluation stays the best one")
+    parser.add_argument("--die", type=int, help="the step at whose checkpoint the one who writes it is killed")
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--lose", type=int, help="the step whose last message rank 1 loses")
     options = parser.parse_args()
@@ -128,19 +158,25 @@ def main() -> None:
         use_cpu=True,
         seed=0,
     )
-    trainer = ElasticTrainer(
+    stopping = EarlyStoppingCallback(options.patience or 50, 10.0 if options.patience else 0.0)
+    counting = Counting()
+    trainer = Dying(
         model=network(options.model),
         args=args,
         train_dataset=Texts(options.steps // 3 * 24 - 7, 1, classes=classes),
         eval_dataset=Texts(70, 2, classes=classes),
-        callbacks=[EarlyStoppingCallback(early_stopping_patience=50)],
+        callbacks=[stopping, counting],
         elastic={"url": options.url, "batch_size": 24, "virtual_workers": 8, "save_every": 3},  # a run's
     )
     trainer.add_callback(Unhurried(trainer, options.unhurried))
     trainer.add_callback(Losing(trainer, options.lose))
+    trainer.die = options.die
     trainer.train()
 
-    told: dict[str, Any] = {name: getattr(trainer.state, name) for name in ("global_step", "epoch", "best_metric")}
+    told: dict[str, Any] = {
+        name: getattr(trainer.state, name) for name in ("global_step", "epoch", "best_metric", "total_flos")
+    }
+    told |= counting.state()["attributes"] | {"patience": stopping.early_stopping_patience_counter}
     told["log"] = [
         {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
         for entry in trainer.state.log_history

@@ -28,7 +28,7 @@ _SLACK_S = 10.0  # how much longer than rank 0's writer the others wait: it find
 _KEPT = 100  # saves whose end is remembered, for what is said of them too late
 
 
-class Party(Protocol):
+class Role(Protocol):
     """A writer process's part in the saves of its group; each `id` is the name of a save."""
 
     def staged(self, id: str) -> None:
@@ -46,7 +46,7 @@ class Party(Protocol):
     def close(self) -> None: ...
 
 
-class OnlyWriter:
+class Local:
     """The only writer of its saves."""
 
     def staged(self, id: str) -> None:
@@ -78,7 +78,7 @@ class Leader:
         self._expected: dict[str, dict[int, int]] = {}  # who was connected when a save was staged
         self._parts: dict[str, dict[int, list[StoredObject]]] = {}
         self._failed: dict[str, CheckpointError] = {}
-        self._over: deque[str] = deque(maxlen=_KEPT)
+        self._ended_saves: deque[str] = deque(maxlen=_KEPT)
         self._server = Server(self._hear, self._lose)
 
     @property
@@ -129,7 +129,7 @@ class Leader:
 
     def _tell(self, id: str, outcome: Message) -> None:
         with self._changed:
-            self._over.append(id)
+            self._ended_saves.append(id)
             self._parts.pop(id, None)
             self._failed.pop(id, None)
             self._expected.pop(id, None)
@@ -141,9 +141,9 @@ class Leader:
             id = message.get("save")
             if id is None:
                 self._here[rank] = self._came[rank] = self._came.get(rank, 0) + 1
-            elif id not in self._over and "error" in message:
+            elif id not in self._ended_saves and "error" in message:
                 self._failed.setdefault(id, error_from(message["error"]))
-            elif id not in self._over:
+            elif id not in self._ended_saves:
                 self._parts.setdefault(id, {})[rank] = [StoredObject.of(entry) for entry in message["objects"]]
             self._changed.notify_all()
 
@@ -163,16 +163,16 @@ class Follower:
         rank: int,
         size: int,
         finish_s: float,
-        over: Callable[[str], None],
+        failed: Callable[[str], None],
         parted: Callable[[], None],
     ) -> None:
         """
-        over    is called with the name of each save that ended without a commit
+        failed  is called with the name of each save that ended without a commit
         parted  when rank 0's writer is gone
         Raises OSError where rank 0's writer cannot be reached.
         """
         self._rank, self._size, self._finish_s = rank, size, finish_s
-        self._call_over, self._call_parted = over, parted
+        self._call_failed, self._call_parted = failed, parted
         self._changed = threading.Condition()
         self._outcomes: dict[str, Message] = {}
         self._gone = ""
@@ -216,7 +216,7 @@ class Follower:
                 del self._outcomes[next(iter(self._outcomes))]
             self._changed.notify_all()
         if message["error"] is not None:
-            self._call_over(message["save"])
+            self._call_failed(message["save"])
 
     def _lose(self, why: str) -> None:
         with self._changed:

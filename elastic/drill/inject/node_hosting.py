@@ -1,4 +1,4 @@
-"""Where the nodes of a drill's run are: on this machine, or on hosts of their own (hosts/place.py)."""
+"""Where the nodes of a drill's run are: on this machine, or on hosts of their own (hosts/on_hosts.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Node(Protocol):
     def send_signal(self, sig: int, /) -> None: ...
 
 
-class Place(Protocol):
+class NodeHosting(Protocol):
     """Of one run, for all its launches."""
 
     def begin(self) -> None:

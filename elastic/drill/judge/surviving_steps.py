@@ -1,11 +1,14 @@
 """Which applied steps does the state that survived consist of, and which were thrown away? Pure.
 
-A step is applied in a place: (claim, generation). Places are ordered, so a wall clock decides only which saves came
+A step is applied in a view: (claim, generation). Views are ordered, so a wall clock decides only which saves came
 before a claim: what a superseded worker still does under an old claim stays under that claim. Loading step r from
 claim f continues f's path at r and throws away what f applied from r on. Applying a step that the path already holds
-(its appliers died, the survivors had not applied it) replaces it. A step is begun once in a place, whatever its workers
+(its appliers died, the survivors had not applied it) replaces it. A step is begun once in a view, whatever its workers
 count as attempts: one that took the step before over from a peer, or joined, begins it for the first time. Per worker,
 positions must follow each other, or a step was skipped or applied twice.
+
+A step may be passed over instead of applied, which workers record (`passed_over`): it has its place in the path all the
+same, and so have those that a rollback took back, from the save that it went to on; their examples do not count.
 """
 
 from __future__ import annotations
@@ -20,72 +23,114 @@ from elastic.drill.judge.grouping import by_fact, grouped
 from elastic.drill.judge.verdict import Violation
 from elastic.events.event import Event
 
-Place = tuple[int, int]
+ViewKey = tuple[int, int]
+
+
+DONE = ("step_applied", "passed_over")
+"""The events by which a worker says that a step is behind it."""
 
 
 @dataclass(frozen=True)
 class Application:
-    """One step, applied once. `reads`: what its workers read for it, those that died before they applied included."""
+    """One step, applied or passed over once. `reads`: what its workers read for it, those that died before they applied
+    included."""
 
     step: int
-    place: Place
+    view: ViewKey
     applied: tuple[Event, ...]
     reads: tuple[Event, ...]
 
+    @property
+    def passed_from(self) -> int | None:
+        """Where it was passed over: the first step that its rollback took back, or its own index."""
+        return next((int(event["first"]) for event in self.applied if event["event"] == "passed_over"), None)
+
 
 @dataclass
-class Lineage:
-    """path: step -> its surviving application. begun: (place, step) wherever a worker read for it or applied it."""
+class SurvivingSteps:
+    """path: step -> its surviving application. begun: (view, step) wherever a worker read for it or applied it."""
 
     path: dict[int, Application] = field(default_factory=dict)
     discarded: list[Application] = field(default_factory=list)
-    begun: set[tuple[Place, int]] = field(default_factory=set)
+    begun: set[tuple[ViewKey, int]] = field(default_factory=set)
     violations: list[Violation] = field(default_factory=list)
 
+    @property
+    def passed_over(self) -> set[int]:
+        """Steps of the path that did not add to the state, or were taken back."""
+        return _passed(self.path)
 
-def place_of(event: Event) -> Place:
+
+def view_key(event: Event) -> ViewKey:
     return (event.get("claim") or 0, event.get("generation") or 0)
 
 
-def trace(events: Sequence[Event], *, may_fall_back: bool = False, cut_off: bool = False) -> Lineage:
+def trace(events: Sequence[Event], *, may_fall_back: bool = False, cut_off: bool = False) -> SurvivingSteps:
     """The lineage of a run's events.
 
     may_fall_back  checkpoints were damaged on purpose, so a load may go behind the newest save
     cut_off        workers were cut off from the others, and go on under their old claim until they notice
     """
     of_kind = by_fact(events, "event")
-    found = Lineage(violations=_positions(events))
-    for event in (*of_kind["reads"], *of_kind["step_applied"]):
-        found.begun.add((place_of(event), event["step"]))
+    found = SurvivingSteps(violations=_positions(events))
+    done = _done(of_kind)
+    for event in (*of_kind["reads"], *done):
+        found.begun.add((view_key(event), event["step"]))
     found.violations += _origins(of_kind, may_fall_back)
     if not cut_off:
         found.violations += _writers(of_kind)
 
-    everything = _applications(of_kind["step_applied"], of_kind["reads"])
-    steps_at: dict[Place, list[int]] = defaultdict(list)
-    for place, step in sorted(everything):
-        steps_at[place].append(step)
-    loads = grouped(of_kind["loaded"], place_of)
+    everything = _applications(done, of_kind["reads"])
+    steps_at: dict[ViewKey, list[int]] = defaultdict(list)
+    for view, step in sorted(everything):
+        steps_at[view].append(step)
+    loads = grouped(of_kind["loaded"], view_key)
     paths: dict[int, dict[int, Application]] = {}
     newest: dict[int, Application] = {}
-    for place in sorted({*loads, *steps_at}):
-        claim = place[0]
+    for view in sorted({*loads, *steps_at}):
+        claim = view[0]
         path = dict(paths.get(claim, newest))
-        for load in loads.get(place, [])[:1]:
+        for load in loads.get(view, [])[:1]:
             origin = load["from_claim"]
             path = {} if origin is None else path if origin == claim else _path_of(origin, paths)
             found.violations += _reach(path, load)
             path = {step: done for step, done in path.items() if step < load["step"]}
-        for step in steps_at.get(place, []):
+            found.violations += _record(path, load)
+        for step in steps_at.get(view, []):
             if step > 0 and step - 1 not in path:
-                found.violations.append(_gap(path, everything[place, step]))
+                found.violations.append(_gap(path, everything[view, step]))
             if step in path:
                 path = {earlier: done for earlier, done in path.items() if earlier < step}
-            path[step] = everything[place, step]
+            path[step] = everything[view, step]
         paths[claim] = newest = path
     found.path = newest
     found.discarded = [done for key, done in everything.items() if newest.get(key[1]) is not done]
+    for end in of_kind["finished"][-1:]:
+        found.violations += _record(newest, end)
     return found
+
+
+def _done(of_kind: Mapping[str, Sequence[Event]]) -> list[Event]:
+    return [*of_kind["step_applied"], *of_kind["passed_over"]]
+
+
+def _passed(path: Mapping[int, Application]) -> set[int]:
+    found: set[int] = set()
+    for step, done in path.items():
+        if (first := done.passed_from) is not None:
+            found.update(range(first, step + 1))
+    return found
+
+
+def _record(path: Mapping[int, Application], stated: Event) -> Iterator[Violation]:
+    """What a state says was passed over is what its lineage passed over."""
+    says = {step for first, end in stated.get("passed_over") or () for step in range(first, end)}
+    was = _passed(path)
+    if says != was:
+        where = "finished" if stated["event"] == "finished" else f"at step {stated['step']}"
+        what = f"the state {where} says that steps {sorted(says)} were passed over, and {sorted(was)} were"
+        evidence = [event for step in sorted(says ^ was) if step in path for event in path[step].applied[:1]]
+        yield Violation("passed", what, (*evidence[:4], stated))
 
 
 def _path_of(claim: int, paths: Mapping[int, dict[int, Application]]) -> dict[int, Application]:
@@ -94,14 +139,14 @@ def _path_of(claim: int, paths: Mapping[int, dict[int, Application]]) -> dict[in
     return paths[max(one for one in paths if one <= claim)] if any(one <= claim for one in paths) else {}
 
 
-def _applications(applied: Iterable[Event], reads: Iterable[Event]) -> dict[tuple[Place, int], Application]:
-    def key(event: Event) -> tuple[Place, int]:
-        return place_of(event), event["step"]
+def _applications(applied: Iterable[Event], reads: Iterable[Event]) -> dict[tuple[ViewKey, int], Application]:
+    def key(event: Event) -> tuple[ViewKey, int]:
+        return view_key(event), event["step"]
 
     reads_of = grouped(reads, key)
     return {
-        (place, step): Application(step, place, tuple(events), tuple(_that_count(events, reads_of[place, step])))
-        for (place, step), events in grouped(applied, key).items()
+        (view, step): Application(step, view, tuple(events), tuple(_that_count(events, reads_of[view, step])))
+        for (view, step), events in grouped(applied, key).items()
     }
 
 
@@ -138,7 +183,7 @@ def _positions(events: Iterable[Event]) -> list[Violation]:
         worker = event["worker"]
         if event["event"] == "loaded":
             last[worker] = (event["step"], event)
-        elif event["event"] == "step_applied":
+        elif event["event"] in DONE:
             step = event["step"]
             if worker not in last:
                 broken.append(Violation("position", f"{worker} applied step {step} before it loaded a state", (event,)))
@@ -187,7 +232,7 @@ def _taken_under_way(of_kind: dict[str, list[Event]]) -> dict[int, int]:
     Nobody has loaded anything from storage there."""
     read = {event["claim"] for event in of_kind["loaded"] if event["from_claim"] != event["claim"]}
     begun: dict[int, int] = {}
-    for event in of_kind["step_applied"]:
+    for event in _done(of_kind):
         claim = event.get("claim") or 0
         begun[claim] = min(event["step"], begun.get(claim, event["step"]))
     claimed = {event["claim"] for event in of_kind["claimed"]}
@@ -197,8 +242,9 @@ def _taken_under_way(of_kind: dict[str, list[Event]]) -> dict[int, int]:
 def _writers(of_kind: dict[str, list[Event]]) -> Iterator[Violation]:
     """A claim is taken from who is gone, or is going: the step in hand is the last that it applies."""
     for newer in of_kind["claimed"]:
-        applied = of_kind["step_applied"]
-        went_on = [done for done in applied if (done.get("claim") or 0) < newer["claim"] and done["t"] > newer["t"]]
+        went_on = [
+            done for done in _done(of_kind) if (done.get("claim") or 0) < newer["claim"] and done["t"] > newer["t"]
+        ]
         for worker, steps in by_fact(went_on, "worker").items():
             if len(steps) > 1:
                 what = f"{worker} applied {len(steps)} steps after another writer took claim {newer['claim']}"

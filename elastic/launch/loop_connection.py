@@ -7,12 +7,12 @@ import socket
 from collections.abc import Callable
 
 from checkpoint.net.transport import Cleartext, Transport, TransportError
-from elastic.membership.wire import Lines, Message, WireError, encode, read
+from elastic.membership.wire import LONG_LINE_MAX, Lines, Message, WireError, encode, read
 
 _UNREAD_MAX = 1 << 26  # a peer that takes nothing for so long is of no use
 
 
-class Connection:
+class LoopConnection:
     """Calls on_message for each message, then on_end once, unless it is closed before. Closes itself at its end.
 
     on_end(why)  why it was given up; None: the other end closed it
@@ -38,6 +38,10 @@ class Connection:
         self._open = True
         loop.register(sock, selectors.EVENT_READ, self.ready)
         self._shake_hands()
+
+    def takes_long_lines(self) -> None:
+        """The other end is known to be of the run."""
+        self._lines.longest = LONG_LINE_MAX
 
     def say(self, message: Message) -> None:
         self.send(encode(message))

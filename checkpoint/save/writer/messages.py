@@ -1,0 +1,191 @@
+"""What a training process and its writer process say to each other, as types. Which follows what:
+
+    Open -> Ready | Unusable      Arena (with its descriptor)      DropArena -> ArenaDropped
+    Serve | Meet -> Met | NotMet, and Parted once rank 0's writer is gone
+    Staged -> Done | Failed       TakeBack -> TakenBack            GiveUp
+
+What arrives is one of these, whole, or is refused (net/codec.py). How it travels is link.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from checkpoint.net.codec import facts_of, made, short
+from checkpoint.net.framing import Message, NotAMessage
+
+# to the writer process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Open:
+    """retry_s, finish_s  seconds; may be infinite"""
+
+    url: str
+    options: dict[str, Any]
+    retry_s: Any
+    finish_s: Any
+    budget_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arena:
+    """Its descriptor comes with it."""
+
+    half_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropArena:
+    """It is needed no more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """A save, or this rank's part of one, lies whole in that half of the arena.
+
+    id         CommitId's fields
+    sizes      bytes of what lies there: this rank's files, and the two ends of the manifest's text
+    all_sizes  of all files of the save
+    first      the number of the first of this rank's
+    """
+
+    number: int
+    half: int
+    id: dict[str, Any]
+    claim_nonce: str
+    sizes: list[int]
+    all_sizes: list[int]
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeBack:
+    """Unless it is begun by now."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiveUp:
+    """id: of the save that failed in this rank's training process   error: see net/errors.py"""
+
+    id: str
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Rank 0's: the writers of a group of `size` ranks meet here."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meet:
+    """Another rank's: they meet there."""
+
+    rank: int
+    size: int
+    endpoint: dict[str, Any]
+
+
+# from the writer process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """The storage is open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unusable:
+    """why  it cannot be opened"""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArenaDropped:
+    """Nothing of it is mapped any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Met:
+    """endpoint: where"""
+
+    endpoint: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotMet:
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parted:
+    """Rank 0's writer is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """The save is committed."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    number: int
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenBack:
+    """taken  before it was begun"""
+
+    number: int
+    taken: bool
+
+
+ToWriter = Open | Arena | DropArena | Staged | TakeBack | GiveUp | Serve | Meet
+FromWriter = Ready | Unusable | ArenaDropped | Met | NotMet | Parted | Done | Failed | TakenBack
+
+TO_WRITER: Mapping[str, type] = {
+    "open": Open,
+    "arena": Arena,
+    "drop_arena": DropArena,
+    "staged": Staged,
+    "take_back": TakeBack,
+    "give_up": GiveUp,
+    "serve": Serve,
+    "meet": Meet,
+}
+FROM_WRITER: Mapping[str, type] = {
+    "ready": Ready,
+    "unusable": Unusable,
+    "dropped_arena": ArenaDropped,
+    "met": Met,
+    "not_met": NotMet,
+    "parted": Parted,
+    "done": Done,
+    "failed": Failed,
+    "taken_back": TakenBack,
+}
+_KINDS: Mapping[type, str] = {kind: word for kinds in (TO_WRITER, FROM_WRITER) for word, kind in kinds.items()}
+
+
+def as_message(said: ToWriter | FromWriter) -> Message:
+    """As it travels."""
+    return {"kind": _KINDS[type(said)], **facts_of(said)}
+
+
+def parse(kinds: Mapping[str, type], message: Message) -> Any:
+    """The message as one of these. Raises NotAMessage."""
+    word = message.get("kind")
+    kind = kinds.get(word) if isinstance(word, str) else None
+    if kind is None:
+        raise NotAMessage(f"no known kind: {short(word)}")
+    return made(kind, {name: value for name, value in message.items() if name != "kind"})

@@ -1,0 +1,47 @@
+"""What one worker does for all between two steps, such as writing a file: by the coordinator, while the others wait.
+
+Where it is lost meanwhile, the coordinator of the next view does it again, from the beginning; once all have met behind
+it, it is done, and nobody does it again before the next update. So what it writes is there when any worker goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elastic.group.fingerprint import Kind
+from elastic.loop.recovery import Recovery
+from elastic.loop.session import Session
+
+
+class OnCoordinator:
+    """Of one worker, for as long as its session is open.
+
+    all_are_past  this worker joined late, and its script has not come to its loop: the others have done it
+    """
+
+    def __init__(self, session: Session, recovery: Recovery) -> None:
+        self._session = session
+        self._state = session.state
+        self._recovery = recovery
+        self.all_are_past = False
+
+    def call(self, function: Callable[[], object]) -> None:
+        """See Run.on_coordinator."""
+        session, state = self._session, self._state
+
+        def done() -> bool:
+            if session.view_group.rank == 0:
+                with session.phases.long_section():
+                    function()
+            self._recovery.wait_for_all(Kind.ON_COORDINATOR, None)
+            return True
+
+        state.calls += 1
+        if self.all_are_past:
+            return
+        if state.finished:  # no other view will come
+            if session.view_group.rank == 0:
+                function()
+            return
+        name = f"on the coordinator {state.calls}{'' if state.looped else ' before the loop'}"
+        self._recovery.agree(name, done, f"waiting for the coordinator after step {state.step - 1}")

@@ -1,0 +1,87 @@
+"""When is the coordinator's next save due, by its clocks? What plan/save_rules.py and plan/cadence.py decide, with what
+saves cost here.
+
+What it says reaches the other workers with a step's exchange (Wish.SAVE): they save after the same step. A coordinator
+that takes over measures anew, and knows what the run has lost, which travels with the state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from elastic.events import schema
+from elastic.events.log import EventLog
+from elastic.plan import cadence
+from elastic.plan.save_rules import SaveRules
+
+_MEMORY = 5  # saves: one that a busy machine stretched is outvoted
+
+
+class SaveSchedule:
+    """
+    losses  what the run has seen by now
+    last_s  when the last save was begun, on `clock`
+    """
+
+    def __init__(
+        self,
+        rules: SaveRules,
+        losses: Callable[[], cadence.Losses],
+        events: EventLog,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._rules = rules
+        self._losses = losses
+        self._events = events
+        self._clock = clock
+        self._wall = wall
+        self.last_s = clock()
+        self._stalls_s: deque[float] = deque(maxlen=_MEMORY)
+        self._durable_s: deque[float] = deque(maxlen=_MEMORY)
+        self._recorded: cadence.Interval | None = None
+        self._seconds = rules.seconds
+
+    def is_due(self) -> bool:
+        if self._rules.auto and self._seconds is None:
+            self._decide()  # not before the state has told what the run has lost
+        since_s = self._clock() - self.last_s
+        if self._seconds is not None and since_s >= self._seconds:
+            return True
+        now_t = self._wall()
+        return any(one.passed(now_t - since_s, now_t) for one in self._rules.times)
+
+    def committed(self, *, stall_s: float, durable_s: float) -> None:
+        """A save has stopped training for so long, and was durable so long after its begin."""
+        self._stalls_s.append(stall_s)
+        self._durable_s.append(durable_s)
+        if self._rules.auto:
+            self._decide()
+
+    def _decide(self) -> None:
+        stall_s, durable_s = _median(self._stalls_s), _median(self._durable_s)
+        losses = self._losses()
+        interval = cadence.decide(stall_s=stall_s, durable_s=durable_s, losses=losses)
+        self._seconds = interval.seconds
+        if self._recorded is not None and not interval.differs(self._recorded):
+            return
+        self._recorded = interval
+        self._events.emit(
+            schema.SaveInterval(
+                seconds=interval.seconds,
+                reason=interval.reason,
+                bound=interval.bound.value,
+                stall=stall_s,
+                durable=durable_s,
+                losses=losses.count,
+                observed_s=losses.observed_s,
+            )
+        )
+
+
+def _median(times_s: deque[float]) -> float | None:
+    """The upper one of two; the module that has it takes a while to load."""
+    return sorted(times_s)[len(times_s) // 2] if times_s else None

@@ -1,0 +1,81 @@
+"""Workers of a node that ended otherwise than in order, as its agent keeps them for the next hub: that one counts on.
+
+What a hub has counted is gone with it. A script that fails once for each hub, or a step that needs more memory than
+there is, would be started again for as long as hubs are lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from checkpoint.net.codec import made
+from elastic.membership.endings import LEAVES, Ended, ended
+from elastic.membership.kills import Slot
+from elastic.membership.messages import Exited, Failed, Leaving
+
+_KEPT = 32
+_WHAT_MAX = 2000  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedBefore:
+    """at_s: on its agent's clock; as it travels, how long ago. The rest: see Ended"""
+
+    worker: str
+    local_rank: int
+    what: str
+    step: int | None
+    killed: bool
+    asks: bool
+    stopped: bool
+    lived_s: float
+    out_of_memory: bool
+    at_s: float
+
+    def at(self, node: str) -> Ended:
+        """For the hub."""
+        facts = {name: value for name, value in asdict(self).items() if name not in ("local_rank", "at_s")}
+        return Ended(place=(node, self.local_rank), **facts)
+
+    def document(self, now_s: float) -> dict[str, Any]:
+        """As it travels."""
+        return asdict(replace(self, at_s=now_s - self.at_s))
+
+
+def ended_before(document: Any) -> EndedBefore:
+    """Raises NotAMessage."""
+    return made(EndedBefore, document if isinstance(document, dict) else {})
+
+
+def with_exit(
+    known: Iterable[EndedBefore],
+    said: Exited,
+    last_words: Mapping[str, Any],
+    *,
+    local_rank: int,
+    now_s: float,
+    started_s: float,
+) -> tuple[EndedBefore, ...]:
+    """And that one, if it counts. last_words: by kind, see node_report.py"""
+    failed, parting = last_words.get("failed"), last_words.get("stands")
+    failed = failed if isinstance(failed, Failed) else None
+    in_order = said.expected or said.signal in LEAVES or isinstance(parting, Leaving)
+    if in_order or (said.code == 0 and failed is None):
+        return tuple(known)
+    place: Slot = ("", local_rank)
+    one = ended(said, failed, place=place, lived_s=now_s - started_s)
+    fresh = EndedBefore(
+        worker=one.worker,
+        local_rank=local_rank,
+        what=one.what[:_WHAT_MAX],
+        step=one.step,
+        killed=one.killed,
+        asks=one.asks,
+        stopped=one.stopped,
+        lived_s=one.lived_s,
+        out_of_memory=one.out_of_memory,
+        at_s=now_s,
+    )
+    return (*[*known][-_KEPT + 1 :], fresh)

@@ -1,0 +1,106 @@
+"""Who hangs, by what the agents see from second to second? And for how long has everything stood still at one place?
+
+    what an agent sees (Sighting)  ->  judged beside what the others saw lately (stalls.py)  ->  what is to be done
+
+Promises  one that has given no sign for a while is judged beside all others of its view, and one outside of it alone,
+          for it holds up nobody but itself.
+          That all stand still is said once when it begins, and once when it is over; where it lasts too long, the run
+          ends, and those who stand there are killed, so that their stacks are seen.
+          Of those that stood still together one goes on first: the others have as long as ever from then on.
+Leaves    what is to be done to the hub, and whether a worker has given a sign since to its agent. Pure but for what it
+          remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from elastic.membership.stalls import FRESH_S, STORAGE, Hung, PhaseOfStep, Sighting, Stall, judge
+
+_KILLED_MAX = 64  # of which it is remembered where they stood
+
+
+@dataclass(frozen=True)
+class KillIt:
+    """This worker is to be killed, unless it has given a sign since."""
+
+    sighting: Sighting
+    why: str
+
+
+@dataclass(frozen=True)
+class TellPeople:
+    text: str
+
+
+@dataclass(frozen=True)
+class EndRun:
+    why: str
+
+
+Finding = KillIt | TellPeople | EndRun
+
+
+class HangWatch:
+    """Of one run. stall_s: how long all may stand still at one place, at least"""
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._sightings: dict[str, tuple[float, Sighting]] = {}  # when it came
+        self._killed_at: list[PhaseOfStep] = []  # for standing there too long
+        self._stall: Stall | None = None
+        self._stalled: tuple[PhaseOfStep, float] | None = None  # where the last one was, and until when
+
+    def saw(self, now_s: float, seen: Iterable[Sighting]) -> None:
+        """By an agent, of its own workers."""
+        for sighting in seen:
+            self._sightings[sighting.worker] = now_s, sighting
+
+    def forget(self, worker: str) -> None:
+        """It is gone."""
+        self._sightings.pop(worker, None)
+
+    def look(self, now_s: float, members: Sequence[str], *, ending: bool) -> Iterator[Finding]:
+        """What is to be done. members: of the present view   ending: the run ends anyway"""
+        recent = {
+            id: replace(one, quiet_s=one.quiet_s + now_s - at_s)  # KillHung acquits one that has given a sign since
+            for id, (at_s, one) in self._sightings.items()
+            if now_s - at_s <= FRESH_S
+        }
+        groups = [members, *([id] for id in recent if id not in members)]
+        for group in groups:
+            verdict = judge({id: recent.get(id) for id in group}, killed_at=self._killed_at, stall_s=self._stall_s)
+            if isinstance(verdict, Hung) and not self._just_stalled(now_s, verdict.sighting):
+                yield KillIt(verdict.sighting, str(verdict.sighting))
+                if verdict.sighting.phase in STORAGE:
+                    self._killed_at = [*self._killed_at[-_KILLED_MAX + 1 :], verdict.sighting.at]
+            if group is members:
+                yield from self._note_stall(now_s, verdict if isinstance(verdict, Stall) else None, ending=ending)
+
+    def goes_by(self, now_s: float, *, ending: bool) -> Iterator[Finding]:
+        """What is to be done as nothing more is seen: nobody is quiet any more."""
+        if self._stall is not None and now_s - max((at_s for at_s, _ in self._sightings.values()), default=0) > FRESH_S:
+            yield from self._note_stall(now_s, None, ending=ending)
+
+    def _just_stalled(self, now_s: float, sighting: Sighting) -> bool:
+        if self._stalled is None or self._stalled[0] != sighting.at:
+            return False
+        return now_s - self._stalled[1] <= sighting.limit_s
+
+    def _note_stall(self, now_s: float, stall: Stall | None, *, ending: bool) -> Iterator[Finding]:
+        before, self._stall = self._stall, stall
+        if stall is not None:
+            self._stalled = stall.at, now_s
+        if stall is not None and stall.is_over_bound:
+            yield EndRun(
+                f"{stall.standing}, and that is as long as a run waits ({stall.bound_s:.0f} s, from --hang-limit)\n"
+                "  state  nobody is at fault; what was saved is whole\n"
+                "  next   look at what they wait for (above are the stacks of their threads): storage, or a service"
+            )
+            for id in stall.workers:
+                yield KillIt(self._sightings[id][1], "the run ends")
+        elif stall is not None and (before is None or before.at != stall.at):
+            yield TellPeople(str(stall))
+        elif stall is None and before is not None and not ending:
+            yield TellPeople(f"{before.where} goes on, after {before.quiet_s:.0f} s or a little more")

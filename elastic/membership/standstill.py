@@ -1,0 +1,26 @@
+"""Views break one after the other, and nobody is lost: when has the run to end? Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_VIEWS = 3  # that broke alike, and another one would, too
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """Views in which the very same workers lost each other at the very same place, one after the other."""
+
+    workers: tuple[str, ...] = ()
+    step: int = -1
+    views: int = 0
+
+    def broken(self, workers: tuple[str, ...], step: int) -> Standstill:
+        """A view of these workers was broken, and all of them are here again; none is past `step`."""
+        again = set(workers) == set(self.workers) and step == self.step
+        return Standstill(workers, step, self.views + 1 if again else 1)
+
+    @property
+    def is_one(self) -> bool:
+        """A lost connection does not come again and again while nobody is lost: another view would not help."""
+        return self.views >= _VIEWS

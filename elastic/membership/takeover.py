@@ -1,0 +1,69 @@
+"""A hub that takes over from another one: for whom does it wait, and for how long, before it decides anything?
+
+It knows nothing but what the agents that come to it report. Those that it has heard of (from the roster, from a view)
+are waited for, if they come soon; where nobody of any view comes, it begins anew with newcomers. Pure but for what it
+remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+_ALONE_S = 10.0  # a hub that took over, and to which nobody of any view has come by then, begins anew with newcomers
+_COMES_S = 1.5  # a node of the last view has so long to come to a hub that has taken over
+
+
+class Takeover:
+    """takes_over: from a hub that is gone, or goes; else nobody is waited for
+
+    above  the newest generation that there was, as far as was reported
+    """
+
+    def __init__(self, takes_over: bool) -> None:
+        self.is_one = takes_over
+        self.above = 0
+        self._since_s: float | None = None
+        self._expected: set[str] = set()
+        self._not_awaited: set[str] = set()
+        self._come_by_s: float | None = None
+
+    def expect(self, nodes: Iterable[str]) -> None:
+        """They are waited for, if they come soon."""
+        self._expected = set(nodes)
+
+    def begin(self, now_s: float) -> None:
+        """From the first time on that anything is decided."""
+        if self._since_s is None:
+            self._since_s = now_s
+
+    def lost(self, node: str) -> None:
+        """It is not waited for any more."""
+        self._not_awaited.add(node)
+
+    def came(self, node: str) -> None:
+        self._not_awaited.discard(node)
+
+    def learned_of_view(self, now_s: float) -> None:
+        """That is newer than what was known: those of its nodes that are not here have a while to come."""
+        self._come_by_s = now_s + _COMES_S
+
+    def published(self) -> None:
+        """A view, by this hub."""
+        self._come_by_s = None
+
+    def may_come(self, now_s: float, node: str) -> bool:
+        """A node of the present view that is not here."""
+        return node not in self._not_awaited and self._come_by_s is not None and now_s < self._come_by_s
+
+    def to_come(self, now_s: float) -> set[str]:
+        """Those whose places newcomers do not take."""
+        fresh = self.is_one and self._since_s is not None and now_s - self._since_s < _COMES_S
+        return self._expected - self._not_awaited if fresh or self._since_s is None else set()
+
+    def waits(self, now_s: float, here: Collection[str], *, knows_a_view: bool) -> bool:
+        """Whether nothing is decided yet."""
+        if not self.is_one or self._since_s is None:
+            return False
+        since_s = now_s - self._since_s
+        to_come = self._expected.difference(here, self._not_awaited)
+        return bool(to_come and since_s < _COMES_S) or (not knows_a_view and since_s < _ALONE_S)

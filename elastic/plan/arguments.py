@@ -1,0 +1,170 @@
+"""The flags that `elastic plan` and `elastic simulate` share: the model, the cluster, the fleet, measured figures."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from elastic.errors import ConfigError
+from elastic.plan import figures as measured
+from elastic.plan import trace as recorded
+from elastic.plan import units
+from elastic.plan.communication import Link
+from elastic.plan.figures import Figures
+from elastic.plan.job import ADAM, Job
+
+T = TypeVar("T")
+_HOURS = 200.0
+_GRADIENTS = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+
+
+def quantity(read: Callable[[str], T]) -> Callable[[str], T]:
+    """For argparse, of one of units.py."""
+
+    def typed(text: str) -> T:
+        try:
+            return read(text)
+        except ConfigError as wrong:
+            raise argparse.ArgumentTypeError(str(wrong)) from None
+
+    return typed
+
+
+def link(text: str) -> Link:
+    """300GB/s:1us"""
+    bandwidth, _, latency = text.partition(":")
+    found = Link(units.rate(bandwidth), units.seconds(latency) if latency else 0.0)
+    if not found.bandwidth > 0:
+        raise ConfigError(f"{text!r}: a link of no bandwidth")
+    return found
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("the model")
+    size, time = quantity(units.count), quantity(units.seconds)
+    what.add_argument("--parameters", type=size, metavar="N", help="124M, 1.5B")
+    what.add_argument(
+        "--batch-time",
+        type=time,
+        metavar="T",
+        help="in which one worker computes a whole batch, forward and backward (default: as --measure found)",
+    )
+    what.add_argument(
+        "--gradients", choices=_GRADIENTS, default="fp32", help="as they travel (default fp32, which exact mode sums)"
+    )
+    what.add_argument(
+        "--state", type=quantity(units.nbytes), metavar="BYTES", help="of a checkpoint (default: fp32 with AdamW's two)"
+    )
+    what.add_argument("--virtual-workers", type=int, metavar="V", help="(default: what `elastic plan` suggests)")
+    where = parser.add_argument_group("the cluster")
+    where.add_argument("--nodes", type=int, default=8, metavar="N", help="the most that take part (default 8)")
+    where.add_argument("--per-node", type=int, default=1, metavar="G", help="workers of a node (default 1)")
+    where.add_argument("--nodes-min", type=int, default=1, metavar="N", help="below it the run waits (default 1)")
+    where.add_argument(
+        "--inside", type=quantity(link), metavar="RATE:LATENCY", help="between workers of a node: 300GB/s:1us"
+    )
+    where.add_argument(
+        "--across", type=quantity(link), metavar="RATE:LATENCY", help="of a node's adapter: 100Gbit/s:5us"
+    )
+    where.add_argument("--adapters", type=int, default=1, metavar="N", help="of a node (default 1)")
+    where.add_argument(
+        "--overlap",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of computing, while which gradients travel: 0 (default) to 1",
+    )
+    where.add_argument("--upload", type=quantity(units.rate), metavar="RATE", help="of a save to the run's storage")
+    fleet = parser.add_argument_group("the fleet")
+    fleet.add_argument(
+        "--trace",
+        action="append",
+        metavar="NAME",
+        help=f"a file of lines t_s,op,node, or a recorded one: {', '.join(recorded.recorded_names())}",
+    )
+    fleet.add_argument(
+        "--lifetime", type=time, metavar="T", help="instead: a fleet is drawn whose machines live for so long"
+    )
+    fleet.add_argument(
+        "--replaced", type=time, default=300.0, metavar="T", help="after which the next comes (default 5min)"
+    )
+    fleet.add_argument("--seed", type=int, default=0, metavar="N", help="of that fleet (default 0)")
+    fleet.add_argument(
+        "--arrive", type=time, default=0.0, metavar="T", help="from a machine's coming to its first process"
+    )
+    fleet.add_argument("--notice", type=time, default=0.0, metavar="T", help="before a machine goes (default: none)")
+    parser.add_argument("--figures", type=Path, metavar="FILE", help="measured times instead of this package's own")
+
+
+def figures_of(given: argparse.Namespace) -> Figures:
+    """Raises ConfigError."""
+    found = dict(measured.read(given.figures))
+    if given.upload is not None:
+        found["upload_bytes_per_s"] = measured.Figure(given.upload, "--upload", "given")
+    return found
+
+
+def job_of(given: argparse.Namespace, figures: Figures, *, virtual_workers: int) -> Job:
+    """Raises ConfigError for what is missing, and for what cannot be."""
+    for name in ("nodes", "per_node", "nodes_min", "adapters"):
+        if getattr(given, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(given, name)}; expected 1 or more")
+    if not 0 <= given.overlap <= 1:
+        raise ConfigError(f"--overlap {given.overlap:g}; expected a share from 0 to 1")
+    if given.nodes_min > given.nodes:
+        raise ConfigError(f"--nodes-min {given.nodes_min} is above --nodes {given.nodes}: the run would never begin")
+    if not given.parameters:
+        raise ConfigError("--parameters is missing: how many the model has, such as 124M")
+    batch_s = given.batch_time or (figures["batch_s"].value if "batch_s" in figures else 0.0)
+    if not batch_s:
+        raise ConfigError(
+            "--batch-time is missing: in which one worker computes a whole batch, such as 8s\n"
+            "  next  measure it on such a machine: elastic plan --measure here.json, then --figures here.json"
+        )
+    return Job(
+        parameters=given.parameters,
+        gradient_bytes=_GRADIENTS[given.gradients],
+        state_bytes=given.state or 4.0 * ADAM * given.parameters,
+        batch_s=batch_s,
+        nodes=given.nodes,
+        per_node=given.per_node,
+        virtual_workers=virtual_workers,
+        inside=_link("--inside", given.inside, given.per_node > 1, figures),
+        across=_link("--across", given.across, given.nodes > 1, figures),
+        adapters=given.adapters,
+        overlap=given.overlap,
+    )
+
+
+def fleets_of(given: argparse.Namespace, names: Sequence[str]) -> list[recorded.Trace]:
+    """As they were recorded, or one drawn. Raises ConfigError."""
+    if given.lifetime is None:
+        return [recorded.read(name) for name in given.trace or names]
+    if given.trace:
+        raise ConfigError("--lifetime draws a fleet, and --trace names one; leave one of them out")
+    if not given.lifetime > 0:
+        raise ConfigError("--lifetime 0; expected how long a machine lives, such as 6h")
+    length_s = max(_HOURS * 3600, 20 * given.lifetime)
+    return [
+        recorded.draw(
+            seed=given.seed,
+            nodes=given.nodes,
+            lifetime_s=given.lifetime,
+            replaced_s=given.replaced,
+            length_s=length_s,
+        )
+    ]
+
+
+def _link(flag: str, given: Link | None, needed: bool, figures: Figures) -> Link:
+    if given is not None:
+        return given
+    if "link_bytes_per_s" in figures:
+        return Link(figures["link_bytes_per_s"].value, figures["link_latency_s"].value)
+    if needed:
+        raise ConfigError(
+            f"{flag} is missing: RATE:LATENCY, such as {'300GB/s:1us' if flag == '--inside' else '100Gbit/s:5us'}"
+        )
+    return Link(float("inf"), 0.0)

@@ -1,0 +1,110 @@
+"""What would a run take and cost: on a spot fleet that does as its trace did, and on machines that stay? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.plan.cadence import AT_RISK_MAX_S, Interval, Losses, decide, waste
+from elastic.plan.figures import Figures
+from elastic.plan.job import Job
+from elastic.plan.policies import OURS, policies
+from elastic.plan.scaling import Shares, Size, knee, sizes
+from elastic.plan.simulation import Outcome, simulate
+from elastic.plan.trace import Trace
+
+
+@dataclass(frozen=True)
+class Bill:
+    """seconds: from the begin to the last step   cost: None where no price is known"""
+
+    seconds: float
+    node_hours: float
+    cost: float | None
+
+    def facts(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "node_hours": self.node_hours, "cost": self.cost}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """
+    shares       candidates for V; the job has one of them, or another
+    interval     between saves, with what the fleet's trace shows as seen
+    waste        the share of the time that saves and the loss of all take then
+    outcome      of `elastic run` on the trace
+    spot         None: no step of it lasts
+    on_demand    on as many nodes as take part, that stay
+    """
+
+    job: Job
+    fleet: Trace
+    sizes: tuple[Size, ...]
+    knee: Size
+    shares: tuple[Shares, ...]
+    interval: Interval
+    waste: float
+    outcome: Outcome
+    spot: Bill | None
+    on_demand: Bill
+
+
+def estimate(
+    job: Job,
+    fleet: Trace,
+    shares: list[Shares],
+    figures: Figures,
+    *,
+    steps: int,
+    spot_price: float | None,
+    on_demand_price: float | None,
+    save_price: float = 0.0,
+    at_risk_max_s: float = AT_RISK_MAX_S,
+    waits: Mapping[str, Any] | None = None,
+) -> Estimate:
+    """
+    fleet       limited to the nodes that take part
+    prices      of a node, an hour; save_price: of a save's requests
+    waits       what else policies() takes: arrive_s, notice_s, nodes_min
+    """
+    compared = policies(figures, state_bytes=job.state_bytes, fixed_s=600.0, **(waits or {}))
+    ours = next(policy for policy in compared if policy.name == OURS)
+    outcome = simulate(fleet, ours, job.step_of_nodes_s)
+    per_second = (spot_price or on_demand_price or 0.0) / 3600 * fleet.node_s / fleet.length_s
+    seen = Losses(fleet.full_losses, fleet.length_s)
+    interval = decide(
+        stall_s=ours.stall_s,
+        durable_s=ours.durable_s,
+        losses=seen,
+        at_risk_max_s=at_risk_max_s,
+        save_costs_s=save_price / per_second if per_second else 0.0,
+    )
+    spot = None
+    if outcome.steps:
+        times = steps / outcome.steps
+        spot = _bill(fleet.length_s * times, fleet.node_s * times, spot_price)
+    calm_s = steps * job.step_of_nodes_s(job.nodes) + ours.start_s
+    found = tuple(sizes(job))
+    return Estimate(
+        job=job,
+        fleet=fleet,
+        sizes=found,
+        knee=knee(found),
+        shares=tuple(shares),
+        interval=interval,
+        waste=waste(
+            interval.seconds,
+            stall_s=ours.stall_s,
+            mean_s=seen.mean_s,
+            reload_s=ours.start_s,
+            durable_s=ours.durable_s,
+        ),
+        outcome=outcome,
+        spot=spot,
+        on_demand=_bill(calm_s, calm_s * job.nodes, on_demand_price),
+    )
+
+
+def _bill(seconds: float, node_s: float, price: float | None) -> Bill:
+    return Bill(seconds, node_s / 3600, None if price is None else node_s / 3600 * price)

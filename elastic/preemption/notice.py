@@ -1,0 +1,70 @@
+"""A notice: word that this node must leave, or may have to soon; by when, on this machine's monotonic clock. Pure.
+
+Clouds say when by their own clock. What counts is how long that is from now, and a machine's wall clock may be wrong by
+hours: so the difference is taken by the clock of whoever says it (the Date of its answer) wherever it shows one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from elastic.events import words
+
+
+class Kind(Enum):
+    """LEAVE: the node is taken.   HINT: it may be; what is saved soon is not at risk"""
+
+    LEAVE = "leave"
+    HINT = "hint"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """
+    source     who says so: "ec2", "file", a signal's name
+    id         tells it from others of its source; the same again is the same notice
+    why        in words, for people
+    by_s       until when the node is there, by time.monotonic(); None: nobody says
+    node       which, by its host's name
+    withdrawn  it was said before, and is not any more
+    """
+
+    source: str
+    id: str
+    kind: Kind = Kind.LEAVE
+    why: str = ""
+    by_s: float | None = None
+    node: str = ""
+    withdrawn: bool = False
+
+    def left_s(self, now_s: float) -> float | None:
+        """Seconds that are left, never below 0."""
+        return None if self.by_s is None else max(0.0, self.by_s - now_s)
+
+    def sentence(self, now_s: float) -> str:
+        left_s = self.left_s(now_s)
+        return self.why if left_s is None else f"{self.why}, in {words.seconds(left_s)}"
+
+
+def changes(before: Mapping[str, Notice], found: Iterable[Notice]) -> list[Notice]:
+    """What a source says that it did not say before, and then, withdrawn, what it does not say any more.
+
+    before  by id
+    """
+    now = {notice.id: notice for notice in found}
+    new = [notice for id, notice in now.items() if id not in before]
+    return [*new, *(replace(notice, withdrawn=True) for id, notice in before.items() if id not in now)]
+
+
+def by_clock_s(at_t: float, *, clock_t: float | None, wall_t: float, now_s: float, at_most_s: float) -> float:
+    """When, by time.monotonic(), somebody's clock will show `at_t`.
+
+    at_t       unix seconds, by that clock
+    clock_t    what it shows now; None: it does not say, and this machine's wall clock stands in
+    now_s      time.monotonic()
+    at_most_s  nobody says it so long ahead: a clock that is wrong promises no more than this
+    """
+    left_s = at_t - (clock_t if clock_t is not None else wall_t)
+    return now_s + min(max(left_s, 0.0), at_most_s)

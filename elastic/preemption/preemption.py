@@ -1,0 +1,180 @@
+"""Notices for a loop of one's own: plain DDP, a Trainer's callback. See `Preemption`."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elastic.errors import ConfigError, RendezvousTimeout
+from elastic.membership import environment
+from elastic.membership.missing import ranks_named_by_torch
+from elastic.preemption.notice import Notice
+from elastic.preemption.process_notices import ProcessNotices
+from elastic.preemption.setting import sources
+from elastic.preemption.signals import TOLD_TO_LEAVE, SignalNotices
+from elastic.status.console import Console
+
+_NAMING_S = 5.0  # for those who came to say so, once somebody did not
+
+
+class Preemption:
+    """Whether this process's machine is about to be taken, and by when: for a loop that is not `elastic.Run`'s.
+
+        with elastic.Preemption() as preemption:
+            for step, batch in enumerate(loader):
+                train(batch)
+                if preemption.agreed():  # on every rank, at the same step
+                    save(step)
+                    break
+
+    Inside the with-block SIGTERM and SIGUSR1 end nothing: they are notices, as are those of the machine's cloud, of
+    Slurm, of a file or a command. On each node the process of local rank 0 watches these. Ctrl-C stays Python's.
+
+    Args:
+        notices: Which sources are watched, as for `elastic run --notices`. Default: ELASTIC_NOTICES, or "auto".
+        timeout_s: The deadline of `agreed`, in seconds: how long other ranks may take to come to it.
+
+    Attributes:
+        hinted: Whether, when `agreed` was last called, a rank's machine was said to be at risk since the call before:
+            save soon, and stay.
+
+    Raises:
+        ConfigError: `notices` names no source, or the object was entered before.
+    """
+
+    def __init__(self, notices: str | None = None, *, timeout_s: float = 60.0) -> None:
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+            raise ConfigError(f"timeout_s={timeout_s!r}; expected a number of seconds above 0")
+        setting = environment.notices() if notices is None else notices
+        watched = sources(setting, environment.settings_of_sources())
+        self._timeout_s = timeout_s
+        self._process = ProcessNotices(
+            SignalNotices(TOLD_TO_LEAVE, grace_s=environment.grace_s()),
+            watched if environment.local_rank() == 0 else [],
+            say=Console(quiet=False).warn,
+        )
+        self._node = socket.gethostname()
+        self._agreed: Notice | None = None
+        self._group: dist.ProcessGroup | None = None
+        self._entered = False
+        self.hinted = False
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this process was told to leave, or `agreed` said that another rank was. Asks nobody."""
+        return self._notice is not None
+
+    @property
+    def deadline_s(self) -> float | None:
+        """How many seconds are left, 0 at least; None: nobody says, or nobody leaves."""
+        notice = self._notice
+        return None if notice is None else notice.left_s(time.monotonic())
+
+    @property
+    def who(self) -> str | None:
+        """The host that is taken, of several the first one; None: nobody leaves."""
+        notice = self._notice
+        return None if notice is None else notice.node or self._node
+
+    @property
+    def reason(self) -> str | None:
+        """Who says so, in words; None: nobody leaves."""
+        notice = self._notice
+        return None if notice is None else notice.why
+
+    def agreed(self) -> bool:
+        """Whether any rank was told to leave: the same answer on all ranks, which call it at the same place.
+
+        Where torch.distributed is not initialised it is `leaving`. Else it is an all-reduce of two numbers over a gloo
+        group of its own, whatever the training uses. Once it is True it stays so, without asking.
+
+        Raises:
+            RendezvousTimeout: Some rank did not come to it within `timeout_s`, or is gone; `missing` says which, as far
+                as torch does.
+        """
+        if self._agreed is None:
+            own, self.hinted = self._process.leave, self._take_hints()
+            if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+                self._agreed = own
+            else:
+                self._ask_others(own)
+        return self._agreed is not None
+
+    def __enter__(self) -> Preemption:
+        if self._entered:
+            raise ConfigError("this Preemption was entered before; make a new one")
+        self._entered = True
+        self._process.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.close(gone=error is None and self.leaving)
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            with suppress(RuntimeError):
+                dist.destroy_process_group(group)
+
+    @property
+    def _notice(self) -> Notice | None:
+        return self._agreed or self._process.leave
+
+    def _take_hints(self) -> bool:
+        hinted = False
+        while self._process.take_hint() is not None:
+            hinted = True
+        return hinted
+
+    def _ask_others(self, own: Notice | None) -> None:
+        """Sets what all agree on."""
+        try:
+            if self._group is None:
+                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+            flags = torch.tensor([own is not None, self.hinted], dtype=torch.int32)
+            dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
+            self.hinted = bool(flags[1])
+            if flags[0]:
+                self._agreed = self._first_of_all(own)
+        except RuntimeError as failure:
+            self._group = None
+            raise self._not_all(failure) from failure
+
+    def _first_of_all(self, own: Notice | None) -> Notice:
+        """The notice that leaves the least time."""
+        now_s = time.monotonic()
+        said = None if own is None else (own.left_s(now_s), own.why, own.node or self._node)
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, said, group=self._group)
+        left_s, why, node = min(
+            (one for one in gathered if one is not None), key=lambda one: (one[0] is None, one[0] or 0.0)
+        )
+        by_s = None if left_s is None else now_s + left_s
+        return Notice(source="agreed", id="agreed", why=why, by_s=by_s, node=node)
+
+    def _not_all(self, failure: RuntimeError) -> RendezvousTimeout:
+        missing = _missing()
+        named = ", ".join(f"rank {rank}" for rank in missing) or f"not known; torch says: {failure}"
+        return RendezvousTimeout(
+            f"not all of {dist.get_world_size()} ranks came to Preemption.agreed within {self._timeout_s:g} s\n"
+            f"  missing  {named}\n"
+            "  state    nothing was agreed on; the model is as it was\n"
+            "  next     call it on every rank at the same place; timeout_s= for ranks that are far apart",
+            missing=missing,
+        )
+
+
+def _missing() -> list[int]:
+    """Who does not come to say that it is here, of what torch's store tells of them: the first one."""
+    try:
+        dist.destroy_process_group(dist.new_group(backend="gloo", timeout=timedelta(seconds=_NAMING_S)))
+    except RuntimeError as naming:
+        return ranks_named_by_torch(str(naming))
+    return []

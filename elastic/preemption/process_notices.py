@@ -1,0 +1,55 @@
+"""What is said to this process: by signals, and, where no agent watches its node, by the node's sources."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.signals import SignalNotices
+from elastic.preemption.sources.source import Source
+from elastic.preemption.watcher import Watcher
+
+
+class ProcessNotices:
+    """Between `install` and `close`. Notices come in threads; what they say can be read in any.
+
+    leave  the notice to leave that gives the least time, once there is one; it stays, also if it is withdrawn
+    """
+
+    def __init__(self, signals: SignalNotices, sources: Sequence[Source] = (), *, say: Callable[[str], None]) -> None:
+        self.leave: Notice | None = None
+        self._signals = signals
+        self._watcher = Watcher(sources, tell=self._told, say=say)
+        self._tell: Callable[[Notice], None] | None = None
+        self._hints: list[Notice] = []
+        self._lock = threading.Lock()
+
+    def install(self, tell: Callable[[Notice], None] | None = None) -> None:
+        """tell  called with each notice to leave, in the thread that it comes in"""
+        self._tell = tell
+        self._signals.install(self._told)
+        self._watcher.start()
+
+    def close(self, *, gone: bool = False) -> None:
+        """See Watcher.close."""
+        self._signals.close()
+        self._watcher.close(gone=gone)
+
+    def take_hint(self) -> Notice | None:
+        """One that came since; None: none has."""
+        with self._lock:
+            return self._hints.pop(0) if self._hints else None
+
+    def _told(self, notice: Notice) -> None:
+        if notice.withdrawn:
+            return  # who has begun to leave cannot know who has seen that; and a save harms nobody
+        with self._lock:
+            if notice.kind is Kind.HINT:
+                self._hints.append(notice)
+                return
+            before = self.leave
+            if before is None or (notice.by_s is not None and (before.by_s is None or notice.by_s < before.by_s)):
+                self.leave = notice
+        if self._tell is not None:
+            self._tell(notice)

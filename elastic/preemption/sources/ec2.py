@@ -1,0 +1,123 @@
+"""EC2: the interruption notice of a Spot Instance, two minutes ahead, and the recommendation to rebalance.
+
+IMDSv2: a token (PUT, at most six hours) goes with each question; 401 asks for a new one. Both paths are 404 until there
+is something to say, and EC2 says to ask every 5 s.
+Source: "Spot Instance interruption notices" and "EC2 instance rebalance recommendations", Amazon EC2 User Guide.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+from elastic.preemption.metadata import Answer, MetadataService, Unanswered
+from elastic.preemption.notice import Kind, Notice, by_clock_s
+from elastic.preemption.sources.source import Source, SourceFailed
+
+ACTION, REBALANCE = "/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"
+TOKEN = "/latest/api/token"
+TOKEN_HEADER, TTL_HEADER = "X-aws-ec2-metadata-token", "X-aws-ec2-metadata-token-ttl-seconds"
+TTL_S, AHEAD_S = 21600, 120.0
+WITHIN_S = 2.0  # an answer, which takes milliseconds
+_WORDS = {"terminate": "EC2 terminates this Spot Instance", "stop": "EC2 stops this Spot Instance"}
+_WORDS["hibernate"] = "EC2 hibernates this Spot Instance"
+_HOPS = (
+    "EC2's metadata service is there, and its answer to PUT /latest/api/token does not come back: from within a "
+    "container it needs one hop more\n"
+    "  next  aws ec2 modify-instance-metadata-options --instance-id i-… --http-put-response-hop-limit 2"
+)
+
+
+class Ec2(Source):
+    name = "ec2"
+    every_s = 5.0
+
+    def __init__(
+        self, service: MetadataService, *, within_s: float = WITHIN_S, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._service = service
+        self._within_s = within_s
+        self._wall = wall
+        self._token: str | None = None
+
+    def look(self) -> list[Notice]:
+        notices: list[Notice] = []
+        if (answer := self._get(ACTION)) is not None:
+            notices.append(self._interruption(answer))
+        if (answer := self._get(REBALANCE)) is not None:
+            said = _document(answer, REBALANCE).get("noticeTime")
+            why = "EC2 recommends to rebalance: this Spot Instance is at a higher risk"
+            notices.append(Notice(source=self.name, id=f"rebalance {said}", kind=Kind.HINT, why=why))
+        return notices
+
+    def abort(self) -> None:
+        self._service.abort()
+
+    def _interruption(self, answer: Answer) -> Notice:
+        said = _document(answer, ACTION)
+        action, at = said.get("action"), said.get("time")
+        if not isinstance(action, str) or action not in _WORDS:
+            raise SourceFailed(f"{ACTION} says action={str(action)[:80]!r}; expected one of {', '.join(_WORDS)}")
+        at_t = _unix(at)
+        by_s = answer.at_s + AHEAD_S
+        if at_t is not None:
+            clock_t, wall_t = answer.clock_t, self._wall()
+            by_s = by_clock_s(at_t, clock_t=clock_t, wall_t=wall_t, now_s=answer.at_s, at_most_s=AHEAD_S)
+        return Notice(source=self.name, id=f"{action} {at}", why=_WORDS[action], by_s=by_s)
+
+    def _get(self, path: str) -> Answer | None:
+        """None: there is nothing to say."""
+        for _ in range(2):
+            token = self._token or self._new_token()
+            answer = self._ask("GET", path, {TOKEN_HEADER: token})
+            if answer.status == 401:  # it is too old, or the service forgot it
+                self._token = None
+                continue
+            if answer.status == 404:
+                return None
+            if answer.status == 200:
+                return answer
+            raise SourceFailed(f"{self._service.endpoint}{path} answers {answer.status}; expected 200 or 404")
+        raise SourceFailed(f"{self._service.endpoint}{path} refuses a token that it has just given (401)")
+
+    def _new_token(self) -> str:
+        try:
+            answer = self._service.ask("PUT", TOKEN, {TTL_HEADER: str(TTL_S)}, within_s=self._within_s)
+        except Unanswered as unanswered:
+            raise SourceFailed(_HOPS if self._is_there() else str(unanswered)) from unanswered
+        if answer.status != 200 or not answer.body or not answer.body.isascii() or not answer.body.isprintable():
+            raise SourceFailed(f"{self._service.endpoint}{TOKEN} answers {answer.status} and no token")
+        self._token = answer.body
+        return answer.body
+
+    def _is_there(self) -> bool:
+        try:
+            self._service.ask("GET", "/latest/meta-data/", {}, within_s=self._within_s)
+        except Unanswered:
+            return False
+        return True
+
+    def _ask(self, method: str, path: str, headers: dict[str, str]) -> Answer:
+        try:
+            return self._service.ask(method, path, headers, within_s=self._within_s)
+        except Unanswered as unanswered:
+            raise SourceFailed(str(unanswered)) from unanswered
+
+
+def _document(answer: Answer, path: str) -> dict[str, object]:
+    try:
+        said = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise SourceFailed(f"{path} says {answer.body[:80]!r}; expected a JSON object")
+    return said
+
+
+def _unix(at: object) -> float | None:
+    try:
+        return datetime.strptime(str(at), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,47 @@
+"""A file that is there while this node is to leave. What it may hold is spoken.py's; an empty one says: leave."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable
+
+from elastic.events import words
+from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.sources.source import Source, SourceFailed
+from elastic.preemption.sources.spoken import spoken
+
+_READ_MAX = 1 << 12
+
+
+class File(Source):
+    """Whatever else it holds is taken for the reason: that it is there is what counts."""
+
+    name = "file"
+    every_s = 0.5
+
+    def __init__(self, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+
+    def look(self) -> list[Notice]:
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
+        except FileNotFoundError:
+            return []
+        except OSError as failure:
+            raise SourceFailed(f"{self._path} cannot be read: {failure}") from failure
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise SourceFailed(f"{self._path} is no plain file")
+            text = os.read(fd, _READ_MAX).decode("utf-8", "replace").strip()
+        except OSError as failure:
+            raise SourceFailed(f"{self._path} cannot be read: {failure}") from failure
+        finally:
+            os.close(fd)
+        kind, left_s, why = spoken(text) or (Kind.LEAVE, None, words.printable(text.partition("\n")[0][:200]))
+        by_s = None if left_s is None else self._clock() + left_s
+        said = f"{self._path} says {kind.value}" + (f": {why}" if why else "")
+        return [Notice(source=self.name, id=f"{found.st_mtime_ns} {text[:200]}", kind=kind, why=said, by_s=by_s)]

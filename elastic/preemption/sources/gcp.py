@@ -1,0 +1,73 @@
+"""Compute Engine: a Spot VM is preempted, or its host is maintained.
+
+The metadata server answers a question with `wait_for_change` when the value is another than `last_etag` says, so a
+preemption is known at once: some 30 s before the machine is gone. `maintenance-event` changes a minute ahead.
+Source: "Preemptible VM instances", "Query metadata server for maintenance event notices", Compute Engine documentation.
+"""
+
+from __future__ import annotations
+
+from elastic.preemption.metadata import Answer, MetadataService, Unanswered
+from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.sources.source import Source, SourceFailed
+
+PREEMPTED, MAINTENANCE = (f"/computeMetadata/v1/instance/{key}" for key in ("preempted", "maintenance-event"))
+FLAVOR = "Metadata-Flavor"
+AHEAD_S = 30.0
+WAIT_S = 10  # for a change; then the host's maintenance is asked about
+WITHIN_S = 2.0  # an answer that waits for nothing
+_TERMINATE, _MIGRATE, _NONE = "TERMINATE_ON_HOST_MAINTENANCE", "MIGRATE_ON_HOST_MAINTENANCE", "NONE"
+
+
+class Gcp(Source):
+    name = "gcp"
+    every_s = 1.0  # beside the wait for a change: a server that does not wait is not asked without a pause
+
+    def __init__(self, service: MetadataService, *, within_s: float = WITHIN_S, wait_s: int = WAIT_S) -> None:
+        self._service = service
+        self._within_s = within_s
+        self._wait_s = wait_s
+        self._etag: str | None = None
+
+    def look(self) -> list[Notice]:
+        return [*self._preemption(), *self._maintenance()]
+
+    def abort(self) -> None:
+        self._service.abort()
+
+    def _preemption(self) -> list[Notice]:
+        waits = f"?wait_for_change=true&last_etag={self._etag}&timeout_sec={self._wait_s}" if self._etag else ""
+        answer = self._ask(PREEMPTED + waits, within_s=self._within_s + (self._wait_s if waits else 0))
+        etag = answer.headers.get("etag", "")
+        preempted = answer.body.strip()
+        if preempted not in ("TRUE", "FALSE"):
+            raise SourceFailed(f"{PREEMPTED} says {preempted[:80]!r}; expected TRUE or FALSE")
+        # One that is preempted is asked without waiting: nothing else will change.
+        self._etag = etag if etag.isalnum() and len(etag) < 100 and preempted == "FALSE" else None
+        if preempted == "FALSE":
+            return []
+        why = "Compute Engine preempts this VM"
+        return [Notice(source=self.name, id="preempted", why=why, by_s=answer.at_s + AHEAD_S)]
+
+    def _maintenance(self) -> list[Notice]:
+        event = self._ask(MAINTENANCE, within_s=self._within_s).body.strip()
+        if event == _TERMINATE:
+            why = "Compute Engine ends this VM for the maintenance of its host"
+            return [Notice(source=self.name, id=event, why=why)]
+        if event == _MIGRATE:
+            why = "Compute Engine moves this VM to another host"
+            return [Notice(source=self.name, id=event, kind=Kind.HINT, why=why)]
+        if event != _NONE:
+            raise SourceFailed(f"{MAINTENANCE} says {event[:80]!r}; expected {_NONE}, {_TERMINATE} or {_MIGRATE}")
+        return []
+
+    def _ask(self, path: str, *, within_s: float) -> Answer:
+        try:
+            answer = self._service.ask("GET", path, {FLAVOR: "Google"}, within_s=within_s)
+        except Unanswered as unanswered:
+            raise SourceFailed(str(unanswered)) from unanswered
+        if answer.status != 200 or answer.headers.get(FLAVOR.lower()) != "Google":
+            raise SourceFailed(
+                f"{self._service.endpoint}{path.partition('?')[0]} answers {answer.status}, not as Google's"
+            )
+        return answer

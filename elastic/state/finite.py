@@ -1,0 +1,53 @@
+"""Are these tensors finite numbers, and how large are they together? Each is read once, in half of a copy's time.
+
+Of a state the weights are asked before it is saved: the parameters of the models. Buffers may hold infinities on
+purpose (masks), and what an optimizer keeps follows from gradients that were finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+
+def norm(tensors: Sequence[torch.Tensor]) -> float:
+    """The Euclidean norm of all together, 0.0 of none; inf where a square is beyond fp32. The same bits wherever the
+    tensors, in this order, have the same ones and the machines are alike: as clipping needs it, too."""
+    return math.hypot(*map(float, _norms(tensors)))
+
+
+def not_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:
+    """The name of the first one that holds an infinity or no number, with how many of how many; None: there is none."""
+    asked = {name: tensor.detach() for name, tensor in parameters.items() if tensor.is_floating_point()}
+    if math.isfinite(norm([*asked.values()])):
+        return None
+    for name, tensor in asked.items():
+        if missing := int((~torch.isfinite(tensor)).sum()):
+            return f"{name} ({missing:,} of {tensor.numel():,} numbers)"
+    return None  # a norm was too large for its type
+
+
+def _norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of neighbours of one dtype each; of 16 bits, in fp32."""
+    found: list[torch.Tensor] = []
+    with torch.no_grad():
+        for same in _neighbours(tensors):
+            if same[0].dtype.itemsize < 4:
+                halves = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in same]
+                found.append(torch.linalg.vector_norm(torch.stack(halves)))
+            else:
+                found.append(torch.nn.utils.get_total_norm(same))
+    return found
+
+
+def _neighbours(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Those of one dtype and device that follow each other, together."""
+    groups: list[list[torch.Tensor]] = []
+    for tensor in tensors:
+        if groups and (groups[-1][0].dtype, groups[-1][0].device) == (tensor.dtype, tensor.device):
+            groups[-1].append(tensor)
+        else:
+            groups.append([tensor])
+    return groups

@@ -1,0 +1,122 @@
+"""How a run has been: the last steps' losses and norms, and which steps were passed over. Part of its state.
+
+It travels with the weights, in saves, to newcomers and to whoever takes a step over, so that every worker and every
+resume decides alike, and knows what was passed over. A rollback takes the rest of the state back, and of this only the
+recent values: what was passed over stays known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+from elastic.state.on_bad import OnBad, Signs, why_bad
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Steps whose examples count as passed over: `first` to `step`, the bad one. For `why`.
+
+    More than one where a rollback took back what was applied since the save that it went to.
+    """
+
+    first: int
+    step: int
+    why: str
+
+
+class Health:
+    """Of one worker. rule: None: nothing is looked at, and what is known of the past stays known"""
+
+    def __init__(self, rule: OnBad | None) -> None:
+        self._rule = rule
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+        self.in_a_row = 0
+        self.passed: list[Passed] = []
+
+    def why_bad(self, signs: Signs) -> str | None:
+        """In words, or None."""
+        return None if self._rule is None else why_bad(self._rule, signs, self._losses, self._norms)
+
+    def step_applied(self, signs: Signs) -> None:
+        """A step that was well is applied."""
+        self.in_a_row = 0
+        if self._rule is None or self._rule.spike is None or not signs.finite:
+            return
+        self._norms = [*self._norms, signs.norm][-self._rule.window :]
+        if signs.loss is not None:
+            self._losses = [*self._losses, signs.loss][-self._rule.window :]
+
+    def step_passed_over(self, passed: Passed) -> None:
+        self.passed = [*self.passed, passed]
+        self.in_a_row += 1
+
+    def went_back(self, before: Health) -> None:
+        """After a rollback, which has loaded this: what was passed over before it stays passed over."""
+        self.passed, self.in_a_row = before.passed, before.in_a_row
+
+    def copy(self) -> Health:
+        copied = Health(self._rule)
+        copied.passed, copied.in_a_row = self.passed, self.in_a_row
+        return copied
+
+    def why(self, step: int) -> str | None:
+        """Why this step was passed over; None: it was not."""
+        return next((one.why for one in reversed(self.passed) if one.first <= step <= one.step), None)
+
+    def ranges(self) -> list[list[int]]:
+        """[first, end) of the steps passed over, in order, neighbours as one."""
+        return merged((one.first, one.step + 1) for one in self.passed)
+
+    def digest(self) -> int:
+        """63 bits of what was passed over; 0 of nothing. Whether workers agree in it, each exchange looks after."""
+        if not self.passed:
+            return 0
+        return xxhash.xxh3_64_intdigest(json.dumps(self._where()).encode()) >> 1
+
+    def difference(self, other: dict[str, Any]) -> str | None:
+        """What was passed over here and not there, or the other way round, in words. other: a state_dict"""
+        theirs = Health(None)
+        theirs.load_state_dict(other)
+        apart = [one for one in self._where() if one not in theirs._where()]
+        apart += [one for one in theirs._where() if one not in self._where()]
+        if not apart:
+            return None
+        return "what became of " + ", ".join(f"step {step}" for _, step in apart[:4])
+
+    def _where(self) -> list[list[int]]:
+        return [[one.first, one.step] for one in self.passed]
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether there is nothing that a state would have to say of it."""
+        return self._rule is None and not self.passed
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "losses": list(self._losses),
+            "norms": list(self._norms),
+            "in_a_row": self.in_a_row,
+            "passed": [asdict(one) for one in self.passed],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._losses, self._norms = list(state["losses"]), list(state["norms"])
+        self.in_a_row = state["in_a_row"]
+        self.passed = [Passed(**one) for one in state["passed"]]
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """[first, end), in order, with those that touch or overlap as one."""
+    found: list[list[int]] = []
+    for first, end in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([first, end])
+    return found

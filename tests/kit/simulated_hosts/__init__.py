@@ -1,0 +1,1 @@
+"""Several hosts with real hubs, node reports and rules, on a network and a storage that are simulated."""

@@ -1,0 +1,73 @@
+"""The run's storage as the control plane sees it: numbered claims, each created once, and the newest commit.
+
+Answers take time, or do not come. Who may take which claim is the product's rule (membership/succession.py); here is
+only what an exclusive create makes of it: whatever is decided is decided at one instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from elastic.membership.succession import may_succeed
+
+Document = dict[str, Any]
+Lives = Callable[[], bool]
+
+
+class Refused(Exception):
+    """newest: the claim that others have"""
+
+    def __init__(self, newest: Document) -> None:
+        super().__init__(f"claim {newest['claim']} is newer")
+        self.newest = newest
+
+
+class Storage:
+    """That all nodes see, or a folder of one of them."""
+
+    def __init__(self) -> None:
+        self.claims: list[Document] = []
+        self.step = 0
+        self.lives: Lives = lambda: False  # who saves under the newest claim, and renews its lease
+        self.beacon = ""  # what answers for it
+
+    @property
+    def newest(self) -> int:
+        return len(self.claims)
+
+    def begins(self, lives: Lives, *, beacon: str, answers: bool, nodes: list[str]) -> Document:
+        """For workers that hold no state. Raises Refused where the holder of the newest claim is alive, as far as can
+        be told (checkpoint/runs/tenure.py, holder.py).
+
+        answers  the newest claim's beacon does
+        """
+        if self.claims and self.beacon != beacon and (answers or self.lives()):
+            raise Refused(self.claims[-1])
+        return self._create(lives, beacon, nodes)
+
+    def succeeds(self, lives: Lives, to: int, *, beacon: str, nodes: list[str]) -> Document:
+        """Raises Refused."""
+        if not self.claims:
+            return self._create(lives, beacon, nodes)
+        newest = self.claims[-1]
+        if not may_succeed(to=to, nodes=nodes, newest=newest["claim"], its_nodes=newest["world"]["nodes"]):
+            raise Refused(newest)
+        return self._create(lives, beacon, nodes)
+
+    def commits(self, lives: Lives, *, claim: int, step: int) -> bool:
+        """Whether this claim may (checkpoint/runs/fence.py)."""
+        if claim != self.newest:
+            return False
+        self.step, self.lives = step, lives
+        return True
+
+    def moves(self, beacon: str, *, claim: int) -> None:
+        """What answers for the run has moved with its hub (checkpoint/runs/moved_beacon.py)."""
+        if claim == self.newest:
+            self.beacon = beacon
+
+    def _create(self, lives: Lives, beacon: str, nodes: list[str]) -> Document:
+        self.lives, self.beacon = lives, beacon
+        self.claims.append({"claim": self.newest + 1, "nonce": beacon, "world": {"nodes": sorted(nodes)}})
+        return self.claims[-1]

@@ -1,0 +1,59 @@
+"""`elastic plan --measure` times this machine in processes of its own, and what it writes is what plans rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from elastic.__main__ import main
+from elastic.errors import ConfigError
+from elastic.plan import figures
+from elastic.plan.measure import measure
+
+MODEL = "elastic.plan.measured_model:perceptron"
+JOB = ["--parameters", "1B", "--batch-time", "16s", "--nodes", "8", "--across", "100Gbit/s:5us"]
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Beside those that earlier tests in this process keep."""
+    before = {child.pid for child in psutil.Process().children()}
+    yield
+    assert {child.pid for child in psutil.Process().children()} <= before
+
+
+def test_what_is_measured_here_is_what_a_plan_then_rests_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "here.json"
+    found = measure(file, model=MODEL, workers=2, storage=str(tmp_path), state_bytes=8 << 20)
+    assert figures.parse(file.read_text(), "here.json") == found
+    assert set(found) == set(figures.MEANINGS) - {
+        "loss_s",
+        "join_s",
+        "start_s",
+        "torchrun_restart_s",
+        "torchft_stall_s",
+    }
+    assert all(one.value > 0 for one in found.values())
+    assert "2 processes" in found["link_bytes_per_s"].source
+    assert main(["plan", "--figures", str(file), "--parameters", "1M", "--nodes", "2"]) == 0
+    assert found["batch_s"].date in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_model_that_fails_is_named_and_no_process_is_left(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"process \d of 2 failed(.|\n)*no attribute 'nothing'"):
+        measure(tmp_path / "x", model="math:nothing", workers=2, storage=str(tmp_path), state_bytes=8 << 20)
+
+
+def test_a_plan_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """matplotlib looks for fonts with a process of its own."""
+    pytest.importorskip("matplotlib", reason="needs the extra: pip install -e '.[plan]'")
+    picture = tmp_path / "plan.png"
+    assert main(["plan", *JOB, "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.endswith(f"{picture}\n")
+    assert main(["plan", *JOB, "--plot", str(tmp_path / "plan.unknown")]) == 2
+    assert "plan.unknown: " in capsys.readouterr().err

@@ -1,0 +1,194 @@
+"""A notice of a cloud, in real runs: the node that it names leaves at a step boundary, and the record says why.
+
+What each source hears is in tests/pure/test_notice_sources.py; a node's leaving itself, whatever tells it, in
+test_leaving.py and the drills.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from elastic.events.event import Event
+from elastic.events.reading import read_events
+from elastic.report.report import report
+from tests.kit.launch import Launch
+from tests.kit.metadata import MetadataServer
+from tests.kit.observed import assert_observed
+
+PROGRAM = "tests.kit.programs.small"
+WITHIN_S = 240.0
+
+
+class Nodes:
+    """One run, on nodes that are `elastic run` processes of this machine; it goes slowly until it may end."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.url, self._folder, self._stack = folder / "run", folder, stack
+
+    def start(self, *flags: str, steps: int = 200, evaluate: int = 0, launcher: str | None = "elastic") -> Launch:
+        """evaluate: after so many steps each   launcher None: torchrun"""
+        script = [self.url, f"--steps={steps}", "--save-every=1000000", f"--slow-until={self._folder / 'hurry'}"]
+        script += [f"--evaluate-every={evaluate}", "--length=240"] if evaluate else []
+        if launcher is None:
+            env = {"ELASTIC_NOTICES": flags[0]}
+            return self._stack.enter_context(Launch(PROGRAM, script, workers=2, env=env))
+        return self._stack.enter_context(Launch("elastic", ["run", "--no-status", *flags, "-m", PROGRAM, *script]))
+
+    def hurry(self) -> None:
+        (self._folder / "hurry").touch()
+
+    @property
+    def events(self) -> list[Event]:
+        return read_events(self.url) if self.url.exists() else []
+
+    def of(self, name: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == name]
+
+    def applied(self, world_size: int) -> int:
+        """How many steps by so many workers together."""
+        return max(
+            (event["step"] + 1 for event in self.of("step_applied") if event["world_size"] == world_size), default=0
+        )
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    with ExitStack() as stack:
+        run = Nodes(tmp_path, stack)
+        yield run
+        assert_observed(run.events)
+
+
+def two_nodes() -> list[str]:
+    """The flags of both."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=notices"]
+
+
+def waiting(launch: Launch, what: str, holds: Callable[[], bool]) -> None:
+    launch.wait_for(holds, what, within_s=WITHIN_S)
+
+
+@pytest.mark.nightly(sample=2, of="notices in real runs")
+def test_a_node_whose_file_says_so_leaves_in_a_step_and_the_other_goes_on(nodes: Nodes, tmp_path: Path) -> None:
+    meet = two_nodes()
+    says = tmp_path / "says"
+    stays = nodes.start(*meet, "--notices=none")
+    goes = nodes.start(*meet, f"--notices=auto,file:{says}")
+    waiting(stays, "steps of both", lambda: nodes.applied(2) >= 2)
+    says.write_text("leave 90 the price went up")
+    assert goes.finish(within_s=WITHIN_S) == 0, goes.output
+    nodes.hurry()
+    assert stays.finish(within_s=WITHIN_S) == 0, stays.output
+
+    (notice,) = nodes.of("notice")
+    assert notice["signal"] == f"a notice to its node: {says} says leave: the price went up"
+    assert 0 < notice["left_s"] <= 90
+    assert [event["worker"] for event in nodes.of("left")] == [notice["worker"]]
+    assert not nodes.of("peer_lost") + nodes.of("redo")
+    assert len(nodes.of("finished")) == 1
+    said = report(nodes.events)
+    assert (said.state, said.redone, said.peers_lost) == ("finished", 0, 0)
+    assert re.search(r"says leave: the price went up, in \d+ s: the 1 workers of this node leave", goes.output)
+    assert "the price went up); the same command goes on with the run (status 0)" in goes.output
+
+
+@pytest.mark.nightly(sample=2, of="notices in real runs")
+def test_ec2_recommends_and_the_run_saves_then_takes_the_node_and_all_leave_what_is_saved(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """The status is for a scheduler that starts again what did not end with 0, the hook for who orders machines."""
+    told = tmp_path / "told"
+    hook = f'--on-notice=echo "$ELASTIC_NOTICE_KIND, $ELASTIC_NOTICE_SOURCE: $ELASTIC_NOTICE_WHY" >> {told}'
+    with MetadataServer() as ec2:
+        flags = ["--standalone", "--nproc-per-node=2", f"--notices=ec2:{ec2.endpoint}", "--leave-status=75"]
+        node = nodes.start(*flags, hook)
+        waiting(node, "steps", lambda: nodes.applied(2) >= 2)
+        ec2.rebalance()
+        waiting(node, "the save on the hint", lambda: any(event["step"] > 0 for event in nodes.of("saved")))
+        saved = max(event["step"] for event in nodes.of("saved"))
+        waiting(node, "a step after it", lambda: nodes.applied(2) > saved + 1)
+        assert not nodes.of("notice") + nodes.of("left")
+        waiting(node, "the hook", told.exists)
+        ec2.interrupt(in_s=100)
+        assert node.finish(within_s=WITHIN_S) == 75, node.output
+
+    assert told.read_text().startswith("hint, ec2: EC2 recommends to rebalance")
+    assert len({event["worker"] for event in nodes.of("hint")}) == 2
+    assert {event["step"] for event in nodes.of("hint")} <= {saved - 1, saved}
+    assert "at a higher risk: the run saves at the next step, and goes on" in node.output
+    notices = nodes.of("notice")
+    assert {event["signal"] for event in notices} == {"a notice to its node: EC2 terminates this Spot Instance"}
+    assert all(0 < event["left_s"] <= 100 for event in notices)
+    (left,) = {event["step"] for event in nodes.of("left")}
+    assert max(event["step"] for event in nodes.of("saved")) == left
+    assert not nodes.of("peer_lost") + nodes.of("redo")
+    assert report(nodes.events).state == "left"
+    assert (
+        "has left (EC2 terminates this Spot Instance); the same command goes on with the run (status 75)" in node.output
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_a_node_is_told_at_random_moments_again_and_again_and_no_step_is_done_twice(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """While it imports, meets the other, forms a view, receives the state, computes, evaluates. NOTICES=100 for more;
+    SEED=… repeats the moments, as far as moments can be repeated."""
+    seed, count = int(os.environ.get("SEED", str(time.time_ns()))), int(os.environ.get("NOTICES", "25"))
+    sys.stdout.write(f"SEED={seed} NOTICES={count}\n")
+    drawn, meet, says, steps = random.Random(seed), two_nodes(), tmp_path / "says", 40 * count
+    stays = nodes.start(*meet, "--notices=none", steps=steps, evaluate=7)
+    waiting(stays, "steps alone", lambda: nodes.applied(1) >= 2)
+    for number in range(count):
+        says.unlink(missing_ok=True)
+        goes = nodes.start(*meet, f"--notices=file:{says}", steps=steps, evaluate=7)
+        if drawn.random() < 0.5:  # some time after its start, which is no event
+            time.sleep(drawn.uniform(0.0, 12.0))
+        else:
+            joins = len(nodes.of("run_started")) + 1
+            waiting(goes, "its worker", lambda: len(nodes.of("run_started")) >= joins)  # noqa: B023  # it ends here
+            time.sleep(drawn.uniform(0.0, 1.5))
+        says.write_text("leave 60")
+        assert goes.finish(within_s=WITHIN_S) == 0, f"SEED={seed}, notice {number}\n{goes.output}"
+    nodes.hurry()
+    stays.succeed(within_s=WITHIN_S)
+
+    with Launch(PROGRAM, [tmp_path / "alone", f"--steps={steps}", "--evaluate-every=7", "--length=240"]) as undisturbed:
+        undisturbed.succeed(within_s=WITHIN_S)
+    (alone,) = [event["digest"] for event in read_events(tmp_path / "alone") if event["event"] == "finished"]
+    assert [event["digest"] for event in nodes.of("finished")] == [alone]
+    assert not nodes.of("redo"), f"SEED={seed}"
+    applied = Counter(event["step"] for event in nodes.of("step_applied") if event["rank"] == 0)
+    assert applied == Counter(range(steps)), f"SEED={seed}"
+
+
+@pytest.mark.nightly(sample=2, of="notices in real runs")
+def test_under_torchrun_the_first_worker_of_a_node_watches_and_all_save_and_leave(nodes: Nodes, tmp_path: Path) -> None:
+    says = tmp_path / "says"
+    torchrun = nodes.start(f"file:{says}", launcher=None)
+    waiting(torchrun, "steps", lambda: nodes.applied(2) >= 2)
+    says.write_text("leave 90")
+    assert torchrun.finish(within_s=WITHIN_S) == 0, torchrun.output
+
+    (notice,) = [event for event in nodes.of("notice") if event["signal"] is not None]
+    assert (notice["signal"], notice["rank"]) == (f"{says} says leave", 0)
+    assert 0 < notice["left_s"] <= 90
+    (left,) = {event["step"] for event in nodes.of("left")}
+    assert len(nodes.of("left")) == 2
+    assert max(event["step"] for event in nodes.of("saved")) == left
+    assert not nodes.of("peer_lost") + nodes.of("redo")

@@ -1,0 +1,110 @@
+"""`elastic.Preemption`: ranks of a loop of one's own agree, at one step, on a notice that one of them has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+import elastic
+from elastic.errors import RendezvousTimeout
+from tests.kit.ranks import Raised, run_ranks
+
+WITHIN_S = 120.0
+
+
+def _join(rank: int, world_size: int, folder: Path) -> None:
+    """As under torchrun, whose store is a TCPStore, too."""
+    os.environ["LOCAL_RANK"] = str(rank)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        (folder / "port.new").write_text(str(store.port))
+        (folder / "port.new").rename(folder / "port")
+    else:
+        while not (folder / "port").exists():
+            time.sleep(0.01)
+        store = dist.TCPStore("127.0.0.1", int((folder / "port").read_text()), is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+
+
+def _train(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
+    """Rank 0 watches a file: a hint in step 3, and after the save on it a notice. Nobody else is told."""
+    _join(rank, world_size, folder)
+    saved: list[int] = []
+    until_s = time.monotonic() + WITHIN_S
+    with elastic.Preemption(notices=f"file:{folder / 'leave'}", timeout_s=WITHIN_S) as preemption:
+        step = 0
+        while time.monotonic() < until_s:
+            step += 1
+            if rank == 0 and step == 3:
+                (folder / "leave").write_text("hint the price goes up")
+            if preemption.agreed():
+                break
+            if preemption.hinted:
+                saved.append(step)
+                if rank == 0:
+                    (folder / "leave").write_text("leave 90 the price went up")
+        left_s = preemption.deadline_s
+        return {
+            "step": step,
+            "saved": saved,
+            "reason": preemption.reason,
+            "who": preemption.who,
+            "in_time": left_s is not None and 0 < left_s <= 90,
+            "again": preemption.agreed(),
+        }
+
+
+def test_a_notice_that_one_rank_hears_is_agreed_on_by_all_at_one_step_and_a_hint_too(tmp_path: Path) -> None:
+    first, *others = run_ranks(_train, 3, tmp_path, within_s=2 * WITHIN_S)
+    assert not isinstance(first, Raised), first
+    assert others == [first, first]
+    assert len(first["saved"]) == 1
+    assert first["saved"][0] < first["step"]
+    assert first["reason"] == f"{tmp_path / 'leave'} says leave: the price went up"
+    assert (first["who"], first["in_time"], first["again"]) == (os.uname().nodename, True, True)
+
+
+def _absent(rank: int, world_size: int, folder: Path) -> Any:
+    """The last rank does not come to the second agreement, and stays until the others have said so."""
+    _join(rank, world_size, folder)
+    with elastic.Preemption(notices="none", timeout_s=2.0) as preemption:
+        assert not preemption.agreed()
+        if rank == world_size - 1:
+            while len(list(folder.glob("raised-*"))) < world_size - 1:
+                time.sleep(0.05)
+            return "was away"
+        try:
+            preemption.agreed()
+        except RendezvousTimeout as timeout:
+            return timeout.missing, str(timeout)
+        finally:
+            (folder / f"raised-{rank}").touch()
+    return "agreed"
+
+
+def test_a_rank_that_does_not_come_is_named_by_the_deadline(tmp_path: Path) -> None:
+    *here, away = run_ranks(_absent, 3, tmp_path, within_s=WITHIN_S)
+    assert away == "was away"
+    for missing, text in here:
+        assert missing == [2], text
+        assert "  next     call it on every rank" in text
+
+
+def _alone(rank: int, world_size: int) -> Any:
+    before = signal.getsignal(signal.SIGTERM)
+    with elastic.Preemption(notices="none") as preemption:
+        assert not preemption.agreed()
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not preemption.leaving:
+            time.sleep(0.01)
+        return preemption.agreed(), preemption.reason, preemption.deadline_s, signal.getsignal(signal.SIGTERM) != before
+
+
+def test_without_a_process_group_sigterm_is_a_notice_and_ends_nothing() -> None:
+    (answer,) = run_ranks(_alone, 1, within_s=WITHIN_S)
+    assert answer == (True, "SIGTERM", None, True)

@@ -1,0 +1,209 @@
+"""What an agent does with its way to the hub: what it says to one that it comes to, and where it goes from there."""
+
+from __future__ import annotations
+
+import select
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from elastic.launch.event_loop import turn
+from elastic.launch.hub_link import HubLink, ThisNode
+from elastic.membership.hub import Hub
+from elastic.membership.messages import MovedOn, Roster, Started, ViewIsOver, as_message
+from elastic.membership.wire import LINE_MAX, Lines, encode
+
+RUN = "known to the run"
+WITHIN_S = 30.0
+IS_OVER = as_message(ViewIsOver(worker="x0", generation=1, step=3, at="in step", lost=True))
+
+
+class Listening:
+    """Somewhere a node may look for the hub."""
+
+    def __init__(self, opened: ExitStack) -> None:
+        self._opened = opened
+        self._listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self._listener.settimeout(WITHIN_S)
+        self.address = self._listener.getsockname()
+
+    def accepts(self) -> Talking:
+        return Talking(self._opened.enter_context(self._listener.accept()[0]))
+
+    def is_called(self) -> bool:
+        return bool(select.select([self._listener], [], [], 0)[0])
+
+    def closes(self) -> None:
+        self._listener.close()
+
+    def in_roster(self, name: str) -> list[Any]:
+        return [name, *self.address]
+
+
+class Talking:
+    """The other end of a node's connection: it says what the test says, and keeps what it hears."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lines = Lines()
+        sock.settimeout(WITHIN_S)
+
+    def say(self, said: Any) -> None:
+        self._socket.sendall(encode({"to": None, **as_message(said)}))
+
+    def ends(self) -> None:
+        self._socket.close()
+
+    def hears(self) -> list[dict[str, Any]]:
+        """At least one message; none where the node has hung up."""
+        heard: list[dict[str, Any]] = []
+        while not heard and (data := self._socket.recv(1 << 16)):
+            heard = self._lines.feed(data)
+        return heard
+
+
+class Node:
+    """An agent's link, in a loop that the test turns.
+
+    its_workers_say  what lies in its workers' channels
+    gone             why its workers are of no use, as it gave up
+    no_place         the same, before it had any in the run
+    finds            where the hub is found by those who know of the run; None: nowhere
+    """
+
+    def __init__(self, opened: ExitStack) -> None:
+        self._opened = opened
+        self._loop = opened.enter_context(selectors.DefaultSelector())
+        self.its_workers_say: list[dict[str, Any]] = []
+        self.said: list[str] = []
+        self.gone: list[str] = []
+        self.no_place: list[str] = []
+        self.finds: Listening | None = None
+
+    def attends(self, hub: Listening) -> Talking:
+        self.link = HubLink(
+            ThisNode(node="x", address="127.0.0.1", run=RUN),
+            lambda takes_over: Hub(nodes_max=9, takes_over=takes_over),
+            say=self.said.append,
+            connected=socket.create_connection(hub.address),
+            find_hub=lambda: socket.create_connection(self.finds.address) if self.finds is not None else None,
+        )
+        self.link.open(
+            self._loop,
+            lambda worker, message: None,
+            gone=self.gone.append,
+            moved_on=self.said.append,
+            waits=self.said.append,
+            no_place=self.no_place.append,
+            places=lambda: (1, []),
+            catch_up=self._catch_up,
+        )
+        self._opened.callback(self.link.close)
+        return hub.accepts()
+
+    def tells(self, said: Any) -> None:
+        self.link.tell(as_message(said))
+
+    def turn_until(self, holds: Callable[[], object]) -> None:
+        deadline = time.monotonic() + WITHIN_S
+        while not holds():
+            assert time.monotonic() < deadline, self.said
+            turn(self._loop, 0.05)
+            self.link.tick(time.monotonic())
+
+    def turn(self) -> None:
+        turn(self._loop, WITHIN_S)
+
+    def _catch_up(self) -> None:
+        while self.its_workers_say:
+            self.link.tell(self.its_workers_say.pop(0))
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def node(opened: ExitStack) -> Node:
+    return Node(opened)
+
+
+def test_an_agent_says_hello_before_anything_that_its_workers_said_meanwhile(opened: ExitStack, node: Node) -> None:
+    """What came before the hello was taken for a stranger's word, and the node was sent away with status 1."""
+    first, second = Listening(opened), Listening(opened)
+    hub = node.attends(first)
+    assert [one["say"] for one in hub.hears()] == ["hello"]
+    node.tells(Started(worker="x0", local_rank=0))
+    hub.say(Roster(nodes=[second.in_roster("next")]))
+    node.turn()
+    node.its_workers_say = [IS_OVER]
+    hub.ends()
+    node.turn()  # it hears that,
+    node.turn()  # and is connected to the next
+    hello, *more = second.accepts().hears()
+    assert hello["say"] == "hello"
+    assert [one["said"] for one in hello["report"]["workers"]] == [[IS_OVER]]
+    assert more == []
+
+
+def test_a_node_whose_hub_is_lost_before_it_knows_anybody_looks_for_it_anew(opened: ExitStack, node: Node) -> None:
+    """It had come while the hub moved, and ended with 1; whatever had started it had to start it again."""
+    first, second = Listening(opened), Listening(opened)
+    hub = node.attends(first)
+    hub.hears()
+    node.finds = second
+    hub.ends()
+    node.turn_until(second.is_called)
+    assert [one["say"] for one in second.accepts().hears()] == ["hello"]
+    assert node.gone + node.no_place == []
+    assert any("it is looked for where this node found it" in line for line in node.said)
+
+
+def test_a_node_that_was_moved_on_from_looks_beyond_those_whom_it_knows(opened: ExitStack, node: Node) -> None:
+    """They may all be gone by then, and the run goes on with others."""
+    first, second = Listening(opened), Listening(opened)
+    hub = node.attends(first)
+    hub.hears()
+    hub.say(Roster(nodes=[["x", "127.0.0.1", 1], first.in_roster("first")]))
+    node.turn()
+    first.closes()
+    node.finds = second
+    hub.say(MovedOn(why="claim 2 is another's"))
+    hub.ends()
+    node.turn_until(second.is_called)
+
+
+def test_a_newcomer_that_finds_no_hub_says_that_it_may_come_again(
+    opened: ExitStack, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no part in the run yet, or none any more: nothing has failed."""
+    monkeypatch.setattr("elastic.launch.hub_link._SEEK_S", 0.1)
+    hub = node.attends(Listening(opened))
+    hub.hears()
+    hub.ends()
+    node.turn_until(lambda: node.no_place)
+    assert node.no_place == ["no hub was found within 0 s"]
+    assert node.gone == []
+
+
+def test_a_line_of_the_hub_may_be_as_long_as_a_large_run_needs(opened: ExitStack, node: Node) -> None:
+    """More than 1 MiB ended the connection of every agent, at some thousands of workers."""
+    hub = node.attends(Listening(opened))
+    hub.hears()
+    nodes = [[f"ip-10-0-{number // 256}-{number % 256}.ec2.internal-4711", "10.0.0.1", 7000] for number in range(20000)]
+    roster = Roster(nodes=nodes)
+    assert len(encode(as_message(roster))) > LINE_MAX
+    says = threading.Thread(target=hub.say, args=[roster])
+    says.start()
+    node.turn_until(lambda: not says.is_alive())
+    hub.ends()
+    node.turn_until(lambda: node.said)
+    assert "the next of 20000 nodes is asked" in node.said[0]

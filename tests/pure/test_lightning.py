@@ -1,0 +1,219 @@
+"""Lightning's Trainer in a run of one worker: what it knows after a resume, and what it is refused by name."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import callbacks as those
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import elastic
+from elastic.errors import ConfigError, StepError
+from elastic.integrations.lightning import ElasticStrategy
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on loaders
+
+
+def points() -> TensorDataset:
+    x = torch.randn(48, 4, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, (x.sum(dim=1) > 0).long())
+
+
+class Module(L.LightningModule):  # type: ignore[misc]  # it has no types
+    def __init__(self) -> None:
+        super().__init__()
+        elastic.seed(1)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+class Cut(L.Callback):  # type: ignore[misc]
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.at:
+            raise RuntimeError("cut")
+
+
+def fit(
+    url: Path | str | None,
+    *callbacks: Any,
+    module: type = Module,
+    cut: int | None = None,
+    loader: Any = None,
+    **named: Any,
+) -> Any:
+    L.seed_everything(0, verbose=False)
+    model = module()
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    strategy = {"strategy": ElasticStrategy(str(url), virtual_workers=3, save_every=1)} if url is not None else {}
+    trainer = L.Trainer(**{
+        "max_epochs": 4, "accelerator": "cpu", "callbacks": [*callbacks, Cut(cut)], **quiet, **strategy, **named
+    })  # fmt: skip
+    trainer.fit(model, DataLoader(points(), batch_size=12, shuffle=True) if loader is None else loader)
+    return model
+
+
+class Counting(Module):
+    """What a module adds to Lightning's checkpoints by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = Counter()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.counter.steps += 1
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["steps"] = self.counter.steps
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.counter.steps = checkpoint["steps"]
+
+
+class Counter:
+    steps = 0
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks"),
+    [(Counting, []), (Module, [lambda: those.EMAWeightAveraging(decay=0.9)])],
+    ids=["of the module", "of averaged weights"],
+)
+def test_what_hooks_add_to_a_checkpoint_is_part_of_the_run(module: type, callbacks: Any, tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole", *[make() for make in callbacks], module=module)
+    with pytest.raises(RuntimeError, match="cut"):
+        fit(tmp_path / "cut", *[make() for make in callbacks], module=module, cut=7)
+    resumed = fit(tmp_path / "cut", *[make() for make in callbacks], module=module)
+
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    if module is Counting:
+        assert whole.counter.steps == resumed.counter.steps == 16
+
+
+class Listing(Module):
+    """Lightning's documented idiom for what an epoch's end reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[torch.Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.outputs.append(loss.detach())
+        return loss
+
+
+class Renewing(Listing):
+    """A list of one forward pass alone."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.outputs = []
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("virtual_workers", [1, 3])
+def test_a_list_that_shares_fill_is_refused(virtual_workers: int, tmp_path: Path) -> None:
+    """Each worker would hold its own shares' alone, and stop, save or go on by another mean than its peers."""
+    strategy = ElasticStrategy(str(tmp_path), virtual_workers=virtual_workers)
+    with pytest.raises(StepError, match=r"appended to outputs, which holds tensors[^$]*self\.log\(name"):
+        fit(None, module=Listing, strategy=strategy)
+
+
+def test_a_list_of_one_pass_is_nobodys_state(tmp_path: Path) -> None:
+    assert len(fit(tmp_path, module=Renewing).outputs) == 1
+
+
+def test_a_list_that_is_only_looked_at_may_be_kept_as_it_was(tmp_path: Path) -> None:
+    strategy = ElasticStrategy(str(tmp_path), virtual_workers=3, buffers={"outputs": "keep"})
+    assert fit(None, module=Listing, strategy=strategy).outputs == []
+
+
+def test_the_strategy_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainer(strategy="elastic"), with what else it needs from the environment."""
+    by_strategy = fit(tmp_path / "strategy")
+    monkeypatch.setenv("ELASTIC_URL", str(tmp_path / "name"))
+    monkeypatch.setenv("ELASTIC_VIRTUAL_WORKERS", "3")
+    by_name = fit(None, strategy="elastic")
+
+    assert by_name.trainer.strategy.run.step_index == 16
+    assert all(torch.equal(a, b) for a, b in zip(by_name.parameters(), by_strategy.parameters(), strict=True))
+
+
+class Manual(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Transfers(Module):
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+class Maximum(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("most", loss, reduce_fx="max")
+        return loss
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from (points()[i] for i in range(4))
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"module": Manual}, "manual optimization"),
+        ({"module": Transfers}, "on_before_batch_transfer"),
+        ({"module": Maximum}, "logs 'most' as a Tensor, reduced by max"),
+        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=2"),
+        ({"limit_train_batches": 2}, "limit_train_batches=2"),
+        ({"overfit_batches": 1}, "limit_train_batches=1|overfit_batches"),
+        ({"fast_dev_run": True}, "limit_train_batches=1|fast_dev_run"),
+        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
+        ({"max_epochs": -1}, "max_epochs and max_steps without an end"),
+        ({"max_time": "00:00:01:00"}, "a Timer, or max_time"),
+        ({"callbacks": [those.Timer("00:00:01:00")]}, "a Timer, or max_time"),
+        ({"callbacks": [those.GradientAccumulationScheduler({2: 2})]}, "a GradientAccumulationScheduler"),
+        ({"callbacks": [those.LearningRateFinder(num_training_steps=5)]}, "a LearningRateFinder"),
+        ({"callbacks": [those.BatchSizeFinder()]}, "a BatchSizeFinder"),
+        ({"loader": DataLoader(points(), batch_size=12)}, "reads by a SequentialSampler"),
+        ({"loader": DataLoader(Endless(), batch_size=12)}, "an IterableDataset to train on"),
+        ({"strategy": ElasticStrategy(virtual_workers=3)}, "no url"),
+        ({"strategy": ElasticStrategy("somewhere")}, "no virtual_workers"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_by_name(given: dict[str, Any], match: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=match):
+        fit(None if "strategy" in given else tmp_path, **given)
+
+
+def test_a_run_goes_on_from_what_it_saved_itself(tmp_path: Path) -> None:
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                        strategy=ElasticStrategy(str(tmp_path / "run"), virtual_workers=3))  # fmt: skip
+    plain = L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+    plain.strategy.connect(Module())
+    plain.save_checkpoint(tmp_path / "one.ckpt")
+    with pytest.raises(ConfigError, match="ckpt_path"):
+        trainer.fit(Module(), DataLoader(points(), batch_size=12, shuffle=True), ckpt_path=str(tmp_path / "one.ckpt"))

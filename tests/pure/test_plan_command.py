@@ -1,0 +1,237 @@
+"""Plans are made before money is spent: what they say follows from what was given, and from named figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.__main__ import main
+from elastic.errors import ConfigError
+from elastic.plan import figures, scaling, trace, units
+from elastic.plan.communication import Link
+from elastic.plan.job import Job
+from elastic.plan.policies import OURS, TORCHRUN, USES
+from elastic.plan.simulation import PARTS
+
+JOB = ["--parameters", "1B", "--gradients", "fp16", "--batch-time", "16s", "--nodes", "8", "--per-node", "8"]
+JOB += ["--inside", "300GB/s:1us", "--across", "100Gbit/s:5us", "--adapters", "8"]
+
+
+def job(**changes: Any) -> Job:
+    given: dict[str, Any] = {
+        "parameters": 1e9,
+        "gradient_bytes": 2.0,
+        "state_bytes": 12e9,
+        "batch_s": 16.0,
+        "nodes": 8,
+        "per_node": 8,
+        "virtual_workers": 64,
+        "inside": Link(300e9, 1e-6),
+        "across": Link(12.5e9, 5e-6),
+        "adapters": 8,
+        "overlap": 0.0,
+    }
+    return Job(**(given | changes))
+
+
+def planned(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main(["plan", *JOB, "--json", *argv]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main([*argv]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err
+
+
+def test_a_plan_has_the_textbooks_all_reduces(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {size["workers"]: size for size in planned(capsys, "--virtual-workers", "64")["sizes"]}
+    assert sizes[1]["communication_s"] == 0
+    assert f"{1e3 * sizes[8]['communication_s']:.2f}" == "11.68"
+    assert f"{1e3 * sizes[64]['communication_s']:.2f}" == "46.75"
+    assert f"{100 * sizes[64]['efficiency']:.1f}" == "84.2"  # 250 ms of compute, as in the textbook's case
+    assert sizes[63]["balance"] == 64 / (63 * 2)
+
+
+def test_an_adapter_that_a_nodes_workers_share_gives_each_its_part() -> None:
+    one, eight = job(adapters=1).communication_s(64), job(adapters=8).communication_s(64)
+    assert one - eight == pytest.approx(2 * 7 / 8 * 0.25e9 * (8 - 1) / 12.5e9)
+
+
+def test_computing_hides_communication_as_far_as_it_overlaps() -> None:
+    assert job().step_s(64) == pytest.approx(0.25 + 0.04675, abs=1e-5)
+    assert job(overlap=0.5).step_s(64) == 0.25
+    assert job(overlap=0.1).step_s(64) == pytest.approx(0.25 + 0.02175, abs=1e-5)
+
+
+def test_the_knee_is_where_a_worker_more_gains_less_than_it_costs() -> None:
+    """With a network a hundred times slower, two nodes are slower than one: the knee is one node."""
+    slow = scaling.sizes(job(across=Link(0.125e9, 5e-6), adapters=1))
+    assert scaling.knee(slow).workers == 8
+    fast = scaling.sizes(job(inside=Link(1e15, 0), across=Link(1e15, 0)))
+    assert scaling.knee(fast).workers == 64
+    assert [size.workers for size in scaling.table_rows(fast, 8)][-1] == 64
+    assert len(scaling.table_rows(fast, 8)) <= 17
+
+
+def test_shares_are_balanced_as_the_page_on_virtual_workers_says() -> None:
+    assert [round(100 * scaling.balance(24, workers)) for workers in (1, 5, 7, 8, 11)] == [100, 96, 86, 100, 73]
+
+
+def test_the_suggested_v_suits_the_sizes_that_the_fleet_visits() -> None:
+    """Eight workers at times, and six at others: 24 shares are even on both."""
+    found = scaling.candidates({8: 1000.0, 6: 1000.0, 5: 0.0, 0: 50.0}, 8)
+    assert [one.virtual_workers for one in found] == sorted({one.virtual_workers for one in found})
+    assert scaling.suggest(found, 8) == scaling.Shares(24, 1.0, 1.0)
+
+
+def test_a_plan_says_how_often_to_save_what_it_takes_and_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ["--spot-price", "3", "--price", "10", "--steps", "100k", "--trace", "aws-p3-2020"]
+    found = planned(capsys, *prices)
+    assert found["fleet"]["trace"] == "aws-p3-2020"
+    assert found["save_every"]["reason"].startswith("every ")
+    assert 0 < found["save_every"]["waste"] < 0.05
+    assert 0.9 < found["goodput"] < 1
+    assert math.fsum(found["seconds"].values()) == pytest.approx(found["fleet"]["seconds"])
+    spot, calm = found["spot"], found["on_demand"]
+    assert spot["cost"] == pytest.approx(3 * spot["node_hours"])
+    assert calm["cost"] == pytest.approx(10 * calm["node_hours"])
+    assert calm["node_hours"] == pytest.approx(8 * calm["seconds"] / 3600)
+    assert spot["seconds"] > calm["seconds"]
+    twice = planned(capsys, *prices, "--steps", "200k")
+    assert twice["spot"]["seconds"] == pytest.approx(2 * spot["seconds"])
+
+
+def test_dear_requests_and_little_patience_change_how_often_to_save(capsys: pytest.CaptureFixture[str]) -> None:
+    free = planned(capsys, "--spot-price", "3")["save_every"]
+    dear = planned(capsys, "--spot-price", "3", "--save-price", "1")["save_every"]
+    assert dear["seconds"] > free["seconds"]
+    assert planned(capsys, "--at-risk", "2min")["save_every"]["bound"] == "at_risk"
+    assert planned(capsys, "--upload", "10MB/s")["save_every"]["bound"] == "upload"
+
+
+def test_a_plan_for_people_names_where_its_figures_are_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *JOB]) == 0
+    said = capsys.readouterr().out
+    for expected in ("1 B parameters", "46.75 ms", "Saves  every", "Goodput", "on 8 nodes that stay", "no price given"):
+        assert expected in said
+    for name in USES:
+        assert figures.defaults()[name].date in said
+
+
+def test_a_simulation_compares_the_policies_on_every_recorded_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["simulate", "--parameters", "124M", "--batch-time", "16s", "--nodes", "16", "--across", "25Gbit/s:20us"]
+    assert main([*argv, "--price", "1.2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [fleet["trace"] for fleet in found["fleets"]] == trace.recorded_names()
+    assert set(found["figures"]) == set(USES)
+    for fleet in found["fleets"]:
+        outcomes = {one["policy"]: one for one in fleet["outcomes"]}
+        assert outcomes[OURS]["goodput"] > outcomes["stalls"]["goodput"] > outcomes[TORCHRUN]["goodput"]
+        assert outcomes[OURS]["price_of_1000_steps"] < outcomes[TORCHRUN]["price_of_1000_steps"]
+        assert set(outcomes[OURS]["seconds"]) == set(PARTS)
+    assert main([*argv, "--trace", "gcp-oobleck-2023"]) == 0
+    said = capsys.readouterr().out
+    assert "gcp-oobleck-2023" in said
+    assert "aws" not in said
+
+
+def test_a_drawn_fleet_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--lifetime", "2h", "--replaced", "10min", "--seed"]
+    first, again, other = (planned(capsys, *argv, seed)["fleet"] for seed in ("3", "3", "4"))
+    assert first == again != other
+    assert first["trace"] == "drawn with seed 3"
+
+
+def test_figures_of_ones_own_take_the_place_of_the_packages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps({"batch_s": {"value": 16.0, "source": "a stopwatch", "date": "2026-11-24"}}))
+    argv = [one for one in JOB if one not in ("--batch-time", "16s")]
+    assert main(["plan", *argv, "--json", "--figures", str(mine)]) == 0
+    assert json.loads(capsys.readouterr().out)["sizes"][0]["step_s"] == 16.0
+    assert "--batch-time is missing" in refused(capsys, "plan", *argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("{", "no JSON"),
+        ("[]", "a JSON object of figures is expected, and not list"),
+        ('{"lost_s": {"value": 1}}', r"unknown figure 'lost_s'; did you mean loss_s\?"),
+        ('{"loss_s": 1}', "loss_s is 1; expected"),
+        ('{"loss_s": {"value": "1"}}', "loss_s is .*; expected"),
+        ('{"loss_s": {"value": -1}}', "loss_s is .*; expected"),
+    ],
+)
+def test_what_is_no_figure_is_refused(text: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        figures.parse(text, "mine.json")
+
+
+def test_every_figure_of_the_package_has_a_meaning_a_source_and_a_date() -> None:
+    found = figures.defaults()
+    assert set(USES) <= set(found) <= set(figures.MEANINGS)
+    assert all(one.source and one.date.startswith("2026-") for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("argv", "match"),
+    [
+        ([], "--parameters is missing"),
+        (["--parameters", "1B"], "--batch-time is missing(.|\n)*--measure here.json"),
+        (["--parameters", "1B", "--batch-time", "1s"], "--across is missing: RATE:LATENCY, such as 100Gbit/s:5us"),
+        ([*JOB, "--nodes", "0"], "--nodes 0"),
+        ([*JOB, "--virtual-workers", "0"], "--virtual-workers 0; expected 1 or more"),
+        ([*JOB, "--overlap", "2"], "--overlap 2; expected a share from 0 to 1"),
+        ([*JOB, "--nodes-min", "9"], "--nodes-min 9 is above --nodes 8"),
+        ([*JOB, "--trace", "nowhere"], "--trace nowhere: (.|\n)*aws-p3-2020"),
+        ([*JOB, "--lifetime", "1h", "--trace", "aws-p3-2020"], "leave one of them out"),
+        ([*JOB, "--trace", "aws-p3-2020", "--trace", "aws-g4dn-2020"], "a plan is for one fleet"),
+        ([*JOB, "--figures", "nowhere.json"], "--figures nowhere.json: "),
+        (["--measure", "x.json", "--model", "nothing"], "--model 'nothing'; expected MODULE:FUNCTION"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_advice(
+    argv: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(match, refused(capsys, "plan", *argv))
+
+
+def test_quantities_are_read_as_people_write_them() -> None:
+    assert (units.count("124M"), units.count("1.5B"), units.count("100k"), units.count("7")) == (124e6, 1.5e9, 1e5, 7)
+    assert (units.nbytes("12GB"), units.nbytes("1 GiB"), units.nbytes("100")) == (12e9, 2**30, 100)
+    assert (units.rate("300GB/s"), units.rate("100Gbit/s")) == (300e9, 12.5e9)
+    times = [units.seconds(text) for text in ("250ms", "5us", "90s", "10min", "6h", "3")]
+    assert times == pytest.approx([0.25, 5e-6, 90, 600, 21600, 3])
+    for read, text in ((units.count, "many"), (units.rate, "5GB"), (units.seconds, "5 m"), (units.nbytes, "-5GB")):
+        with pytest.raises(ConfigError, match="expected"):
+            read(text)
+
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/plan-a-fleet.md"
+
+
+def test_the_page_shows_what_its_commands_print(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but those that measure this machine, and what rests on that."""
+    monkeypatch.setenv("COLUMNS", "120")
+    printed = ""
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        if language == "bash":
+            commands = [shlex.split(line) for line in text.replace("\\\n", "").splitlines()]
+            for program, *argv in (command for command in commands if "here.json" not in command):
+                assert (program, main(argv)) == ("elastic", 0)
+            printed = capsys.readouterr().out
+        else:
+            missing = [line for line in text.splitlines() if line.strip() not in printed]
+            assert not missing, f"{missing[0]}\n{printed}"

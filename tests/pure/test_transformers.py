@@ -1,0 +1,178 @@
+"""transformers' Trainer in a run of one worker: what it knows after a resume, and what it is refused by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import elastic
+from elastic.errors import ConfigError
+from elastic.integrations.transformers import ElasticTrainer
+
+
+class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __init__(self, length: int, seed: int) -> None:
+        self.rows = torch.randint(0, 30, (length, 8), generator=torch.Generator().manual_seed(seed))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+class Endless(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+    def __iter__(self) -> Any:
+        yield from (Texts(4, 1)[i] for i in range(4))
+
+
+class Cut(transformers.TrainerCallback):  # type: ignore[misc]  # it has no types
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.at:
+            raise KeyboardInterrupt
+
+
+def trainer(url: Path, *callbacks: Any, kind: type = ElasticTrainer, given: Any = None, **arguments: Any) -> Any:
+    elastic.seed(0)
+    transformers.set_seed(0)
+    named: dict[str, Any] = {
+        "output_dir": f"{url}-out",
+        "num_train_epochs": 3,
+        "logging_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "no",
+        "metric_for_best_model": "eval_loss",
+        "report_to": "none",
+        "use_cpu": True,
+        "seed": 0,
+    }
+    size = {"vocab_size": 30, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
+    network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, bos_token_id=None, eos_token_id=None))
+    dataset = arguments.pop("dataset", Texts(32, 1))
+    return kind(
+        model=network,
+        args=transformers.TrainingArguments(**(named | arguments)),
+        train_dataset=dataset,
+        eval_dataset=Texts(8, 2),
+        callbacks=list(callbacks),
+        elastic={"url": str(url), "batch_size": 8, "virtual_workers": 4, "save_every": 1} | (given or {}),
+    )
+
+
+def known(ended: Any) -> Any:
+    """The log without times, and the weights."""
+    log = [{k: v for k, v in entry.items() if not k.endswith(("_runtime", "_per_second"))} for entry in
+           ended.state.log_history]  # fmt: skip
+    return log, [parameter.tolist() for parameter in ended.model.parameters()]
+
+
+def test_what_is_evaluated_at_the_start_is_evaluated_once(tmp_path: Path) -> None:
+    """A second time it counts for the patience of early stopping, and the run would end earlier."""
+
+    def train(url: Path, cut: int | None = None) -> Any:
+        stopping = transformers.EarlyStoppingCallback(early_stopping_patience=3, early_stopping_threshold=10.0)
+        made = trainer(url, stopping, Cut(cut), eval_on_start=True)
+        made.train()
+        return made
+
+    whole = train(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", 3)
+    resumed = train(tmp_path / "cut")
+
+    assert whole.state.global_step == resumed.state.global_step == 8  # of 12
+    assert known(resumed) == known(whole)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2: a run cannot carry"),
+        ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy="),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"include_num_input_tokens_seen": "all"}, "include_num_input_tokens_seen='all'"),
+        ({"dataset": Endless(), "max_steps": 4}, "an IterableDataset to train on"),
+        ({"given": {"virtual_workers": None, "steps": 3}}, "steps, which the Trainer decides"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_by_name(arguments: dict[str, Any], match: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=match):
+        trainer(tmp_path, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("use_liger_kernel", True, "use_liger_kernel"),
+        ("optim", "lomo", "optim='lomo'"),
+        ("optim", "galore_adamw_layerwise", "optim='galore_adamw_layerwise'"),
+        ("_n_gpu", 2, "n_gpu=2"),
+    ],
+)
+def test_what_this_machine_lacks_is_refused_before_it_is_asked_for(
+    name: str, value: Any, match: str, tmp_path: Path
+) -> None:
+    """Arguments whose packages or devices are not here: refused by what they say, on any machine."""
+    from elastic.integrations.transformers import _check
+
+    made = trainer(tmp_path)
+    object.__setattr__(made.args, name, value)
+    with pytest.raises(ConfigError, match=match):
+        _check(made, {"url": "x", "virtual_workers": 2})
+
+
+def test_an_elastic_argument_that_is_missing_is_named(tmp_path: Path) -> None:
+    from elastic.integrations.transformers import _check
+
+    with pytest.raises(ConfigError, match="lacks url, virtual_workers"):
+        _check(trainer(tmp_path), {})
+
+
+@pytest.mark.parametrize("given", [("out/checkpoint-4",), {"resume_from_checkpoint": True}, {"trial": {"lr": 1}}])
+def test_a_run_goes_on_from_what_it_saved_itself(given: Any, tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    with pytest.raises(ConfigError, match="goes on from what it saved itself"):
+        made.train(*given) if isinstance(given, tuple) else made.train(**given)
+
+
+class OwnSampler(ElasticTrainer):
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+class OwnLoader(ElasticTrainer):
+    def get_train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(self.train_dataset, batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [(OwnSampler, "sampler is a SequentialSampler"), (OwnLoader, "get_train_dataloader is overridden")],
+)
+def test_an_order_of_its_own_is_refused(kind: type, match: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=match):
+        trainer(tmp_path, kind=kind).train()
+
+
+def test_a_trainer_that_is_not_elastic_does_not_train_by_itself_under_a_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(tmp_path)
+    plain = transformers.Trainer(
+        model=nn.Linear(2, 2), args=made.args, train_dataset=Texts(4, 1), eval_dataset=Texts(4, 1)
+    )
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="is no ElasticTrainer"):
+        plain.train()
