@@ -32,7 +32,7 @@ ALLOWED = (
     Allowed("the count of writes to a tensor", "_version", "elastic/state"),
     Allowed(
         "one call for many copies, sums or products, as torch's optimizers make them",
-        "_foreach_add_ _foreach_copy_ _foreach_mul _foreach_mul_",
+        "_foreach_add_ _foreach_copy_ _foreach_mul",
         "elastic/group/buffers.py elastic/group/gradients.py elastic/group/snapshot.py elastic/group/usual_buffers.py "
         "elastic/state/rewound.py",
     ),
