@@ -13,6 +13,7 @@ from tests.kit import sampling
 
 if TYPE_CHECKING:
     from elastic.drill.cluster import Cluster
+    from elastic.drill.end import End
 
 
 @pytest.fixture(scope="session")
@@ -22,11 +23,13 @@ def elastic_script() -> Path:
 
 @pytest.fixture
 def elastic_cluster(elastic_cluster: Callable[..., Cluster]) -> Iterator[Callable[..., Cluster]]:
-    """The plugin's; and what holds of every run's events is asserted of each that ends."""
+    """The plugin's, of forked processes; and what holds of every run's events is asserted of each that ends."""
+    from tests.kit.forkserver import ForkedMachine
+
     made: list[Cluster] = []
 
     def make(**arguments: Any) -> Cluster:
-        made.append(elastic_cluster(**arguments))
+        made.append(elastic_cluster(**{"hosting": ForkedMachine(), **arguments}))
         return made[-1]
 
     yield make
@@ -34,6 +37,13 @@ def elastic_cluster(elastic_cluster: Callable[..., Cluster]) -> Iterator[Callabl
 
     for run in made:
         assert_observed(run.events())
+
+
+@pytest.fixture
+def elastic_undisturbed(elastic_undisturbed: Callable[..., End]) -> Callable[..., End]:
+    from tests.kit.forkserver import ForkedMachine
+
+    return lambda **arguments: elastic_undisturbed(**{"hosting": ForkedMachine(), **arguments})
 
 
 def pytest_configure(config: pytest.Config) -> None:

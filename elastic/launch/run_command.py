@@ -36,17 +36,19 @@ _OPEN = (
 )
 
 
-def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None) -> int:
+def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None, preloaded: bool | None = None) -> int:
     """2 for what cannot be done as asked; else the agent's status: 0, 1 for a run that failed, 75 where the run has had
     its most nodes for join_timeout, 130.
 
-    waits  called before this node meets others, while its warm process imports
+    waits      called before this node meets others, while its warm process imports
+    preloaded  this process has loaded torch as a worker would, and has one thread; None: look
     Where nodes have met, or were to, it ends the process by itself: torch's rendezvous keeps its membership alive in a
     thread that may be inside torch's store, and the end of an interpreter aborts such a process (SIGABRT, after the run
     was done).
     """
     environ = dict(os.environ)  # the workers'
-    preloaded = _prepare_torch()
+    alone = _prepare_torch()
+    preloaded = alone if preloaded is None else preloaded
     from elastic.launch.arguments import parse
     from elastic.launch.ending import end
     from elastic.launch.nodes import NodesMissing

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from elastic.drill.machine import processes
 from elastic.membership.environment import NOTICES
+from tests.kit import forkserver
 
 OUTPUT_SHOWN = 6000  # characters, in an error
 POLL_S = 0.02
@@ -47,15 +48,8 @@ class Launch:
         marked = {processes.MARK: str(self._folder), "TMPDIR": str(self._folder), "PYTHONUNBUFFERED": "1"}
         marked[NOTICES] = "none"  # of the cloud that runs the tests
         with (self._folder / "output").open("wb") as output:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, **marked, **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            environ = {**os.environ, **marked, **(env or {})}
+            self.process = forkserver.start(command, env=environ, cwd=ROOT, output=output.fileno())
 
     @property
     def output(self) -> str:

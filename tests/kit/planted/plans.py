@@ -17,6 +17,7 @@ from elastic.drill.judge.review import end_violations, final_states, review
 from elastic.drill.judge.verdict import Verdict, Violation
 from elastic.drill.machine.holdings import leaks
 from elastic.events.event import Event
+from tests.kit.forkserver import ForkedMachine
 from tests.kit.planted.bug import Bug
 from tests.kit.planted.planting import environment
 
@@ -169,4 +170,5 @@ def _cluster(way: Way, folder: Path, env: Mapping[str, str], name: str = "drill"
         steps=STEPS,
         env=env,
         plan=Plan(tuple(way.faults)),
+        hosting=ForkedMachine(),
     )

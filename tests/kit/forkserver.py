@@ -1,0 +1,179 @@
+"""Starts programs as forks of one process that has imported torch; a fresh interpreter takes seconds of a processor.
+
+    ForkedMachine().start(command, …)   as elastic.drill.inject.node_hosting.ThisMachine
+    start(command, …)          as subprocess.Popen
+
+A program whose PYTHONPATH is another, which may change any module of ours, is forked before they are imported.
+
+Promises  a forked program is a process like any other: real signals, a session of its own, an exit status.
+          What the beginning of an interpreter, or of torch, could have made different is started afresh: another
+          interpreter or module than those below, or a variable that they read when they are loaded.
+Leaves    programs whose imports are what a test is about: those start afresh, by `FRESH` in their environment, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from elastic.drill.inject.node_hosting import Node, ThisMachine
+from elastic.drill.machine.processes import MARK
+from tests.kit.forkserver_process import MESSAGE_MAX, ROOM
+
+FRESH = "TESTS_FRESH_INTERPRETER"
+"""A variable; where a program's environment has it, the program is a fresh interpreter."""
+_ROOT = Path(__file__).parents[2]
+_READY_S = 120.0
+_PROGRAMS = (("-m", "elastic", "run"), ("-m", "torch.distributed.run"))
+_OTHERS = (
+    "torch._dynamo",
+    "torch.distributed.run",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+    "cryptography.hazmat.primitives.asymmetric.ec",
+    "cryptography.x509",
+    "fsspec.implementations.local",
+    "rich.console",
+    "safetensors.torch",
+    "tenacity",
+    "xxhash",
+)
+_OURS = (
+    "elastic.launch.agent",
+    "elastic.launch.arguments",
+    "elastic.launch.ending",
+    "elastic.launch.nodes",
+    "elastic.launch.warm",
+    "elastic.run",
+    "elastic.drill.inject.injector",
+    "checkpoint.checkpointer",
+    "checkpoint.runs.beacon",
+)
+_READ_WHEN_LOADED = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "ATEN_", "TORCH", "PYTORCH", "MALLOC_", "GLIBC_")
+_ALWAYS = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""What drills set, and `elastic run` before it loads torch."""
+
+
+class ForkedMachine(ThisMachine):
+    """Its nodes are forks where they can be."""
+
+    def __repr__(self) -> str:
+        return "ForkedMachine()"  # one is like another
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], output: Path) -> Node:
+        with output.open("ab") as out:
+            return start(command, env=env, cwd=os.getcwd(), output=out.fileno())
+
+
+def start(command: Sequence[str], *, env: Mapping[str, str], cwd: str | os.PathLike[str], output: int) -> Node:
+    """A program in a session of its own, without standard input; both its streams are `output`."""
+    if _may_be_forked(command, env):
+        path_is_ours = env.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+        server = _forkserver(os.getpid(), (*_OTHERS, *_OURS) if path_is_ours else _OTHERS)
+        return server.start(command[1:], env, os.fspath(cwd), output)
+    return subprocess.Popen(
+        command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
+
+
+class Forked:
+    """A forked program; as subprocess.Popen."""
+
+    def __init__(self, pid: int, status: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+
+    def __del__(self) -> None:
+        if self.returncode is None:
+            os.close(self._status)
+
+    def poll(self) -> int | None:
+        return self._ended(within_s=0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        ended = self._ended(within_s=timeout)
+        if ended is None:
+            raise subprocess.TimeoutExpired(f"forked {self.pid}", timeout or 0.0)
+        return ended
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, *, within_s: float | None) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], within_s)[0]:
+            said = os.read(self._status, 16)
+            os.close(self._status)
+            assert said, "the forkserver has ended, so nobody knows how its programs did"
+            self.returncode = int(said)
+        return self.returncode
+
+
+class _Forkserver:
+    """Runs until this process ends, and is no child of it: tests count children."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = [str(theirs.fileno()), str(os.getpid()), MARK, *modules]
+        with theirs:
+            subprocess.run(
+                [sys.executable, "-m", "tests.kit.forkserver_process", *arguments],
+                cwd=_ROOT,
+                env={**os.environ, **_ALWAYS, MARK: "-" * ROOM},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                check=True,
+            )
+        self._requests.settimeout(_READY_S)
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int) -> Forked:
+        status, its = os.pipe()
+        null = os.open(os.devnull, os.O_RDONLY)
+        request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": cwd}).encode()
+        assert len(request) < MESSAGE_MAX
+        try:
+            socket.send_fds(self._requests, [request], [null, output, output, its])
+        finally:
+            os.close(null)
+            os.close(its)
+        pid = json.loads(self._requests.recv(MESSAGE_MAX))["pid"]
+        return Forked(pid, status)
+
+
+@functools.cache
+def _forkserver(owner: int, modules: Sequence[str]) -> _Forkserver:
+    """owner: this process; what was forked from it has its own."""
+    return _Forkserver(modules)
+
+
+def _may_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Scripts, modules of the tests, and the launchers."""
+    program = tuple(command[1:])
+    is_ours = program[0].endswith(".py") or (program[0] == "-m" and program[1].startswith("tests."))
+    is_launcher = any(program[: len(one)] == one for one in _PROGRAMS)
+    alike = command[0] == sys.executable and FRESH not in env and _read(env) == _read(os.environ)
+    return alike and (is_ours or is_launcher)
+
+
+def _read(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of a program's variables, those that python or torch read once."""
+    all_of_them = {**_ALWAYS, **environ}
+    read = {name: value for name, value in all_of_them.items() if name.startswith(_READ_WHEN_LOADED)}
+    read.pop("PYTHONPATH", None)
+    return read
