@@ -36,6 +36,10 @@ quick: check  ## lint, types and the pure tests, which start no process
 test: check docs  ## what CI runs: lint, types, pages, and of the longest tests a sample, each day others
 	$(PYTEST)
 
+busy: $(STAMP)  ## the same tests beside four busy loops: load must not decide
+	@loops=; for i in 1 2 3 4; do timeout 7200 $(BIN)/python -c "while True: pass" & loops="$$loops $$!"; done; \
+	trap "kill $$loops" EXIT; $(PYTEST)
+
 nightly: check docs  ## every test with all its cases, then the soak and the kills
 	NIGHTLY=1 $(PYTEST)
 	$(MAKE) soak kills
@@ -63,4 +67,4 @@ bench: $(STAMP)  ## the benchmarks, a line each; one of them: make bench NAME=re
 clean:  ## remove .venv, caches and the pages
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check docs quick test nightly soak kills gpu bench clean
+.PHONY: help setup demo check docs quick test busy nightly soak kills gpu bench clean

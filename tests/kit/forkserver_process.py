@@ -52,7 +52,7 @@ def main(fd: int, parent: int, modules: Sequence[str]) -> dict[str, Any] | None:
             for ready, _ in watched.poll():
                 if ready in running:
                     watched.unregister(ready)
-                    _bury(ready, *running.pop(ready))
+                    _report_end(ready, *running.pop(ready))
                 elif ready != requests.fileno():
                     return None  # the parent has ended
                 else:
@@ -105,7 +105,7 @@ def run(argv: Sequence[str], path: Sequence[str]) -> None:
     runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
 
 
-def _bury(pidfd: int, pid: int, status: int) -> None:
+def _report_end(pidfd: int, pid: int, status: int) -> None:
     os.close(pidfd)
     _, ended = os.waitpid(pid, 0)
     with open(status, "wb") as pipe, contextlib.suppress(BrokenPipeError):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.forkserver import FRESH
 from tests.kit.launch import ROOT, Launch
 
 WITHIN_S = 240.0
@@ -63,7 +64,7 @@ def test_modules_see_the_script_s_command_line_and_what_it_did_before(tmp_path: 
     write(tmp_path if module else more, seen=SEEN, plain="LR = 0.2", doubled="import plain; LR = 2 * plain.LR")
     what = ["-m", "package.train"] if module else [str(package / "train.py")]
     command = [*what, "--lr", "0.07", "-m", "x"]
-    env = {"PYTHONPATH": str(tmp_path)}
+    env = {"PYTHONPATH": str(tmp_path), FRESH: "1"}
 
     environ = {**os.environ, **env}
     alone = subprocess.run(
@@ -100,7 +101,7 @@ def test_torch_is_as_a_script_has_it_that_does_something_before_its_import(tmp_p
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, str(tmp_path / "train.py")]
     alone = subprocess.run(command, env={**environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True)
-    with Launch("elastic", ["run", "--nproc-per-node=1", tmp_path / "train.py"]) as launch:
+    with Launch("elastic", ["run", "--nproc-per-node=1", tmp_path / "train.py"], env={FRESH: "1"}) as launch:
         output = launch.succeed(within_s=WITHIN_S)
     assert alone.stdout in ("seen 2 False\n", "seen 1 True\n")
     assert alone.stdout in output
@@ -121,7 +122,7 @@ def test_what_reads_a_rank_variable_is_imported_afresh_by_each_worker(tmp_path: 
             sys.stdout.write(f"rank {settings.RANK} {settings.PID == me} {early.PID == me}\\n")
         """,
     )
-    with Launch("elastic", ["run", "--nproc-per-node=2", tmp_path / "train.py"]) as launch:
+    with Launch("elastic", ["run", "--nproc-per-node=2", tmp_path / "train.py"], env={FRESH: "1"}) as launch:
         output = launch.succeed(within_s=WITHIN_S)
     assert sorted(re.findall("^rank .*", output, re.M)) == ["rank 0 True False", "rank 1 True False"]
     assert output.count("reads LOCAL_RANK while it is imported") == 1
