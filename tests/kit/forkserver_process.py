@@ -79,6 +79,8 @@ def become(program: dict[str, Any], mark: str) -> None:
     os.setsid()
     _name_process(b"python")
     os.chdir(program["cwd"])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]  # they are of the folder in which pytest was started
     environ: dict[str, str] = program["env"]
     os.environ.clear()
     _show(mark, environ.get(mark, ""))

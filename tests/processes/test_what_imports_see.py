@@ -107,6 +107,24 @@ def test_torch_is_as_a_script_has_it_that_does_something_before_its_import(tmp_p
     assert alone.stdout in output
 
 
+@pytest.mark.parametrize("start", [[str(Path(sys.executable).parent / "elastic")], [sys.executable, "-m", "elastic"]])
+def test_torch_is_loaded_once_however_the_command_is_started(tmp_path: Path, start: list[str]) -> None:
+    """A worker that is a fork of its agent has the agent's command line; a fresh interpreter has one of its own. Of the
+    installed command, whose own file is `__main__`, each worker's process loaded torch anew."""
+    write(
+        tmp_path,
+        train="""
+            import pathlib
+            import sys
+            import torch
+            sys.stdout.write(pathlib.Path("/proc/self/cmdline").read_text().replace("\\0", " ") + "\\n")
+        """,
+    )
+    command = [*start, "run", "--nproc-per-node=1", str(tmp_path / "train.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WITHIN_S)
+    assert " run --nproc-per-node=1 " in ended.stdout
+
+
 def test_what_reads_a_rank_variable_is_imported_afresh_by_each_worker(tmp_path: Path) -> None:
     """What the script imports before it stays shared: only the rest is waited for by others."""
     write(
