@@ -196,7 +196,7 @@ class Checkpointer:
         """The claim of this process, taken now if it has none yet.
 
         Args:
-            world: Is written into it, for people.
+            world: Is written into it, for people and for the caller's own rules; nothing of `checkpoint` reads it.
 
         Raises:
             ClaimHeld: A live job holds the URL.
