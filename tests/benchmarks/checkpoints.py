@@ -43,8 +43,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from checkpoint import Checkpointer, digest
 from checkpoint.format.shards import SHARD_BYTES
-from tests.benchmarks import underway
-from tests.benchmarks.underway import interruptible, progress
+from tests.benchmarks import harness
+from tests.benchmarks.harness import interruptible, progress
 
 SMALL_FLOATS = 1024  # every other tensor is a bias
 PATIENCE_S = 600.0
@@ -352,4 +352,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)
