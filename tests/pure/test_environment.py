@@ -41,7 +41,7 @@ def touches(source: str) -> Iterator[int]:
 
 
 def test_only_these_files_touch_the_environment() -> None:
-    """The head of membership/environment.py says so, and a reader who asks where a variable is read looks there alone."""
+    """The head of membership/environment.py says so, and who asks where a variable is read looks there alone."""
     found = {
         path.relative_to(ROOT).as_posix()
         for room in ("elastic", "checkpoint")
