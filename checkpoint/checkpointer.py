@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
+from checkpoint.format.document import Tree
 from checkpoint.format.manifest import Commit
 from checkpoint.format.marks import Patterns
 from checkpoint.format.names import CommitId
 from checkpoint.format.shards import SHARD_BYTES
-from checkpoint.format.tree import Tree
 from checkpoint.load.cast import Cast
 from checkpoint.load.into_state import LoadRules
 from checkpoint.load.loaded import Loaded, Skipped
@@ -196,7 +196,7 @@ class Checkpointer:
         """The claim of this process, taken now if it has none yet.
 
         Args:
-            world: Is written into it, for people.
+            world: Is written into it, for people and for the caller's own rules; nothing of `checkpoint` reads it.
 
         Raises:
             ClaimHeld: A live job holds the URL.

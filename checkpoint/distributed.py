@@ -14,8 +14,8 @@ from typing import Literal
 import torch.distributed as dist
 
 from checkpoint.errors import CheckpointError
+from checkpoint.format.document import Tree
 from checkpoint.format.marks import Patterns
-from checkpoint.format.tree import Tree
 from checkpoint.load.group.load import load_together
 from checkpoint.load.into_state import LoadRules
 from checkpoint.load.loaded import Loaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 
-from checkpoint.format.tree import Tree
+from checkpoint.format.document import Tree
 from checkpoint.load.into_state import LoadRules, load_alone
 from checkpoint.load.loaded import Loaded
 from checkpoint.net.framing import Message

@@ -1,6 +1,6 @@
 """In which order a run visits its examples: what `Run(order=…)` takes.
 
-A class with one method `over(sizes)`, as `Order` has it, is an order, too.
+A class with one method `for_run(sizes)`, as `Order` has it, is an order, too.
 """
 
 from elastic.data.bucketed import Bucketed

@@ -38,8 +38,8 @@ import torch
 
 from checkpoint.errors import CheckpointError
 from checkpoint.format.decoding import decode
+from checkpoint.format.document import TAG, Document
 from checkpoint.format.leaves import Array, children, is_mapping
-from checkpoint.format.tree import TAG, Document
 from checkpoint.load.pieces import Bytes
 from checkpoint.load.stream import Stream
 

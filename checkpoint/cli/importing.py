@@ -19,9 +19,9 @@ import torch
 from checkpoint.cli.opened_run import OpenedRun
 from checkpoint.cli.screen import Screen
 from checkpoint.errors import CheckpointError
+from checkpoint.format.document import Tree
 from checkpoint.format.manifest import Commit
 from checkpoint.format.shards import SHARD_BYTES
-from checkpoint.format.tree import Tree
 from checkpoint.runs.history import Log, read_history
 from checkpoint.save.commit import commit
 from checkpoint.save.foreground import write_all

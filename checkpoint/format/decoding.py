@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from checkpoint.errors import CorruptCheckpoint
+from checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, Tree
 from checkpoint.format.dtypes import writable_bytes
 from checkpoint.format.marks import PerRank
-from checkpoint.format.tree import DEPTH_MAX, PER_RANK, TAG, Document, Tree, has_fixed_meaning, is_dense, is_sharded
+from checkpoint.format.tree import has_fixed_meaning, is_dense, is_sharded
 
 _NUMPY_DTYPE = re.compile(r"[<>|=]?[A-Za-z]\d*(\[\w+\])?")  # as dtype.str gives it
 

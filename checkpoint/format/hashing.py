@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import xxhash
 
+from checkpoint.format.document import Tree
 from checkpoint.storage.base import Buffer
-
-if TYPE_CHECKING:
-    from checkpoint.format.tree import Tree
 
 CHUNK_BYTES = 8 * 2**20  # a ranged read is verified by the chunks that it touches
 

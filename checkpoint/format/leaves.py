@@ -16,8 +16,8 @@ import torch
 
 from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.decoding import decode, numpy_dtype
+from checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, child
 from checkpoint.format.pieces import StoredTensor
-from checkpoint.format.tree import DEPTH_MAX, PER_RANK, TAG, Document, child
 
 _SHOWN = 60  # characters of a plain value
 _PAIRS, _ITEMS = ("dict", "OrderedDict", "Counter"), ("tuple", "torch.Size", PER_RANK)

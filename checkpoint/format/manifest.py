@@ -22,13 +22,13 @@ import torch
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.decoding import decode
+from checkpoint.format.document import Document
 from checkpoint.format.draft import Draft, StoredObject
 from checkpoint.format.dtypes import DTYPES, NAMES
 from checkpoint.format.envelope import to_json, unseal
 from checkpoint.format.names import CommitId, id_document, id_from
 from checkpoint.format.pieces import NUMBER_MAX, StoredTensor, Table, columns
 from checkpoint.format.shards import Shard
-from checkpoint.format.tree import Document
 
 FORMAT = 2
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checkpoint.errors import CheckpointError, StateMismatch
-from checkpoint.format.tree import Document, Tree, child
+from checkpoint.format.document import Document, Tree, child
 
 _RUNNING = {"running_mean", "running_var", "num_batches_tracked"}  # also where a module comes as its state_dict()
 

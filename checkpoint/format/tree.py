@@ -21,26 +21,18 @@ import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from checkpoint.errors import UnsupportedValue
+from checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, Tree, child
 from checkpoint.format.dtypes import NAMES
-
-if TYPE_CHECKING:
-    from checkpoint.format.marks import Marks
-
-TAG = "!"
-PER_RANK = "per_rank"  # the tag of an entry of which each rank's own value is kept
-DEPTH_MAX = 200  # levels of nesting; far above any state, below Python's limit on recursion
+from checkpoint.format.marks import Marks
 
 _KEY = " (the key)"
 _OWN_NAME = re.compile(r"#rank\d+(#\d+)?$")  # of tensors of one rank alone
-
-Tree = Any  # dicts, lists, tuples, sets, tensors, arrays and plain values, nested
-Document = Any  # what json.dumps takes
 
 
 def encode(
@@ -68,13 +60,6 @@ def is_sharded(value: object) -> bool:
 def is_stateful(value: object) -> bool:
     """Whether `value` is saved as its state_dict()."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def child(path: str, key: object) -> str:
-    """The path of an entry: `.key` for a string, `[3]` for a position or any other key."""
-    if isinstance(key, str):
-        return f"{path}.{key}" if path else key
-    return f"{path}[{key!r}]"
 
 
 def walk_tensors(tree: Tree, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:

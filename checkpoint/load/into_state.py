@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from checkpoint.format.document import Tree
 from checkpoint.format.marks import Resolver
 from checkpoint.format.names import CommitId
-from checkpoint.format.tree import Tree
 from checkpoint.load.apply import apply
 from checkpoint.load.cast import Cast
 from checkpoint.load.loaded import Loaded

@@ -10,12 +10,12 @@ import torch
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
 from checkpoint.format.decoding import decode
+from checkpoint.format.document import Tree
 from checkpoint.format.dtypes import writable_bytes
 from checkpoint.format.manifest import Commit, corrupt_manifest
 from checkpoint.format.names import CommitId
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Piece, run_start
-from checkpoint.format.tree import Tree
 from checkpoint.load.objects import check_sizes, read_object, read_or_map
 from checkpoint.memory import free_bytes
 from checkpoint.runs.history import read_manifest

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from checkpoint.format.document import Document
 from checkpoint.format.leaves import Array, Value, entry, leaves
 from checkpoint.format.manifest import Commit, corrupt_manifest
 from checkpoint.format.names import CommitId
-from checkpoint.format.tree import Document
 from checkpoint.load.objects import check_sizes
 from checkpoint.load.pieces import ByChunks, Bytes, VerifiedFirst
 from checkpoint.runs.history import read_manifest

@@ -59,7 +59,8 @@ class Claim:
         nonce: Chosen at random by the holder, and answered by its endpoint.
         endpoint: Where the holder can be asked (beacon.py), or None where it could not listen.
         job: The holder's name for itself; a restart of the same job carries the same one.
-        world: What the holder says of its workers; for people.
+        world: What the holder says of its workers, as JSON. Nothing here reads it: it is for people, and for those who
+            wrote it. `elastic` keeps the names of its nodes there, and decides by them who may go on.
         resumed_from: The commit that was the newest of the lineage, or None at a run's beginning.
         taken_at: Seconds of the holder's Unix clock.
         url: Where the holder writes, without credentials; a copy of the run says so, too.

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 from checkpoint.errors import CheckpointError, TornManifest
+from checkpoint.format.document import Tree
 from checkpoint.format.draft import Draft
 from checkpoint.format.manifest import Commit
-from checkpoint.format.tree import Tree
 from checkpoint.net.errors import error_document
 from checkpoint.net.framing import Message
 from checkpoint.save.handle import Saving

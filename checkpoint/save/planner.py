@@ -14,12 +14,13 @@ import torch
 from checkpoint.errors import CheckpointError
 from checkpoint.format import manifest
 from checkpoint.format.decoding import decode
+from checkpoint.format.document import Document, Tree
 from checkpoint.format.draft import Draft
 from checkpoint.format.manifest import Commit
 from checkpoint.format.marks import Marks, Patterns
 from checkpoint.format.names import STEP_MAX, CommitId, new_nonce
 from checkpoint.format.shards import Shard, plan_shards
-from checkpoint.format.tree import Document, Tree, encode
+from checkpoint.format.tree import encode
 
 Kind = tuple[torch.Size, torch.dtype]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from checkpoint.format.document import Tree
 from checkpoint.format.draft import Draft
 from checkpoint.format.names import CommitId
-from checkpoint.format.tree import Tree
 from checkpoint.net.errors import Scrub
 from checkpoint.net.framing import Message
 from checkpoint.runs.claims import Claim

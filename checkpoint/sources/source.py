@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from checkpoint.errors import CheckpointError
-from checkpoint.format.tree import Tree
+from checkpoint.format.document import Tree
 
 _SHOWN = 6  # names in an error
 

@@ -13,7 +13,7 @@ It is no DataLoader itself: Trainers would shard it a second time.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -105,7 +105,7 @@ class ElasticLoader:
         self._counted = False
         self._pass = _Pass(0, 0)
         timeout = {"timeout": TIMEOUT_S} if options.get("num_workers") else {}
-        self._batches = DataLoader(dataset, batch_sampler=_Parts(self), **{**timeout, **options})
+        self._batches = DataLoader(dataset, batch_sampler=_Parts(self._requests), **{**timeout, **options})
         _loaders.add(self)
 
     @property
@@ -260,11 +260,11 @@ class _Pass:
 class _Parts:
     """What DataLoader takes for a batch sampler; it asks anew at the beginning of each iteration."""
 
-    def __init__(self, loader: ElasticLoader) -> None:
-        self._loader = loader
+    def __init__(self, requests: Callable[[], Iterator[list[int]]]) -> None:
+        self._requests = requests
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._loader._requests()
+        return self._requests()
 
 
 def _part_of(step: StepPlan, rank: int, world_size: int) -> list[int]:

@@ -14,7 +14,6 @@ Loops' counters, callbacks' states and logged values are part of the run's state
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -45,6 +44,7 @@ from elastic.data.order import Order
 from elastic.errors import ConfigError
 from elastic.integrations.placing import own_device, passes_over, steps_per_epoch
 from elastic.loop.plain_step import PlainStep
+from elastic.membership import environment
 from elastic.run import Run
 
 
@@ -77,8 +77,9 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         **arguments: Any,
     ) -> None:
         super().__init__(device=own_device(device))
-        self._url = url or os.environ.get("ELASTIC_URL", "")
-        self._virtual_workers = virtual_workers or int(os.environ.get("ELASTIC_VIRTUAL_WORKERS", "0"))
+        usual_url, usual_workers = environment.place_of_run()
+        self._url = url or usual_url
+        self._virtual_workers = virtual_workers or usual_workers
         self._batch_size = batch_size
         self._arguments = arguments
         self._trainer: Any = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from elastic.data.order import Order, Shuffled, Sizes
+from elastic.membership import environment
 from elastic.state.on_bad import parse
 
 
@@ -16,7 +16,7 @@ def own_device(given: torch.device | str) -> torch.device:
     """The same, or of "cuda" this worker's own GPU; workers beyond their number share them."""
     device = torch.device(given)
     if str(device) == "cuda":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count()))
+        return torch.device("cuda", environment.local_rank() % max(1, torch.cuda.device_count()))
     return device
 
 

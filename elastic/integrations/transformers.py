@@ -35,6 +35,7 @@ from elastic.errors import ConfigError
 from elastic.integrations.accelerate import check_alone, follow, hidden_launch
 from elastic.integrations.placing import passes_over, steps_per_epoch
 from elastic.loop.plain_step import PlainStep
+from elastic.membership import environment
 from elastic.run import Run
 
 _SET_HERE = ("model", "optimizer", "scheduler", "dataset", "collate_fn", "steps", "epochs", "seed", "num_workers",
@@ -406,11 +407,10 @@ def _set_up_alone(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _train_together(self: Any, *args: Any, **kwargs: Any) -> Any:
-    workers = int(os.environ.get("WORLD_SIZE", "1"))
-    if workers > 1 and not isinstance(self, ElasticMixin):
+    if environment.is_one_of_several() and not isinstance(self, ElasticMixin):
         raise ConfigError(
-            f"a {type(self).__name__} is no ElasticTrainer, and elastic.integrations.transformers is imported: each of "
-            f"the {workers} workers would train by itself\n"
+            f"a {type(self).__name__} is no ElasticTrainer, and elastic.integrations.transformers is imported: each "
+            "worker would train by itself\n"
             "  next  ElasticTrainer(..., elastic={...}); or start the script without a launcher"
         )
     return _train(self, *args, **kwargs)

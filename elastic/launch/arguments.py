@@ -197,7 +197,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise ConfigError(f"--hang-limit must be a positive number of seconds, found {options.hang_limit}")
     if not 0 <= options.leave_status <= 255:
         raise ConfigError(f"--leave-status must be within 0 and 255, found {options.leave_status}")
-    sources(options.notices, os.environ)  # what is wrong is said before anything starts
+    sources(options.notices, environment.settings_of_sources())  # what is wrong is said before anything starts
     script = Script(options.training_script, options.module, tuple(options.training_script_args))
     if not script.module and not os.path.isfile(script.target):
         raise ConfigError(f"there is no script {script.target} (from {os.getcwd()}); for a module, use -m")

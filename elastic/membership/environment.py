@@ -1,6 +1,9 @@
-"""Who started this process, and as which worker? What a launcher tells training is read here.
+"""Who started this process, and as which worker? What a launcher tells training is read here, and only here.
 
-What a worker needs before it is one, its agent and its channel, launch/worker.py reads.
+Who else looks at the environment looks for what is its own, and tests/pure/test_environment.py names them all: launch/
+hands it on to workers, which find their agent and their channel in it before they are any; drill/ keeps words of its
+own there; integrations/accelerate.py hides the launcher from a library; plan/ and group/nccl.py set what gloo and NCCL
+read; checkpoint reads the run's secret, and hands the rest on to the process that writes.
 
 `elastic run`, plain torchrun and a process on its own are understood. A rank without its world (or the other way
 round) is an error here and not a hang later.
@@ -8,14 +11,13 @@ round) is an error here and not a hang later.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from checkpoint import linux
 from elastic.errors import ConfigError
@@ -31,9 +33,6 @@ PORTABLE_INSTRUCTION_SETS = {
 }
 """What pins the instruction set of ATen, oneDNN and MKL to AVX2, which every x86-64 cloud machine has. MKL has two
 settings, of which the second could bound the first: with SSE4_2 in it a Sapphire Rapids gave other bits (measured)."""
-
-DRILL_STORAGE = "ELASTIC_DRILL_STORAGE"  # JSON
-DRILL_NODE = "ELASTIC_DRILL_NODE"  # a process id
 
 _OF_PROCESSOR = (
     "ATEN_CPU_CAPABILITY",
@@ -191,6 +190,19 @@ def local_rank(environ: Mapping[str, str] | None = None) -> int:
     return int(found)
 
 
+def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a launcher has started workers beside this one, or may; `elastic run` tells of its own node's alone."""
+    env = os.environ if environ is None else environ
+    workers = int(env.get("WORLD_SIZE") or env.get("LOCAL_WORLD_SIZE") or "1")
+    return workers > 1 or env.get("ELASTIC_SEVERAL_NODES") == "1"
+
+
+def place_of_run(environ: Mapping[str, str] | None = None) -> tuple[str, int]:
+    """(URL, virtual workers) of a run whose script names it by a word alone; "" and 0 where nobody says."""
+    env = os.environ if environ is None else environ
+    return env.get("ELASTIC_URL", ""), int(env.get("ELASTIC_VIRTUAL_WORKERS", "0"))
+
+
 def settings_of_sources(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that sources of notices read."""
     env = os.environ if environ is None else environ
@@ -248,14 +260,3 @@ def descriptors_of_agent(environ: Mapping[str, str] | None = None) -> list[int]:
     """What a worker of `elastic run` needs open to be reached by its agent."""
     env = os.environ if environ is None else environ
     return [int(env[name]) for name in ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS") if name in env]
-
-
-def drill_storage() -> tuple[str | None, dict[str, Any] | None]:
-    """Where a drill makes the run live, and with which options. Both may hold credentials, and so are in no file."""
-    url, options = json.loads(os.environ.get(DRILL_STORAGE, "[null, null]"))
-    return url, options
-
-
-def drill_node() -> int | None:
-    """The process id by which a drill knows this node, where it is a host with process ids of its own."""
-    return int(os.environ[DRILL_NODE]) if DRILL_NODE in os.environ else None

@@ -43,8 +43,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from checkpoint import Checkpointer, digest
 from checkpoint.format.shards import SHARD_BYTES
-from tests.benchmarks import underway
-from tests.benchmarks.underway import interruptible, progress
+from tests.benchmarks import harness
+from tests.benchmarks.harness import interruptible, progress
 
 SMALL_FLOATS = 1024  # every other tensor is a bias
 PATIENCE_S = 600.0
@@ -122,7 +122,7 @@ class Bench:
         self.absent: dict[str, str] = {}
         self._source = np.ones(self.bytes, np.uint8)
         self._target = np.ones(self.bytes, np.uint8)
-        self._stager: DefaultStager | None = None
+        self.stager: DefaultStager | None = None
 
     def memcpy(self) -> None:
         with timed(self.seconds["memcpy"]):
@@ -169,15 +169,15 @@ class Bench:
         training = self.trainings[how]
         with self._emptied(name.replace(" ", "-")) as path:
             training.alone()
-            if kind is AsyncCheckpointerType.PROCESS and self._stager is None:
+            if kind is AsyncCheckpointerType.PROCESS and self.stager is None:
                 options = StagingOptions(
                     use_pinned_memory=False,
                     use_shared_memory=True,
                     use_async_staging=False,
                     use_non_blocking_copy=False,
                 )
-                self._stager = DefaultStager(options)
-            stager = self._stager if kind is AsyncCheckpointerType.PROCESS else None
+                self.stager = DefaultStager(options)
+            stager = self.stager if kind is AsyncCheckpointerType.PROCESS else None
             begun_s = time.perf_counter()
             try:
                 saving: Any = dcp.async_save(
@@ -256,8 +256,8 @@ def run(mb: int, tensors: int, rounds: int, folder: Path) -> Bench:
                         bench.dcp_beside("dcp.async_save process", AsyncCheckpointerType.PROCESS, how)
                     bench.load(runs)
     finally:
-        if bench._stager is not None:
-            bench._stager.close()
+        if bench.stager is not None:
+            bench.stager.close()
         dist.destroy_process_group()
     return bench
 
@@ -352,4 +352,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)

@@ -14,7 +14,6 @@ import argparse
 import os
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from multiprocessing.synchronize import Event
@@ -27,13 +26,14 @@ import torch.multiprocessing as mp
 
 from checkpoint import Checkpointer
 from checkpoint.save.group import replicas
+from tests.benchmarks import harness
 from tests.benchmarks.checkpoints import build
-from tests.benchmarks.underway import interruptible
+from tests.benchmarks.harness import interruptible, progress
 
 PATIENCE_S = 600.0
 
 
-def main(rank: int, asked: Any, folder: str, interrupted: Event) -> None:
+def in_rank(rank: int, asked: Any, folder: str, interrupted: Event) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=asked.ranks)
     torch.manual_seed(0)
@@ -43,11 +43,10 @@ def main(rank: int, asked: Any, folder: str, interrupted: Event) -> None:
     source, target = np.ones(share, np.uint8), np.ones(share, np.uint8)
     ways = {way: Checkpointer(f"{folder}/{way}", group="auto", keep=2, replicas=way) for way in ("compared", "trusted")}
     seconds: dict[str, list[float]] = {name: [] for name in (*ways, "hash of all", "copy of a share")}
-    for step in range(asked.rounds + 1):
+    rounds = range(asked.rounds + 1)  # of which the first does not count
+    for step in progress("rounds", rounds) if rank == 0 else rounds:
         if _any(interrupted.is_set()):
             break
-        if rank == 0:
-            print(f"round {step} of {asked.rounds}", file=sys.stderr, flush=True)
         for way, runs in ways.items():
             dist.barrier()
             begun_s = time.perf_counter()
@@ -83,7 +82,7 @@ def _print(asked: Any, seconds: dict[str, list[float]]) -> None:
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mb", type=int, default=512)
@@ -93,7 +92,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         interrupted = mp.get_context("spawn").Event()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # by ranks: all stop after the same round
-        ranks = mp.spawn(main, (options, folder, interrupted), nprocs=options.ranks, join=False)  # type: ignore[no-untyped-call]
+        ranks = mp.spawn(in_rank, (options, folder, interrupted), nprocs=options.ranks, join=False)  # type: ignore[no-untyped-call]
         signal.signal(signal.SIGINT, before)
         with interruptible():
             while not ranks.join(PATIENCE_S):
@@ -101,3 +100,7 @@ if __name__ == "__main__":
         interrupted.set()
         while not ranks.join(PATIENCE_S):
             pass
+
+
+if __name__ == "__main__":
+    harness.run(main)

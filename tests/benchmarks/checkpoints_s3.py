@@ -27,9 +27,9 @@ from rich.console import Console
 
 from checkpoint import Checkpointer, digest
 from checkpoint.format.shards import SHARD_BYTES
-from tests.benchmarks import underway
+from tests.benchmarks import harness
 from tests.benchmarks.checkpoints import build, timed
-from tests.benchmarks.underway import interruptible, progress
+from tests.benchmarks.harness import interruptible, progress
 from tests.kit.rgw import HOW_TO_INSTALL, missing, rgw_server
 from tests.kit.s3 import S3Server
 
@@ -119,4 +119,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)

@@ -24,8 +24,9 @@ import argparse
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,13 @@ from rich.table import Table
 from torch.utils.data import DataLoader, DistributedSampler
 
 import elastic
+from tests.benchmarks import harness
 from tests.benchmarks.data_correctness_lightning import BATCH, EPOCHS, EXAMPLES, PER_RANK, PHASES, SAVE_EVERY, Rows
+from tests.benchmarks.harness import interruptible, progress
 from tests.kit.launch import Launch
 
 Parts = list[list[int]]
+Applied = list[tuple[int, list[int]]]
 Saved = Any
 Train = Callable[[int, int, Saved], Iterator[tuple[int, Parts, Callable[[], Saved]]]]
 """Of (ranks, examples a rank, what was saved): each step's epoch, what the ranks read, and what a save would hold."""
@@ -128,9 +132,9 @@ def lists(parts: Any) -> Parts:
     return [part.tolist() for part in parts]
 
 
-def killed_and_resized(train: Train, constant: bool) -> list[tuple[int, list[int]]]:
+def killed_and_resized(train: Train, constant: bool) -> Applied:
     """(epoch, examples) of each step that the weights at the end hold."""
-    applied: list[tuple[int, list[int]]] = []
+    applied: Applied = []
     saved, kept = None, 0
     for ranks, until in PHASES:
         del applied[kept:]
@@ -141,7 +145,7 @@ def killed_and_resized(train: Train, constant: bool) -> list[tuple[int, list[int
     return applied
 
 
-def in_lightning(loader: str, constant: bool) -> list[tuple[int, list[int]]]:
+def in_lightning(loader: str, constant: bool) -> Applied:
     """The same, by real processes under torchrun."""
     applied: dict[int, tuple[int, list[int]]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +165,7 @@ def in_lightning(loader: str, constant: bool) -> list[tuple[int, list[int]]]:
     return list(applied.values())
 
 
-def figures(name: str, a_step: str, applied: list[tuple[int, list[int]]]) -> Figures:
+def figures(name: str, a_step: str, applied: Applied) -> Figures:
     seen = Counter((epoch, index) for epoch, indices in applied for index in indices)
     return Figures(
         name=name,
@@ -172,18 +176,29 @@ def figures(name: str, a_step: str, applied: list[tuple[int, list[int]]]) -> Fig
     )
 
 
-def measured(with_lightning: bool) -> Iterator[Figures]:
+def ways(with_lightning: bool) -> Iterator[tuple[str, str, Callable[[], Applied]]]:
+    """(name, batch, what trains by it), in the order of the table."""
     each, of_all = f"{PER_RANK} a rank", f"{BATCH} / ranks"
     contenders = {"DistributedSampler": sampler, "StatefulDataLoader": stateful, "Accelerate": accelerate}
     for name, train in contenders.items():
         for constant in (False, True):
-            yield figures(name, of_all if constant else each, killed_and_resized(train, constant))
+            yield name, of_all if constant else each, partial(killed_and_resized, train, constant)
     if with_lightning:
         for constant in (False, True):
-            yield figures("Lightning", of_all if constant else each, in_lightning("DataLoader", constant))
-    yield figures("ElasticLoader", f"{BATCH}", killed_and_resized(ours, True))
+            yield "Lightning", of_all if constant else each, partial(in_lightning, "DataLoader", constant)
+    yield "ElasticLoader", f"{BATCH}", partial(killed_and_resized, ours, True)
     if with_lightning:
-        yield figures("Lightning, ElasticLoader", f"{BATCH}", in_lightning("ElasticLoader", True))
+        yield "Lightning, ElasticLoader", f"{BATCH}", partial(in_lightning, "ElasticLoader", True)
+
+
+def shown(found: Sequence[Figures]) -> Table:
+    table = Table(title=f"{EPOCHS} epochs of {EXAMPLES:,} examples, at {' → '.join(str(n) for n, _ in PHASES)} ranks")
+    for column in ("", "batch", "lost", "repeated", "examples in an update"):
+        table.add_column(column, justify="left" if column in ("", "batch") else "right")
+    for one in found:
+        sizes = ", ".join(f"{size} ({count}×)" for size, count in one.batches.items())
+        table.add_row(one.name, one.a_step, str(one.lost), str(one.repeated), sizes)
+    return table
 
 
 def main() -> None:
@@ -193,17 +208,13 @@ def main() -> None:
     options = parser.parse_args()
 
     found = []
-    table = Table(title=f"{EPOCHS} epochs of {EXAMPLES:,} examples, at {' → '.join(str(n) for n, _ in PHASES)} ranks")
-    for column in ("", "batch", "lost", "repeated", "examples in an update"):
-        table.add_column(column, justify="left" if column in ("", "batch") else "right")
-    for one in measured(not options.without_lightning):
-        found.append(one)
-        sizes = ", ".join(f"{size} ({count}×)" for size, count in one.batches.items())
-        table.add_row(one.name, one.a_step, str(one.lost), str(one.repeated), sizes)
-    Console(width=120).print(table)
+    with interruptible():
+        for name, a_step, train in progress("ways to load", list(ways(not options.without_lightning))):
+            found.append(figures(name, a_step, train()))
+    Console().print(shown(found))
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

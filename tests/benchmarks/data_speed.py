@@ -23,8 +23,8 @@ from elastic.data.data_plan import DataPlan
 from elastic.data.loader import read_once
 from elastic.data.permutation import Permutation
 from elastic.orders import Shuffled
-from tests.benchmarks import underway
-from tests.benchmarks.underway import interruptible, progress
+from tests.benchmarks import harness
+from tests.benchmarks.harness import interruptible, progress
 
 LENGTHS = (10**6, 10**9, 10**12)
 BATCH, MANY = 256, 10**6
@@ -158,4 +158,4 @@ def available_bytes() -> int:
 
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)

@@ -20,8 +20,8 @@ from elastic.events.digests import digest_of_indices, digest_of_sums, plain_valu
 from elastic.events.log import EventLog
 from elastic.events.timing import DATA, EVALUATE, WAIT, Stopwatch
 from elastic.status.tracker import StatusTracker
-from tests.benchmarks import underway
-from tests.benchmarks.underway import interruptible
+from tests.benchmarks import harness
+from tests.benchmarks.harness import interruptible, progress
 
 STEP_S = 0.050
 GOAL = 0.005
@@ -32,20 +32,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each kind of log is measured")
     options = parser.parse_args()
-    worst = 0.0
+    worst, found = 0.0, list[str]()
     with tempfile.TemporaryDirectory() as folder, interruptible():
-        for kind, url in (("none", None), ("folder", folder), ("objects", "memory://benchmark-of-events")):
+        logs = (("none", None), ("folder", folder), ("objects", "memory://benchmark-of-events"))
+        for kind, url in progress("kinds of log", logs):
             log = EventLog(url, worker_id="host-17-abcdef")
             log.hear(StatusTracker(total_steps=10**6, shares=16, show=lambda _: None).hear)
             each_s, slowest_s, steps = measure(log, options.seconds)
             log.close()
             worst = max(worst, each_s / STEP_S)
-            print(
+            found.append(
                 f"{kind:8} {1e6 * each_s:6.1f} µs a step, {each_s / STEP_S:.3%} of one of {STEP_S * 1e3:.0f} ms; "
                 f"999 of 1,000 within {1e6 * slowest_s:.0f} µs; {steps:,} steps"
             )
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-        print(f"the folder holds {size / 1e6:.1f} MB")
+        found.append(f"the folder holds {size / 1e6:.1f} MB")
+    print("\n".join(found))
     if not worst:
         return 1  # interrupted before there was a figure
     print(f"at most {worst:.3%} of a step; the goal is {GOAL:.1%}")
@@ -95,4 +97,4 @@ def step(log: EventLog, stopwatch: Stopwatch, index: int, read: list[int]) -> No
 SUMS = torch.tensor(123.456, dtype=torch.float64), torch.tensor(231, dtype=torch.int64)
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)

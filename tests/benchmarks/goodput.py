@@ -31,11 +31,11 @@ from rich.table import Table
 from elastic.plan import trace
 from elastic.plan.simulation import Outcome, Policy, simulate
 from elastic.plan.trace import Trace
-from tests.benchmarks import underway
+from tests.benchmarks import harness
 from tests.benchmarks.goodput_fleet import NODES, Fleet, How, Note, fleet
 from tests.benchmarks.goodput_script import SHARES
+from tests.benchmarks.harness import interruptible
 from tests.benchmarks.recovery_runs import Stuck
-from tests.benchmarks.underway import interruptible
 
 TRACES = (("aws-p3-2020", 7, 1, 1.0), ("gcp-oobleck-2023", 6, 1, 0.0))
 """One machine in so many, from this one on; and the hour at which the replay begins."""
@@ -221,4 +221,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)

@@ -31,10 +31,10 @@ from rich.table import Table
 from elastic.drill.hosts.hosts import Hosts, missing
 from elastic.drill.hosts.network import host_of, name
 from elastic.drill.hosts.on_hosts import PORT
-from tests.benchmarks import underway
+from tests.benchmarks import harness
+from tests.benchmarks.harness import interruptible
 from tests.benchmarks.recovery_events import Events, ViewKey
 from tests.benchmarks.recovery_runs import ROOT, SCRIPT
-from tests.benchmarks.underway import interruptible
 
 HOSTS = 4
 MEET = ("--nnodes=1:5", "--rdzv-backend=c10d", f"--rdzv-endpoint={name(1)}:{PORT}", "--rdzv-id=bench")
@@ -216,4 +216,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)

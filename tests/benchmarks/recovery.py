@@ -29,11 +29,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks import harness
 from tests.benchmarks import recovery_loopback as loopback
-from tests.benchmarks import underway
+from tests.benchmarks.harness import interruptible, progress
 from tests.benchmarks.recovery_events import Cost
 from tests.benchmarks.recovery_runs import ELASTIC, TORCHRUN, Stuck, Watched, kill, running, strike
-from tests.benchmarks.underway import interruptible, progress
 
 ONE_NODE = [*ELASTIC, "--standalone"]
 SETTLED_STEPS = 8
@@ -432,4 +432,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)

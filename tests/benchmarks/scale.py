@@ -40,7 +40,8 @@ from elastic.membership.known_lists import KnownLists
 from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, Broken, NewView, Roster, parse
 from elastic.membership.node_report import NodeReport
 from elastic.membership.wire import LONG_LINE_MAX, Lines, Message, encode
-from tests.benchmarks.underway import interruptible
+from tests.benchmarks import harness
+from tests.benchmarks.harness import interruptible, progress
 from tests.kit.gloo_values import gloo_value
 
 SIZES = (16, 256, 1024, 4096, 16384)
@@ -311,12 +312,18 @@ def measure(workers: int, of_a_node: int, loss: float, board: int) -> Iterator[F
 
 
 def table(found: list[Figures]) -> Table:
-    titles = ("workers", "what", "s", "hub s", "us each", "node s", "heard", "MB", "lines", "MB")
-    shown = Table(*titles, title="From the cause to the last node")
+    """A line for each cause, under one for each size: 80 columns wide."""
+    shown = Table(title="From the cause to the last node", box=None, padding=(0, 1, 0, 0))
+    for title in ("", "s", "hub\ns", "hub us\neach", "node\ns", "heard", "MB", "said", "MB"):
+        shown.add_column(title, justify="right" if title else "left")
+    size = None
     for one in found:
+        if size != one.workers:
+            size = one.workers
+            shown.add_row(f"[bold]{size:,} workers[/]")
         times = [f"{one.seconds:.3f}", f"{one.hub_s:.3f}", f"{one.each_us:.0f}", f"{one.node_s:.3f}"]
         heard, said = [f"{one.heard}", f"{one.heard_bytes / 1e6:.1f}"], [f"{one.lines}", f"{one.bytes / 1e6:.1f}"]
-        shown.add_row(f"{one.workers}", one.what, *times, *heard, *said)
+        shown.add_row(one.what, *times, *heard, *said)
     return shown
 
 
@@ -330,15 +337,14 @@ def main() -> None:
     options = parser.parse_args()
     found: list[Figures] = []
     with interruptible():
-        for workers in options.workers:
+        for workers in progress("sizes", options.workers):
             for figures in measure(workers, options.of_a_node, options.loss, options.board):
-                found.append(figures)
-                print(f"{figures.workers} workers, {figures.what}: {figures.seconds:.3f} s", flush=True)
-    Console(width=110).print(table(found))
+                found.append(figures)  # one by one: interrupted, all that are done are shown
+    Console().print(table(found))
     if options.json:
         with open(options.json, "w") as file:
             json.dump([asdict(one) for one in found], file, indent=1)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

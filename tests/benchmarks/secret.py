@@ -25,7 +25,8 @@ from elastic.launch.event_loop import turn
 from elastic.launch.hub_here import PING_S
 from elastic.launch.loop_connection import LoopConnection
 from elastic.membership.wire import Message
-from tests.benchmarks import underway
+from tests.benchmarks import harness
+from tests.benchmarks.harness import interruptible, progress
 
 TRIPS, TURNS = 400, 31
 TURNS_QUICK = 9
@@ -39,9 +40,9 @@ def main() -> None:
     secret = generated_secret()
     trips: dict[bool, list[float]] = {False: [], True: []}
     firsts: dict[bool, list[float]] = {False: [], True: []}
-    with underway.interruptible():
+    with interruptible():
         _turn(secret)  # imports, and the certificate
-        for _ in range(turns):
+        for _ in progress("turns", range(turns)):
             for secured in (False, True):
                 first_s, trip_s = _turn(secret if secured else None)
                 firsts[secured].append(first_s)
@@ -101,4 +102,4 @@ def _show(what: str, without: Sequence[float], secured: Sequence[float]) -> None
 
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)

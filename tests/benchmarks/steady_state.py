@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from elastic.drill.machine.processes import MARK, kill_marked
-from tests.benchmarks import underway
+from tests.benchmarks import harness
+from tests.benchmarks.harness import interruptible, progress
 from tests.benchmarks.parts import ORDER
-from tests.benchmarks.underway import interruptible, progress
 
 ROOT = Path(__file__).resolve().parents[2]
 CYCLES = {"digits": 60, "gpt": 12}
@@ -150,4 +150,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from checkpoint.storage import AlreadyThere, Storage, delete_many, get_into, open_storage
-from tests.benchmarks import underway
-from tests.benchmarks.underway import interruptible, progress
+from tests.benchmarks import harness
+from tests.benchmarks.harness import interruptible, progress
 from tests.kit.rgw import HOW_TO_INSTALL, missing, rgw_server
 
 MIB = 2**20
@@ -123,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from elastic.drill.hosts.hosts import missing
-from tests.benchmarks import underway
-from tests.benchmarks.underway import interruptible
+from tests.benchmarks import harness
+from tests.benchmarks.harness import interruptible
 from tests.kit.crossing import Crossing, crossing
 from tests.kit.hosts import Hosts
 
@@ -92,4 +92,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    underway.run(main)
+    harness.run(main)

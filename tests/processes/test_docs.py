@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import shutil
@@ -9,9 +11,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional as F
+
+import elastic
+from tests.kit.s3 import s3_server
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs/how-to"
@@ -105,6 +114,118 @@ def test_the_python_of_a_page(tmp_path: Path, page: str) -> None:
     code = code.replace("s3://bucket", str(tmp_path)).replace("model, optimizer, scheduler = ...\n", "")
     (tmp_path / "script.py").write_text("\n".join(line.strip() for line in BEFORE[page].splitlines()) + "\n" + code)
     run([sys.executable, "script.py"], tmp_path)
+
+
+class Fragments:
+    """A page's lines of Python, which leave out what is the reader's own: here that is a small training."""
+
+    def __init__(self, folder: Path, **names: Any) -> None:
+        elastic.seed(0)
+        self.folder = folder
+        self.model = torch.nn.Linear(2, 2)
+        self.arguments: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": torch.optim.SGD(self.model.parameters(), lr=0.1),
+            "dataset": [(torch.tensor([1.0, i]), i % 2) for i in range(16)],
+            "batch_size": 4,
+            "virtual_workers": 2,
+            "steps": 4,
+        }
+        self.names = {"elastic": elastic, "model": self.model, "url": str(folder / "run"), **names}
+
+    def shown(self, block: Block, **instead: str) -> Any:
+        """What its last line gives. instead: other words for some of it; `...` is what every run needs."""
+        text = block.text.replace("Run(..., ", "Run(url, ..., ").replace("..., ", "**arguments, ")
+        for word, other in instead.items():
+            assert word in text
+            text = text.replace(word, other)
+        tree = ast.parse(text)
+        if isinstance(last := tree.body[-1], ast.Expr):
+            tree.body[-1] = ast.copy_location(ast.Assign([ast.Name("run", ast.Store())], last.value), last)
+        given = {name: value for name, value in self.arguments.items() if f"{name}=" not in text}
+        names = {**self.names, "arguments": given}
+        exec(compile(ast.fix_missing_locations(tree), str(self.folder), "exec"), names)
+        return names.get("run")
+
+    def train(self, run: elastic.Run) -> None:
+        with run:
+            for step in run:
+                for x, y in step:
+                    step.backward(F.cross_entropy(self.model(x), y, reduction="sum"), count=len(y))
+        assert run.step_index == 4
+
+
+def test_a_cadence_that_is_found(tmp_path: Path) -> None:
+    """docs/how-to/choose-a-cadence.md"""
+    page = Fragments(tmp_path)
+    (block,) = blocks(HOW_TO / "choose-a-cadence.md", "python")
+    page.train(page.shown(block))
+
+
+def test_a_long_section(tmp_path: Path) -> None:
+    """docs/how-to/debug-a-hang.md: inside a run, between two steps."""
+    samples: list[str] = []
+    page = Fragments(tmp_path, write_samples=lambda: samples.append("written"))
+    (block,) = blocks(HOW_TO / "debug-a-hang.md", "python")
+    with elastic.Run(page.names["url"], **page.arguments) as run:
+        page.names["run"] = run
+        for step in run:
+            for x, y in step:
+                step.backward(F.cross_entropy(page.model(x), y, reduction="sum"), count=len(y))
+            page.shown(block)
+    assert samples == ["written"] * 4
+
+
+def test_rules_for_bad_steps(tmp_path: Path) -> None:
+    """docs/how-to/pass-over-bad-steps.md: the rule by a word, and the rule in full."""
+    page = Fragments(tmp_path)
+    by_a_word, in_full = blocks(HOW_TO / "pass-over-bad-steps.md", "python")
+    page.train(page.shown(by_a_word))
+    page.names["url"] += "-2"
+    page.train(elastic.Run(page.names["url"], **page.arguments, save_every=2, on_bad=page.shown(in_full)))
+
+
+def test_weights_of_an_older_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/how-to/resume.md: a run's weights at a step that is not its last one, in another script's model."""
+    monkeypatch.chdir(tmp_path)
+    page = Fragments(tmp_path)
+    older: list[torch.Tensor] = []
+    with elastic.Run("runs/digits", **{**page.arguments, "steps": 82}, save_every=80) as run:
+        for step in run:
+            if step.index == 80:
+                older += [parameter.detach().clone() for parameter in page.model.parameters()]
+            for x, y in step:
+                step.backward(F.cross_entropy(page.model(x), y, reduction="sum"), count=len(y))
+    assert not torch.equal(older[0], next(page.model.parameters()))
+    (block,) = blocks(HOW_TO / "resume.md", "python")
+    page.shown(block)
+    assert all(torch.equal(*pair) for pair in zip(older, page.model.parameters(), strict=True))
+
+
+def test_streams_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/how-to/train-on-streams.md. Its other block needs `datasets`, which is not installed with the tests."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for number in range(24):
+        lines = [json.dumps([[1.0, number + line], line % 2]) + "\n" for line in range(40)]
+        (tmp_path / f"data/{number:02}.jsonl").write_text("".join(lines))
+    page = Fragments(tmp_path, glob=glob, json=json)
+    of_lines, _ = blocks(HOW_TO / "train-on-streams.md", "python")
+    page.arguments["collate_fn"] = lambda some: (torch.tensor([x for x, _ in some]), torch.tensor([y for _, y in some]))
+    page.train(page.shown(of_lines, **{"100_000": "4"}))
+
+
+def test_options_of_an_s3_storage(tmp_path: Path) -> None:
+    """docs/how-to/use-s3.md, with a server of the test's."""
+    (block,) = blocks(HOW_TO / "use-s3.md", "python")
+    with s3_server() as server:
+        server.new_bucket("bucket")
+        given = f'"key": "{server.key}", "secret": "{server.secret}"'
+        page = Fragments(tmp_path)
+        run = page.shown(
+            block, **{"http://127.0.0.1:9000": server.endpoint_url, '"key": "...", "secret": "..."': given}
+        )
+        page.train(run)
 
 
 def test_the_loop_that_is_kept(tmp_path: Path) -> None:

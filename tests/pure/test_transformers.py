@@ -166,13 +166,19 @@ def test_an_order_of_its_own_is_refused(kind: type, match: str, tmp_path: Path) 
         trainer(tmp_path, kind=kind).train()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"WORLD_SIZE": "2"}, {"LOCAL_WORLD_SIZE": "2"}, {"LOCAL_WORLD_SIZE": "1", "ELASTIC_SEVERAL_NODES": "1"}],
+    ids=["torchrun", "elastic run", "elastic run, one worker a node"],
+)
 def test_a_trainer_that_is_not_elastic_does_not_train_by_itself_under_a_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = trainer(tmp_path)
     plain = transformers.Trainer(
         model=nn.Linear(2, 2), args=made.args, train_dataset=Texts(4, 1), eval_dataset=Texts(4, 1)
     )
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="is no ElasticTrainer"):
         plain.train()

@@ -21,12 +21,12 @@ import torch
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.decoding import decode
+from checkpoint.format.document import Tree
 from checkpoint.format.dtensor import like
 from checkpoint.format.manifest import Manifest, corrupt_manifest
 from checkpoint.format.marks import Resolver
 from checkpoint.format.names import CommitId, id_document, id_from
 from checkpoint.format.pieces import StoredTensor
-from checkpoint.format.tree import Tree
 from checkpoint.load.apply import apply, match
 from checkpoint.load.group.columns import packed, unpacked
 from checkpoint.load.group.exchange import ReadPlan, exchange

@@ -16,11 +16,11 @@ import torch
 from checkpoint.errors import CheckpointError
 from checkpoint.format import manifest
 from checkpoint.format.decoding import decode
+from checkpoint.format.document import Document
 from checkpoint.format.draft import Draft
 from checkpoint.format.manifest import Commit
 from checkpoint.format.marks import Marks, Patterns
 from checkpoint.format.names import CommitId, id_document, id_from, new_nonce
-from checkpoint.format.tree import Document
 from checkpoint.net.framing import Message
 from checkpoint.net.rank_channel import RankChannel
 from checkpoint.save.group.differences import BUFFERS, Log, Replica, buffers_differ, compare, differ

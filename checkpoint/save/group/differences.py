@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from checkpoint.errors import RanksDiffer
+from checkpoint.format.document import TAG, Document
 from checkpoint.format.dtensor import local_part
 from checkpoint.format.envelope import to_json
 from checkpoint.format.hashing import xxh3
 from checkpoint.format.leaves import leaves
 from checkpoint.format.marks import Marks
-from checkpoint.format.tree import TAG, Document, is_sharded
+from checkpoint.format.tree import is_sharded
 from checkpoint.net.framing import Message
 from checkpoint.save.group import replicas
 from checkpoint.save.group.layout import check_same_kinds

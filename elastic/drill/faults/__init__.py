@@ -1,9 +1,10 @@
 """Which faults happen, to whom, and at which exact moment? Values: printed, saved, replayed, shrunk by hand.
 
 base        what a kind of fault answers about itself; each kind is a class in a file of its own
+lose_node, several_workers, host_fault  what kinds have in common: of a node, of several workers, of a whole host
 registry    which kinds there are
 moments     at which moments they can strike
-plan        several of them, and which are due
+plan        several of them, and which are due; documents: as JSON
 """
 
 from elastic.drill.faults.base import Fault

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoint import linux
+from elastic.drill.environment import DRILL_NODE
 from elastic.drill.hosts.network import DIES_WITH_US, HOSTS_MAX, WITHIN_S, Network, address, end, name, until
 from elastic.errors import ElasticError
-from elastic.membership.environment import DRILL_NODE
 
 HOW_TO_INSTALL = "apt-get update && apt-get install -y --no-install-recommends iproute2 util-linux"
 ORPHANS_S = 10.0  # what a machine's command has started ends this soon after it, or counts as left behind
@@ -67,7 +67,7 @@ class Outcome:
 class Machine:
     """One command on a host: for whoever watches it, as subprocess.Popen has it. Its exit status is the command's.
 
-    pid   of its parent outside; the kernel kills the machine with it. What runs there knows it (environment.drill_node)
+    pid   of its parent outside; the kernel kills the machine with it. What runs there knows it (drill/environment.py)
     init  its process 1, as it is called outside; None: not seen yet
     """
 

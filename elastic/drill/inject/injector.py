@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from elastic.drill.environment import drill_node
 from elastic.drill.faults.base import Fault, Scene
 from elastic.drill.faults.moments import BEGINS, IN_BACKWARD, IN_EXCHANGE, IN_UPDATE
 from elastic.drill.faults.plan import Plan, due
@@ -25,7 +26,6 @@ from elastic.events import drill_schema
 from elastic.events.drill_schema import Changed, Held, Placed, Reads, Weights
 from elastic.events.observer import MOMENTS, ObservedRun, Observer
 from elastic.events.sinks import local_folder
-from elastic.membership.environment import drill_node
 from elastic.plan.save_rules import SaveEvery
 from elastic.state.train_state import weights_digest
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastic.membership.environment import DRILL_STORAGE, drill_storage
+from elastic.drill.environment import DRILL_STORAGE, drill_storage
 
 _FILE = "overrides.json"
 
