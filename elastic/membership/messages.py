@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from checkpoint.net.codec import NUMBER_MAX, facts_of, made, short
+from checkpoint.net import codec
+from checkpoint.net.codec import NUMBER_MAX, Vocabulary, made, short
 from checkpoint.net.framing import NotAMessage
 from elastic.membership.progress import Phase
 from elastic.membership.stalls import Sighting
@@ -590,29 +591,17 @@ TO_WORKER: Mapping[str, type] = {
     "moved_on": MovedOn,
 }
 
-
-_WORDS: Mapping[type, str] = {
-    kind: word for kinds in (TO_ITS_AGENT, TO_HUB, TO_LISTENER, TO_AGENT, TO_WORKER) for word, kind in kinds.items()
-}
-
-
-def as_message(said: Any) -> Message:
-    """As it travels. said: one of the types above"""
-    return {"say": _WORDS[type(said)], **facts_of(said)}
+as_message = Vocabulary(TO_ITS_AGENT, TO_HUB, TO_LISTENER, TO_AGENT, TO_WORKER).as_message
 
 
 def parse(kinds: Mapping[str, type], message: Message) -> Any:
     """The message as one of these kinds. Raises WireError."""
-    say = message.get("say")
-    kind = kinds.get(say) if isinstance(say, str) else None
-    if kind is None:
-        raise WireError(f"no known word: {short(say) if isinstance(say, str) else type(say).__name__}")
     if not _is_shallow(message, _NESTED_MAX):
-        raise WireError(f"{say}: more than {_NESTED_MAX} lists and objects in each other")
+        raise WireError(f"more than {_NESTED_MAX} lists and objects in each other")
     try:
-        return made(kind, {name: value for name, value in message.items() if name != "say"})
-    except (NotAMessage, WireError) as wrong:
-        raise WireError(f"{say}: {wrong}") from None
+        return codec.parse(kinds, message)
+    except NotAMessage as wrong:
+        raise WireError(str(wrong)) from None
 
 
 def _is_shallow(value: dict[str, Any] | list[Any], most: int) -> bool:
