@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from checkpoint.forks import close_in_children, forget
 from checkpoint.net.connection import Connection
-from checkpoint.net.framing import Message
+from checkpoint.net.framing import Message, NotAMessage
 from checkpoint.net.machine import boot_id, network_namespace
 from checkpoint.net.secret import secret_of_run
 from checkpoint.net.secured import client_side
@@ -55,6 +55,8 @@ class Client:
                     self._heard(message)
                 waiting.poll()
                 messages = connection.received()
+        except NotAMessage as wrong:
+            connection.ended = f"what it said was refused: {wrong}"
         except (OSError, ValueError) as error:
             connection.ended = str(error)
         forget(self)

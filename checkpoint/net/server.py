@@ -19,7 +19,7 @@ import socket
 from collections.abc import Callable
 
 from checkpoint.net.connection import Connection
-from checkpoint.net.framing import Message
+from checkpoint.net.framing import Message, NotAMessage
 from checkpoint.net.listener import Listener, host_of
 from checkpoint.net.machine import boot_id, network_namespace, own_addresses
 from checkpoint.net.secret import secret_of_run
@@ -37,19 +37,25 @@ class Server:
     """
 
     def __init__(
-        self, heard: Callable[[int, Message], None], gone: Callable[[int, str], None], *, expected: int = 0
+        self,
+        heard: Callable[[int, Message], None],
+        gone: Callable[[int, str], None],
+        *,
+        came: Callable[[int], None] = lambda number: None,
+        expected: int = 0,
     ) -> None:
-        """Both are called in one thread, of this object's, and must not block.
+        """All three are called in one thread, of this object's, and must not block.
 
-        heard  gets a number and each of its messages; the first one, {}, when it is connected
+        heard  gets a number and each of its messages. Raises NotAMessage for one that is none: the number is hung up on
         gone   gets a number that hung up or was lost, and how
+        came   gets a number when it is connected, before anything is heard of it
         expected  how many may well connect at the same time
         Raises OSError where no socket can be opened, CheckpointError for a secret that is none.
         """
         self.refused = ""
         self._secret = secret_of_run()
         prepare(self._secret)
-        self._heard, self._gone = heard, gone
+        self._heard, self._gone, self._came = heard, gone, came
         self._token = secrets.token_hex(16)
         self._numbers: dict[int, Connection] = {}
         self._listener = Listener("checkpoint-server", self._accept, backlog=_BACKLOG, expected=expected)
@@ -100,6 +106,8 @@ class Server:
                     self._heard(connection.number, message)
                 elif not self._greeted(connection, message):
                     return False
+        except NotAMessage as wrong:
+            connection.ended = f"what it said was refused: {wrong}"
         except (OSError, ValueError) as error:  # the latter from strangers
             connection.ended = str(error)
         return not connection.ended
@@ -119,6 +127,6 @@ class Server:
         connection.greeted()
         connection.number = number
         self._numbers[number] = connection
-        self._heard(number, {})
+        self._came(number)
         connection.send({})
         return True

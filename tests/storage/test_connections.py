@@ -22,6 +22,7 @@ import pytest
 from checkpoint.net import listener as listening
 from checkpoint.net.client import Client
 from checkpoint.net.connection import Connection
+from checkpoint.net.framing import NotAMessage
 from checkpoint.net.secret import VARIABLE
 from checkpoint.net.secured import client_side, server_side
 from checkpoint.net.server import Server
@@ -51,8 +52,15 @@ class Listener:
     def __init__(self) -> None:
         self.told: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self.server = Server(
-            lambda number, message: self.told.put((number, message)), lambda number, why: self.told.put((number, why))
+            self._hear,
+            lambda number, why: self.told.put((number, why)),
+            came=lambda number: self.told.put((number, {})),
         )
+
+    def _hear(self, number: int, message: dict[str, Any]) -> None:
+        if "odd" in message:
+            raise NotAMessage(f"no known word: {message['odd']}")
+        self.told.put((number, message))
 
     def next(self) -> tuple[int, Any]:
         return self.told.get(timeout=WITHIN_S)
@@ -175,6 +183,33 @@ def test_whoever_comes_back_takes_the_place_of_its_predecessor(listener: Listene
     assert listener.next() == (1, {"n": 1})
     second.close()
     assert listener.next()[0] == 1
+
+
+def test_who_says_what_is_no_message_is_hung_up_on_with_the_reason(listener: Listener) -> None:
+    """A KeyError ended the thread that listens to all: from then on nobody was heard, and nobody's death was seen."""
+    gone: queue.SimpleQueue[str] = queue.SimpleQueue()
+    odd = Client(listener.server.endpoint, 1, lambda message: None, gone.put)
+    other = Client(listener.server.endpoint, 2, lambda message: None, gone.put)
+    assert sorted(listener.next() for _ in "ab") == [(1, {}), (2, {})]
+    odd.send({"odd": "sings"})
+    odd.send({"n": 1})
+    assert listener.next() == (1, "what it said was refused: no known word: sings")
+    assert gone.get(timeout=WITHIN_S) == "its connection ended"
+    assert other.send({"n": 2})
+    assert listener.next() == (2, {"n": 2}), "and others are heard as ever"
+    other.close()
+
+
+def test_who_is_said_what_is_no_message_hangs_up(listener: Listener) -> None:
+    def refuse(message: dict[str, Any]) -> None:
+        raise NotAMessage("no known word: sings")
+
+    gone: queue.SimpleQueue[str] = queue.SimpleQueue()
+    Client(listener.server.endpoint, 1, refuse, gone.put)
+    assert listener.next() == (1, {})
+    assert listener.server.send(1, {"odd": "sings"})
+    assert gone.get(timeout=WITHIN_S) == "what it said was refused: no known word: sings"
+    assert listener.next() == (1, "its connection ended")
 
 
 def test_from_another_machine_it_is_reached_at_one_of_its_addresses(listener: Listener) -> None:

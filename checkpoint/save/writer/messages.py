@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checkpoint.net.codec import Vocabulary
+from checkpoint.net.errors import check_error
 
 # to the writer process
 
@@ -73,6 +74,9 @@ class GiveUp:
 
     id: str
     error: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_error(self.error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +143,9 @@ class Done:
 class Failed:
     number: int
     error: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_error(self.error)
 
 
 @dataclass(frozen=True, kw_only=True)
