@@ -18,8 +18,10 @@ import secrets
 import socket
 from collections.abc import Callable
 
+from checkpoint.net.codec import facts_of, parse
 from checkpoint.net.connection import Connection
 from checkpoint.net.framing import Message, NotAMessage
+from checkpoint.net.greeting import FROM_STRANGER, Endpoint, Greeting, Welcome, as_message
 from checkpoint.net.listener import Listener, host_of
 from checkpoint.net.machine import boot_id, network_namespace, own_addresses
 from checkpoint.net.secret import secret_of_run
@@ -63,12 +65,10 @@ class Server:
     @property
     def endpoint(self) -> Message:
         """What a `Client` needs to connect."""
-        return {
-            "addresses": own_addresses(),
-            "port": self._listener.port,
-            "token": self._token,
-            "machine": [boot_id(), network_namespace()],
-        }
+        machine = [boot_id(), network_namespace()]
+        return facts_of(
+            Endpoint(addresses=own_addresses(), port=self._listener.port, token=self._token, machine=machine)
+        )
 
     def send(self, number: int, message: Message) -> bool:
         """Whether the message was sent; if not, the number is gone, or will be in a moment."""
@@ -113,11 +113,11 @@ class Server:
         return not connection.ended
 
     def _greeted(self, connection: Connection, message: Message) -> bool:
-        number, token = message.get("number"), message.get("token")
-        if type(number) is not int or type(token) is not str:
+        """Raises NotAMessage."""
+        said: Greeting = parse(FROM_STRANGER, message)
+        if not hmac.compare_digest(said.token.encode("utf-8", "surrogatepass"), self._token.encode("ascii")):
             return False
-        if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self._token.encode("ascii")):
-            return False
+        number = said.number
         before = self._numbers.get(number)
         if before is not None:  # it came back before we noticed that it was gone
             before.number = None
@@ -128,5 +128,5 @@ class Server:
         connection.number = number
         self._numbers[number] = connection
         self._came(number)
-        connection.send({})
+        connection.send(as_message(Welcome()))
         return True

@@ -226,9 +226,10 @@ def test_from_another_machine_it_is_reached_at_one_of_its_addresses(listener: Li
 @pytest.mark.parametrize(
     "line",
     [
+        b'{"say": "greeting", "number": 1, "token": "guessed"}\n',
+        b'{"say": "greeting", "number": "1", "token": 7}\n',
         b'{"number": 1, "token": "guessed"}\n',
-        b'{"number": "1", "token": 7}\n',
-        '{"number": 1, "token": "é"}\n'.encode(),
+        '{"say": "greeting", "number": 1, "token": "é"}\n'.encode(),
         b"[]\n",
         b"[" * 4000 + b"\n",
         b"GET / HTTP/1.1\r\n\r\n",
@@ -245,6 +246,43 @@ def test_who_does_not_know_the_token_is_hung_up_on(line: bytes, listener: Listen
     client = Client(listener.server.endpoint, 3, lambda message: None, lambda why: None)
     assert listener.next() == (3, {}), "and others are heard as ever"
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "refusal"),
+    [
+        ({"port": "80"}, "this is no endpoint of a process: port is '80'"),
+        ({"token": None}, "token is None"),
+        ({"machine": "here"}, "machine is 'here'"),
+        ({"more": 1}, r"unknown facts: \['more'\]"),
+    ],
+)
+def test_what_is_no_endpoint_is_refused_by_name(changed: dict[str, Any], refusal: str, listener: Listener) -> None:
+    """It comes from another rank."""
+    with pytest.raises(OSError, match=refusal):
+        Client(listener.server.endpoint | changed, 1, lambda message: None, lambda why: None)
+
+
+@pytest.mark.parametrize("said", [b"{}\n", b'{"say": "good morning"}\n', b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_who_does_not_welcome_is_none_of_ours(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may have got the port, long after the server that had it."""
+    has(None, monkeypatch)
+    listener = Listener()
+    endpoint = listener.server.endpoint
+    listener.server.close()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            caller, _ = other.accept()
+            with caller:
+                caller.sendall(said)
+                caller.recv(4096)
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        with pytest.raises(OSError, match="somebody else listens there"):
+            Client(endpoint | {"addresses": [], "port": other.getsockname()[1]}, 1, lambda message: None, print)
+        answering.join(WITHIN_S)
 
 
 def test_strangers_who_say_nothing_do_not_use_up_the_descriptors(listener: Listener) -> None:
