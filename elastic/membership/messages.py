@@ -18,26 +18,16 @@ from typing import Any
 from checkpoint.net import codec
 from checkpoint.net.codec import NUMBER_MAX, Vocabulary, made, short
 from checkpoint.net.framing import NotAMessage
+from elastic.membership.failure import FAILURE, NAME_MAX, Failed, OfWorker, check_name
 from elastic.membership.progress import Phase
 from elastic.membership.stalls import Sighting
 from elastic.membership.wire import Message, WireError
 
-_NAME_MAX = 512  # characters, of a worker's id or a node's name
 _PLACES_MAX = 1 << 12  # of one node
 _NODES_MAX = 1 << 16
 _PORT_MAX = (1 << 16) - 1
 _BOARD_MAX = 1 << 18  # characters of keys and values in one message
 _NESTED_MAX = 32  # lists and objects in each other: what may be anything at all is encoded once more, for others
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfWorker:
-    """worker  who says it, or of whom its agent does"""
-
-    worker: str
-
-    def __post_init__(self) -> None:
-        _name(self.worker)
 
 
 # worker -> agent -> hub
@@ -141,14 +131,6 @@ class Put(OfWorker):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed(OfWorker):
-    error: str
-    trace: str = ""
-    step: int | None = None
-    shown: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Finished(OfWorker):
     step: int
 
@@ -186,7 +168,7 @@ class Hello:
         _within(0, self.places, _PLACES_MAX)
         _within(0, len(self.starting), _PLACES_MAX)
         _within(0, len(self.knows), _PLACES_MAX)
-        if len(self.node) > _NAME_MAX:
+        if len(self.node) > NAME_MAX:
             raise WireError(f"a name of {len(self.node)} characters")
         if self.address is not None and self.port is not None:
             _address(self.address, self.port)
@@ -547,7 +529,7 @@ FROM_WORKER: Mapping[str, type] = {
     "entered": Entered,
     "witness": Witness,
     "claimed": Claimed,
-    "failed": Failed,
+    **FAILURE,
     "finished": Finished,
 }
 TO_ITS_AGENT: Mapping[str, type] = {**FROM_WORKER, "run_status": RunStatus}
@@ -616,11 +598,6 @@ def _within(least: int, value: int, most: int) -> None:
         raise WireError(f"{value} is not within {least} and {most}")
 
 
-def _name(name: str) -> None:
-    if not 0 < len(name) <= _NAME_MAX:
-        raise WireError(f"a name of {len(name)} characters")
-
-
 def _addresses(nodes: list[list[Any]]) -> None:
     _within(0, len(nodes), _NODES_MAX)
     for one in nodes:
@@ -631,7 +608,7 @@ def _addresses(nodes: list[list[Any]]) -> None:
 
 def _address(address: str, port: int) -> None:
     """Whether anybody can be reached there, whoever dials it finds out."""
-    _name(address)
+    check_name(address)
     _within(1, port, _PORT_MAX)
 
 

@@ -10,6 +10,7 @@ import pytest
 from checkpoint.net.codec import Vocabulary, parse
 from checkpoint.net.framing import NotAMessage
 from checkpoint.save.writer.messages import FROM_WRITER, TO_WRITER
+from elastic.launch.warm_messages import FROM_WARM, TO_SPARE, BecomeWorker, Forked, packet, read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,3 +77,27 @@ def test_a_writer_process_and_its_parent_refuse_what_they_do_not_say(word: str) 
     """Either may be of another version, where a program was replaced while it ran."""
     with pytest.raises(NotAMessage, match=f"{word}: unknown facts"):
         parse({**TO_WRITER, **FROM_WRITER}, {"say": word, "more": 1})
+
+
+def test_a_warm_process_and_its_agent_understand_each_other() -> None:
+    """Values of the environment may hold bytes that are no text."""
+    work = BecomeWorker(env={"RANK": "0", "ODD": "\udc80"}, fds=["stdout", "ELASTIC_CHANNEL"])
+    assert read(TO_SPARE, packet(work)) == work
+    assert read(FROM_WARM, packet(Forked(pid=7))) == Forked(pid=7)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "data", "refusal"),
+    [
+        (TO_SPARE, b"fork", "not a message: b'fork'"),
+        (TO_SPARE, b"[1]", "not a message"),
+        (TO_SPARE, b'{"env": {}, "fds": []}', "no known word: None"),
+        (TO_SPARE, b'{"say": "become_worker", "env": {}}', "become_worker: fds is missing"),
+        (TO_SPARE, b'{"say": "become_worker", "env": {"RANK": 0}, "fds": []}', "become_worker: env is {'RANK': 0}"),
+        (FROM_WARM, b'{"say": "forked", "pid": null}', "forked: pid is None"),
+        (FROM_WARM, b'{"say": "unfit"}', "unfit: why is missing"),
+    ],
+)
+def test_what_a_warm_process_or_its_agent_never_says_is_refused(kinds: Any, data: bytes, refusal: str) -> None:
+    with pytest.raises(NotAMessage, match=refusal):
+        read(kinds, data)
