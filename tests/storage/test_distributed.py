@@ -398,9 +398,9 @@ def test_a_rank_that_waited_in_vain_and_rank_0_know_at_once_that_they_parted(tmp
     assert "rank 0 of 2 is gone: it did not answer" in of_1[1]
 
 
-def babbling(rank: int, size: int, folder: str, who: int, said: dict[str, Any]) -> str:
+def babbling(rank: int, size: int, folder: str, who: int, nonsense: dict[str, Any]) -> str:
     if rank == who:
-        rank_channel.as_message = lambda message: said
+        rank_channel.as_message = lambda said: nonsense
     with ranks_of(folder, rank, size, finish_s=600.0, name="babbling") as (runs, _):
         with pytest.raises(CheckpointError) as caught:
             runs.save(0, {"w": torch.ones(4)})
