@@ -31,8 +31,9 @@ class Stored(_OfSave):
 
     def part(self) -> list[StoredObject]:
         """Raises NotAMessage."""
-        found = [made(_Object, one) for one in self.objects]
-        return [StoredObject(one.size, one.xxh3_128, one.chunk_bytes, tuple(one.chunks)) for one in found]
+        for one in self.objects:
+            made(_Object, one)
+        return [StoredObject.of(one) for one in self.objects]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class Failed(_OfSave):
 
 @dataclass(frozen=True, kw_only=True)
 class _Object:
+    """StoredObject.document, to be checked against."""
+
     size: int
     xxh3_128: str
     chunk_bytes: int
