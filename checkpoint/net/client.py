@@ -83,7 +83,7 @@ def _connected(endpoint: Endpoint, number: int) -> tuple[Connection, list[Messag
         try:
             connected = socket.create_connection((address, endpoint.port), timeout=_CONNECT_S)
             connection = Connection(connected, client_side(secret))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter for what is no address at all
             failed.append(f"{address}: {error}")
             continue
         try:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from checkpoint.net.codec import Vocabulary
+from checkpoint.net.framing import NotAMessage
+
+_PORT_MAX = (1 << 16) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,10 @@ class Endpoint:
     port: int
     token: str
     machine: list[str | None]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port <= _PORT_MAX:
+            raise NotAMessage(f"port is {self.port}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -252,6 +252,9 @@ def test_who_does_not_know_the_token_is_hung_up_on(line: bytes, listener: Listen
     ("changed", "refusal"),
     [
         ({"port": "80"}, "this is no endpoint of a process: port is '80'"),
+        ({"port": 80_000}, "port is 80000"),
+        ({"machine": [], "addresses": ["x" * 300]}, "nobody is reached at port"),
+        ({"machine": [], "addresses": ["\0"]}, "nobody is reached at port"),
         ({"token": None}, "token is None"),
         ({"machine": "here"}, "machine is 'here'"),
         ({"more": 1}, r"unknown facts: \['more'\]"),
