@@ -21,12 +21,17 @@ from checkpoint.cli.screen import Screen, human_age, human_bytes
 from checkpoint.errors import CheckpointError
 from checkpoint.format.manifest import Commit
 from checkpoint.format.names import CLAIMS
-from checkpoint.load.diff import Comparison, Difference, Side, compare
+from checkpoint.load.diff import Comparison, Difference, DifferenceKind, Side, compare
 from checkpoint.runs.claims import utc
 
 YES, NO = 0, 1
 
 _SHOWN = 40  # lines of differences
+_NOT_VALUES = {
+    DifferenceKind.MISSING: "missing in B",
+    DifferenceKind.EXTRA: "only in B",
+    DifferenceKind.OTHER: "of another kind",
+}
 
 
 def ls(asked: argparse.Namespace, screen: Screen) -> int:
@@ -264,20 +269,16 @@ def _show_differences(screen: Screen, found: Comparison) -> None:
     if len(found.differences) > _SHOWN:
         screen.say(f"... and {len(found.differences) - _SHOWN} more; --json lists all")
     kinds = [one.kind for one in found.differences]
-    counts = ", ".join(
-        f"{kinds.count(kind)} {what}"
-        for kind, what in (("missing", "missing in B"), ("extra", "only in B"), ("other", "of another kind"))
-        if kind in kinds
-    )
-    differing = f"{kinds.count('value')} differ" + (f", {counts}" if counts else "")
+    counts = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in _NOT_VALUES.items() if kind in kinds)
+    differing = f"{kinds.count(DifferenceKind.VALUE)} differ" + (f", {counts}" if counts else "")
     equal = f"{_count(found.equal_tensors, 'tensor')} and {_count(found.equal_values, 'value')} equal"
     screen.say(f"{differing}; {equal}" if kinds else equal)
 
 
 def _difference(one: Difference) -> str:
-    if one.kind == "missing":
+    if one.kind == DifferenceKind.MISSING:
         return f"{one.a} / -"
-    if one.kind == "extra":
+    if one.kind == DifferenceKind.EXTRA:
         return f"- / {one.b}"
     if one.elements is None:
         return f"{one.a} / {one.b}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -28,20 +29,31 @@ from checkpoint.storage import Storage
 _BLOCK = 2**22  # elements that are compared at a time
 
 
+class DifferenceKind(str, Enum):
+    """MISSING  A has the entry, B lacks it
+    EXTRA    B has it, A lacks it
+    OTHER    another kind, shape or dtype
+    VALUE    other bits
+    """
+
+    MISSING, EXTRA, OTHER, VALUE = "missing", "extra", "other", "value"
+
+    __str__ = str.__str__
+
+
 @dataclass(frozen=True)
 class Difference:
     """One entry that is not the same on both sides.
 
-    kind       missing (A has it, B lacks it), extra (B has it, A lacks it), other (another kind, shape or dtype), value
     a, b       what each side has, in short; None where it has nothing
-    elements   of the tensor; None unless kind is "value" and the entry a tensor or array
+    elements   of the tensor; None unless kind is VALUE and the entry a tensor or array
     differing  how many of them differ in any bit
     largest    the largest absolute difference of two finite elements; None where there is none, or no number
     nonfinite  how many of the differing ones are NaN or infinite on either side
     """
 
     path: str
-    kind: str
+    kind: DifferenceKind
     a: str | None
     b: str | None
     elements: int | None = None
@@ -70,15 +82,15 @@ def compare(a: Side, b: Side) -> Comparison:
     for path, mine in a.entries.items():
         theirs = b.entries.get(path)
         if theirs is None:
-            differences[path] = Difference(path, "missing", str(mine), None)
+            differences[path] = Difference(path, DifferenceKind.MISSING, str(mine), None)
         elif isinstance(mine, Array) and isinstance(theirs, Array) and mine.form == theirs.form:
             to_read.append((path, mine, theirs))
         elif isinstance(mine, Array) or isinstance(theirs, Array):
-            differences[path] = Difference(path, "other", str(mine), str(theirs))
+            differences[path] = Difference(path, DifferenceKind.OTHER, str(mine), str(theirs))
         elif mine == theirs:
             found.equal_values += 1
         else:
-            differences[path] = Difference(path, "value", str(mine), str(theirs))
+            differences[path] = Difference(path, DifferenceKind.VALUE, str(mine), str(theirs))
 
     known: dict[tuple[str, str], Counted] = {}
     for path, mine, theirs in sorted(to_read, key=lambda item: a.stream.where(item[1].name)):
@@ -88,13 +100,13 @@ def compare(a: Side, b: Side) -> Comparison:
         counted = known[names]
         if counted.differing:
             differences[path] = Difference(
-                path, "value", str(mine), str(theirs), math.prod(mine.shape), *counted.as_tuple()
+                path, DifferenceKind.VALUE, str(mine), str(theirs), math.prod(mine.shape), *counted.as_tuple()
             )
         else:
             found.equal_tensors += 1
     for path, theirs in b.entries.items():
         if path not in a.entries:
-            differences[path] = Difference(path, "extra", None, str(theirs))
+            differences[path] = Difference(path, DifferenceKind.EXTRA, None, str(theirs))
     order = {path: number for number, path in enumerate({**a.entries, **b.entries})}
     found.differences = sorted(differences.values(), key=lambda one: order[one.path])
     return found

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 
 from checkpoint.forks import close_in_children, forget
+from checkpoint.net.codec import made, parse
 from checkpoint.net.connection import Connection
-from checkpoint.net.framing import Message
+from checkpoint.net.framing import Message, NotAMessage
+from checkpoint.net.greeting import FROM_SERVER, Endpoint, Greeting, as_message
 from checkpoint.net.machine import boot_id, network_namespace
 from checkpoint.net.secret import secret_of_run
 from checkpoint.net.secured import client_side
@@ -26,9 +28,17 @@ class Client:
     def __init__(
         self, endpoint: Message, number: int, heard: Callable[[Message], None], gone: Callable[[str], None]
     ) -> None:
-        """heard, gone  as of a `Server`. Raises OSError where the server cannot be reached, or has another secret."""
+        """
+        endpoint     the server's, see Endpoint
+        heard, gone  as of a `Server`
+        Raises OSError where the server cannot be reached, or has another secret, or for what is no endpoint.
+        """
         self._heard, self._gone = heard, gone
-        self._connection, first = _connected(endpoint, number)
+        try:
+            where = made(Endpoint, endpoint)
+        except NotAMessage as wrong:
+            raise OSError(f"this is no endpoint of a process: {wrong}") from wrong
+        self._connection, first = _connected(where, number)
         self._closed = False
         close_in_children(self)
         threading.Thread(target=self._listen, args=(first,), name="checkpoint-client", daemon=True).start()
@@ -55,6 +65,8 @@ class Client:
                     self._heard(message)
                 waiting.poll()
                 messages = connection.received()
+        except NotAMessage as wrong:
+            connection.ended = f"what it said was refused: {wrong}"
         except (OSError, ValueError) as error:
             connection.ended = str(error)
         forget(self)
@@ -63,30 +75,33 @@ class Client:
             self._gone(connection.ended)
 
 
-def _connected(endpoint: Message, number: int) -> tuple[Connection, list[Message]]:
+def _connected(endpoint: Endpoint, number: int) -> tuple[Connection, list[Message]]:
     """A connection that the server has taken, and what it said beyond that already."""
-    same = endpoint["machine"] == [boot_id(), network_namespace()]
+    same = endpoint.machine == [boot_id(), network_namespace()]
     secret, failed = secret_of_run(), []
-    for address in [*(["127.0.0.1"] if same else []), *endpoint["addresses"]]:
+    for address in [*(["127.0.0.1"] if same else []), *endpoint.addresses]:
         try:
-            connected = socket.create_connection((address, endpoint["port"]), timeout=_CONNECT_S)
+            connected = socket.create_connection((address, endpoint.port), timeout=_CONNECT_S)
             connection = Connection(connected, client_side(secret))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter for what is no address at all
             failed.append(f"{address}: {error}")
             continue
         try:
             deadline_s = time.monotonic() + _GREET_S
             wait_until(connection.socket, deadline_s)
-            connection.send({"number": number, "token": endpoint["token"]})
+            connection.send(as_message(Greeting(number=number, token=endpoint.token)))
             while not connection.ended:
                 wait_until(connection.socket, deadline_s)
                 if messages := connection.received():
+                    parse(FROM_SERVER, messages[0])
                     connection.greeted()
                     return connection, messages[1:]
             failed.append(f"{address}: somebody else listens there")
         except TransportError as error:
             failed.append(f"{address}: {error}; {SAME_FOR_ALL}")
+        except NotAMessage as wrong:
+            failed.append(f"{address}: somebody else listens there: {wrong}")
         except (OSError, ValueError) as error:
             failed.append(f"{address}: {error}")
         connection.socket.close()
-    raise OSError(f"nobody is reached at port {endpoint['port']}: {'; '.join(failed) or 'it has no address'}")
+    raise OSError(f"nobody is reached at port {endpoint.port}: {'; '.join(failed) or 'it has no address'}")

@@ -1,7 +1,11 @@
 """Messages as types: what arrives is one of a few frozen dataclasses, whole, or is refused.
 
+    a type  <->  its facts, as an object  <->  the same with the word that says which type it is
+
 Promises  `made` raises NotAMessage, or what the type's own checks raise, and nothing else, whatever it is given: a fact
-          that is missing, of another type or too many, a number out of all bounds.
+          that is missing, of another type or too many, a number out of all bounds. `parse` raises NotAMessage alone,
+          for an unknown word too, and names the word.
+          What may be anything at all is passed on as it is: large facts are neither copied nor looked through.
 Leaves    framing to framing.py; which types there are, and by which word each is known, to those who say them.
 """
 
@@ -16,8 +20,33 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from checkpoint.net.framing import Message, NotAMessage
 
 NUMBER_MAX = 1 << 53
+WORD = "say"  # under which a message says what it is
 
 T = TypeVar("T")
+
+
+class Vocabulary:
+    """The words of those who talk to each other, to say something by."""
+
+    def __init__(self, *kinds: Mapping[str, type]) -> None:
+        """kinds  word -> type, of each who speaks. A type has one word."""
+        self._words = {kind: word for known in kinds for word, kind in known.items()}
+
+    def as_message(self, said: Any) -> Message:
+        """As it travels. said: of one of these types"""
+        return {WORD: self._words[type(said)], **facts_of(said)}
+
+
+def parse(kinds: Mapping[str, type], message: Message) -> Any:
+    """The message as one of these kinds. Raises NotAMessage."""
+    word = message.get(WORD)
+    kind = kinds.get(word) if isinstance(word, str) else None
+    if kind is None:
+        raise NotAMessage(f"no known word: {short(word)}")
+    try:
+        return made(kind, {name: value for name, value in message.items() if name != WORD})
+    except ValueError as wrong:
+        raise NotAMessage(f"{word}: {wrong}") from None
 
 
 def facts_of(said: Any) -> Message:
@@ -41,7 +70,10 @@ def made(kind: Callable[..., T], facts: Mapping[str, Any]) -> T:
 
 def short(value: Any) -> str:
     """Of what arrived, for an error."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:  # lists in lists in lists
+        return f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
@@ -63,9 +95,13 @@ def _fits(hint: Any) -> Callable[[Any], bool]:
         options = [_fits(one) for one in arguments]
         return lambda value: any(fits(value) for fits in options)
     if origin is list:
+        if arguments[0] is Any:
+            return lambda value: isinstance(value, list)
         item = _fits(arguments[0])
         return lambda value: isinstance(value, list) and all(map(item, value))
     if origin is dict:
+        if arguments[1] is Any:
+            return lambda value: isinstance(value, dict)
         content = _fits(arguments[1])
         return lambda value: isinstance(value, dict) and all(map(content, value.values()))
     if hint is int:

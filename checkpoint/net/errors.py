@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import checkpoint.errors as errors
 from checkpoint.errors import CheckpointError
-from checkpoint.net.framing import Message
+from checkpoint.net.codec import made
+from checkpoint.net.framing import Message, NotAMessage
 
 Scrub = Callable[[str], str]
 
@@ -25,6 +28,24 @@ def error_document(error: BaseException, scrub: Scrub | None = None) -> Message:
         text = str(error) if scrub is None else scrub(str(error))
         return {"type": type(error).__name__, "text": text[:_TEXT_MAX], "fields": vars(error)}
     return {"type": "CheckpointError", "text": reason(error, scrub), "fields": {}, "foreign": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Document:
+    """foreign  of an error that is not of this package"""
+
+    type: str
+    text: str
+    fields: dict[str, Any]
+    foreign: bool = False
+
+
+def check_error(document: Message) -> None:
+    """Raises NotAMessage for what is no error's document."""
+    try:
+        made(_Document, document)
+    except NotAMessage as wrong:
+        raise NotAMessage(f"no error: {wrong}") from None
 
 
 def reason(error: BaseException, scrub: Scrub | None) -> str:

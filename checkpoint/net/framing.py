@@ -37,7 +37,7 @@ class Lines:
             self._rest = bytearray(rest)
         if max(len(self._rest), *map(len, whole), 0) > self.longest:
             raise NotAMessage(f"a line of more than {self.longest} bytes")
-        return [_message(line) for line in whole]
+        return [decode(line) for line in whole]
 
 
 def encode(message: Message) -> bytes:
@@ -45,7 +45,8 @@ def encode(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def _message(line: bytes) -> Message:
+def decode(line: bytes) -> Message:
+    """The inverse. Raises NotAMessage."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as broken:

@@ -20,7 +20,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,10 +29,22 @@ import torch.distributed as dist
 
 from checkpoint.errors import CheckpointError
 from checkpoint.net.client import Client
+from checkpoint.net.codec import parse
 from checkpoint.net.errors import Scrub, error_document, error_from, reason
 from checkpoint.net.failures import UNTOUCHED, next_lines, of_rank
 from checkpoint.net.failures import missing as missing_ranks
-from checkpoint.net.framing import Message
+from checkpoint.net.framing import Message, NotAMessage
+from checkpoint.net.rank_messages import (
+    FROM_RANK,
+    FROM_RANK_0,
+    Answer,
+    Failed,
+    Heard,
+    HungUp,
+    Refused,
+    Said,
+    as_message,
+)
 from checkpoint.net.server import Server
 
 Decide = Callable[[list[Message]], list[Message]]
@@ -75,10 +87,10 @@ class RankChannel:
         self._gloo: dist.ProcessGroup | None = None
         self._end: Server | Client | None = None
         self._changed = threading.Condition()  # guards everything below
-        self._said: dict[int, Message] = {}  # of this call, by rank; on rank 0
-        self._early: dict[int, dict[int, Message]] = {}  # of calls to come
+        self._said: dict[int, Said | Failed] = {}  # of this call, by rank; on rank 0
+        self._early: dict[int, dict[int, Said | Failed]] = {}  # of calls to come
         self._heard: dict[int, set[int]] = {}  # which ranks have heard an answer, by call
-        self._answers: dict[int, Message] = {}  # by call; on the others
+        self._answers: dict[int, Answer | Refused] = {}  # by call; on the others
         self._lost: dict[int, str] = {}  # ranks that rank 0 has lost; on the others, rank 0
         if self.size > 1:
             try:
@@ -115,28 +127,30 @@ class RankChannel:
         raises  CheckpointError of the kind that failed first, by rank; for ranks that are silent or gone, one that
                 names them
         """
-        failed = mine if isinstance(mine, BaseException) else None
-        said = {"error": error_document(failed, self.scrub)} if failed is not None else {"said": mine}
-        at_once = failed is not None and not isinstance(failed, Exception)  # who is interrupted waits for nobody
-        message: Message = {"what": what, "leaves": at_once, **said}
+        said = self._message(self._calls + 1, what, mine)
         with self._changed:
             self._calls += 1
-            self._said = {**self._early.pop(self._calls, {}), 0: message}
+            self._said = {**self._early.pop(self._calls, {}), 0: said}
         if isinstance(self._end, Server):
-            answer = self._ask(self._end, what, decide, last, state, at_once)
+            answer = self._ask(self._end, said, decide, last, state)
         elif isinstance(self._end, Client):
-            answer = self._hear(self._end, what, message, state, at_once)
+            answer = self._hear(self._end, said, state)
         else:
-            answer = self._decided([message], decide, state)[0]
+            answer = self._decided([said], decide, state)[0]
         defect, self._defect = self._defect, None
         if defect is not None:
             raise self._knowing(defect)
-        if failed is not None and "missing" not in answer:
-            raise self._knowing(failed)
-        if "error" in answer:
-            raise self._knowing(error_from(answer["error"]))
-        found: Message = answer["answer"]
-        return found
+        if isinstance(answer, Answer):
+            return answer.answer
+        if isinstance(mine, BaseException) and not answer.missing:
+            raise self._knowing(mine)
+        raise self._knowing(error_from(answer.error))
+
+    def _message(self, call: int, what: str, mine: Message | BaseException) -> Said | Failed:
+        if not isinstance(mine, BaseException):
+            return Said(call=call, what=what, said=mine)
+        leaves = not isinstance(mine, Exception)  # who is interrupted waits for nobody
+        return Failed(call=call, what=what, error=error_document(mine, self.scrub), leaves=leaves)
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -156,7 +170,7 @@ class RankChannel:
         return error
 
     def _hang_up(self, why: str) -> None:
-        goodbye = {"gone": f"it hung up: {why}"}
+        goodbye = as_message(HungUp(why=f"it hung up: {why}"))
         if isinstance(self._end, Server):
             for rank in range(1, self.size):
                 self._end.send(rank, goodbye)
@@ -212,56 +226,59 @@ class RankChannel:
 
     # Agreeing
 
-    def _ask(self, end: Server, what: str, decide: Decide, last: bool, state: str, at_once: bool) -> Message:
-        """On rank 0. at_once  its own failure is the answer, whatever the others say"""
+    def _ask(self, end: Server, mine: Said | Failed, decide: Decide, last: bool, state: str) -> Answer | Refused:
+        """On rank 0. What interrupts it is the answer, whatever the others say."""
+        call, at_once = mine.call, _leaves(mine)
         with self._changed:
-            call, said = self._calls, self._said
+            said = self._said
             if not at_once:
                 self._changed.wait_for(lambda: len(said) == self.size or self._lost.keys() - said, self.wait_s)
             missing = sorted(set(range(self.size)) - said.keys())
             lost = {rank: self._lost[rank] for rank in missing if rank in self._lost}
+        answers: Sequence[Answer | Refused]
         if at_once:
-            answers = self._decided([said[0]], decide, state)
+            answers = self._decided([mine], decide, state)
         elif missing:
-            met = f"{what} (who came and was refused: {end.refused})" if end.refused else what
+            met = f"{mine.what} (who came and was refused: {end.refused})" if end.refused else mine.what
             silent = error_document(missing_ranks(met, lost or missing, self.size, self.wait_s, state))
-            answers = [{"error": silent, "missing": missing}] * self.size
+            answers = [Refused(call=call, error=silent, missing=missing)] * self.size
         else:
             answers = self._decided([said[rank] for rank in range(self.size)], decide, state)
         with self._changed:
             self._heard[call] = set()
         for rank in range(1, self.size):
-            end.send(rank, {"call": call, **answers[rank]})
+            end.send(rank, as_message(answers[rank]))
         with self._changed:
-            if last or any("error" in answer for answer in answers):
-                here = {rank for rank in said if rank and not said[rank]["leaves"]}
+            if last or any(isinstance(answer, Refused) for answer in answers):
+                here = {rank for rank in said if rank and not _leaves(said[rank])}
                 self._changed.wait_for(lambda: here <= self._heard[call] | self._lost.keys(), _READ_S)
             del self._heard[call]
         return answers[0]
 
-    def _decided(self, messages: list[Message], decide: Decide, state: str) -> list[Message]:
+    def _decided(self, said: Sequence[Said | Failed], decide: Decide, state: str) -> Sequence[Answer | Refused]:
         """What to answer to each rank."""
-        rank = next((rank for rank, message in enumerate(messages) if "error" in message), None)
-        if rank is not None:
-            failed = of_rank(messages[rank]["error"], rank, self.size, messages[rank]["what"], state)
+        call = said[0].call
+        first = next((rank for rank, one in enumerate(said) if isinstance(one, Failed)), None)
+        if first is not None and isinstance(failed := said[first], Failed):
+            error = of_rank(failed.error, first, self.size, failed.what, state)
         else:
             try:
-                _check_same([message["what"] for message in messages])
-                answers = decide([message["said"] for message in messages])
+                _check_same([one.what for one in said])
+                answers = decide([one.said for one in said if isinstance(one, Said)])
                 assert len(answers) == self.size, "one answer for each rank"
-                return [{"answer": answer} for answer in answers]
-            except BaseException as error:  # the others must hear of a defect of ours, too
-                failed = error_document(error, self.scrub)
-                if not isinstance(error, CheckpointError):
-                    failed, self._defect = of_rank(failed, 0, self.size, messages[0]["what"], state), error
-        return [{"error": failed}] * self.size
+                return [Answer(call=call, answer=answer) for answer in answers]
+            except BaseException as met:  # the others must hear of a defect of ours, too
+                error = error_document(met, self.scrub)
+                if not isinstance(met, CheckpointError):
+                    error, self._defect = of_rank(error, 0, self.size, said[0].what, state), met
+        return [Refused(call=call, error=error)] * self.size
 
-    def _hear(self, end: Client, what: str, mine: Message, state: str, at_once: bool) -> Message:
-        """On the other ranks. at_once  the answer is not waited for"""
-        call = self._calls
-        end.send({"call": call, **mine})
-        if at_once:
-            return mine
+    def _hear(self, end: Client, mine: Said | Failed, state: str) -> Answer | Refused:
+        """On the other ranks."""
+        call = mine.call
+        end.send(as_message(mine))
+        if isinstance(mine, Failed) and mine.leaves:
+            return Refused(call=call, error=mine.error)
         within_s = 2 * self.wait_s + _SLACK_S  # rank 0 may wait for others, and then decide as long
         with self._changed:
             self._changed.wait_for(lambda: call in self._answers or self._lost, within_s)
@@ -269,41 +286,51 @@ class RankChannel:
             self._answers = {later: one for later, one in self._answers.items() if later > call}
             lost = self._lost.get(0)
         if answer is not None:
-            end.send({"heard": call})
+            end.send(as_message(Heard(call=call)))
             return answer
         how = f"is gone: {lost}" if lost is not None else f"did not answer within {within_s:g} s"
         if lost is None:  # from here on the two would be at different calls for good: both shall know at once
             self._lose(0, f"it {how} in an earlier call")
             end.close()
-        raise self._knowing(CheckpointError(f"rank 0 of {self.size} {how}: {what}{next_lines(state)}"))
+        raise self._knowing(CheckpointError(f"rank 0 of {self.size} {how}: {mine.what}{next_lines(state)}"))
 
     # What arrives, in the thread of the connections
 
     def _hear_rank(self, rank: int, message: Message) -> None:
-        if "gone" in message:
-            self._lose(rank, message["gone"])
+        """Raises NotAMessage."""
+        said: Said | Failed | Heard | HungUp = parse(FROM_RANK, message)
+        if not 0 < rank < self.size:
+            raise NotAMessage(f"of {self.size} ranks none of these is {rank}")
+        if isinstance(said, HungUp):
+            self._lose(rank, said.why)
             return
         with self._changed:
-            if (heard := self._heard.get(message.get("heard", 0))) is not None:
-                heard.add(rank)
-            elif message.get("call") == self._calls:
-                self._said[rank] = message
-            elif message.get("call", 0) > self._calls:
-                self._early.setdefault(message["call"], {})[rank] = message
+            if isinstance(said, Heard):
+                self._heard.get(said.call, set()).add(rank)
+            elif said.call == self._calls:
+                self._said[rank] = said
+            elif said.call > self._calls:
+                self._early.setdefault(said.call, {})[rank] = said
             self._changed.notify_all()
 
     def _hear_answer(self, message: Message) -> None:
-        if "gone" in message:
-            self._lose(0, message["gone"])
+        """Raises NotAMessage."""
+        said: Answer | Refused | HungUp = parse(FROM_RANK_0, message)
+        if isinstance(said, HungUp):
+            self._lose(0, said.why)
             return
         with self._changed:
-            self._answers[message["call"]] = message
+            self._answers[said.call] = said
             self._changed.notify_all()
 
     def _lose(self, rank: int, why: str) -> None:
         with self._changed:
             self._lost.setdefault(rank, why)  # what it said as it went, rather than that it went
             self._changed.notify_all()
+
+
+def _leaves(said: Said | Failed) -> bool:
+    return isinstance(said, Failed) and said.leaves
 
 
 def _check_same(whats: list[str]) -> None:

@@ -18,8 +18,10 @@ import secrets
 import socket
 from collections.abc import Callable
 
+from checkpoint.net.codec import facts_of, parse
 from checkpoint.net.connection import Connection
-from checkpoint.net.framing import Message
+from checkpoint.net.framing import Message, NotAMessage
+from checkpoint.net.greeting import FROM_STRANGER, Endpoint, Greeting, Welcome, as_message
 from checkpoint.net.listener import Listener, host_of
 from checkpoint.net.machine import boot_id, network_namespace, own_addresses
 from checkpoint.net.secret import secret_of_run
@@ -37,19 +39,25 @@ class Server:
     """
 
     def __init__(
-        self, heard: Callable[[int, Message], None], gone: Callable[[int, str], None], *, expected: int = 0
+        self,
+        heard: Callable[[int, Message], None],
+        gone: Callable[[int, str], None],
+        *,
+        came: Callable[[int], None] = lambda number: None,
+        expected: int = 0,
     ) -> None:
-        """Both are called in one thread, of this object's, and must not block.
+        """All three are called in one thread, of this object's, and must not block.
 
-        heard  gets a number and each of its messages; the first one, {}, when it is connected
+        heard  gets a number and each of its messages. Raises NotAMessage for one that is none: the number is hung up on
         gone   gets a number that hung up or was lost, and how
+        came   gets a number when it is connected, before anything is heard of it
         expected  how many may well connect at the same time
         Raises OSError where no socket can be opened, CheckpointError for a secret that is none.
         """
         self.refused = ""
         self._secret = secret_of_run()
         prepare(self._secret)
-        self._heard, self._gone = heard, gone
+        self._heard, self._gone, self._came = heard, gone, came
         self._token = secrets.token_hex(16)
         self._numbers: dict[int, Connection] = {}
         self._listener = Listener("checkpoint-server", self._accept, backlog=_BACKLOG, expected=expected)
@@ -57,12 +65,10 @@ class Server:
     @property
     def endpoint(self) -> Message:
         """What a `Client` needs to connect."""
-        return {
-            "addresses": own_addresses(),
-            "port": self._listener.port,
-            "token": self._token,
-            "machine": [boot_id(), network_namespace()],
-        }
+        machine = [boot_id(), network_namespace()]
+        return facts_of(
+            Endpoint(addresses=own_addresses(), port=self._listener.port, token=self._token, machine=machine)
+        )
 
     def send(self, number: int, message: Message) -> bool:
         """Whether the message was sent; if not, the number is gone, or will be in a moment."""
@@ -100,16 +106,18 @@ class Server:
                     self._heard(connection.number, message)
                 elif not self._greeted(connection, message):
                     return False
+        except NotAMessage as wrong:
+            connection.ended = f"what it said was refused: {wrong}"
         except (OSError, ValueError) as error:  # the latter from strangers
             connection.ended = str(error)
         return not connection.ended
 
     def _greeted(self, connection: Connection, message: Message) -> bool:
-        number, token = message.get("number"), message.get("token")
-        if type(number) is not int or type(token) is not str:
+        """Raises NotAMessage."""
+        said: Greeting = parse(FROM_STRANGER, message)
+        if not hmac.compare_digest(said.token.encode("utf-8", "surrogatepass"), self._token.encode("ascii")):
             return False
-        if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self._token.encode("ascii")):
-            return False
+        number = said.number
         before = self._numbers.get(number)
         if before is not None:  # it came back before we noticed that it was gone
             before.number = None
@@ -119,6 +127,6 @@ class Server:
         connection.greeted()
         connection.number = number
         self._numbers[number] = connection
-        self._heard(number, {})
-        connection.send({})
+        self._came(number)
+        connection.send(as_message(Welcome()))
         return True

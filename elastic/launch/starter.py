@@ -10,7 +10,6 @@ Promises  every worker is a child of this process, whoever forked it, in a sessi
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -22,9 +21,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from checkpoint import linux
+from checkpoint.net.framing import NotAMessage
 from elastic.launch import children, warm
 from elastic.launch.importing import RANK_VARIABLES, WORKER_VARIABLES
 from elastic.launch.script import Script
+from elastic.launch.warm_messages import FROM_WARM, PACKET_MAX, BecomeWorker, Forked, Leaves, Ready, Unfit, packet, read
 from elastic.launch.worker import AGENT, STREAMS
 
 _DEATHS_MAX = 3  # of warm processes that never got ready, in a row
@@ -191,7 +192,7 @@ class Starter:
     def _hear(self) -> None:
         while self._socket is not None:
             try:
-                data = self._socket.recv(warm.MESSAGE_MAX)
+                data = self._socket.recv(PACKET_MAX)
             except BlockingIOError:
                 return
             except OSError:
@@ -199,18 +200,23 @@ class Starter:
             if not data:
                 self._close_socket()  # its death is on its way
                 return
-            message = json.loads(data)
-            if message["say"] == "leaves":
-                self._say(message["why"])
-            elif message["say"] == "unfit":
-                self._give_up(message["why"])
-            elif message["say"] == "ready":
-                self._ready, self._deaths = True, 0
-                self._ask_for_spare()
-            else:
-                assert self._spare is not None
-                self._spare = _Spare(self._spare.requests, message["pid"])
-                self._go_on()
+            try:
+                said = read(FROM_WARM, data)
+            except NotAMessage as wrong:
+                self._give_up(f"the warm process said what is no message: {wrong}")
+                return
+            match said:
+                case Leaves(why=why):
+                    self._say(why)
+                case Unfit(why=why):
+                    self._give_up(why)
+                case Ready():
+                    self._ready, self._deaths = True, 0
+                    self._ask_for_spare()
+                case Forked(pid=pid):
+                    assert self._spare is not None
+                    self._spare = _Spare(self._spare.requests, pid)
+                    self._go_on()
 
     def _ask_for_spare(self) -> None:
         if self._fresh or not self._ready or self._spare is not None:
@@ -224,9 +230,9 @@ class Starter:
     def _use(self, spare: _Spare, request: Request) -> None:
         """If it is dead, or dies before it has read, it is a worker that died."""
         self._spare, self._refill_s = None, time.monotonic() + _CALM_S
-        message = {"env": dict(request.env), "fds": list(request.fds)}
+        said = BecomeWorker(env=dict(request.env), fds=list(request.fds))
         with spare.requests, contextlib.suppress(OSError):
-            socket.send_fds(spare.requests, [json.dumps(message).encode()], list(request.fds.values()))
+            socket.send_fds(spare.requests, [packet(said)], list(request.fds.values()))
         self.started(request.token, spare.pid)
 
     def _spawn(self, request: Request) -> None:

@@ -1,9 +1,9 @@
 """The warm process of a node: it has imported what the script imports, and forks workers ahead of their time.
 
-    warm -> agent   ready, or unfit with the reason; before that, what it leaves to the workers
+    warm -> agent   Ready, or Unfit with the reason; before that, what it Leaves to the workers
     agent -> warm   a socket: fork a process that waits at it
-    warm -> agent   forked, with its pid
-    agent -> that   the worker's variables and descriptors: now it is a worker
+    warm -> agent   Forked, with its pid
+    agent -> that   BecomeWorker, with the worker's variables and descriptors: now it is a worker
 
 Promises  modules that it imports see what they would see in `python script.py` (main_module.py, beginning.py). One that
           must not be shared is found out (importing.py): then it starts itself again, and leaves to each worker that
@@ -26,7 +26,6 @@ import contextlib
 import gc
 import importlib
 import io
-import json
 import os
 import re
 import signal
@@ -35,7 +34,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from checkpoint import linux
 from elastic.launch import worker
@@ -45,8 +44,19 @@ from elastic.launch.importing import Importing
 from elastic.launch.main_module import MainModule
 from elastic.launch.preloaded import Preloaded
 from elastic.launch.script import Script
+from elastic.launch.warm_messages import (
+    FDS_MAX,
+    PACKET_MAX,
+    TO_SPARE,
+    BecomeWorker,
+    Forked,
+    Leaves,
+    Ready,
+    Unfit,
+    packet,
+    read,
+)
 
-MESSAGE_MAX, FDS_MAX = 1 << 17, 16
 NAME, SPARE = "elastic-warm", "elastic-spare"  # as `top` shows it, and what it has forked ahead
 
 _LAZY = ("elastic.run", "checkpoint.checkpointer")
@@ -88,7 +98,7 @@ def main(fd: int, statements: int, command: Sequence[str], preloaded: Preloaded 
         again = _import(main_module, statements, preloaded)
         if again is not None:
             if again.why is not None:
-                _say(agent, {"say": "leaves", "why": again.why})
+                _say(agent, Leaves(why=again.why))
             agent.set_inheritable(True)
             os.chdir(folder)
             started = ["-m", "elastic.launch.warm", str(agent.fileno()), str(again.statements), *script.command()]
@@ -98,7 +108,7 @@ def main(fd: int, statements: int, command: Sequence[str], preloaded: Preloaded 
         sys.stdout.flush()  # what an import has printed is not printed again by each fork
         gc.collect()
         gc.freeze()
-        _say(agent, {"say": "ready"} if why_unfit is None else {"say": "unfit", "why": why_unfit})
+        _say(agent, Ready() if why_unfit is None else Unfit(why=why_unfit))
         a_worker = why_unfit is None and _serve(agent)
     if a_worker:
         generators.settle()
@@ -168,7 +178,7 @@ def _serve(agent: socket.socket) -> bool:
             if pid == 0:
                 agent.close()
                 return _wait_to_be_a_worker(requests)
-        _say(agent, {"say": "forked", "pid": pid})
+        _say(agent, Forked(pid=pid))
 
 
 def _keep_only(fd: int) -> None:
@@ -208,9 +218,9 @@ def _wait_to_be_a_worker(requests: socket.socket) -> bool:
     if not data:
         os._exit(0)  # the agent needs it no more
     linux.name_process(worker.NAME)
-    request = json.loads(data)
-    os.environ.update(request["env"])
-    for name, fd in zip(request["fds"], fds, strict=True):
+    said: BecomeWorker = read(TO_SPARE, data)
+    os.environ.update(said.env)
+    for name, fd in zip(said.fds, fds, strict=True):
         if name in worker.STREAMS:
             os.dup2(fd, worker.STREAMS[name])
             os.close(fd)
@@ -220,7 +230,7 @@ def _wait_to_be_a_worker(requests: socket.socket) -> bool:
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    data, ancillary, _, _ = sock.recvmsg(MESSAGE_MAX, socket.CMSG_LEN(FDS_MAX * 4), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = sock.recvmsg(PACKET_MAX, socket.CMSG_LEN(FDS_MAX * 4), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, raw in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -228,9 +238,9 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def _say(agent: socket.socket, message: dict[str, Any]) -> None:
+def _say(agent: socket.socket, said: Leaves | Ready | Unfit | Forked) -> None:
     with contextlib.suppress(BrokenPipeError):
-        agent.send(json.dumps(message).encode())
+        agent.send(packet(said))
 
 
 if __name__ == "__main__":

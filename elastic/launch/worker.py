@@ -28,6 +28,7 @@ from checkpoint import linux
 from elastic.launch.ending import end
 from elastic.launch.main_module import MainModule
 from elastic.launch.script import Script
+from elastic.membership.failure import ME, Failed, as_message
 from elastic.membership.progress import Record
 from elastic.membership.wire import encode
 
@@ -90,10 +91,9 @@ def _tell_failure(error: BaseException, *, shown: bool) -> bool:
     """Whether the agent could be told. shown: the trace is printed by this process."""
     what = "".join(traceback.format_exception_only(type(error), error)).strip()
     trace = "".join(traceback.format_exception(type(error), error, _of_script(error)))
-    error_text, trace = cut(what), cut(trace)
-    message = {"say": "failed", "error": error_text, "trace": trace, "step": _step(), "shown": shown}
+    said = Failed(worker=ME, error=cut(what), trace=cut(trace), step=_step(), shown=shown)
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(os.environ[_CHANNEL]))) as channel:
-        channel.sendall(encode(message))
+        channel.sendall(encode(as_message(said)))
         return True
     return False
 

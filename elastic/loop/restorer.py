@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,12 @@ from elastic.state import identity as identities
 from elastic.state.train_state import TrainState, Tree
 
 _CANNOT_TELL = "storage that is no witness"
+
+
+class _TransferRole(Enum):
+    """Of this worker, in schema.Transfer."""
+
+    TAKES, GIVES = "takes", "gives"
 
 
 class StateRestorer:
@@ -174,13 +181,13 @@ class StateRestorer:
             self._apply(state)
             self._train_state.applied.note()
             step, epoch = self.position.step, self.position.epoch
-            self._tell_transfer("takes", step, passed.nbytes, begun_s)
+            self._tell_transfer(_TransferRole.TAKES, step, passed.nbytes, begun_s)
             passed_over = self._train_state.health.ranges() or ABSENT
             self._events.emit(
                 schema.Loaded(step=step, epoch=epoch, from_claim=self.claim, accepted=[], passed_over=passed_over)
             )
         elif passed.nbytes and standing.step is not None:
-            tell = partial(self._tell_transfer, "gives", standing.step, passed.nbytes, begun_s)
+            tell = partial(self._tell_transfer, _TransferRole.GIVES, standing.step, passed.nbytes, begun_s)
             if self.giving is not None:
                 self.giving.on_finish = tell
             else:
@@ -283,9 +290,9 @@ class StateRestorer:
             return newest is not None and newest.step >= step and newest.claim >= self.claim
         return False
 
-    def _tell_transfer(self, role: str, step: int, moved: int, begun_s: float) -> None:
+    def _tell_transfer(self, role: _TransferRole, step: int, moved: int, begun_s: float) -> None:
         seconds = time.monotonic() - begun_s
-        self._events.emit(schema.Transfer(step=step, bytes=moved, seconds=seconds, role=role))
+        self._events.emit(schema.Transfer(step=step, bytes=moved, seconds=seconds, role=role.value))
 
     def close(self, *, abruptly: bool = False) -> None:
         """See Saver.close."""

@@ -775,8 +775,8 @@ class Hub:
 
     def _ask_to_save(self, id: str) -> None:
         worker = self._workers[id]
-        if worker.last_request != f"save {self.generation}":
-            worker.last_request = f"save {self.generation}"
+        if worker.asked_to_save != self.generation:
+            worker.asked_to_save = self.generation
             self._say(worker, Save(generation=self.generation, claim=self._going_on.claim))
 
     def _enough_nodes(self, there: Iterable[Worker]) -> bool:
@@ -917,9 +917,9 @@ class Hub:
     def _tell_broken(self, now_s: float, running: list[Worker]) -> None:
         gone = [id for id in self._view if id not in self._workers]
         why = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "a worker lost a peer"
-        untold = [worker for worker in running if worker.last_request != f"broken {self.generation}"]
+        untold = [worker for worker in running if worker.told_broken != self.generation]
         for worker in untold:
-            worker.last_request, worker.since_s = f"broken {self.generation}", now_s
+            worker.told_broken, worker.since_s = self.generation, now_s
         if untold:
             self._say_all(untold, Broken(generation=self.generation, why=why))
         silent = [worker for worker in running if now_s - worker.since_s > _SILENT_S]

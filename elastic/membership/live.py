@@ -23,6 +23,7 @@ from typing import Any
 
 from elastic.errors import ElasticError, RendezvousTimeout
 from elastic.membership.board import Board
+from elastic.membership.failure import ME
 from elastic.membership.messages import (
     TO_WORKER,
     Broken,
@@ -58,7 +59,6 @@ from elastic.membership.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, Wir
 
 ORPHAN_S = 30.0  # after its agent's death a worker may finish a step and save for so long
 _LINE_MAX = LINE_MAX - (1 << 12)  # bytes; agents add names to what is said
-_ME = "me"  # its agent, which knows who speaks, puts this worker's id there
 _LOOK_S = 1.0
 _LEAVE_S = 5.0  # one that was told to leave waits so long for the others, who may need it to go on in order
 
@@ -150,19 +150,19 @@ class Live:
 
     def ready(self, *, shares: int, identity: Any, accepted: bool = False, newest: Message | None = None) -> None:
         """newest: the newest claim in the run's storage, as this worker sees it"""
-        self._say(Ready(worker=_ME, shares=shares, identity=identity, accepted=accepted, newest=newest))
+        self._say(Ready(worker=ME, shares=shares, identity=identity, accepted=accepted, newest=newest))
 
     def entered(self) -> None:
         """All workers of the present view have met."""
-        self._say(Entered(worker=_ME, generation=self._generation))
+        self._say(Entered(worker=ME, generation=self._generation))
 
     def witness(self, claim: Message, *, agreed: bool) -> None:
         """See messages.Witness."""
-        self._say(Witness(worker=_ME, generation=self._generation, claim=claim, agreed=agreed))
+        self._say(Witness(worker=ME, generation=self._generation, claim=claim, agreed=agreed))
 
     def claimed(self, generation: int, claim: Message | None, *, why: str = "", moved_on: bool = False) -> None:
         """To AskedToClaim. generation: of the view that it is for"""
-        self._say(Claimed(worker=_ME, generation=generation, claim=claim, why=why, moved_on=moved_on))
+        self._say(Claimed(worker=ME, generation=generation, claim=claim, why=why, moved_on=moved_on))
 
     def view_is_over(self, *, step: int, at: str, lost: bool, whole: bool, torn: bool) -> None:
         """Done with the present view. lost: because a collective failed, so the others cannot go on either.
@@ -170,7 +170,7 @@ class Live:
         whole, torn  what this worker holds, see leaving.Holder
         """
         generation = self._generation
-        self._say(ViewIsOver(worker=_ME, generation=generation, step=step, at=at, lost=lost, whole=whole, torn=torn))
+        self._say(ViewIsOver(worker=ME, generation=generation, step=step, at=at, lost=lost, whole=whole, torn=torn))
 
     def leaving(
         self, *, step: int, saved: bool, whole: bool = True, torn: bool = False, joins: bool = True, lost: bool = False
@@ -182,7 +182,7 @@ class Live:
         """
         self._say(
             Leaving(
-                worker=_ME,
+                worker=ME,
                 generation=self._generation,
                 step=step,
                 lost=lost,
@@ -197,18 +197,18 @@ class Live:
         """What this worker was asked to save is committed."""
         with self._changed:
             self._asked = 0
-        self._say(Saved(worker=_ME, generation=self._generation, step=step))
+        self._say(Saved(worker=ME, generation=self._generation, step=step))
 
     def finished(self, *, step: int) -> None:
-        self._say(Finished(worker=_ME, step=step))
+        self._say(Finished(worker=ME, step=step))
 
     def status(self, status: Message) -> None:
         """For the agent's terminal. Left out where it would have to wait for the agent to read."""
         if select.select([], [self._socket], [], 0)[1]:
-            self._say(RunStatus(worker=_ME, status=status))
+            self._say(RunStatus(worker=ME, status=status))
 
     def put(self, generation: int, key: str, value: bytes) -> None:
-        self._say(Put(worker=_ME, generation=generation, key=key, value=base64.b64encode(value).decode()))
+        self._say(Put(worker=ME, generation=generation, key=key, value=base64.b64encode(value).decode()))
 
     def told_to_leave(self, why: str, by_s: float | None = None) -> None:
         """By a signal to this process; the agent's word comes over the channel. by_s: see `leave_by_s`"""

@@ -15,28 +15,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from checkpoint.net.codec import NUMBER_MAX, facts_of, made, short
+from checkpoint.net import codec
+from checkpoint.net.codec import NUMBER_MAX, Vocabulary, made, short
 from checkpoint.net.framing import NotAMessage
+from elastic.membership.failure import FAILURE, NAME_MAX, Failed, OfWorker, check_name
 from elastic.membership.progress import Phase
 from elastic.membership.stalls import Sighting
 from elastic.membership.wire import Message, WireError
 
-_NAME_MAX = 512  # characters, of a worker's id or a node's name
 _PLACES_MAX = 1 << 12  # of one node
 _NODES_MAX = 1 << 16
 _PORT_MAX = (1 << 16) - 1
 _BOARD_MAX = 1 << 18  # characters of keys and values in one message
 _NESTED_MAX = 32  # lists and objects in each other: what may be anything at all is encoded once more, for others
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfWorker:
-    """worker  who says it, or of whom its agent does"""
-
-    worker: str
-
-    def __post_init__(self) -> None:
-        _name(self.worker)
 
 
 # worker -> agent -> hub
@@ -140,14 +131,6 @@ class Put(OfWorker):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed(OfWorker):
-    error: str
-    trace: str = ""
-    step: int | None = None
-    shown: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Finished(OfWorker):
     step: int
 
@@ -185,7 +168,7 @@ class Hello:
         _within(0, self.places, _PLACES_MAX)
         _within(0, len(self.starting), _PLACES_MAX)
         _within(0, len(self.knows), _PLACES_MAX)
-        if len(self.node) > _NAME_MAX:
+        if len(self.node) > NAME_MAX:
             raise WireError(f"a name of {len(self.node)} characters")
         if self.address is not None and self.port is not None:
             _address(self.address, self.port)
@@ -546,7 +529,7 @@ FROM_WORKER: Mapping[str, type] = {
     "entered": Entered,
     "witness": Witness,
     "claimed": Claimed,
-    "failed": Failed,
+    **FAILURE,
     "finished": Finished,
 }
 TO_ITS_AGENT: Mapping[str, type] = {**FROM_WORKER, "run_status": RunStatus}
@@ -590,29 +573,17 @@ TO_WORKER: Mapping[str, type] = {
     "moved_on": MovedOn,
 }
 
-
-_WORDS: Mapping[type, str] = {
-    kind: word for kinds in (TO_ITS_AGENT, TO_HUB, TO_LISTENER, TO_AGENT, TO_WORKER) for word, kind in kinds.items()
-}
-
-
-def as_message(said: Any) -> Message:
-    """As it travels. said: one of the types above"""
-    return {"say": _WORDS[type(said)], **facts_of(said)}
+as_message = Vocabulary(TO_ITS_AGENT, TO_HUB, TO_LISTENER, TO_AGENT, TO_WORKER).as_message
 
 
 def parse(kinds: Mapping[str, type], message: Message) -> Any:
     """The message as one of these kinds. Raises WireError."""
-    say = message.get("say")
-    kind = kinds.get(say) if isinstance(say, str) else None
-    if kind is None:
-        raise WireError(f"no known word: {short(say) if isinstance(say, str) else type(say).__name__}")
     if not _is_shallow(message, _NESTED_MAX):
-        raise WireError(f"{say}: more than {_NESTED_MAX} lists and objects in each other")
+        raise WireError(f"more than {_NESTED_MAX} lists and objects in each other")
     try:
-        return made(kind, {name: value for name, value in message.items() if name != "say"})
-    except (NotAMessage, WireError) as wrong:
-        raise WireError(f"{say}: {wrong}") from None
+        return codec.parse(kinds, message)
+    except NotAMessage as wrong:
+        raise WireError(str(wrong)) from None
 
 
 def _is_shallow(value: dict[str, Any] | list[Any], most: int) -> bool:
@@ -627,11 +598,6 @@ def _within(least: int, value: int, most: int) -> None:
         raise WireError(f"{value} is not within {least} and {most}")
 
 
-def _name(name: str) -> None:
-    if not 0 < len(name) <= _NAME_MAX:
-        raise WireError(f"a name of {len(name)} characters")
-
-
 def _addresses(nodes: list[list[Any]]) -> None:
     _within(0, len(nodes), _NODES_MAX)
     for one in nodes:
@@ -642,7 +608,7 @@ def _addresses(nodes: list[list[Any]]) -> None:
 
 def _address(address: str, port: int) -> None:
     """Whether anybody can be reached there, whoever dials it finds out."""
-    _name(address)
+    check_name(address)
     _within(1, port, _PORT_MAX)
 
 

@@ -32,9 +32,9 @@ from elastic.report.charts import (
 from elastic.report.curves import thinned, values_by_step
 from elastic.report.ledger import IN_STEPS_THAT_COUNT, PARTS, Counting
 from elastic.report.page_style import STYLE
-from elastic.report.report import Report, report
+from elastic.report.report import Completion, Report, report
 from elastic.report.summary import facts, known_as_sums
-from elastic.report.view_changes import ViewChange
+from elastic.report.view_changes import ChangeKind, ViewChange
 
 _CHANGES_MAX = 120
 _POINTS = 400
@@ -78,8 +78,8 @@ def page(name: str, events: Sequence[Event], found: Report | None = None) -> str
 
 def _head(name: str, found: Report, axis: Axis) -> str:
     begun = _date(axis.low)
-    newest = f", the last record of {_date(found.last_t)}" if found.state == "unfinished" else ""
-    state = {"finished": "finished", "left": "left in order, can go on", "unfinished": "unfinished"}[found.state]
+    newest = f", the last record of {_date(found.last_t)}" if found.state == Completion.UNFINISHED else ""
+    state = "left in order, can go on" if found.state == Completion.LEFT else found.state
     return (
         f'<header><h1>{escape(name)}</h1><p><span class="state {found.state}">{state}</span> '
         f"begun {begun}, {words.seconds(axis.high - axis.low)} from first to last{newest}</p></header>"
@@ -91,7 +91,7 @@ def _date(t: float) -> str:
 
 
 def _tiles(found: Report) -> str:
-    losses = [change for change in found.view_changes if change.kind == "loss" and change.cost_s is not None]
+    losses = [change for change in found.view_changes if change.kind == ChangeKind.LOSS and change.cost_s is not None]
     costs = [change.cost_s for change in losses if change.cost_s is not None]
     recovered = f"median {words.seconds(median(costs))} to the next step" if costs else "no worker was lost"
     pace = f"{words.seconds(found.step_seconds)} each" if found.step_seconds is not None else "no pace known"
@@ -160,7 +160,7 @@ def _shown_as(part: str) -> str:
 
 def _world_size(changes: Sequence[ViewChange], axis: Axis) -> str:
     points = [(change.formed_t, float(change.world_size)) for change in changes]
-    points += [(change.begun_t, 0.0) for change in changes if change.kind == "restart"]
+    points += [(change.begun_t, 0.0) for change in changes if change.kind == ChangeKind.RESTART]
     points.sort()
     most = max((value for _, value in points), default=1.0)
     y = Axis(0.0, most * 1.08)
@@ -176,7 +176,7 @@ def _recovery_times(changes: Sequence[ViewChange], axis: Axis) -> str:
     sticks = [
         (change.begun_t, change.cost_s, f"{sentences.sentence(change)}")
         for change in changes
-        if change.kind in ("loss", "restart") and change.cost_s is not None
+        if change.kind in (ChangeKind.LOSS, ChangeKind.RESTART) and change.cost_s is not None
     ]
     if not sticks:
         return ""

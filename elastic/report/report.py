@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
 
 from elastic.events.event import Event
@@ -33,10 +34,20 @@ class Failure:
     times: int
 
 
+class Completion(str, Enum):
+    """FINISHED    all steps are done
+    LEFT        all of the last view have left in order: the run can go on
+    UNFINISHED  it may be going on
+    """
+
+    FINISHED, LEFT, UNFINISHED = "finished", "left", "unfinished"
+
+    __str__ = str.__str__
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """
-    state         "finished", "left" (all of the last view, in order; resumable), or "unfinished" (it may be going on)
     steps         applied by them, with what they went on from; a worker that lost its claim no longer counts, nor do
                   steps that were passed over
     passed_over   in order
@@ -55,7 +66,7 @@ class Report:
     forgotten     some records of other kinds are known no more than that either
     """
 
-    state: str
+    state: Completion
     steps: int
     redone: int
     epoch: int
@@ -127,7 +138,7 @@ def report(events: Sequence[Event]) -> Report:
     steps, epoch = _where(of_kind, newest)
     took = step_seconds(of_kind["step_applied"])
     return Report(
-        state="finished" if finished else "left" if all_left else "unfinished",
+        state=Completion.FINISHED if finished else Completion.LEFT if all_left else Completion.UNFINISHED,
         steps=steps - len(counting.passed_over),
         passed_over=passed_over(counting),
         redone=_redone([*of_kind["step_applied"], *of_kind["passed_over"]], of_kind["peer_lost"])

@@ -7,7 +7,7 @@ from statistics import median
 
 from elastic.events import words
 from elastic.report.passed_over import PassedOver
-from elastic.report.view_changes import ViewChange
+from elastic.report.view_changes import ChangeKind, ViewChange
 
 _EXAMPLES_SHOWN = 8
 
@@ -33,14 +33,14 @@ def sentence(change: ViewChange) -> str:
     on = f"{words.workers(change.world_size)}"
     cost = change.cost_s
     match change.kind:
-        case "start":
+        case ChangeKind.START:
             return f"{on} begin" + (f" at step {change.step}" if change.step else "")
-        case "restart":
+        case ChangeKind.RESTART:
             last = "sign" if change.detected_s is None else "progress"
             after = f", {words.seconds(cost)} after the last {last} of the launch before" if cost is not None else ""
             after += _noticed(change)
             return f"started again: {on} go on from step {change.step}{after}"
-        case "loss":
+        case ChangeKind.LOSS:
             lost = f"lost {_who(change) if len(change.lost) <= 3 else words.workers(len(change.lost))}: "
             went = (
                 f"{on} trained again {words.seconds(cost)} later{_noticed(change)}"
@@ -50,9 +50,9 @@ def sentence(change: ViewChange) -> str:
             joined = f", {change.joined} of them new" if change.joined else ""
             redone = f", {change.redone} step{'s' if change.redone != 1 else ''} redone" if change.redone else ""
             return lost + went + joined + redone
-        case "broken":
+        case ChangeKind.BROKEN:
             return f"a collective failed, and nobody was lost: {on} go on" + _paused(change) + _noticed(change)
-        case "leave":
+        case ChangeKind.LEAVE:
             return f"{words.workers(change.left)} left{_told(change)}: {on} go on" + _paused(change)
         case _:
             left = f", {change.left} left{_told(change)}" if change.left else ""
@@ -107,7 +107,7 @@ def passed(one: PassedOver) -> str:
 
 def recoveries(changes: Sequence[ViewChange]) -> str | None:
     """All losses in one line; None: there were none."""
-    costs = [change.cost_s for change in changes if change.kind == "loss" and change.cost_s is not None]
+    costs = [change.cost_s for change in changes if change.kind == ChangeKind.LOSS and change.cost_s is not None]
     if not costs:
         return None
     spread = (

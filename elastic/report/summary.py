@@ -13,12 +13,17 @@ from rich.text import Text
 from elastic.events import words
 from elastic.report import sentences
 from elastic.report.ledger import IN_STEPS_THAT_COUNT, PARTS
-from elastic.report.report import Report
+from elastic.report.report import Completion, Report
+from elastic.report.view_changes import ChangeKind
 
 _CHANGES_MAX = 24
 _BAR = 28
 _PASSED_MAX = 12
-_STATES = {"finished": "bold green", "left": "bold yellow", "unfinished": "bold red"}
+_STATES = {
+    Completion.FINISHED: "bold green",
+    Completion.LEFT: "bold yellow",
+    Completion.UNFINISHED: "bold red",
+}
 
 
 def summary(name: str, found: Report, *, now: float | None = None) -> RenderableType:
@@ -82,7 +87,9 @@ def _between(found: Report) -> str:
 
 def _down_seconds(found: Report) -> float:
     """From the last sign of a launch to the first view of the next one."""
-    return math.fsum(change.formed_t - change.begun_t for change in found.view_changes if change.kind == "restart")
+    return math.fsum(
+        change.formed_t - change.begun_t for change in found.view_changes if change.kind == ChangeKind.RESTART
+    )
 
 
 def _pace(found: Report) -> str:
@@ -96,9 +103,9 @@ def _pace(found: Report) -> str:
 
 
 def _head(name: str, found: Report, now: float | None) -> Text:
-    known = now is not None and found.state == "unfinished"
+    known = now is not None and found.state == Completion.UNFINISHED
     age = f", its last record {words.seconds(max(0.0, now - found.last_t))} old" if known and now is not None else ""
-    return Text.assemble((found.state, _STATES.get(found.state, "bold")), f"  {words.printable(name)}{age}")
+    return Text.assemble((str(found.state), _STATES[found.state]), f"  {words.printable(name)}{age}")
 
 
 def _facts(found: Report) -> Table:
@@ -127,7 +134,7 @@ def _view_changes(found: Report) -> Table:
             if index == half:
                 table.add_row("", "", Text(f"… {len(found.view_changes) - 2 * half} more …", style="dim"))
             continue
-        style = "red" if change.kind in ("loss", "restart") else ""
+        style = "red" if change.kind in (ChangeKind.LOSS, ChangeKind.RESTART) else ""
         step = f"step {change.step}" if change.step is not None else ""
         said = Text(words.printable(sentences.sentence(change)), style=style)
         table.add_row(

@@ -17,17 +17,30 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from elastic.events.event import Event
 from elastic.report.ledger import Faults
 from elastic.report.views import ViewSeen, views
 
 
+class ChangeKind(str, Enum):
+    """START    the first view
+    RESTART  that of a new launch
+    LOSS     with or without newcomers
+    BROKEN   a collective failed, and nobody was lost
+    LEAVE    with or without newcomers
+    JOIN     nobody left
+    """
+
+    START, RESTART, LOSS, BROKEN, LEAVE, JOIN = "start", "restart", "loss", "broken", "leave", "join"
+
+    __str__ = str.__str__
+
+
 @dataclass(frozen=True, kw_only=True)
 class ViewChange:
     """
-    kind         "start", "restart" (a new launch), "loss", "broken" (a collective failed, and nobody was lost), "leave"
-                 or "join"; a loss with a join is a loss
     begun_t      unix seconds: its cause
     formed_t     when the first worker had formed the view
     trained_t    when the first step was applied in it; None: none was
@@ -43,7 +56,7 @@ class ViewChange:
 
     launch: int
     generation: int
-    kind: str
+    kind: ChangeKind
     begun_t: float
     formed_t: float
     trained_t: float | None
@@ -169,19 +182,19 @@ def _change(one: _Gathered, before: _Gathered | None, faults: Faults, told: Mapp
     lost = {worker: one.faults.get(worker, "") for worker in view.lost}
     detected_s = None
     if before is None:
-        kind, begun_t = "start", formed_t
+        kind, begun_t = ChangeKind.START, formed_t
     elif restarted:
-        kind, begun_t = "restart", before.stood_still_t(()) if before.noticed else before.last_t
+        kind, begun_t = ChangeKind.RESTART, before.stood_still_t(()) if before.noticed else before.last_t
         lost = {worker: one.faults.get(worker, "") for worker in before.view.workers if worker not in view.workers}
     elif lost or (before.noticed and not joined and not gone):
-        kind = "loss" if lost else "broken"
+        kind = ChangeKind.LOSS if lost else ChangeKind.BROKEN
         begun = [before.fault_t(worker, lost, faults) for worker in lost] or [before.stood_still_t(())]
         begun_t = min(*begun, *before.noticed_t(lost), formed_t)
     else:
-        kind = "leave" if gone else "join"
+        kind = ChangeKind.LEAVE if gone else ChangeKind.JOIN
         begun_t = float(before.last_step["t"]) if before.last_step is not None else before.last_t
-    if kind in ("loss", "broken", "restart") and before is not None and before.noticed:
-        detected_s = max(0.0, max(before.noticed_t(lost if kind == "loss" else ())) - begun_t)
+    if kind in (ChangeKind.LOSS, ChangeKind.BROKEN, ChangeKind.RESTART) and before is not None and before.noticed:
+        detected_s = max(0.0, max(before.noticed_t(lost if kind == ChangeKind.LOSS else ())) - begun_t)
     step = one.loaded_step if one.loaded_step is not None else _step_after(before)
     return ViewChange(
         launch=view.launch,

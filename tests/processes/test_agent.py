@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import textwrap
 import time
@@ -131,6 +132,19 @@ def test_a_worker_imports_nothing_while_others_wait_for_it(run: Run, tmp_path: P
     output = launch.succeed(within_s=WITHIN_S)
     assert output.count("imported late: []") == 2
     assert output.count("imported late: [] coordinator") == 1, "who takes over imports nothing either"
+
+
+def test_what_runs_a_script_loads_little_of_elastic() -> None:
+    """A fresh interpreter does before the script's first line, for scripts that never import elastic too; the types of
+    elastic/membership/messages.py alone took longer than all the rest."""
+    source = "import sys, elastic.launch.worker; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in loaded if name.startswith("elastic.membership.")] == [
+        "elastic.membership.wire",
+        "elastic.membership.failure",
+        "elastic.membership.progress",
+    ]
+    assert "torch" not in loaded
 
 
 def test_kills_from_outside_never_count(run: Run) -> None:
@@ -363,6 +377,20 @@ if os.environ["ELASTIC_RESTART"] == "0":
     assert "in endless" in launch.output
 
 
+BABBLES = """
+import os, socket, stat
+def babble():
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                with socket.socket(fileno=os.dup(fd)) as one:
+                    one.type == socket.SOCK_SEQPACKET and one.send(b'{"say": "sings"}')
+        except OSError:
+            pass
+"""
+"""To whom a packet may be said from in here: the warm process has one such socket, to its agent."""
+
+
 @pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize(
     ("imports", "why"),
@@ -375,8 +403,12 @@ if os.environ["ELASTIC_RESTART"] == "0":
             "import os\nif 'elastic-warm' in open('/proc/self/comm').read(): os._exit(7)",
             "each worker starts as a fresh interpreter, which takes longer: the warm process ended 3 times",
         ),
+        (
+            f"{BABBLES}\nif 'elastic-warm' in open('/proc/self/comm').read(): babble()",
+            "which takes longer: the warm process said what is no message: no known word: 'sings'",
+        ),
     ],
-    ids=["threads", "death"],
+    ids=["threads", "death", "babble"],
 )
 def test_what_cannot_be_forked_from_is_done_by_each_worker_and_the_reason_said(
     run: Run, tmp_path: Path, imports: str, why: str

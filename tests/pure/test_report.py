@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from enum import Enum
 from pathlib import Path
 
 import pytest
 
+from checkpoint.load.diff import DifferenceKind
 from elastic.__main__ import main
 from elastic.events.log import EventLog
 from elastic.events.reading import read_events
 from elastic.report import summary
 from elastic.report.page import page
-from elastic.report.report import report
+from elastic.report.report import Completion, report
 from elastic.report.sentences import sentence
 from elastic.report.summary import facts
+from elastic.report.view_changes import ChangeKind
 from tests.kit.story import Story
 
 
@@ -177,3 +181,12 @@ def test_a_worker_that_was_stopped_is_told_as_such_and_not_only_as_killed() -> N
         change for change in report([*events[: at + 1], *seen, *events[at + 1 :]]).view_changes if change.kind == "loss"
     ]
     assert loss.lost == {"w1": "no sign for 0.5 s, then SIGKILL"}
+
+
+@pytest.mark.parametrize("words", [ChangeKind, Completion, DifferenceKind])
+def test_a_state_reads_as_its_word_on_every_page_and_in_json(words: type[Enum]) -> None:
+    """Whoever reads `--json` compares strings, and a page names a style after one."""
+    for one in words:
+        assert json.loads(json.dumps({"kind": one})) == {"kind": one.value}
+        assert f"{one}" == str(one) == one.value
+        assert type(str(one)) is str

@@ -22,6 +22,7 @@ import pytest
 from checkpoint.net import listener as listening
 from checkpoint.net.client import Client
 from checkpoint.net.connection import Connection
+from checkpoint.net.framing import NotAMessage
 from checkpoint.net.secret import VARIABLE
 from checkpoint.net.secured import client_side, server_side
 from checkpoint.net.server import Server
@@ -51,8 +52,15 @@ class Listener:
     def __init__(self) -> None:
         self.told: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self.server = Server(
-            lambda number, message: self.told.put((number, message)), lambda number, why: self.told.put((number, why))
+            self._hear,
+            lambda number, why: self.told.put((number, why)),
+            came=lambda number: self.told.put((number, {})),
         )
+
+    def _hear(self, number: int, message: dict[str, Any]) -> None:
+        if "odd" in message:
+            raise NotAMessage(f"no known word: {message['odd']}")
+        self.told.put((number, message))
 
     def next(self) -> tuple[int, Any]:
         return self.told.get(timeout=WITHIN_S)
@@ -177,6 +185,33 @@ def test_whoever_comes_back_takes_the_place_of_its_predecessor(listener: Listene
     assert listener.next()[0] == 1
 
 
+def test_who_says_what_is_no_message_is_hung_up_on_with_the_reason(listener: Listener) -> None:
+    """A KeyError ended the thread that listens to all: from then on nobody was heard, and nobody's death was seen."""
+    gone: queue.SimpleQueue[str] = queue.SimpleQueue()
+    odd = Client(listener.server.endpoint, 1, lambda message: None, gone.put)
+    other = Client(listener.server.endpoint, 2, lambda message: None, gone.put)
+    assert sorted(listener.next() for _ in "ab") == [(1, {}), (2, {})]
+    odd.send({"odd": "sings"})
+    odd.send({"n": 1})
+    assert listener.next() == (1, "what it said was refused: no known word: sings")
+    assert gone.get(timeout=WITHIN_S) == "its connection ended"
+    assert other.send({"n": 2})
+    assert listener.next() == (2, {"n": 2}), "and others are heard as ever"
+    other.close()
+
+
+def test_who_is_said_what_is_no_message_hangs_up(listener: Listener) -> None:
+    def refuse(message: dict[str, Any]) -> None:
+        raise NotAMessage("no known word: sings")
+
+    gone: queue.SimpleQueue[str] = queue.SimpleQueue()
+    Client(listener.server.endpoint, 1, refuse, gone.put)
+    assert listener.next() == (1, {})
+    assert listener.server.send(1, {"odd": "sings"})
+    assert gone.get(timeout=WITHIN_S) == "what it said was refused: no known word: sings"
+    assert listener.next() == (1, "its connection ended")
+
+
 def test_from_another_machine_it_is_reached_at_one_of_its_addresses(listener: Listener) -> None:
     """The loopback is tried on the same machine only."""
     endpoint = listener.server.endpoint
@@ -191,9 +226,10 @@ def test_from_another_machine_it_is_reached_at_one_of_its_addresses(listener: Li
 @pytest.mark.parametrize(
     "line",
     [
+        b'{"say": "greeting", "number": 1, "token": "guessed"}\n',
+        b'{"say": "greeting", "number": "1", "token": 7}\n',
         b'{"number": 1, "token": "guessed"}\n',
-        b'{"number": "1", "token": 7}\n',
-        '{"number": 1, "token": "é"}\n'.encode(),
+        '{"say": "greeting", "number": 1, "token": "é"}\n'.encode(),
         b"[]\n",
         b"[" * 4000 + b"\n",
         b"GET / HTTP/1.1\r\n\r\n",
@@ -210,6 +246,46 @@ def test_who_does_not_know_the_token_is_hung_up_on(line: bytes, listener: Listen
     client = Client(listener.server.endpoint, 3, lambda message: None, lambda why: None)
     assert listener.next() == (3, {}), "and others are heard as ever"
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "refusal"),
+    [
+        ({"port": "80"}, "this is no endpoint of a process: port is '80'"),
+        ({"port": 80_000}, "port is 80000"),
+        ({"machine": [], "addresses": ["x" * 300]}, "nobody is reached at port"),
+        ({"machine": [], "addresses": ["\0"]}, "nobody is reached at port"),
+        ({"token": None}, "token is None"),
+        ({"machine": "here"}, "machine is 'here'"),
+        ({"more": 1}, r"unknown facts: \['more'\]"),
+    ],
+)
+def test_what_is_no_endpoint_is_refused_by_name(changed: dict[str, Any], refusal: str, listener: Listener) -> None:
+    """It comes from another rank."""
+    with pytest.raises(OSError, match=refusal):
+        Client(listener.server.endpoint | changed, 1, lambda message: None, lambda why: None)
+
+
+@pytest.mark.parametrize("said", [b"{}\n", b'{"say": "good morning"}\n', b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_who_does_not_welcome_is_none_of_ours(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may have got the port, long after the server that had it."""
+    has(None, monkeypatch)
+    listener = Listener()
+    endpoint = listener.server.endpoint
+    listener.server.close()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            caller, _ = other.accept()
+            with caller:
+                caller.sendall(said)
+                caller.recv(4096)
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        with pytest.raises(OSError, match="somebody else listens there"):
+            Client(endpoint | {"addresses": [], "port": other.getsockname()[1]}, 1, lambda message: None, print)
+        answering.join(WITHIN_S)
 
 
 def test_strangers_who_say_nothing_do_not_use_up_the_descriptors(listener: Listener) -> None:

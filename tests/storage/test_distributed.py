@@ -398,6 +398,35 @@ def test_a_rank_that_waited_in_vain_and_rank_0_know_at_once_that_they_parted(tmp
     assert "rank 0 of 2 is gone: it did not answer" in of_1[1]
 
 
+def babbling(rank: int, size: int, folder: str, who: int, nonsense: dict[str, Any]) -> str:
+    if rank == who:
+        rank_channel.as_message = lambda said: nonsense
+    with ranks_of(folder, rank, size, finish_s=600.0, name="babbling") as (runs, _):
+        with pytest.raises(CheckpointError) as caught:
+            runs.save(0, {"w": torch.ones(4)})
+        return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("who", "said", "refusal"),
+    [
+        (1, {"call": 1, "said": {}}, "no known word: None"),
+        (1, {"say": "said", "call": 1, "what": "a save"}, "said: said is missing"),
+        (1, {"say": "heard", "call": "1"}, "heard: call is '1'"),
+        (0, {"say": "answer", "call": 1}, "answer: answer is missing"),
+        (0, {"say": "refused", "call": 1, "error": {"text": "no"}}, "refused: no error: type is missing"),
+        (0, {"say": "hung_up"}, "hung_up: why is missing"),
+    ],
+)
+def test_a_rank_that_says_what_is_no_message_is_named_with_what_was_wrong(
+    who: int, said: dict[str, Any], refusal: str, tmp_path: Path
+) -> None:
+    """A KeyError ended the thread that hears the ranks: all waited for their deadline, and learned nothing."""
+    answers = returned(run_ranks(babbling, 2, str(tmp_path), who, said))
+    assert f"rank {who} of 2 is gone" in answers[1 - who], answers
+    assert refusal in answers[1 - who], answers
+
+
 def dying_in_load(rank: int, size: int, folder: str) -> str:
     with ranks_of(folder, rank, size, finish_s=600.0, name="dying") as (runs, storage):
         runs.save(1, {"w": torch.ones(30_000)})

@@ -13,7 +13,10 @@ from checkpoint import CheckpointError
 from checkpoint.format.draft import Draft
 from checkpoint.format.names import CommitId
 from checkpoint.net.client import Client
-from checkpoint.save.writer.roles import Leader
+from checkpoint.net.errors import error_document
+from checkpoint.net.server import Server
+from checkpoint.save.writer.group_messages import Committed, Failed, Stored, as_message
+from checkpoint.save.writer.roles import Follower, Leader
 from checkpoint.storage import open_storage
 
 PATIENCE_S = 60.0
@@ -68,7 +71,7 @@ def test_a_writer_that_said_its_part_may_go(first: Leader, tmp_path: Path) -> No
     """Then only the commit is lacking: this one fails of the claim, which nobody took."""
     old = Writer(first)
     first.staged(SAVE)
-    old.client.send({"save": SAVE, "objects": []})
+    old.client.send(as_message(Stored(save=SAVE, objects=[])))
     old.client.close()
     gone(first, 1)
     error = finish(first, tmp_path)
@@ -83,7 +86,59 @@ def test_a_writer_that_is_there_is_waited_for(first: Leader, tmp_path: Path) -> 
     finishing.start()
     finishing.join(1.0)
     assert finishing.is_alive()
-    one.client.send({"save": SAVE, "error": {"type": "CheckpointError", "text": "disk on fire", "fields": {}}})
+    one.client.send(as_message(Failed(save=SAVE, error=error_document(CheckpointError("disk on fire")))))
     finishing.join(PATIENCE_S)
     assert ["disk on fire" in str(error) for error in found] == [True]
     one.client.close()
+
+
+OBJECT = {"size": 4, "xxh3_128": "0" * 32, "chunk_bytes": 4, "chunks": ["0" * 32]}
+
+
+@pytest.mark.parametrize(
+    ("said", "refusal"),
+    [
+        ({}, "no known word: None"),
+        ({"say": "committed", "save": SAVE}, "no known word: 'committed'"),
+        ({"say": "stored", "save": SAVE}, "stored: objects is missing"),
+        ({"say": "stored", "save": 7, "objects": []}, "stored: save is 7"),
+        ({"say": "stored", "save": SAVE, "objects": [OBJECT, {**OBJECT, "size": "4"}]}, "size is '4'"),
+        ({"say": "stored", "save": SAVE, "objects": [{"size": 4}]}, "xxh3_128 is missing"),
+        ({"say": "failed", "save": SAVE, "error": {"type": "CheckpointError"}}, "failed: no error: text is missing"),
+    ],
+)
+def test_a_writer_that_says_what_is_no_part_fails_the_save_by_name(
+    said: dict[str, Any], refusal: str, first: Leader, tmp_path: Path
+) -> None:
+    """A KeyError ended the thread that hears all writers, and each save after it failed of its deadline."""
+    one = Writer(first)
+    first.staged(SAVE)
+    one.client.send(said)
+    gone(first, 1)
+    error = str(finish(first, tmp_path))
+    assert "the writer process of rank 1 ended before it was stored (what it said was refused: " in error
+    assert refusal in error
+
+
+@pytest.mark.parametrize(
+    ("said", "refusal"),
+    [
+        ({}, "no known word: None"),
+        ({"say": "committed"}, "committed: save is missing"),
+        ({"say": "failed", "save": SAVE, "error": None}, "failed: error is None"),
+    ],
+)
+def test_what_rank_0s_writer_says_is_an_outcome_or_parts_them(
+    said: dict[str, Any], refusal: str, tmp_path: Path
+) -> None:
+    failed: list[str] = []
+    parted, came = threading.Event(), threading.Event()
+    server = Server(lambda rank, message: None, lambda rank, why: None, came=lambda rank: came.set())
+    one = Follower(server.endpoint, 1, 2, PATIENCE_S, failed.append, parted.set)
+    assert came.wait(PATIENCE_S)
+    server.send(1, as_message(Committed(save="an earlier one")))
+    server.send(1, said)
+    assert parted.wait(PATIENCE_S)
+    assert refusal in str(one.ended(SAVE))
+    assert failed == []
+    server.close()

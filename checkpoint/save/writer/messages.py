@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoint.net.codec import facts_of, made, short
-from checkpoint.net.framing import Message, NotAMessage
+from checkpoint.net.codec import Vocabulary
+from checkpoint.net.errors import check_error
 
 # to the writer process
 
@@ -74,6 +74,9 @@ class GiveUp:
 
     id: str
     error: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_error(self.error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,9 @@ class Failed:
     number: int
     error: dict[str, Any]
 
+    def __post_init__(self) -> None:
+        check_error(self.error)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TakenBack:
@@ -174,18 +180,4 @@ FROM_WRITER: Mapping[str, type] = {
     "failed": Failed,
     "taken_back": TakenBack,
 }
-_KINDS: Mapping[type, str] = {kind: word for kinds in (TO_WRITER, FROM_WRITER) for word, kind in kinds.items()}
-
-
-def as_message(said: ToWriter | FromWriter) -> Message:
-    """As it travels."""
-    return {"kind": _KINDS[type(said)], **facts_of(said)}
-
-
-def parse(kinds: Mapping[str, type], message: Message) -> Any:
-    """The message as one of these. Raises NotAMessage."""
-    word = message.get("kind")
-    kind = kinds.get(word) if isinstance(word, str) else None
-    if kind is None:
-        raise NotAMessage(f"no known kind: {short(word)}")
-    return made(kind, {name: value for name, value in message.items() if name != "kind"})
+as_message = Vocabulary(TO_WRITER, FROM_WRITER).as_message

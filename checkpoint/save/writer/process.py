@@ -19,10 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from checkpoint.forks import close_in_children, forget
+from checkpoint.net.codec import parse
 from checkpoint.net.framing import NotAMessage
 from checkpoint.save.writer import WRITER_MODULE
 from checkpoint.save.writer.link import pair
-from checkpoint.save.writer.messages import FROM_WRITER, FromWriter, ToWriter, as_message, parse
+from checkpoint.save.writer.messages import FROM_WRITER, FromWriter, ToWriter, as_message
 
 _QUOTED_BYTES = 2000
 _WATCH_S = 2.0

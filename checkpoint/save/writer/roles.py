@@ -18,10 +18,12 @@ from typing import Protocol
 from checkpoint.errors import CheckpointError, SaveDropped
 from checkpoint.format.draft import Draft, StoredObject
 from checkpoint.net.client import Client
+from checkpoint.net.codec import parse
 from checkpoint.net.errors import error_document, error_from
 from checkpoint.net.framing import Message
 from checkpoint.net.server import Server
 from checkpoint.save.commit import commit, is_committed
+from checkpoint.save.writer.group_messages import FROM_OTHERS, FROM_RANK_0, Committed, Failed, Stored, as_message
 from checkpoint.storage import Storage
 
 _SLACK_S = 10.0  # how much longer than rank 0's writer the others wait: it finds out first, and says who is missing
@@ -79,7 +81,7 @@ class Leader:
         self._parts: dict[str, dict[int, list[StoredObject]]] = {}
         self._failed: dict[str, CheckpointError] = {}
         self._ended_saves: deque[str] = deque(maxlen=_KEPT)
-        self._server = Server(self._hear, self._lose)
+        self._server = Server(self._hear, self._lose, came=self._welcome)
 
     @property
     def endpoint(self) -> Message:
@@ -95,10 +97,10 @@ class Leader:
     def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
         others = self._gathered(str(draft.id))
         commit(storage, draft, [*own, *others])
-        self._tell(str(draft.id), {"error": None})
+        self._tell(Committed(save=str(draft.id)))
 
     def give_up(self, id: str, error: Message) -> None:
-        self._tell(id, {"error": error})
+        self._tell(Failed(save=id, error=error))
 
     def close(self) -> None:
         self._server.close()
@@ -127,24 +129,32 @@ class Leader:
                 raise _lacking(id, missing(), lost(), self._finish_s)
             return [stored for rank in sorted(parts) for stored in parts[rank]]
 
-    def _tell(self, id: str, outcome: Message) -> None:
+    def _tell(self, outcome: Committed | Failed) -> None:
+        id = outcome.save
         with self._changed:
             self._ended_saves.append(id)
             self._parts.pop(id, None)
             self._failed.pop(id, None)
             self._expected.pop(id, None)
         for rank in range(1, self._size):
-            self._server.send(rank, {"save": id, **outcome})
+            self._server.send(rank, as_message(outcome))
+
+    def _welcome(self, rank: int) -> None:
+        with self._changed:
+            self._here[rank] = self._came[rank] = self._came.get(rank, 0) + 1
+            self._changed.notify_all()
 
     def _hear(self, rank: int, message: Message) -> None:
+        """Raises NotAMessage."""
+        said: Stored | Failed = parse(FROM_OTHERS, message)
+        part = said.part() if isinstance(said, Stored) else []
         with self._changed:
-            id = message.get("save")
-            if id is None:
-                self._here[rank] = self._came[rank] = self._came.get(rank, 0) + 1
-            elif id not in self._ended_saves and "error" in message:
-                self._failed.setdefault(id, error_from(message["error"]))
-            elif id not in self._ended_saves:
-                self._parts.setdefault(id, {})[rank] = [StoredObject.of(entry) for entry in message["objects"]]
+            if said.save in self._ended_saves:
+                return
+            if isinstance(said, Failed):
+                self._failed.setdefault(said.save, error_from(said.error))
+            else:
+                self._parts.setdefault(said.save, {})[rank] = part
             self._changed.notify_all()
 
     def _lose(self, rank: int, why: str) -> None:
@@ -174,7 +184,7 @@ class Follower:
         self._rank, self._size, self._finish_s = rank, size, finish_s
         self._call_failed, self._call_parted = failed, parted
         self._changed = threading.Condition()
-        self._outcomes: dict[str, Message] = {}
+        self._outcomes: dict[str, Committed | Failed] = {}
         self._gone = ""
         self._client = Client(endpoint, rank, self._hear, self._lose)
 
@@ -185,11 +195,11 @@ class Follower:
         outcome = self._outcomes.get(id)
         if outcome is None:
             return _lacking(id, {0}, {0: self._gone}, 0) if self._gone else None
-        return None if outcome["error"] is None else error_from(outcome["error"])
+        return error_from(outcome.error) if isinstance(outcome, Failed) else None
 
     def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
         id = str(draft.id)
-        self._client.send({"save": id, "objects": [stored.document() for stored in own]})
+        self._client.send(as_message(Stored(save=id, objects=[stored.document() for stored in own])))
         with self._changed:
             self._changed.wait_for(lambda: id in self._outcomes or self._gone, self._finish_s + _SLACK_S)
         if id not in self._outcomes and is_committed(storage, draft.id):
@@ -201,7 +211,7 @@ class Follower:
 
     def give_up(self, id: str, error: Message) -> None:
         text = f"on rank {self._rank} of {self._size}: {error['text']}"
-        self._client.send({"save": id, "error": {**error, "text": text}})
+        self._client.send(as_message(Failed(save=id, error={**error, "text": text})))
 
     def close(self) -> None:
         with self._changed:
@@ -210,13 +220,15 @@ class Follower:
         self._client.close()
 
     def _hear(self, message: Message) -> None:
+        """Raises NotAMessage."""
+        outcome: Committed | Failed = parse(FROM_RANK_0, message)
         with self._changed:
-            self._outcomes[message["save"]] = message
+            self._outcomes[outcome.save] = outcome
             while len(self._outcomes) > _KEPT:
                 del self._outcomes[next(iter(self._outcomes))]
             self._changed.notify_all()
-        if message["error"] is not None:
-            self._call_failed(message["save"])
+        if isinstance(outcome, Failed):
+            self._call_failed(outcome.save)
 
     def _lose(self, why: str) -> None:
         with self._changed:

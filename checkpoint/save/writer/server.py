@@ -31,6 +31,7 @@ import fsspec
 from checkpoint.errors import CheckpointError, SaveDropped
 from checkpoint.format.draft import Draft, StoredObject
 from checkpoint.format.names import CommitId
+from checkpoint.net.codec import parse
 from checkpoint.net.errors import error_document
 from checkpoint.runs.orphans import announce
 from checkpoint.save.arena import Attached
@@ -58,7 +59,6 @@ from checkpoint.save.writer.messages import (
     ToWriter,
     Unusable,
     as_message,
-    parse,
 )
 from checkpoint.save.writer.roles import Follower, Leader, Local, Role, dropped
 from checkpoint.storage import Scrubber, Storage, open_storage
