@@ -1,4 +1,4 @@
-"""A sum over ranks on several hosts: the same bits as treesum.py's, and fewer bytes between the hosts.
+"""A sum over ranks on several hosts (flat_sum.py): the same bits as treesum.py's, and fewer bytes between the hosts.
 
 It goes through the stages of hierarchy.py, `advance` by `advance`, so that the buckets of a backward pass are under way
 in several of them at once. Rows are added in the memory in which they arrived.
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import torch
 
-from elastic.group.form import Group, Work
+from elastic.group.flat_sum import FlatSum
+from elastic.group.form import Group
 from elastic.group.hierarchy import ALIGNED, RESULT, Piece, Stage, in_any_order, stages
 from elastic.group.tree import Schedule
-from elastic.group.treesum import Rows, TreeSum
+from elastic.group.treesum import TreeSum
 from elastic.group.warm_memory import WarmMemory
 
 STAGES = 4
@@ -29,7 +30,7 @@ def tree_sum(
     *,
     ordered: bool,
     memory: WarmMemory | None = None,
-) -> Sum:
+) -> FlatSum:
     """The one that suits the group's hosts; the same on all ranks.
 
     ordered  the tree's bits; else any order's
@@ -41,29 +42,14 @@ def tree_sum(
     return TreeSum(group, numel, dtype, device, ordered=ordered, memory=memory)
 
 
-class HierarchicalSum:
-    """What TreeSum is; `advance` has something to do here."""
+class HierarchicalSum(FlatSum):
+    """In STAGES stages: `advance` has something to do here."""
 
-    def __init__(
-        self,
-        group: Group,
-        numel: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        ordered: bool,
-        memory: WarmMemory | None = None,
-    ) -> None:
-        self._group = group
-        self._ordered = ordered
-        self._padded = -(-numel // ALIGNED) * ALIGNED
-        self._dtype = dtype
-        self._device = device
-        self._warm = memory if memory is not None else WarmMemory()
-        self._memory = Rows(self._padded, dtype, device, self._warm)
-        self._pending: Work | None = None
-        self.rows: list[torch.Tensor] = []
-        self._stages: tuple[Stage, ...] = ()
+    @staticmethod
+    def multiple(group: Group) -> int:
+        return ALIGNED
+
+    def _hold_nothing(self) -> None:
         self._at = 0
         self._held: dict[int, list[tuple[int, torch.Tensor]]] = {}  # by row, where pieces of it begin, and they
         self._incoming = self._empty(0)
@@ -76,25 +62,8 @@ class HierarchicalSum:
         first = sum(rows.rows[: group.rank])
         self.rows = [self.row(index) for index in range(rows.rows[group.rank])]
         self._held = {first + index: [(0, row)] for index, row in enumerate(self.rows)} | {RESULT: [(0, self.result)]}
-        self._stages = stages(rows, group.hosts, self._padded, group.rank)
+        self._stages: tuple[Stage, ...] = stages(rows, group.hosts, self._padded, group.rank)
         assert len(self._stages) == STAGES
-
-    def row(self, index: int) -> torch.Tensor:
-        return self._memory[index]
-
-    @property
-    def result(self) -> torch.Tensor:
-        return self.row(0)
-
-    @property
-    def held_bytes(self) -> int:
-        return self._memory.nbytes + sum(buffer.nbytes for buffer in self._buffers)
-
-    def release(self) -> None:
-        self._memory.release()
-        self._warm.give_back(self._buffers)
-        self._buffers, self._incoming = [self._empty(0) for _ in range(3)], self._empty(0)
-        self._held, self.rows = {}, []
 
     def start(self) -> None:
         self._at = 0
@@ -158,9 +127,3 @@ class HierarchicalSum:
         if len(self._buffers[index]) < numel:
             self._buffers[index] = self._warm.take(numel, self._dtype, self._device)
         return self._buffers[index][:numel]
-
-    def _empty(self, numel: int) -> torch.Tensor:
-        return torch.empty(numel, dtype=self._dtype, device=self._device)
-
-
-Sum = TreeSum | HierarchicalSum
