@@ -50,8 +50,9 @@ class FlatSum(ABC):
     """Warm memory for sums of `numel` elements in one view. One sum at a time: `begin`, fill `rows`, `start`, `advance`
     as often as one likes, `join`, `finish`.
 
-    rows    this rank's subtrees, of padded numel each: filled by the caller between `begin` and `start`
-    result  (padded numel,): where the sum is after `finish`; the memory of the first row, which has left by then
+    rows     this rank's subtrees, of padded numel each: filled by the caller between `begin` and `start`
+    result   (padded numel,): where the sum is after `finish`; the memory of the first row, which has left by then
+    buffers  beside the rows, memory of what is under way
     """
 
     def __init__(
@@ -68,18 +69,18 @@ class FlatSum(ABC):
         ordered  the tree's bits; else any order's
         memory   of earlier views
         """
-        self._group = group
-        self._ordered = ordered
-        self._dtype = dtype
-        self._device = device
-        self._warm = memory if memory is not None else WarmMemory()
+        self.group = group
+        self.ordered = ordered
+        self.dtype = dtype
+        self.device = device
+        self.warm = memory if memory is not None else WarmMemory()
         multiple = self.multiple(group)
-        self._padded = -(-numel // multiple) * multiple
-        self._memory = Rows(self._padded, dtype, device, self._warm)
-        self._pending: Work | None = None
-        self._buffers: list[torch.Tensor] = []  # beside the rows: what is under way
+        self.padded = -(-numel // multiple) * multiple
+        self._memory = Rows(self.padded, dtype, device, self.warm)
+        self.pending: Work | None = None
+        self.buffers: list[torch.Tensor] = []
         self.rows: list[torch.Tensor] = []
-        self._hold_nothing()
+        self.hold_nothing()
 
     @staticmethod
     @abstractmethod
@@ -87,7 +88,7 @@ class FlatSum(ABC):
         """Of how many elements a row is a multiple."""
 
     @abstractmethod
-    def _hold_nothing(self) -> None:
+    def hold_nothing(self) -> None:
         """There is no sum under way, and no memory for one."""
 
     @abstractmethod
@@ -105,14 +106,14 @@ class FlatSum(ABC):
     @property
     def held_bytes(self) -> int:
         """What is kept."""
-        return self._memory.nbytes + sum(buffer.nbytes for buffer in self._buffers)
+        return self._memory.nbytes + sum(buffer.nbytes for buffer in self.buffers)
 
     def release(self) -> None:
         """Its memory is for others from here on."""
         self._memory.release()
-        self._warm.give_back(self._buffers)
-        self._buffers, self.rows = [], []
-        self._hold_nothing()
+        self.warm.give_back(self.buffers)
+        self.buffers, self.rows = [], []
+        self.hold_nothing()
 
     @abstractmethod
     def start(self) -> None:
@@ -136,5 +137,5 @@ class FlatSum(ABC):
     def finish(self) -> torch.Tensor:
         """Waits for `result`, and returns it. Raises PeerLost."""
 
-    def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+    def empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)

@@ -49,20 +49,20 @@ class HierarchicalSum(FlatSum):
     def multiple(group: Group) -> int:
         return ALIGNED
 
-    def _hold_nothing(self) -> None:
+    def hold_nothing(self) -> None:
         self._at = 0
         self._held: dict[int, list[tuple[int, torch.Tensor]]] = {}  # by row, where pieces of it begin, and they
-        self._incoming = self._empty(0)
+        self._incoming = self.empty(0)
         # What arrives is added up to the next stage: two stages' memory by turns. What leaves is there for one.
-        self._buffers = [self._empty(0) for _ in range(3)]
+        self.buffers = [self.empty(0) for _ in range(3)]
 
     def begin(self, schedule: Schedule) -> None:
-        group = self._group
-        rows = schedule if self._ordered else in_any_order(group.hosts)
+        group = self.group
+        rows = schedule if self.ordered else in_any_order(group.hosts)
         first = sum(rows.rows[: group.rank])
         self.rows = [self.row(index) for index in range(rows.rows[group.rank])]
         self._held = {first + index: [(0, row)] for index, row in enumerate(self.rows)} | {RESULT: [(0, self.result)]}
-        self._stages: tuple[Stage, ...] = stages(rows, group.hosts, self._padded, group.rank)
+        self._stages: tuple[Stage, ...] = stages(rows, group.hosts, self.padded, group.rank)
         assert len(self._stages) == STAGES
 
     def start(self) -> None:
@@ -71,7 +71,7 @@ class HierarchicalSum(FlatSum):
 
     @property
     def arrived(self) -> bool:
-        return self._at == STAGES - 1 or self._pending is None or self._pending.arrived
+        return self._at == STAGES - 1 or self.pending is None or self.pending.arrived
 
     def advance(self) -> None:
         if self._at < STAGES - 1:
@@ -99,12 +99,12 @@ class HierarchicalSum(FlatSum):
         tensor = outgoing[0] if len(outgoing) == 1 else self._buffer(2, sum(sizes))
         if len(outgoing) > 1:
             torch.cat(outgoing, out=tensor)
-        self._pending = self._group.all_to_all(self._incoming, tensor, out_sizes, sizes)
+        self.pending = self.group.all_to_all(self._incoming, tensor, out_sizes, sizes)
 
     def _receive(self) -> None:
-        assert self._pending is not None
-        self._pending.wait()
-        self._pending = None
+        assert self.pending is not None
+        self.pending.wait()
+        self.pending = None
         stage, arrived = self._stages[self._at], self._incoming
         for piece in (piece for source in stage.receive for piece in source):
             values, arrived = arrived[: len(piece)], arrived[len(piece) :]
@@ -124,6 +124,6 @@ class HierarchicalSum(FlatSum):
         raise AssertionError(f"{piece} is not here")
 
     def _buffer(self, index: int, numel: int) -> torch.Tensor:
-        if len(self._buffers[index]) < numel:
-            self._buffers[index] = self._warm.take(numel, self._dtype, self._device)
-        return self._buffers[index][:numel]
+        if len(self.buffers[index]) < numel:
+            self.buffers[index] = self.warm.take(numel, self.dtype, self.device)
+        return self.buffers[index][:numel]

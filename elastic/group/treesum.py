@@ -25,39 +25,39 @@ class TreeSum(FlatSum):
     def multiple(group: Group) -> int:
         return group.world_size * ALIGNED
 
-    def _hold_nothing(self) -> None:
-        self._local = self._group.world_size == 1
-        self._chunk = self._padded // self._group.world_size
-        self._pieces = self._received = self._empty(0, self._chunk)
+    def hold_nothing(self) -> None:
+        self._local = self.group.world_size == 1
+        self._chunk = self.padded // self.group.world_size
+        self._pieces = self._received = self.empty(0, self._chunk)
 
     def begin(self, schedule: Schedule) -> None:
-        group = self._group
+        group = self.group
         self._schedule = schedule
-        self._reduce = not self._ordered or (group.world_size == 2 and schedule.rows == (1, 1))
-        self.rows = [self.row(index) for index in range(schedule.rows[group.rank] if self._ordered else 1)]
+        self._reduce = not self.ordered or (group.world_size == 2 and schedule.rows == (1, 1))
+        self.rows = [self.row(index) for index in range(schedule.rows[group.rank] if self.ordered else 1)]
         if self._reduce or self._local:
             return
         count = sum(schedule.rows)
         if len(self._pieces) < count:
-            block = self._warm.take(count * self._chunk, self._dtype, self._device)
+            block = self.warm.take(count * self._chunk, self.dtype, self.device)
             self._pieces = block[: len(block) // self._chunk * self._chunk].view(-1, self._chunk)
-            self._buffers = [block]
+            self.buffers = [block]
         self._received = self._pieces[:count]
 
     def start(self) -> None:
         if self._local:
             return
         if self._reduce:
-            self._pending = self._group.all_reduce(self.rows[0])
+            self.pending = self.group.all_reduce(self.rows[0])
             return
-        held, world_size = len(self.rows), self._group.world_size
+        held, world_size = len(self.rows), self.group.world_size
         if held == 1:
             by_rank = self.rows[0]
         else:
-            by_rank = self._empty(world_size, held, self._chunk)
+            by_rank = self.empty(world_size, held, self._chunk)
             for index, row in enumerate(self.rows):
                 by_rank[:, index] = row.view(world_size, self._chunk)
-        self._pending = self._group.all_to_all(
+        self.pending = self.group.all_to_all(
             self._received.view(-1),
             by_rank.view(-1),
             [count * self._chunk for count in self._schedule.rows],
@@ -74,15 +74,15 @@ class TreeSum(FlatSum):
     def join(self) -> None:
         if self._reduce or self._local:
             return
-        assert self._pending is not None
-        self._pending.wait()
+        assert self.pending is not None
+        self.pending.wait()
         for into, out_of in self._schedule.joins:
             self._received[into] += self._received[out_of]
-        self._pending = self._group.all_gather(self.result, self._received[0])
+        self.pending = self.group.all_gather(self.result, self._received[0])
 
     def finish(self) -> torch.Tensor:
         if not self._local:
-            assert self._pending is not None
-            self._pending.wait()
-            self._pending = None
+            assert self.pending is not None
+            self.pending.wait()
+            self.pending = None
         return self.result
