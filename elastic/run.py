@@ -259,7 +259,7 @@ class Run:
 
     @property
     def events(self) -> EventLog:
-        """The log of this worker's events; the script may emit its own."""
+        """The log of this worker's events; the script may add its own: `run.events.emit_named("fell_back", to=3)`."""
         if self._context is None:
             raise _outside()
         return self._context.events
