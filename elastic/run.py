@@ -331,6 +331,13 @@ class Run:
                 optimizer.zero_grad()
 
         A batch's loss is a mean, and is not divided by how many there are.
+
+        Yields:
+            The step: to iterate over once, with its `index`, `epoch`, `last_of_epoch` and `passed_over`.
+
+        Raises:
+            ConfigError: An argument of this Run is for the other loop, `for step in run`.
+            StepError: What `batches` raises it for; or the update was left out behind a step's batches.
         """
         return self._plain_loop().steps()
 
@@ -340,7 +347,11 @@ class Run:
 
     @property
     def updating(self) -> bool:
-        """In a loop over `batches`: whether exact gradients are in `.grad`, and the loop's own code is the update."""
+        """In a loop over `batches`: whether exact gradients are in `.grad`, and the loop's own code is the update.
+
+        That is from the end of the backward pass of this worker's last share of a step until each optimizer has stepped
+        (and `scaler.update()` was called); not in a step that is passed over, or that this worker took from a peer.
+        """
         own = self._here.own_update
         return own is not None and own.is_open
 
@@ -399,7 +410,13 @@ class Run:
         self._state.stop_wish = reason or "stopped"
 
     def on_apply(self, function: Callable[[Run, Any], None]) -> None:
-        """Calls function(run, step) as part of each update, on every worker: for averaged weights and the like."""
+        """Has a function called as part of each update, on every worker: for averaged weights and the like.
+
+        It is called behind the optimizers' steps, before the step is saved. A step that is passed over has no update.
+
+        Args:
+            function: Gets the run and the step that is applied.
+        """
         self._on_apply.append(function)
 
     def evaluate(
