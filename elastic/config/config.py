@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch.utils.data import ConcatDataset, Subset
@@ -33,6 +33,15 @@ from elastic.plan.save_rules import SaveEvery, SaveRules
 from elastic.state.on_bad import OnBad
 
 Mode = Literal["exact", "fast"]
+
+
+class Loading(TypedDict):
+    """Arguments of a Loader."""
+
+    num_workers: int
+    device: torch.device
+    pin_memory: bool
+    timeout_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +81,15 @@ class Config:
     def streams(self) -> Streams | None:
         """The dataset, where it is read one example after another."""
         return self.dataset if isinstance(self.dataset, Streams) else None
+
+    def loading(self) -> Loading:
+        """How this worker's loaders read, whatever they read."""
+        return {
+            "num_workers": self.num_workers,
+            "device": self.device,
+            "pin_memory": self.device.type == "cuda",
+            "timeout_s": self.timeout_s,
+        }
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Every parameter of all models, once, under its first name."""
