@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from checkpoint.load.reader import Checkpoint, Verified
     from checkpoint.runs.claims import Claim
     from checkpoint.save.handle import Saving
+    from checkpoint.storage.base import Storage
 
 __all__ = [
     "Checkpoint",
@@ -71,6 +72,7 @@ __all__ = [
     "SaveDropped",
     "Saving",
     "StateMismatch",
+    "Storage",
     "StorageError",
     "UnsupportedValue",
     "Verified",
@@ -90,6 +92,7 @@ _HOMES = {
     "Loaded": "load.loaded",
     "PerRank": "format.marks",
     "Saving": "save.handle",
+    "Storage": "storage.base",
     "Verified": "load.reader",
     "decode": "format.decoding",
     "digest": "format.hashing",

@@ -211,6 +211,9 @@ class Checkpointer:
 
         Nothing is asked or written. That the other one is gone must be certain: two writers under one claim would
         overwrite what the other sweeps.
+
+        Args:
+            claim: As the other process had it.
         """
         self._tenure.adopt(claim)
 
@@ -273,7 +276,15 @@ class Checkpointer:
         Takes the claim, starts the writer process, and allocates twice the state's bytes of shared memory. Call it
         once the state has its full size: for most optimizers, after their first step. With a group, all ranks call it,
         and each allocates twice its own share.
-        Raises what `claim` does, and `UnsupportedValue`.
+
+        Args:
+            state: As it will be given to `save`; what it holds now is neither kept nor written.
+
+        Raises:
+            UnsupportedValue: Something in the state cannot be saved exactly.
+            ClaimHeld: A live job holds the URL.
+            RunMovedOn: Another job has gone on with the run since this one loaded.
+            StorageError: The storage failed.
         """
         self._check_open()
         self._here().pipeline().warm(state, self._context(None))

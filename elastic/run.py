@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
-from elastic.config import Mode, configure
-from elastic.data.data_plan import LastBatch
+from elastic.config import Config, Mode
+from elastic.config.checks import check_world, length_of, named
+from elastic.config.config import absolute, device_of, dict_of, order_of, save_rules
+from elastic.data.data_plan import DataPlan, LastBatch
 from elastic.data.order import Order
 from elastic.errors import ConfigError, StepError
 from elastic.events.log import EventLog
@@ -32,7 +34,7 @@ from elastic.membership import environment
 from elastic.membership.live import live
 from elastic.membership.progress import Progress
 from elastic.plan.save_rules import SaveEvery
-from elastic.state.on_bad import OnBad
+from elastic.state.on_bad import OnBad, parse
 from elastic.status.console import Console
 
 
@@ -153,44 +155,48 @@ class Run:
         self._launch = environment.read()
         self._observer = environment.observer(self._launch)
         where, options = self._observer.storage(os.fspath(url), storage_options)
-        self._config = config = configure(
-            where,
-            self._launch,
-            model=model,
-            optimizer=optimizer,
+        models, rule = named("model", model, torch.nn.Module), parse(on_bad)
+        self._config = config = Config(
+            url=absolute(where),
+            models=models,
+            optimizers=named("optimizer", optimizer, torch.optim.Optimizer),
+            schedulers=named("scheduler", scheduler, object) if scheduler is not None else {},
             dataset=dataset,
-            batch_size=batch_size,
-            virtual_workers=virtual_workers,
-            scheduler=scheduler,
-            epochs=epochs,
-            steps=steps,
-            order=order,
-            seed=seed,
+            plan=DataPlan(
+                dataset_length=length_of(dataset),
+                batch_size=batch_size,
+                virtual_workers=virtual_workers,
+                seed=seed,
+                last_batch=last_batch,
+                micro_batch_size=micro_batch_size,
+                epochs=epochs,
+                steps=steps,
+                order=order_of(dataset, order),
+            ),
             clip_grad_norm=clip_grad_norm,
-            save_every=self._observer.cadence(save_every),
+            saves=save_rules(self._observer.cadence(save_every), rule),
             mode=mode,
             rebuild=rebuild,
-            micro_batch_size=micro_batch_size,
-            last_batch=last_batch,
             num_workers=num_workers,
             collate_fn=collate_fn,
-            device=device,
-            extra=extra,
+            device=device_of(device, self._launch, models),
+            extra=dict_of("extra", extra),
             scaler=scaler,
-            buffers=buffers,
+            buffers=dict_of("buffers", buffers),
             threads=threads,
             portable=portable,
             overlap=overlap,
             bucket_bytes=bucket_bytes,
-            accept=accept,
+            accept=accept if isinstance(accept, str) else tuple(accept),  # type: ignore[arg-type]
             keep=keep,
             keep_every=keep_every,
             save_failures_max=save_failures_max,
-            on_bad=on_bad,
+            on_bad=rule,
             take_over=take_over,
             timeout_s=timeout_s,
-            storage_options=options,
-        )
+            storage_options=dict_of("storage_options", options),
+        ).with_streams(order)
+        check_world(self._launch, virtual_workers, where)
         if portable:
             pin_instruction_set()
         self.device = config.device
@@ -259,7 +265,7 @@ class Run:
 
     @property
     def events(self) -> EventLog:
-        """The log of this worker's events; the script may emit its own."""
+        """The log of this worker's events; the script may add its own: `run.events.emit_named("fell_back", to=3)`."""
         if self._context is None:
             raise _outside()
         return self._context.events
@@ -325,6 +331,13 @@ class Run:
                 optimizer.zero_grad()
 
         A batch's loss is a mean, and is not divided by how many there are.
+
+        Yields:
+            The step: to iterate over once, with its `index`, `epoch`, `last_of_epoch` and `passed_over`.
+
+        Raises:
+            ConfigError: An argument of this Run is for the other loop, `for step in run`.
+            StepError: What `batches` raises it for; or the update was left out behind a step's batches.
         """
         return self._plain_loop().steps()
 
@@ -334,7 +347,11 @@ class Run:
 
     @property
     def updating(self) -> bool:
-        """In a loop over `batches`: whether exact gradients are in `.grad`, and the loop's own code is the update."""
+        """In a loop over `batches`: whether exact gradients are in `.grad`, and the loop's own code is the update.
+
+        That is from the end of the backward pass of this worker's last share of a step until each optimizer has stepped
+        (and `scaler.update()` was called); not in a step that is passed over, or that this worker took from a peer.
+        """
         own = self._here.own_update
         return own is not None and own.is_open
 
@@ -393,7 +410,13 @@ class Run:
         self._state.stop_wish = reason or "stopped"
 
     def on_apply(self, function: Callable[[Run, Any], None]) -> None:
-        """Calls function(run, step) as part of each update, on every worker: for averaged weights and the like."""
+        """Has a function called as part of each update, on every worker: for averaged weights and the like.
+
+        It is called behind the optimizers' steps, before the step is saved. A step that is passed over has no update.
+
+        Args:
+            function: Gets the run and the step that is applied.
+        """
         self._on_apply.append(function)
 
     def evaluate(

@@ -29,7 +29,7 @@ PEAK_LR, WARM_UP = 2e-3, 20
 
 
 def main() -> None:
-    options = arguments()
+    options = arguments(__doc__, "runs/gpt")
     elastic.seed(options.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     training_set = elastic.TokenDataset(options.data / "train.npy", CONTEXT)
@@ -170,9 +170,10 @@ def sample(model: GPT, begin: str, length: int) -> str:
     return bytes(written[0].tolist()).decode(errors="replace")
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("run", nargs="?", default="runs/gpt", help="where the run lives: a folder or a URL")
+def arguments(page: str | None, run: str) -> argparse.Namespace:
+    """page: the script's docstring. run: where its runs live, unless the command says otherwise"""
+    parser = argparse.ArgumentParser(description=page.splitlines()[0] if page else None)
+    parser.add_argument("run", nargs="?", default=run, help="where the run lives: a folder or a URL")
     parser.add_argument("--data", type=Path, default=Path("runs/gpt-data"), help="the token files of gpt_data.py")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)

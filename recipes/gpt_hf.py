@@ -7,14 +7,13 @@ A model for the Trainer takes a batch by name and gives its loss and logits; the
 What a script without elastic lacks are the two lines marked so.
 """
 
-import argparse
 import math
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpt import BATCH, CONTEXT, GPT, PEAK_LR, SHARES, WARM_UP, decay_groups, sample  # type: ignore[import-not-found]  # beside this script
+from gpt import BATCH, CONTEXT, GPT, PEAK_LR, SHARES, WARM_UP, arguments, decay_groups, sample  # type: ignore[import-not-found]  # beside this script
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 from transformers import TrainingArguments, set_seed
@@ -50,7 +49,7 @@ class WithLoss(nn.Module):
 
 
 def main() -> None:
-    options = arguments()
+    options = arguments(__doc__, "runs/gpt-hf")
     set_seed(options.seed)
     model = WithLoss(GPT(options.layers, options.width))
     held_out = Windows(options.data / "val.npy")
@@ -84,20 +83,6 @@ def main() -> None:
     if trainer.is_world_process_zero():
         print(f"validation loss {loss:.3f} nats a byte; bytes alone have {math.log(256):.3f}")
         print(sample(model.gpt, "def ", options.sample))
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("run", nargs="?", default="runs/gpt-hf", help="where the run lives: a folder or a URL")
-    parser.add_argument("--data", type=Path, default=Path("runs/gpt-data"), help="the token files of gpt_data.py")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=256, help="channels, a multiple of 4")
-    parser.add_argument("--validate", type=int, default=96, help="on so many windows")
-    parser.add_argument("--sample", type=int, default=400, help="bytes that are written at the end")
-    parser.add_argument("--save-every", default="auto", type=lambda s: int(s) if s.isdigit() else s)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

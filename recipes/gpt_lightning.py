@@ -6,16 +6,14 @@
 What a script without elastic lacks are the two lines marked so.
 """
 
-import argparse
 import logging
 import math
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 import torch.nn.functional as F
-from gpt import BATCH, CONTEXT, GPT, PEAK_LR, SHARES, decay_groups, sample, warm_up_and_cosine  # type: ignore[import-not-found]
+from gpt import BATCH, CONTEXT, GPT, PEAK_LR, SHARES, arguments, decay_groups, sample, warm_up_and_cosine  # type: ignore[import-not-found]
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
@@ -50,7 +48,7 @@ class LanguageModel(L.LightningModule):  # type: ignore[misc]  # it has no types
 
 
 def main() -> None:
-    options = arguments()
+    options = arguments(__doc__, "runs/gpt-lightning")
     L.seed_everything(options.seed, verbose=False)
     model = LanguageModel(options.layers, options.width, options.steps)
     held_out = elastic.TokenDataset(options.data / "val.npy", CONTEXT)
@@ -72,20 +70,6 @@ def main() -> None:
     if trainer.is_global_zero:
         print(f"validation loss {found['validation_loss']:.3f} nats a byte; bytes alone have {math.log(256):.3f}")
         print(sample(model.gpt, "def ", options.sample))
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("run", nargs="?", default="runs/gpt-lightning", help="where the run lives: a folder or a URL")
-    parser.add_argument("--data", type=Path, default=Path("runs/gpt-data"), help="the token files of gpt_data.py")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=256, help="channels, a multiple of 4")
-    parser.add_argument("--validate", type=int, default=96, help="on so many windows")
-    parser.add_argument("--sample", type=int, default=400, help="bytes that are written at the end")
-    parser.add_argument("--save-every", default="auto", type=lambda s: int(s) if s.isdigit() else s)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +126,8 @@ def export(asked: argparse.Namespace, screen: Screen) -> int:
     size = human_bytes(sum(written.files.values()))
     screen.say(f"step {commit.step} -> {asked.out}")
     screen.say(f"{_count(written.tensors, 'tensor')}, {_count(len(written.files), 'file')}, {size}")
-    for name, kept in written.tied.items():
-        screen.say(f"tied: {name} is {kept}, and not written again")
-    if written.left_out:
-        screen.warn(f"left out, since {asked.to} cannot hold it: {', '.join(written.left_out[:_SHOWN])}")
+    _say_tied(screen, written.tied, ", and not written again")
+    _warn_of_left_out(screen, written.left_out, f"{asked.to} cannot hold it")
     return YES
 
 
@@ -158,10 +156,8 @@ def import_(asked: argparse.Namespace, screen: Screen) -> int:
         return YES
     screen.say(f"{asked.source} ({source.form}) -> step {commit.step} of {url}")
     screen.say(f"{', '.join(done.parts)}: {_count(done.tensors, 'tensor')}, {human_bytes(commit.bytes)}")
-    for name, kept in source.tied.items():
-        screen.say(f"tied: {name} is {kept}")
-    if source.left_out:
-        screen.warn(f"left out, since the index does not name them: {', '.join(source.left_out[:_SHOWN])}")
+    _say_tied(screen, source.tied)
+    _warn_of_left_out(screen, source.left_out, "the index does not name them")
     return YES
 
 
@@ -260,6 +256,16 @@ def _world_size(commit: Commit) -> int | None:
     """How many workers saved it, where they said so."""
     size = commit.meta.get("world_size")
     return size if type(size) is int and 0 < size < 10**7 else None
+
+
+def _say_tied(screen: Screen, tied: Mapping[str, str], note: str = "") -> None:
+    for name, kept in tied.items():
+        screen.say(f"tied: {name} is {kept}{note}")
+
+
+def _warn_of_left_out(screen: Screen, names: Sequence[str], why: str) -> None:
+    if names:
+        screen.warn(f"left out, since {why}: {', '.join(names[:_SHOWN])}")
 
 
 def _show_differences(screen: Screen, found: Comparison) -> None:

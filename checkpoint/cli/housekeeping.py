@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from checkpoint.errors import CorruptCheckpoint
-from checkpoint.format.names import DATA, CommitId, data_owner
+from checkpoint.format.names import DATA, CommitId
 from checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown
 from checkpoint.runs.claims import Claim, claim_held, new_claim_nonce, take
-from checkpoint.runs.history import History, Log, read_history, read_manifest
+from checkpoint.runs.history import History, Log, read_history
 from checkpoint.runs.moved_beacon import ask_both, read_beacon
 from checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
-from checkpoint.runs.retention import Sweeper, removable
+from checkpoint.runs.retention import Sweeper, by_owner, removable, sizes_in_manifest
 from checkpoint.storage import Storage
 
 JOB = "checkpoint sweep"
@@ -47,17 +47,13 @@ def plan(
 ) -> list[Removal]:
     """What a sweep would remove now, in order. Reads only. Unfinished uploads, which no listing shows, are left out."""
     history = read_history(storage, log)
-    objects: dict[CommitId, dict[str, int]] = {}
-    for key, size in storage.list(DATA).items():
-        if (owner := data_owner(key)) is not None:
-            objects.setdefault(owner, {})[key] = size
+    objects = by_owner(storage.list(DATA))
 
     def whole(id: CommitId) -> bool:
         try:
-            stored = read_manifest(storage, id).objects
+            return sizes_in_manifest(storage, id).items() <= objects.get(id, {}).items()
         except CorruptCheckpoint:
             return False
-        return {id.shard_key(i): one.size for i, one in enumerate(stored)}.items() <= objects.get(id, {}).items()
 
     chosen = removable(
         history,

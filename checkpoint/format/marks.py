@@ -52,7 +52,6 @@ class Marks:
     places    path -> the node of the document that stands for it
     rank0     names of tensors of which rank 0's are saved, since `rank0` names them
     buffers   and since they are buffers
-    values0   whether `rank0` names what is no tensor
     """
 
     per_rank_paths: Patterns
@@ -63,7 +62,6 @@ class Marks:
     own_tensors: set[str] = field(default_factory=set)
     rank0: set[str] = field(default_factory=set)
     buffers: set[str] = field(default_factory=set)
-    values0: bool = False
     buffer_paths: set[str] = field(default_factory=set)
 
     def note_tensor(self, name: str, path: str) -> None:

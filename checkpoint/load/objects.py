@@ -117,14 +117,25 @@ def check_run(manifest: Manifest, run: Run, data: Buffer) -> None:
             raise damaged(manifest, object, f"has xxh3_128 {found}, the manifest says {expected}", chunk=number)
 
 
-def damaged(manifest: Manifest, index: int, what: str, *, chunk: int | None = None) -> CorruptCheckpoint:
-    """what  is wrong with object `index`, or with this hash chunk of it: "is absent", "has ..." """
-    tensors, key = manifest.tensors_in(index), manifest.id.shard_key(index)
+def damaged(
+    manifest: Manifest,
+    index: int,
+    what: str,
+    *,
+    chunk: int | None = None,
+    tensor: str | None = None,
+    state: str = "nothing was loaded",
+) -> CorruptCheckpoint:
+    """
+    what    is wrong with object `index`, or with this hash chunk of it: "is absent", "has ..."
+    tensor  the one that is concerned; else all that lie in the object
+    """
+    tensors, key = manifest.tensors_in(index) if tensor is None else (tensor,), manifest.id.shard_key(index)
     shown = ", ".join(tensors[:5]) + (f" and {len(tensors) - 5} more" if len(tensors) > 5 else "")
     where = f"object {index} of {len(manifest.objects)}" + (f", chunk {chunk}" if chunk is not None else "")
     return CorruptCheckpoint(
         f"checkpoint step {manifest.id.step}, {where} (counting from 0) {what}\n"
-        f"  object   {key}\n  tensors  {shown or 'none'}\n  state    nothing was loaded",
+        f"  object   {key}\n  tensors  {shown or 'none'}\n  state    {state}",
         commit=str(manifest.id),
         key=key,
         tensors=tensors,

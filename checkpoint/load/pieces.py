@@ -17,11 +17,10 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.hashing import xxh3
 from checkpoint.format.manifest import Manifest
 from checkpoint.format.shards import Piece
-from checkpoint.load.objects import read_object, read_run
+from checkpoint.load.objects import damaged, read_object, read_run
 from checkpoint.memory import free_bytes
 from checkpoint.storage import Buffer, Missing, Storage
 from checkpoint.storage.again import read_again
@@ -59,13 +58,12 @@ class VerifiedFirst:
         data = self._range(index, piece.start, piece.bytes)
         if xxh3(data) != self._hashes[index, piece.start]:
             self._windows.pop(index, None)
-            key = self._manifest.id.shard_key(index)
-            raise CorruptCheckpoint(
-                f"checkpoint step {self._manifest.id.step}, object {index} of {len(self._manifest.objects)} (counting "
-                f"from 0) was whole, and changed while it was read\n  object   {key}\n  tensors  {piece.tensor}",
-                commit=str(self._manifest.id),
-                key=key,
-                tensors=(piece.tensor,),
+            raise damaged(
+                self._manifest,
+                index,
+                "was whole, and changed while it was read",
+                tensor=piece.tensor,
+                state="what was read of it before is as it was saved",
             )
         return data
 

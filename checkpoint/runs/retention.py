@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
 from checkpoint.format.names import DATA, CommitId, data_owner
@@ -37,6 +37,9 @@ from checkpoint.runs.history import History, Log, Resumed, read_history, read_ma
 from checkpoint.storage import Storage, batches, delete_many, deletes_at_once
 
 KEEP_MIN = 2
+
+Objects = dict[CommitId, dict[str, int]]
+"""Of each save, key -> size in bytes."""
 
 _AT_ONCE = 100  # commits that go between two looks at the claims, where the storage removes many in a request
 
@@ -146,65 +149,30 @@ class Sweeper:
         if history.newest_claim != claim:
             self._log(f"nothing is swept: claim {history.newest_claim} replaced ours, {claim}")
             return []
-        found = self._storage.list(DATA)
-        objects: dict[CommitId, dict[str, int]] = {}
-        for key, size in found.items():
-            if (owner := data_owner(key)) is not None:
-                objects.setdefault(owner, {})[key] = size
-
-        def whole(id: CommitId) -> bool:
-            try:
-                return self._expected(id).items() <= objects.get(id, {}).items()
-            except CorruptCheckpoint as error:
-                self._log(f"{id} does not count as kept: {error}")
-                return False
-
-        outside, seen_s, at_s = set(history.outside), self._seen_s, self._clock()
-        self._seen_s = {}
-
-        def spared(id: CommitId) -> bool:
-            if id in self._spared:
-                return True
-            for_s = self._own_grace_s if id.claim == claim else self._orphan_grace_s if id in outside else 0.0
-            if self._once or not for_s:
-                return False
-            self._seen_s[id] = seen_s.get(id, at_s)
-            return at_s - self._seen_s[id] < for_s
-
-        removed: list[str] = []
+        objects = by_owner(self._storage.list(DATA))
         victims = removable(
             history,
-            whole=whole,
+            whole=lambda id: self._is_whole(id, objects),
             owners=objects,
             keep=self._keep,
             keep_every=self._keep_every,
             keep_multiple=self._keep_multiple,
             grace_s=self._orphan_grace_s,
             now_s=now_s,
-            spared=spared,
+            spared=self._spares(claim, set(history.outside)),
         )
+        removed: list[str] = []
         listed = {*history.lineage, *history.outside}
-        at_once = min(_AT_ONCE, deletes_at_once(self._storage))
-        for some in batches(victims, at_once):
-            if (newer := look_again(self._storage, claim, nonce)) is not None:
-                self._log(f"sweeping stopped: claim {newer} replaced ours, {claim}")
-                return removed
-            hidden = next((id for id in some if id not in listed and is_there(self._storage, id.manifest_key)), None)
-            if hidden is not None:
-                self._log(f"sweeping stopped: the listing of commits is stale, it lacks {hidden}, which is there")
+        for some in batches(victims, min(_AT_ONCE, deletes_at_once(self._storage))):
+            if (why := self._reason_to_stop(some, listed, claim, nonce)) is not None:
+                self._log(f"sweeping stopped: {why}")
                 return removed
             delete_many(self._storage, [id.manifest_key for id in some])
             delete_many(self._storage, [key for id in some for key in objects.get(id, {})])
             for id in some:
                 self._sizes.pop(id, None)
             removed += map(str, some)
-        try:
-            removed += self._storage.tidy(self._own_grace_s)
-        except StorageError as error:  # listing multipart uploads is a right of its own, which few are given
-            if not self._said_of_uploads:
-                self._log(f"what cut-short uploads left cannot be removed: {error}")
-            self._said_of_uploads = True
-        return removed
+        return [*removed, *self._tidy()]
 
     @contextlib.contextmanager
     def sparing(self, id: CommitId) -> Iterator[None]:
@@ -219,8 +187,60 @@ class Sweeper:
         """What a commit of our own holds, key -> size in bytes, so that its manifest need not be read."""
         self._sizes[id] = objects
 
+    def _spares(self, claim: int, outside: set[CommitId]) -> Callable[[CommitId], bool]:
+        """See `removable`: for this sweep, which notes what it sees for the first time and forgets what is gone."""
+        seen_s, at_s = self._seen_s, self._clock()
+        self._seen_s = {}
+
+        def spared(id: CommitId) -> bool:
+            if id in self._spared:
+                return True
+            for_s = self._own_grace_s if id.claim == claim else self._orphan_grace_s if id in outside else 0.0
+            if self._once or not for_s:
+                return False
+            self._seen_s[id] = seen_s.get(id, at_s)
+            return at_s - self._seen_s[id] < for_s
+
+        return spared
+
+    def _reason_to_stop(self, some: Iterable[CommitId], listed: set[CommitId], claim: int, nonce: str) -> str | None:
+        """Why these may not be removed; asked just before it."""
+        if (newer := look_again(self._storage, claim, nonce)) is not None:
+            return f"claim {newer} replaced ours, {claim}"
+        hidden = next((id for id in some if id not in listed and is_there(self._storage, id.manifest_key)), None)
+        return None if hidden is None else f"the listing of commits is stale, it lacks {hidden}, which is there"
+
+    def _tidy(self) -> Sequence[str]:
+        try:
+            return self._storage.tidy(self._own_grace_s)
+        except StorageError as error:  # listing multipart uploads is a right of its own, which few are given
+            if not self._said_of_uploads:
+                self._log(f"what cut-short uploads left cannot be removed: {error}")
+            self._said_of_uploads = True
+            return ()
+
+    def _is_whole(self, id: CommitId, objects: Objects) -> bool:
+        try:
+            return self._expected(id).items() <= objects.get(id, {}).items()
+        except CorruptCheckpoint as error:
+            self._log(f"{id} does not count as kept: {error}")
+            return False
+
     def _expected(self, id: CommitId) -> dict[str, int]:
         if id not in self._sizes:
-            objects = read_manifest(self._storage, id).objects
-            self._sizes[id] = {id.shard_key(index): stored.size for index, stored in enumerate(objects)}
+            self._sizes[id] = sizes_in_manifest(self._storage, id)
         return self._sizes[id]
+
+
+def by_owner(sizes: Mapping[str, int]) -> Objects:
+    """The data objects of each save. sizes: of all keys below DATA"""
+    objects: Objects = {}
+    for key, size in sizes.items():
+        if (owner := data_owner(key)) is not None:
+            objects.setdefault(owner, {})[key] = size
+    return objects
+
+
+def sizes_in_manifest(storage: Storage, id: CommitId) -> dict[str, int]:
+    """What a whole commit has in storage, by key. Raises CorruptCheckpoint, StorageError."""
+    return {id.shard_key(index): stored.size for index, stored in enumerate(read_manifest(storage, id).objects)}

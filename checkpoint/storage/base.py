@@ -11,7 +11,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class AlreadyThere(Exception):
-    """`put_new` found other bytes under the key; nothing was changed."""
+    """`Storage.put_new` found other bytes under the key; nothing was changed."""
 
 
 class Missing(Exception):
@@ -34,12 +34,12 @@ class NotDeleted(OSError):
 
 
 class Storage(Protocol):
-    """Named blobs below one URL. Keys are relative, separated by "/", and never begin with one.
+    """Named blobs below one URL: what `Checkpointer` may be given instead of one. A class of your own needs no base.
 
-    Reads see what was written last, at once, from every process (S3, GCS, Azure and local folders do).
-    Backends raise `AlreadyThere` and `Missing`, and let every other failure through as the OSError that it was:
-    retry.py, which `open_storage` puts around each of them, decides what is tried again and turns the rest into
-    `StorageError`.
+    Keys are relative, separated by "/", and never begin with one. Reads see what was written last, at once, from every
+    process (S3, GCS, Azure and local folders do). Methods raise `AlreadyThere` and `Missing` (of `checkpoint.storage`),
+    and let every other failure through as the OSError that it was: around those that `open_storage` makes of a URL,
+    retry.py decides what is tried again and turns the rest into `StorageError`.
     """
 
     @property
@@ -50,10 +50,13 @@ class Storage(Protocol):
     def put_new(self, key: str, data: Buffer) -> None:
         """Creates the object, all or nothing: readers see no object or all of it, and never a mix of two.
 
-        Raises `AlreadyThere` if the key exists. Of any number of callers exactly one succeeds, where `exclusive()`
-        is true. On return the bytes survive a power cut. Always one request, never a multipart upload.
+        Of any number of callers exactly one succeeds, where `exclusive()` is true. On return the bytes survive a power
+        cut. Always one request, never a multipart upload.
         Through `open_storage`, bytes that are already there and equal to `data` are success: an earlier attempt
         of this very call may have put them there. Callers whose bytes could coincide put a nonce into them.
+
+        Raises:
+            AlreadyThere: The key exists.
         """
         ...
 
@@ -62,21 +65,35 @@ class Storage(Protocol):
         ...
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """The object's bytes, or `length` of them from `start` on (fewer at its end). Raises `Missing`.
+        """The object's bytes, or some of them. Checks no hash, which is the reader's work.
 
-        Checks no hash, which is the reader's work.
+        Args:
+            key: The object's.
+            start: The first byte that is wanted, from 0.
+            length: How many; fewer at the object's end. None: all from `start` on.
+
+        Raises:
+            Missing: There is no such object.
         """
         ...
 
     def list(self, prefix: str) -> dict[str, int]:
-        """Key -> size in bytes of all objects below the folder `prefix` ("" for all), in order of the keys.
+        """What there is.
 
-        An absent folder is an empty one.
+        Args:
+            prefix: A folder, such as "data"; "" for all. An absent one is an empty one.
+
+        Returns:
+            Key -> size in bytes of all objects below it, in order of the keys.
         """
         ...
 
     def size(self, key: str) -> int:
-        """The object's size in bytes. Raises `Missing`."""
+        """The object's size in bytes.
+
+        Raises:
+            Missing: There is no such object.
+        """
         ...
 
     def delete(self, key: str) -> None:
@@ -84,7 +101,14 @@ class Storage(Protocol):
         ...
 
     def tidy(self, older_than_s: float) -> tuple[str, ...]:
-        """Removes what puts that were cut short left behind and no `list` shows; returns their names."""
+        """Removes what puts that were cut short left behind and no `list` shows.
+
+        Args:
+            older_than_s: What is younger, in seconds, may be under way, and stays.
+
+        Returns:
+            Their names.
+        """
         ...
 
     def exclusive(self) -> bool:

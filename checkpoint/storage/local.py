@@ -33,9 +33,6 @@ TEMPORARY = ".tmp"
 
 _DIRECT_BYTES_MIN = 2**20
 _DIRECT_WRITE_BYTES = 2**25  # in one call; its pages are pinned meanwhile
-_POPULATE_READ = (
-    22  # MADV_POPULATE_READ of Linux 5.14: a page that cannot be read is an error here, and no SIGBUS later
-)
 
 
 class LocalStorage:

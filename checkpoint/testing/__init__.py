@@ -17,7 +17,7 @@
 wrong, faulty_storage.py carries it out and keeps the record, filesystem.py puts it between you and the storage.
 """
 
-from checkpoint.testing.fault_plan import ERRORS, Cut, Delay, Error, Hang, Plan, ShortRead, StaleList, TornWrite
+from checkpoint.testing.fault_plan import ERRORS, Cut, Delay, Error, Hang, Plan, Rule, ShortRead, StaleList, TornWrite
 from checkpoint.testing.faulty_storage import Faults, Happened, PowerCut
 from checkpoint.testing.filesystem import FaultyFileSystem
 
@@ -32,6 +32,7 @@ __all__ = [
     "Happened",
     "Plan",
     "PowerCut",
+    "Rule",
     "ShortRead",
     "StaleList",
     "TornWrite",

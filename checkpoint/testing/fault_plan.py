@@ -51,12 +51,19 @@ ERRORS: dict[str, Callable[[], OSError]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """When a fault strikes.
+    """When a fault strikes: what all faults have in common.
 
-    path    glob over the object's path in the filesystem, such as "*/commits/*"
-    after   how many matching operations pass first
-    times   how often it strikes at most; None for ever
-    chance  the probability with which it strikes each, 0 to 1
+    A fault's `on` says which operations it is about: one of "write", "read", "list", "look" and "delete", a tuple of
+    them, or "any".
+
+    Args:
+        path: A glob over the object's path in the filesystem, such as "*/commits/*".
+        after: How many matching operations pass first.
+        times: How often it strikes at most; None: for ever.
+        chance: The probability with which it strikes each, 0 to 1.
+
+    Raises:
+        ValueError: One of these cannot be.
     """
 
     path: str = "*"
@@ -78,14 +85,22 @@ class Rule:
         return OPERATIONS if on == ANY else (on,) if isinstance(on, str) else tuple(on)
 
     def about(self, operation: str, path: str) -> bool:
+        """Whether it may strike this operation on the object of this path."""
         return operation in self.operations and fnmatchcase(path, self.path)
 
 
 @dataclass(frozen=True)
 class Error(Rule):
-    """The operation fails with the error of this name in `ERRORS`.
+    """The operation fails.
 
-    late  it is carried out all the same, and only its answer is lost
+    Args:
+        kind: With which error, by its name in `ERRORS`: "timeout", "reset", "refused", "io", "slow_down", "server",
+            "forbidden", "no_bucket", "full", "quota" or "read_only".
+        on: See Rule.
+        late: It is carried out all the same, and only its answer is lost.
+
+    Raises:
+        ValueError: No error is called so.
     """
 
     kind: str
@@ -101,7 +116,12 @@ class Error(Rule):
 
 @dataclass(frozen=True)
 class Delay(Rule):
-    """The operation takes this much longer."""
+    """The operation takes longer.
+
+    Args:
+        seconds: By so much.
+        on: See Rule.
+    """
 
     seconds: float
     on: str | tuple[str, ...] = field(default=ANY, kw_only=True)
@@ -109,7 +129,12 @@ class Delay(Rule):
 
 @dataclass(frozen=True)
 class Hang(Rule):
-    """The operation gives no answer for `at_most_s` seconds, then times out; `Faults.heal` ends it sooner."""
+    """The operation gives no answer, then times out.
+
+    Args:
+        at_most_s: After so many seconds; `Faults.heal` ends it sooner.
+        on: See Rule.
+    """
 
     at_most_s: float
     on: str | tuple[str, ...] = field(default=ANY, kw_only=True)
@@ -119,8 +144,9 @@ class Hang(Rule):
 class TornWrite(Rule):
     """Only the first bytes of the object arrive, and it is visible like that.
 
-    keep    the share of its bytes that does
-    silent  the writer is told of success, instead of an I/O error
+    Args:
+        keep: The share of its bytes that does, 0 to 1.
+        silent: The writer is told of success, instead of an I/O error.
     """
 
     on: ClassVar[str] = "write"
@@ -130,7 +156,11 @@ class TornWrite(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class ShortRead(Rule):
-    """A read returns only the first bytes of what was asked for: the share `keep`."""
+    """A read returns only the first bytes of what was asked for.
+
+    Args:
+        keep: The share of them, 0 to 1.
+    """
 
     on: ClassVar[str] = "read"
     keep: float = 0.5
@@ -147,7 +177,9 @@ class StaleList(Rule):
 class Cut(Rule):
     """The power fails: `PowerCut`, which is no Exception, at this operation and at every one after it.
 
-    late  the first of them is carried out, but nobody learns of it
+    Args:
+        on: See Rule.
+        late: The first of them is carried out, but nobody learns of it.
     """
 
     on: str | tuple[str, ...] = ANY
@@ -161,7 +193,12 @@ FAULTS: dict[str, type[Rule]] = {
 
 @dataclass(frozen=True, init=False)
 class Plan:
-    """Rules, in order, and the seed of their chances."""
+    """What goes wrong, as a value that can be printed, kept and replayed.
+
+    Args:
+        *rules: In order: an operation suffers one fault, that of the first rule that strikes it.
+        seed: Of their chances.
+    """
 
     rules: tuple[Rule, ...]
     seed: int
@@ -180,7 +217,11 @@ class Plan:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Plan:
-        """Raises ValueError for an unknown fault or field."""
+        """The plan of a `document`.
+
+        Raises:
+            ValueError: A fault or a field is unknown.
+        """
         rules = []
         for entry in document["rules"]:
             kind = FAULTS.get(entry.get("fault", ""))

@@ -32,11 +32,16 @@ class Happened(NamedTuple):
 
 
 class Faults:
-    """Carries out `plan`. One of these may stand behind any number of filesystems: they share its counts.
+    """Carries out a plan. One of these may stand behind any number of filesystems: they share its counts.
 
-    operations  how many of each kind were begun, faulty or not
-    happened    the faults that struck, in order
-    record      a file that gets a line of JSON for each of them, for whom no process holds this object
+    Args:
+        plan: What goes wrong.
+        sleep: Waits for so many seconds, where an operation takes longer.
+        record: A file that gets a line of JSON for each fault that strikes, for whom no process holds this object.
+
+    Attributes:
+        operations: How many of each kind were begun, faulty or not.
+        happened: The faults that struck, in order.
     """
 
     def __init__(
@@ -54,7 +59,15 @@ class Faults:
         self._lock = threading.Lock()
 
     def around(self, url: str, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """(URL, storage options) of the same place, with these faults between."""
+        """The same place, with these faults between.
+
+        Args:
+            url: A folder, or any fsspec URL.
+            options: For its filesystem.
+
+        Returns:
+            The URL and the storage options to use instead.
+        """
         protocol, separator, _ = url.partition("://")
         protocol = protocol if separator else "file"
         path = fsspec.get_filesystem_class(protocol)._strip_protocol(url)
@@ -74,10 +87,19 @@ class Faults:
 
     @contextlib.contextmanager
     def during(self, operation: str, path: str) -> Iterator[Rule | None]:
-        """Around one operation. Faults of time and answer happen here; the block does what the others ask of it.
+        """Around one operation, in a filesystem of one's own. Faults of time and answer happen here.
 
-        Raises what the plan says, before the block or, for lost answers, after it; then the block's result must not
-        reach the caller.
+        Args:
+            operation: One of those that a Rule is about.
+            path: Of the object.
+
+        Yields:
+            The rule that strikes it, if any; the block does what the others ask of it.
+
+        Raises:
+            OSError: As the plan says: before the block or, for lost answers, after it; then the block's result must not
+                reach the caller.
+            PowerCut: Likewise.
         """
         rule = self._next(operation, path)
         if isinstance(rule, Delay):

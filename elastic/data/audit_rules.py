@@ -74,17 +74,40 @@ def judge(records: Sequence[Record]) -> list[Finding]:
     return list(findings.values())
 
 
+class _Epoch:
+    """What all ranks read of one epoch.
+
+    read        by rank, in order
+    own         by rank, each example once
+    everything  that any rank read
+    times       by how many ranks, each of these
+    """
+
+    def __init__(self, records: Sequence[Record], epoch: int) -> None:
+        self.number = epoch
+        self.records = records
+        self.read = [record.epochs[epoch] for record in records]
+        self.own = [np.unique(examples) for examples in self.read]
+        self.everything, self.times = np.unique(np.concatenate(self.own), return_counts=True)
+        self.whole = all(record.whole for record in records)
+
+    def slight(self, count: int) -> bool:
+        slack = len(self.records) * max(record.largest for record in self.records)
+        return count < slack and 2 * count < len(self.everything)
+
+
 def _of_epoch(records: Sequence[Record], epoch: int) -> Iterator[Finding]:
-    read = [record.epochs[epoch] for record in records]
-    own = [np.unique(examples) for examples in read]
-    everything, times = np.unique(np.concatenate(own), return_counts=True)
-    slack = len(records) * max(record.largest for record in records)
+    seen = _Epoch(records, epoch)
+    yield from _read_twice(seen)
+    yield from _left_out(seen)
+    yield from _of_batches(seen)
+    yield from _unshuffled(seen)
 
-    def slight(count: int) -> bool:
-        return count < slack and 2 * count < len(everything)
 
-    twins = _twins(read)
-    shared = everything[times > 1]
+def _read_twice(seen: _Epoch) -> Iterator[Finding]:
+    """By several ranks, or by one."""
+    epoch, read, own = seen.number, seen.read, seen.own
+    twins, shared = _twins(read), seen.everything[seen.times > 1]
     if twins:
         yield Finding(
             kind="same_data",
@@ -96,8 +119,8 @@ def _of_epoch(records: Sequence[Record], epoch: int) -> Iterator[Finding]:
         both = [rank for rank, examples in enumerate(own) if shared[0] in examples]
         yield Finding(
             kind="overlap",
-            slight=slight(len(shared)),
-            message=f"{len(shared)} of {len(everything)} examples are read by more than one rank, one of them by "
+            slight=seen.slight(len(shared)),
+            message=f"{len(shared)} of {len(seen.everything)} examples are read by more than one rank, one of them by "
             f"ranks {_listed(both)} (epoch {epoch})\n"
             f"  next   {_SPLIT}",
         )
@@ -105,35 +128,45 @@ def _of_epoch(records: Sequence[Record], epoch: int) -> Iterator[Finding]:
     if repeated:
         yield Finding(
             kind="repeats",
-            slight=slight(repeated),
+            slight=seen.slight(repeated),
             message=f"{repeated} of {sum(map(len, read))} examples are read again by the same rank (epoch {epoch})\n"
             "  next   an IterableDataset is read whole by every loader process: split it by get_worker_info(), too; "
             'allow=("repeats",) if a sampler draws with replacement',
         )
-    length = records[0].length
-    whole = all(record.whole for record in records)
-    if length is not None and whole and len(everything) < length:
+
+
+def _left_out(seen: _Epoch) -> Iterator[Finding]:
+    length = seen.records[0].length
+    if length is not None and seen.whole and len(seen.everything) < length:
+        missing = length - len(seen.everything)
         yield Finding(
             kind="gap",
-            slight=slight(length - len(everything)),
-            message=f"{length - len(everything)} of {length} examples are read by no rank (epoch {epoch})\n"
+            slight=seen.slight(missing),
+            message=f"{missing} of {length} examples are read by no rank (epoch {seen.number})\n"
             "  next   drop_last=False reads the tail",
         )
-    counts = [record.batches[epoch] for record in records]
+
+
+def _of_batches(seen: _Epoch) -> Iterator[Finding]:
+    counts = [record.batches[seen.number] for record in seen.records]
     least, most = min(counts), max(counts)
-    bounded = records[0].compared == "indices" and not whole  # by the number of indices, and so not at one batch
-    if least < most and not bounded:
+    # Else the epoch was bounded by the number of indices, and so not at one batch.
+    comparable = seen.whole or seen.records[0].compared != "indices"
+    if least < most and comparable:
         yield Finding(
             kind="uneven",
             message=f"rank {counts.index(least)} gives {least} batches and rank {counts.index(most)} {most} "
-            f"(epoch {epoch}): under DDP the others wait for ever\n"
+            f"(epoch {seen.number}): under DDP the others wait for ever\n"
             "  next   pad or drop the tail, as DistributedSampler and ElasticLoader do",
         )
-    ordered = [rank for rank, order in enumerate(read) if len(order) >= _ORDERED and bool((np.diff(order) > 0).all())]
-    if ordered and records[0].compared == "indices":
+
+
+def _unshuffled(seen: _Epoch) -> Iterator[Finding]:
+    in_order = [rank for rank, read in enumerate(seen.read) if len(read) >= _ORDERED and (np.diff(read) > 0).all()]
+    if in_order and seen.records[0].compared == "indices":
         yield Finding(
             kind="unshuffled",
-            message=f"ranks {_listed(ordered)} of {len(read)} read in the dataset's order (epoch {epoch})\n"
+            message=f"ranks {_listed(in_order)} of {len(seen.read)} read in the dataset's order (epoch {seen.number})\n"
             '  next   shuffle=True, of the sampler where there is one; allow=("unshuffled",) for an evaluation',
         )
 

@@ -283,7 +283,9 @@ def _check(plan: DataPlan) -> None:
             f"virtual_workers <= {batch}."
         )
     if plan.epochs is None and plan.steps is None:
-        raise ConfigError("neither epochs nor steps is given, so the run would never end; give epochs=… or steps=…")
+        raise ConfigError(
+            "neither epochs nor steps is given, so the run has no end; pass epochs=20, say, or steps=10_000"
+        )
     length = plan.epoch_length
     if plan.last_batch == "drop" and length < batch:
         raise ConfigError(

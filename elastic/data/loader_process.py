@@ -32,7 +32,7 @@ from torch.utils.data._utils import signal_handling
 
 from checkpoint import linux
 from elastic.data.scratch import Scratch
-from elastic.signal_pipe import is_taken
+from elastic.membership.signal_pipe import is_taken
 
 GRACE_S = 1.0  # a child that is still inside dataset[i] after this is killed: nobody wants its answer any more
 POLL_S = 0.05  # how late a child's death is noticed, and that nobody wants to wait any more

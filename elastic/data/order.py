@@ -24,7 +24,14 @@ Each = Literal["once", "at most once", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What a run's order is laid over."""
+    """What a run's order is laid over.
+
+    Args:
+        dataset_length: Examples in the dataset.
+        batch_size: Examples in a full step.
+        last_batch: "short", "drop" or "carry", see `Run`.
+        seed: The run's.
+    """
 
     dataset_length: int
     batch_size: int
@@ -33,26 +40,36 @@ class Sizes:
 
 
 class EpochOrder(Protocol):
-    """A run's order. An epoch has `length` positions, counted from 0.
-
-    length    the same in every epoch; a run's epochs need not visit as many examples as the dataset has
-    each      how often an epoch visits each example of the dataset; what is not every one once is judged by less
-    identity  what two runs of this order must have equal, beside Sizes: JSON, flat, with a `kind` and a `version`
-    """
+    """A run's order: a pure function of epoch and position. An epoch has `length` positions, counted from 0."""
 
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """Positions of every epoch; they need not be as many as the dataset has examples."""
+        ...
 
     @property
-    def each(self) -> Each: ...
+    def each(self) -> Each:
+        """How often an epoch visits each example of the dataset; what is not every one once is judged by less."""
+        ...
 
     @property
-    def identity(self) -> dict[str, Any]: ...
+    def identity(self) -> dict[str, Any]:
+        """What two runs of this order must have equal, beside Sizes: JSON, flat, with a `kind` and a `version`."""
+        ...
 
     def at(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
-        """(turns, indices), each like `positions`: which examples stand there, and the numbers that with an example's
-        index name its visit. The visit's random stream (augmentation) is drawn from both: the turn is the epoch where
-        an epoch visits each example once at most."""
+        """Which examples stand at these positions.
+
+        Args:
+            epoch: From 0.
+            positions: Any shape, int64, each from 0 to `length` - 1.
+
+        Returns:
+            turns: Like `positions`: the numbers that with an example's index name its visit. The visit's random stream
+                (augmentation) is drawn from both: the turn is the epoch where an epoch visits each example once at
+                most.
+            indices: Like `positions`: the examples, from 0 to dataset_length - 1.
+        """
         ...
 
 
@@ -61,7 +78,11 @@ class Order(Protocol):
     """What `Run(order=…)` takes: how examples are to be visited, by any run."""
 
     def for_run(self, sizes: Sizes) -> EpochOrder:
-        """This order in a run. Raises ConfigError if it does not fit."""
+        """This order in a run.
+
+        Raises:
+            ConfigError: It does not fit the run's sizes.
+        """
         ...
 
 

@@ -35,7 +35,7 @@ from elastic.drill.inject.bad_storage import RECORD, behind_faults, summary, tor
 from elastic.drill.inject.overrides import Overrides
 from elastic.drill.interruption import undisturbed_by_signals
 from elastic.drill.judge.review import end_violations, final_states, review
-from elastic.drill.judge.verdict import Violation
+from elastic.drill.judge.verdict import Verdict, Violation
 from elastic.drill.launch_end import restart_reason, unexplained_status
 from elastic.drill.location import Location
 from elastic.drill.machine.holdings import leaks
@@ -123,18 +123,7 @@ class Drill:
         plan = saves.with_saves(plan, steps=steps, saved=saved) if options.saves else plan
         plan_file = self.folder / "plan.json"
         plan_file.write_text(plan.to_json())
-        self._say(f"\n[bold]The plan[/bold]{'' if plan.seed is None else f' (seed {plan.seed})'}")
-        for line in of_plan(plan.faults):
-            self._say(line)
-        if plan.storage.any:
-            self._say(f"      {plan.storage}")
-        if (cadence := saves.in_words(plan)) is not None:
-            why = (
-                ""
-                if options.asked.save_every is not None
-                else ": the script would have saved nothing before the loss of all"
-            )
-            self._say(f"      the run saves {cadence}{why}")
+        self._show_plan(plan)
         faulted, faulted_events, extra = self._faulted(plan, total=steps)
 
         sizes: dict[str, Any] = next(event["config"] for event in baseline_events if event["event"] == "run_started")
@@ -142,24 +131,11 @@ class Drill:
         left = end_violations(left_behind=baseline.left)
         at: dict[str, Any] = {"storage_options": self.location.options}
         baseline_verdict = review(baseline.url, baseline_events, steps=steps, redone_max=0, **at)
-        torn_manifests = torn(self.folder / RECORD)
-        taken = faulted.lost_max()
-        spoilt = set(torn_manifests).union(*(kind.spoilt(faulted.cluster.drill) for kind in KINDS.values()))
-        faulted_verdict = review(
-            faulted.url,
-            faulted_events,
-            steps=steps,
-            reference=baseline_events,
-            lost_max=None if taken is None else taken + len(torn_manifests),  # who saves last what is torn, ends
-            may_fall_back=bool(spoilt),
-            one_launch=plan.hosts and faulted.launches == 1,
-            spoilt=spoilt,
-            **at,
-        )
+        baseline_verdict = replace(baseline_verdict, violations=(*baseline_verdict.violations, *left))
+        faulted_verdict, spoilt = self._review_faulted(plan, faulted, faulted_events, baseline_events, steps)
         if exact and not faulted_verdict.violations:
             extra += final_states(baseline.url, faulted.url, but=spoilt, **at)
         extra += leaks(faulted_events, baseline_events, store=self.location.elsewhere is not None)
-        baseline_verdict = replace(baseline_verdict, violations=(*baseline_verdict.violations, *left))
         faulted_verdict = replace(faulted_verdict, violations=(*extra, *faulted_verdict.violations))
         broken = bool(baseline_verdict.violations or faulted_verdict.violations)
         return Findings(
@@ -178,6 +154,37 @@ class Drill:
             kept=None,
             seconds=time.monotonic() - self._begun_s,
         )
+
+    def _show_plan(self, plan: DrillPlan) -> None:
+        self._say(f"\n[bold]The plan[/bold]{'' if plan.seed is None else f' (seed {plan.seed})'}")
+        for line in of_plan(plan.faults):
+            self._say(line)
+        if plan.storage.any:
+            self._say(f"      {plan.storage}")
+        if (cadence := saves.in_words(plan)) is not None:
+            asked = self._options.asked.save_every is not None
+            why = "" if asked else ": the script would have saved nothing before the loss of all"
+            self._say(f"      the run saves {cadence}{why}")
+
+    def _review_faulted(
+        self, plan: DrillPlan, run: WatchedRun, events: list[Event], baseline_events: list[Event], steps: int
+    ) -> tuple[Verdict, set[str]]:
+        """The verdict on the run with faults, and the names of checkpoints that they damaged on purpose."""
+        torn_manifests = torn(self.folder / RECORD)
+        taken = run.lost_max()
+        spoilt = set(torn_manifests).union(*(kind.spoilt(run.cluster.drill) for kind in KINDS.values()))
+        verdict = review(
+            run.url,
+            events,
+            steps=steps,
+            reference=baseline_events,
+            lost_max=None if taken is None else taken + len(torn_manifests),  # who saves last what is torn, ends
+            may_fall_back=bool(spoilt),
+            one_launch=plan.hosts and run.launches == 1,
+            spoilt=spoilt,
+            storage_options=self.location.options,
+        )
+        return verdict, spoilt
 
     def _baseline(self) -> tuple[WatchedRun, list[Event]]:
         """The run without faults, finished."""

@@ -42,25 +42,28 @@ class DrillTimeout(ElasticError, TimeoutError):
 
 
 class Cluster:
-    """One run in a drill.
+    """One run in a drill, as the fixture `elastic_cluster` makes it. A context manager, whose end is `close`.
 
-    script    a Python file or, with `module`, a name as for `python -m`
-    args      its arguments; they must make it use `url`, if that is not overridden
-    url       where the run lives: a folder, or an fsspec URL
-    overrides what the script is made to do instead of what it says; its URL is the same place as `url`
-    folder    the drill's own, empty or of earlier launches of this run: plan, output, temporary files
-    workers   in all, under a launcher; None: a process of its own
-    launcher  "torchrun": a loss restarts all workers; "elastic": `elastic run`, where survivors go on
-    nodes     that the workers are spread over evenly: launchers, where `hosting` has them
-    nodes_max of how many there may be, where it shrinks to one and grows (by the fault Join); None: always `nodes`
-    ready     under `elastic run`, the next node to join stands ready, its imports done
-    options   further flags of the launcher
-    restarts  the launcher's --max-restarts
-    steps     that the run is to apply; None: it may end anywhere
-    env       set for the launch, over this process's environment
-    observed  False: without the observer, so without faults and `reads`, as a user would run it
-    storage_options  to look at the run's checkpoints; the script must be told in its own way
-    hosting   where the nodes are; None: all on this machine
+    Args:
+        script: A Python file or, with `module`, a name as for `python -m`.
+        args: Its arguments; they must make it use `url`, if that is not overridden.
+        url: Where the run lives: a folder, or an fsspec URL.
+        folder: The drill's own, empty or of earlier launches of this run: plan, output, temporary files.
+        workers: In all, under a launcher; None: a process of its own.
+        launcher: "torchrun": a loss restarts all workers; "elastic": `elastic run`, where survivors go on.
+        nodes: That the workers are spread over evenly: launchers, where `hosting` has them.
+        nodes_max: How many there may be, where it shrinks to one and grows (by the fault Join); None: always `nodes`.
+        options: Further flags of the launcher.
+        restarts: The launcher's --max-restarts.
+        steps: That the run is to apply; None: it may end anywhere.
+        env: Set for the launch, over this process's environment.
+        plan: Faults to begin with; `kill` and its like add to them.
+        observed: False: without the observer, so without faults and `reads`, as a user would run it.
+        storage_options: To look at the run's checkpoints; the script must be told in its own way.
+        module: Whether `script` is a module's name.
+        overrides: What the script is made to do instead of what it says; its URL is the same place as `url`.
+        ready: Under `elastic run`, the next node to join stands ready, its imports done.
+        hosting: Where the nodes are; None: all on this machine.
     """
 
     def __init__(
@@ -135,7 +138,15 @@ class Cluster:
     # acting
 
     def start(self, *, workers: int | None = None, nodes: int | None = None) -> Cluster:
-        """Launches, or launches again after the last launch ended; `workers` on `nodes` from now on, if given."""
+        """Launches, or launches again after the last launch ended.
+
+        Args:
+            workers: From now on, in all; None: as before.
+            nodes: Likewise.
+
+        Raises:
+            ConfigError: The last launch runs yet.
+        """
         if self._running():
             raise ConfigError("this cluster is running; wait for its end with finish() before starting it again")
         starter = self._starter
@@ -156,7 +167,19 @@ class Cluster:
         return self
 
     def wait_for(self, event: str | Callable[[Event], bool], *, within_s: float) -> Event:
-        """The first event of that name, or of which the function is true. Starts the launch if need be."""
+        """Waits for an event, and starts the launch if need be.
+
+        Args:
+            event: Its name, or a function that is true of it.
+            within_s: How long it may take, in seconds.
+
+        Returns:
+            The first such one, which may have been recorded before.
+
+        Raises:
+            ElasticError: The launch ended before.
+            DrillTimeout: It took longer. The launch goes on.
+        """
         holds = (lambda e: e["event"] == event) if isinstance(event, str) else event
         self._start_once()
         deadline = time.monotonic() + within_s
@@ -173,7 +196,15 @@ class Cluster:
             time.sleep(POLL_S)
 
     def wait_held(self, *, within_s: float) -> None:
-        """Until a Hold has happened that has not been let go. Starts the launch if need be."""
+        """Waits until a Hold has happened that has not been let go, and starts the launch if need be.
+
+        Args:
+            within_s: How long it may take, in seconds.
+
+        Raises:
+            ElasticError: The launch ended before.
+            DrillTimeout: It took longer. The launch goes on.
+        """
         self._start_once()
         deadline = time.monotonic() + within_s
         while not self._held():
@@ -218,8 +249,16 @@ class Cluster:
     def finish(self, *, within_s: float = 60, reference: Sequence[Event] | str | None = None) -> End:
         """Waits for the launch to end, and judges the run. Starts it if need be.
 
-        within_s   how long it may take. DrillTimeout: it took longer, and all its processes were killed
-        reference  an undisturbed run's events or final digest
+        Args:
+            within_s: How long it may take, in seconds.
+            reference: An undisturbed run's events or final digest, which this run's end must equal to the bit; None:
+                that is not judged.
+
+        Returns:
+            What became of it; `ok` where every promise was kept.
+
+        Raises:
+            DrillTimeout: It took longer; all its processes were killed.
         """
         ended = self.wait(within_s=within_s)
         events = self.events()
@@ -240,9 +279,14 @@ class Cluster:
         )
 
     def wait(self, *, within_s: float, watching: Callable[[], None] | None = None) -> LaunchEnd:
-        """Until the launch has ended, and nothing of it is left. Starts it if need be. See `finish`.
+        """Waits until the launch has ended, and nothing of it is left. Starts it if need be, and judges nothing.
 
-        watching  called now and then meanwhile
+        Args:
+            within_s: How long it may take, in seconds.
+            watching: Is called every 0.05 s meanwhile.
+
+        Raises:
+            DrillTimeout: It took longer; all its processes were killed.
         """
         self._start_once()
         deadline = time.monotonic() + within_s

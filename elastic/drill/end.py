@@ -15,8 +15,9 @@ from elastic.events.event import Event
 class LaunchEnd:
     """What a launch that ended left.
 
-    exit_code    of the launcher; negative: the signal that ended it
-    left_behind  in words; empty where all is well
+    Attributes:
+        exit_code: Of the launcher; negative: the signal that ended it.
+        left_behind: Processes, shared memory and temporary files that outlived it, in words; empty where all is well.
     """
 
     exit_code: int
@@ -25,14 +26,15 @@ class LaunchEnd:
 
 @dataclass(frozen=True)
 class End:
-    """
-    ok           all of the following is as it should be
-    exit_code    of the launcher; negative: the signal that ended it
-    output       what the last launch printed, both streams
-    events       of all launches
-    verdict      the judge's, on all launches together
-    left_behind  processes, shared memory and temporary files that outlived it, in words; empty where all is well
-    not_reached  faults of the plan whose moment never came, in words
+    """What became of a drilled run.
+
+    Attributes:
+        exit_code: Of the launcher; negative: the signal that ended it.
+        output: What the last launch printed, both streams.
+        events: Of all launches.
+        verdict: The judge's, on all launches together; `print` shows it.
+        left_behind: Processes, shared memory and temporary files that outlived it, in words; empty where all is well.
+        not_reached: Faults of the plan whose moment never came, in words.
     """
 
     exit_code: int
@@ -69,6 +71,7 @@ class End:
 
     @property
     def steps_redone(self) -> int:
+        """How often a step was begun again after work on it was lost."""
         return self.verdict.redone
 
     @property

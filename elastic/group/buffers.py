@@ -22,12 +22,12 @@ import xxhash
 
 from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.group.buffer_layout import Layout, as_bytes, as_floats, floats_in, same_bits, shaped
+from elastic.group.flat_sum import NOTHING, FlatSum
 from elastic.group.form import Group, gather_bytes
-from elastic.group.hierarchical_sum import Sum, tree_sum
+from elastic.group.hierarchical_sum import tree_sum
 from elastic.group.plain import PlainAttributes
 from elastic.group.snapshot import Buffer, Snapshot, same_kind
 from elastic.group.tree import Schedule
-from elastic.group.treesum import NOTHING
 from elastic.group.usual_buffers import Row, UsualBuffers, usual
 from elastic.state.attributes import Attributes
 
@@ -74,11 +74,11 @@ class Buffers:
         self._persistent: dict[Buffer, bool] = {}
         self._holds_the_first_share = False
         self._moves: list[tuple[Buffer, int]] = []
-        self._sum: Sum | None = None
+        self._sum: FlatSum | None = None
         self._agreed: dict[Buffer, torch.Tensor] = {}
         self.moving: list[str] = []
         self._moving: frozenset[str] = frozenset()
-        self._kept: tuple[int, Sum] | None = None
+        self._kept: tuple[int, FlatSum] | None = None
 
     def begin(self) -> None:
         """Notes the values that every share of the step starts from. Call with the model in its applied state."""

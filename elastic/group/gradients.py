@@ -32,11 +32,11 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from elastic.errors import UNTOUCHED, PeerLost, StepError
+from elastic.group.flat_sum import NOTHING
 from elastic.group.form import Group
 from elastic.group.hierarchical_sum import STAGES, tree_sum
 from elastic.group.layout import Slot, buckets, dense
 from elastic.group.tree import Schedule
-from elastic.group.treesum import NOTHING
 from elastic.group.warm_memory import WarmMemory
 
 Slots = list[torch.Tensor]

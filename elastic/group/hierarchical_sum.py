@@ -1,4 +1,4 @@
-"""A sum over ranks on several hosts: the same bits as treesum.py's, and fewer bytes between the hosts.
+"""A sum over ranks on several hosts (flat_sum.py): the same bits as treesum.py's, and fewer bytes between the hosts.
 
 It goes through the stages of hierarchy.py, `advance` by `advance`, so that the buckets of a backward pass are under way
 in several of them at once. Rows are added in the memory in which they arrived.
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import torch
 
-from elastic.group.form import Group, Work
+from elastic.group.flat_sum import FlatSum
+from elastic.group.form import Group
 from elastic.group.hierarchy import ALIGNED, RESULT, Piece, Stage, in_any_order, stages
 from elastic.group.tree import Schedule
-from elastic.group.treesum import Rows, TreeSum
+from elastic.group.treesum import TreeSum
 from elastic.group.warm_memory import WarmMemory
 
 STAGES = 4
@@ -29,7 +30,7 @@ def tree_sum(
     *,
     ordered: bool,
     memory: WarmMemory | None = None,
-) -> Sum:
+) -> FlatSum:
     """The one that suits the group's hosts; the same on all ranks.
 
     ordered  the tree's bits; else any order's
@@ -41,60 +42,28 @@ def tree_sum(
     return TreeSum(group, numel, dtype, device, ordered=ordered, memory=memory)
 
 
-class HierarchicalSum:
-    """What TreeSum is; `advance` has something to do here."""
+class HierarchicalSum(FlatSum):
+    """In STAGES stages: `advance` has something to do here."""
 
-    def __init__(
-        self,
-        group: Group,
-        numel: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        ordered: bool,
-        memory: WarmMemory | None = None,
-    ) -> None:
-        self._group = group
-        self._ordered = ordered
-        self._padded = -(-numel // ALIGNED) * ALIGNED
-        self._dtype = dtype
-        self._device = device
-        self._warm = memory if memory is not None else WarmMemory()
-        self._memory = Rows(self._padded, dtype, device, self._warm)
-        self._pending: Work | None = None
-        self.rows: list[torch.Tensor] = []
-        self._stages: tuple[Stage, ...] = ()
+    @staticmethod
+    def multiple(group: Group) -> int:
+        return ALIGNED
+
+    def hold_nothing(self) -> None:
         self._at = 0
         self._held: dict[int, list[tuple[int, torch.Tensor]]] = {}  # by row, where pieces of it begin, and they
-        self._incoming = self._empty(0)
+        self._incoming = self.empty(0)
         # What arrives is added up to the next stage: two stages' memory by turns. What leaves is there for one.
-        self._buffers = [self._empty(0) for _ in range(3)]
+        self.buffers = [self.empty(0) for _ in range(3)]
 
     def begin(self, schedule: Schedule) -> None:
-        group = self._group
-        rows = schedule if self._ordered else in_any_order(group.hosts)
+        group = self.group
+        rows = schedule if self.ordered else in_any_order(group.hosts)
         first = sum(rows.rows[: group.rank])
         self.rows = [self.row(index) for index in range(rows.rows[group.rank])]
         self._held = {first + index: [(0, row)] for index, row in enumerate(self.rows)} | {RESULT: [(0, self.result)]}
-        self._stages = stages(rows, group.hosts, self._padded, group.rank)
+        self._stages: tuple[Stage, ...] = stages(rows, group.hosts, self.padded, group.rank)
         assert len(self._stages) == STAGES
-
-    def row(self, index: int) -> torch.Tensor:
-        return self._memory[index]
-
-    @property
-    def result(self) -> torch.Tensor:
-        return self.row(0)
-
-    @property
-    def held_bytes(self) -> int:
-        return self._memory.nbytes + sum(buffer.nbytes for buffer in self._buffers)
-
-    def release(self) -> None:
-        self._memory.release()
-        self._warm.give_back(self._buffers)
-        self._buffers, self._incoming = [self._empty(0) for _ in range(3)], self._empty(0)
-        self._held, self.rows = {}, []
 
     def start(self) -> None:
         self._at = 0
@@ -102,7 +71,7 @@ class HierarchicalSum:
 
     @property
     def arrived(self) -> bool:
-        return self._at == STAGES - 1 or self._pending is None or self._pending.arrived
+        return self._at == STAGES - 1 or self.pending is None or self.pending.arrived
 
     def advance(self) -> None:
         if self._at < STAGES - 1:
@@ -130,12 +99,12 @@ class HierarchicalSum:
         tensor = outgoing[0] if len(outgoing) == 1 else self._buffer(2, sum(sizes))
         if len(outgoing) > 1:
             torch.cat(outgoing, out=tensor)
-        self._pending = self._group.all_to_all(self._incoming, tensor, out_sizes, sizes)
+        self.pending = self.group.all_to_all(self._incoming, tensor, out_sizes, sizes)
 
     def _receive(self) -> None:
-        assert self._pending is not None
-        self._pending.wait()
-        self._pending = None
+        assert self.pending is not None
+        self.pending.wait()
+        self.pending = None
         stage, arrived = self._stages[self._at], self._incoming
         for piece in (piece for source in stage.receive for piece in source):
             values, arrived = arrived[: len(piece)], arrived[len(piece) :]
@@ -155,12 +124,6 @@ class HierarchicalSum:
         raise AssertionError(f"{piece} is not here")
 
     def _buffer(self, index: int, numel: int) -> torch.Tensor:
-        if len(self._buffers[index]) < numel:
-            self._buffers[index] = self._warm.take(numel, self._dtype, self._device)
-        return self._buffers[index][:numel]
-
-    def _empty(self, numel: int) -> torch.Tensor:
-        return torch.empty(numel, dtype=self._dtype, device=self._device)
-
-
-Sum = TreeSum | HierarchicalSum
+        if len(self.buffers[index]) < numel:
+            self.buffers[index] = self.warm.take(numel, self.dtype, self.device)
+        return self.buffers[index][:numel]

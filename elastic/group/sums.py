@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 
 from elastic.errors import UNTOUCHED, StepError
+from elastic.group.flat_sum import NOTHING
 from elastic.group.form import Group, gather_bytes
 from elastic.group.tree import Schedule
-from elastic.group.treesum import NOTHING
 
 Value = "int | float | torch.Tensor"
 Values = float | npt.NDArray[np.float64]

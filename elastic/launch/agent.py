@@ -66,11 +66,11 @@ from elastic.membership.messages import (
     parse,
 )
 from elastic.membership.progress import BYTES, Phase, Record
+from elastic.membership.signal_pipe import SignalPipe
 from elastic.membership.stalls import Sighting
 from elastic.membership.wire import Message, WireError
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.signals import TOLD_TO_LEAVE
-from elastic.signal_pipe import SignalPipe
 from elastic.status.terminal import StatusTerminal
 
 FAILED, INTERRUPTED = 1, 130

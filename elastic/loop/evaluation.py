@@ -134,11 +134,8 @@ def evaluate(
         seed=seed,
         observer=Observer(),
         collate_fn=collate_fn,
-        num_workers=config.num_workers,
-        device=config.device,
-        pin_memory=config.device.type == "cuda",
-        timeout_s=config.timeout_s,
         interrupt=group.check,
+        **config.loading(),
     )
     plan = schedule(batches, batches, tuple(dealt))
     sums = SubtreeSums()
@@ -151,10 +148,7 @@ def evaluate(
                 batch = _read(loader, position[1])
                 sign(Phase.EVALUATING)
                 seed_streams(derive("evaluation batch", seed, number), config.device)
-                added = ShareSums()
-                for name, value in _called(function, batch).items():
-                    added.add(name, value)
-                sums.push(added, merges)
+                sums.push(_called(function, batch), merges)
                 buffers.restore()
         except PeerLost:
             with suppress(PeerLost):  # whoever found first that scripts went different ways has hung up
@@ -165,16 +159,8 @@ def evaluate(
             loader.close()
     sign(Phase.WAITING)
     announced.check()
-    agreed = StepSums(group).exchange(
-        position,
-        sums.parts,
-        count=0,
-        wishes=0,
-        buffers=0,
-        newly_moving=(),
-        schedule=plan,
-    )
-    return agreed.sums
+    exchange = StepSums(group).exchange
+    return exchange(position, sums.parts, count=0, wishes=0, buffers=0, newly_moving=(), schedule=plan).sums
 
 
 def _read(loader: Loader, step: int) -> Any:
@@ -191,13 +177,16 @@ def _requests(length: int, size: int, mine: range, epoch: int) -> Iterator[Examp
         yield Examples(np.full(len(indices), epoch, dtype=np.int64), indices)
 
 
-def _called(function: Callable[..., Mapping[str, Any]], batch: Any) -> Mapping[str, Any]:
+def _called(function: Callable[..., Mapping[str, Any]], batch: Any) -> ShareSums:
     result = function(*batch) if isinstance(batch, (tuple, list)) else function(batch)
     if not isinstance(result, Mapping):
         raise StepError(
             f"the function given to evaluate returned a {type(result).__name__}; expected a dict of sums by name"
         )
-    return result
+    added = ShareSums()
+    for name, value in result.items():
+        added.add(name, value)
+    return added
 
 
 @contextmanager

@@ -206,26 +206,14 @@ class Loop:
             )
 
     def _next_step(self) -> Step:
-        plan = self.session.step_plan(self._state.step)
-        return Step(
-            self.session,
-            self._recovery,
-            plan,
-            wishes=self._boundary.wishes,
-            bad_steps=self._bad_steps,
-            apply=self._update,
-        )
+        return Step(self._step_in_hand(), apply=self._update)
 
     def _next_plain_step(self) -> PlainStep:
         own = self.own_update
         assert own is not None
         self._plain_steps += 1
         step = PlainStep(
-            self.session,
-            self._recovery,
-            self.session.step_plan(self._state.step),
-            wishes=self._boundary.wishes,
-            bad_steps=self._bad_steps,
+            self._step_in_hand(),
             count=self._count,
             closely=self._plain_steps <= _LOOK_FIRST or self._plain_steps % _LOOK_EVERY == 0,
             looks=self._first_loss.watch,
@@ -236,6 +224,15 @@ class Loop:
         own.next_step(step)
         self.plain_step = step
         return step
+
+    def _step_in_hand(self) -> StepInHand:
+        return StepInHand(
+            self.session,
+            self._recovery,
+            self.session.step_plan(self._state.step),
+            wishes=self._boundary.wishes,
+            bad_steps=self._bad_steps,
+        )
 
     def _warn_of_sum(self, node: str) -> None:
         self._context.console.warn(

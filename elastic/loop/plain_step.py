@@ -23,17 +23,15 @@ from elastic.data.data_plan import StepPlan
 from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.backward_end import at_end_of_pass
 from elastic.group.sums import Agreed
-from elastic.loop.bad_steps import BadSteps
 from elastic.loop.exchange import Exchange
-from elastic.loop.recovery import Recovery
-from elastic.loop.session import Session
+from elastic.loop.script_step import ScriptStep
 from elastic.loop.step_in_hand import StepInHand, counted
 from elastic.state.trained_set import listed
 
 Count = Callable[[Any], Any]
 
 
-class PlainStep:
+class PlainStep(ScriptStep):
     """
     count   of a batch, what its loss is a mean over; None: its examples
     closely whether it is looked at what the body does behind its update
@@ -51,12 +49,8 @@ class PlainStep:
 
     def __init__(
         self,
-        session: Session,
-        recovery: Recovery,
-        plan: StepPlan,
+        in_hand: StepInHand,
         *,
-        wishes: Callable[[], int],
-        bad_steps: BadSteps | None,
         count: Count | None,
         closely: bool,
         looks: Callable[[int], None],
@@ -64,8 +58,8 @@ class PlainStep:
         passes: Callable[[PlainStep, Agreed], None],
         closed: Callable[[PlainStep], None],
     ) -> None:
-        self.in_hand = StepInHand(session, recovery, plan, wishes=wishes, bad_steps=bad_steps)
-        self._session = session
+        super().__init__(in_hand)
+        self._session = in_hand.session
         self._count = count
         self._closely = closely
         self._moved: Callable[[], list[str]] = list
@@ -73,7 +67,7 @@ class PlainStep:
         self._opens = opens
         self._passes = passes
         self._closed = closed
-        self._unit = _unit(session.context.config, plan) if count is None else 1
+        self._unit = _unit(in_hand.context.config, in_hand.plan) if count is None else 1
         self.items = 0
         self._idle = False
         self._done = False
@@ -83,26 +77,6 @@ class PlainStep:
         self.taken = False
         self.over = False
         self.update_follows = False
-
-    @property
-    def index(self) -> int:
-        """Its number, from 0, over the whole run."""
-        return self.in_hand.index
-
-    @property
-    def epoch(self) -> int:
-        """That of its first example."""
-        return self.in_hand.epoch
-
-    @property
-    def last_of_epoch(self) -> bool:
-        """Whether no later step reads that epoch."""
-        return self.in_hand.last_of_epoch
-
-    @property
-    def passed_over(self) -> str | None:
-        """Why it was passed over and not applied (see `OnBad`); None: it was not, or not yet."""
-        return self.in_hand.passed_over
 
     def __iter__(self) -> Iterator[Any]:
         if self._begun:

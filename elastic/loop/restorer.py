@@ -32,7 +32,7 @@ from elastic.loop.context import Context
 from elastic.loop.hub_notice import HubNotice
 from elastic.loop.phases import Phases
 from elastic.loop.saver import Position, Saver
-from elastic.loop.transfer import Standing, broadcast, exchange_standings, pass_on, roles
+from elastic.loop.transfer import Roles, Standing, broadcast, exchange_standings, pass_on, roles
 from elastic.loop.view_group import ViewGroup
 from elastic.membership.messages import TakeClaim
 from elastic.membership.progress import Phase
@@ -159,27 +159,37 @@ class StateRestorer:
             self.from_storage()
             self._tell_where_the_hub_is()
             return None
-        if parts.stranded:
-            if group.rank in parts.stranded:
-                raise Stranded(
-                    "this worker lost the exchange of a step that others have applied, and what the script has changed "
-                    "since cannot be given back to it; it ends, and comes back as a newcomer"
-                )
-            raise PeerLost("a peer ends, to come back as a newcomer", step=standing.step, phase="transfer")
+        _refuse_stranded(parts, group.rank, standing.step)
+        ahead = self._from_peers(parts, standing, side_state)
+        if parts.follows:
+            self.idle = Idle(
+                step=self.position.step if standing.step is None else standing.step, ranks=frozenset(parts.need_state)
+            )
+        self.learn_claim(self._view_group.claim)
+        if group.rank == 0:
+            self.take_over_saving()
+        self._tell_where_the_hub_is()
+        if self.saver is not None:
+            self.saver.world_size = group.world_size
+        return ahead
+
+    def _from_peers(self, parts: Roles, standing: Standing, side_state: Tree) -> Tree | None:
+        """Those behind receive what those ahead hold. Returns what those tell, if this rank was behind."""
+        group, applied = self._view_group.group, self._train_state.applied
         self._context.moment("transfer")
         begun_s = time.monotonic()
         objects = self._train_state.objects()
-        rewound = self._train_state.applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
-        passed = pass_on(group, parts, side_state, rewound or objects, self._train_state.applied.weights)
-        ahead, state, self.giving = passed.side_state, passed.state, passed.giving
+        rewound = applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
+        passed = pass_on(group, parts, side_state, rewound or objects, applied.weights)
+        ahead, self.giving = passed.side_state, passed.giving
         if ahead is not None:
             self.position = Position(**ahead["position"])
             self._know_losses(Losses.from_document(ahead["losses"]))
             self._claimed = checkpoint.Claim.from_document(ahead["claim"])
             self._events.context(claim=self.claim)
-        if state is not None:
-            self._apply(state)
-            self._train_state.applied.note()
+        if passed.state is not None:
+            self._apply(passed.state)
+            applied.note()
             step, epoch = self.position.step, self.position.epoch
             self._tell_transfer(_TransferRole.TAKES, step, passed.nbytes, begun_s)
             passed_over = self._train_state.health.ranges() or ABSENT
@@ -192,16 +202,6 @@ class StateRestorer:
                 self.giving.on_finish = tell
             else:
                 tell()
-        if parts.follows:
-            self.idle = Idle(
-                step=self.position.step if standing.step is None else standing.step, ranks=frozenset(parts.need_state)
-            )
-        self.learn_claim(self._view_group.claim)
-        if group.rank == 0:
-            self.take_over_saving()
-        self._tell_where_the_hub_is()
-        if self.saver is not None:
-            self.saver.world_size = group.world_size
         return ahead
 
     def _apply(self, state: Tree, *, keeps_trained: bool = False) -> None:
@@ -421,3 +421,14 @@ class StateRestorer:
 
 def _fit() -> None:
     """Whatever they are."""
+
+
+def _refuse_stranded(parts: Roles, rank: int, step: int | None) -> None:
+    """Raises Stranded on workers that can go on in no way, and PeerLost on the others of their view."""
+    if rank in parts.stranded:
+        raise Stranded(
+            "this worker lost the exchange of a step that others have applied, and what the script has changed "
+            "since cannot be given back to it; it ends, and comes back as a newcomer"
+        )
+    if parts.stranded:
+        raise PeerLost("a peer ends, to come back as a newcomer", step=step, phase="transfer")

@@ -252,11 +252,8 @@ class Session:
             seed=config.plan.seed,
             observer=self.context.observer,
             collate_fn=config.collate_fn,
-            num_workers=config.num_workers,
-            device=config.device,
-            pin_memory=config.device.type == "cuda",
-            timeout_s=config.timeout_s,
             interrupt=self._interrupt,
+            **config.loading(),
         )
         self.on_close(self.loader.close)
         if config.scaler is not None:

@@ -7,17 +7,14 @@ from typing import Any
 
 import torch
 
-from elastic.data.data_plan import StepPlan
 from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.sums import Agreed
-from elastic.loop.bad_steps import BadSteps
 from elastic.loop.exchange import Exchange
-from elastic.loop.recovery import Recovery
-from elastic.loop.session import Session
+from elastic.loop.script_step import ScriptStep
 from elastic.loop.step_in_hand import StepInHand, counted
 
 
-class Step:
+class Step(ScriptStep):
     """What `for step in run` yields. Iterating over it gives this worker's shares; when they end, the step is applied.
 
     Attributes:
@@ -31,26 +28,16 @@ class Step:
         passed_over: After the inner loop: why the step was passed over and not applied (see `OnBad`); else None.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        recovery: Recovery,
-        plan: StepPlan,
-        *,
-        wishes: Callable[[], int],
-        bad_steps: BadSteps | None,
-        apply: Callable[[Step, Agreed], None],
-    ) -> None:
-        self.in_hand = in_hand = StepInHand(session, recovery, plan, wishes=wishes, bad_steps=bad_steps)
-        self._session = session
+    def __init__(self, in_hand: StepInHand, *, apply: Callable[[Step, Agreed], None]) -> None:
+        super().__init__(in_hand)
+        self._session = in_hand.session
         self._apply = apply
-        self.index = in_hand.index
-        self.epoch = in_hand.epoch
-        self.step_in_epoch = in_hand.step_in_epoch
-        self.last_of_epoch = in_hand.last_of_epoch
         self._begun = False
-        self._lost: PeerLost | None = None
-        self._broke: BaseException | None = None
+        self._body = _Body(in_hand)
+
+    @property
+    def step_in_epoch(self) -> int:
+        return self.in_hand.step_in_epoch
 
     @property
     def attempt(self) -> int:
@@ -64,10 +51,6 @@ class Step:
     def count(self) -> int:
         return self.in_hand.count
 
-    @property
-    def passed_over(self) -> str | None:
-        return self.in_hand.passed_over
-
     def __iter__(self) -> Iterator[Any]:
         if self._begun:
             raise StepError("a step's shares are read once; take the next step from the outer loop: for step in run")
@@ -75,9 +58,9 @@ class Step:
         step = self.in_hand
         while True:
             exchange = step.ready()
-            self._lost = None
+            self._body.lost = None
             try:
-                yield from step.batches(exchange, self)
+                yield from step.batches(exchange, self._body)
                 step.end()
                 agreed = step.carry_out(exchange)
                 break
@@ -119,17 +102,31 @@ class Step:
             StepError: It was called outside the inner loop, or a second time for one batch.
         """
         try:
-            self._backward(loss, count)
+            self._body.backward(loss, count)
         except BaseException as error:
-            self._broke = error
+            self._body.broke = error
             raise
 
-    def _backward(self, loss: torch.Tensor, count: int) -> None:
-        step = self.in_hand
+
+class _Body:
+    """The inner loop's: what it must do for each batch, and what came of it.
+
+    lost   in its backward pass
+    broke  what its backward pass raised
+    """
+
+    def __init__(self, in_hand: StepInHand) -> None:
+        self._in_hand = in_hand
+        self._session = in_hand.session
+        self.lost: PeerLost | None = None
+        self.broke: BaseException | None = None
+
+    def backward(self, loss: torch.Tensor, count: int) -> None:
+        step = self._in_hand
         if not step.due:
             where = "outside the inner loop" if step.share is None else f"a second time for share {step.share}"
             raise StepError(
-                f"step.backward was called {where} (step {self.index})\n{UNTOUCHED}"
+                f"step.backward was called {where} (step {step.index})\n{UNTOUCHED}"
                 "  next   call it once for each batch of `for batch in step`; add several losses up first"
             )
         added = counted(count, "step.backward(loss, count=)")
@@ -146,34 +143,34 @@ class Step:
             scaled.backward()
             gradients.end_pass()
         except PeerLost as lost:  # a bucket could not leave: the iterator deals with it, not the loop's body
-            self._lost = lost
+            self.lost = lost
 
     def body_begins(self, batch: Any, examples: int) -> None:
         """See Driver."""
 
     def share_has_ended(self, exchange: Exchange) -> None:
         """See Driver."""
-        self.in_hand.take_buffers(exchange)
+        self._in_hand.take_buffers(exchange)
 
     def body_has_ended(self) -> bool:
         """See Driver."""
-        step = self.in_hand
-        if self._broke is not None:
-            raise self._broken_off(self._broke) from self._broke
-        if self._lost is not None:
-            raise self._lost
+        step = self._in_hand
+        if self.broke is not None:
+            raise self._broken_off(self.broke) from self.broke
+        if self.lost is not None:
+            raise self.lost
         if step.due:
             raise StepError(
-                f"the inner loop's body ended without step.backward for share {step.share} of step {self.index}\n"
+                f"the inner loop's body ended without step.backward for share {step.share} of step {step.index}\n"
                 f"{UNTOUCHED}  next   call step.backward(loss_sum, count) for every batch, and not "
                 "loss.backward(); count=0 is fine"
             )
         return True
 
     def _broken_off(self, error: BaseException) -> StepError:
-        share = self.in_hand.share
+        step = self._in_hand
         return StepError(
-            f"step.backward failed for share {share} of step {self.index}, and the inner loop's body went on\n"
+            f"step.backward failed for share {step.share} of step {step.index}, and the inner loop's body went on\n"
             f"  found  {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}\n"
             f"{UNTOUCHED}  next   let the exception leave the loop: every example counts once, none is skipped.\n"
             "         For what does not fit into memory there is micro_batch_size="

@@ -54,13 +54,8 @@ class StepInHand:
     """A step as this worker computes it, whoever drives it.
 
     Attributes:
-        index: Its number, from 0, over the whole run.
-        epoch: That of its first example.
-        step_in_epoch: Its place there, from 0.
-        last_of_epoch: Whether no later step reads that epoch.
-        attempt: 0, or how often the step has come round again.
-        sums: Once it is exchanged: what `add` added, over the whole batch; the same on every worker.
-        count: Once it is exchanged: how many examples (or tokens) were counted, over the whole batch.
+        index, epoch, step_in_epoch, last_of_epoch, attempt: See Step.
+        sums, count: Likewise, once it is exchanged.
         applied: Whether the run's state holds it, or that it was passed over.
         bad: Once it is exchanged: what passing it over is; None: it is to be applied.
         due: A batch has been handed out, and its backward pass has not come yet.

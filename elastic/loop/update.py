@@ -21,6 +21,7 @@ from elastic.config import Config
 from elastic.events import schema
 from elastic.events.digests import digest_of_indices, digest_of_sums, plain_values
 from elastic.events.event import ABSENT
+from elastic.events.timing import Spent
 from elastic.group.sums import Agreed
 from elastic.loop.bad_steps import BadSteps, PassOver
 from elastic.loop.session import Session
@@ -114,23 +115,16 @@ class Update:
         self._state.end_update(agreed)
 
     def _tell_passed_over(self, step: StepInHand, over: PassOver) -> None:
-        shares, passed = self._session.exchange.assignment.shares, over.passed
+        passed = over.passed
         coordinates = self._session.view_group.rank == 0
         self._context.events.emit(
             schema.PassedOver(
-                step=step.index,
+                **self._facts(step),
                 first=passed.first,
-                epoch=step.epoch,
-                attempt=step.attempt,
                 why=passed.why,
-                shares=[shares.start, shares.stop],
-                count=step.count,
-                indices=_read(step),
-                sums=digest_of_sums(step.sums, step.count),
                 signs=plain_values(over.signs.told),
                 examples=self._examples(over.new[:_LISTED]) if coordinates else ABSENT,
                 examples_count=sum(self._session.step_plan(new).count for new in over.new) if coordinates else ABSENT,
-                **self._context.stopwatch.lap(),
             )
         )
         back = "" if passed.first == step.index else f", and goes back to the state after {passed.first} steps"
@@ -146,28 +140,40 @@ class Update:
         if self._bad_steps is not None:
             self._bad_steps.applied()
         self._context.progress.step_done()
-        shares = self._session.exchange.assignment.shares
         coordinates = self._session.view_group.rank == 0
         self._context.events.emit(
             schema.StepApplied(
-                step=step.index,
-                epoch=step.epoch,
-                attempt=step.attempt,
-                shares=[shares.start, shares.stop],
-                count=step.count,
-                indices=_read(step),
-                sums=digest_of_sums(step.sums, step.count),
+                **self._facts(step),
                 redone=step.attempt > 0,
                 values=plain_values(step.sums) if coordinates else ABSENT,
-                **self._context.stopwatch.lap(),
             )
         )
         self._context.moment("applied")
 
+    def _facts(self, step: StepInHand) -> _Facts:
+        shares = self._session.exchange.assignment.shares
+        return {
+            "step": step.index,
+            "epoch": step.epoch,
+            "attempt": step.attempt,
+            "shares": [shares.start, shares.stop],
+            "count": step.count,
+            "indices": digest_of_indices(np.concatenate(step.indices_read) if step.indices_read else ()),
+            "sums": digest_of_sums(step.sums, step.count),
+            **self._context.stopwatch.lap(),
+        }
 
-def _read(step: StepInHand) -> str:
-    """The digest of what this worker has read of the step."""
-    return digest_of_indices(np.concatenate(step.indices_read) if step.indices_read else ())
+
+class _Facts(Spent):
+    """What the events of a step's end have in common."""
+
+    step: int
+    epoch: int
+    attempt: int
+    shares: list[int]
+    count: int
+    indices: str
+    sums: str
 
 
 def default_update(config: Config, parameters: Iterable[torch.nn.Parameter]) -> None:

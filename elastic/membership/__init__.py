@@ -11,6 +11,7 @@ live         a worker's end of the channel to its agent
 progress     what a worker does, in memory that its agent reads
 environment  what a launcher tells a worker
 board        what workers say to each other while they form a group
+signal_pipe  signals, for whoever waits for something else as well
 rendezvous   one view for the ranks that torchrun started; missing: who of a view is gone
 succession   the hub is lost, or nodes are: may those who are left go on? going_on: what is asked and done for it;
              takeover: for whom the next hub waits

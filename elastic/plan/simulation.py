@@ -280,17 +280,3 @@ def hindsight_s(trace: Trace, policy: Policy) -> float:
         came = sum(bool(change.come) and change.t_s > 0 for change in trace.changes) if policy.joins else 0
         back = trace.losses + came
     return daly_s(policy.stall_s, trace.length_s / back) if back else inf
-
-
-def by_shares(shares: int, share_s: float, workers_per_node: int, communication_s: StepTime) -> StepTime:
-    """The time of a step that is cut into `shares` shares of share_s seconds each, of which a worker computes its part
-    one after the other; then gradients are exchanged.
-
-    communication_s  by the number of workers: what computing does not hide
-    """
-
-    def step_s(nodes: int) -> float:
-        workers = min(nodes * workers_per_node, shares)
-        return ceil(shares / workers) * share_s + communication_s(workers)
-
-    return step_s

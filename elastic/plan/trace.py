@@ -150,10 +150,6 @@ class Trace:
         first = (Change(0.0, (), tuple(there)),) if there else ()
         return replace(self, changes=(*first, *changes), length_s=min(end_s, self.length_s) - begin_s)
 
-    def sped_up(self, speedup: float) -> Trace:
-        changes = tuple(replace(change, t_s=change.t_s / speedup) for change in self.changes)
-        return replace(self, changes=changes, length_s=self.length_s / speedup)
-
 
 def recorded_names() -> list[str]:
     """The names of the traces that come with this package."""

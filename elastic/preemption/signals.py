@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from checkpoint import linux
+from elastic.membership.signal_pipe import WOKEN, SignalPipe
 from elastic.preemption.notice import Notice
-from elastic.signal_pipe import WOKEN, SignalPipe
 
 TOLD_TO_LEAVE = (signal.SIGTERM, signal.SIGUSR1)
 _TWICE_S = 0.5

@@ -21,7 +21,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -75,7 +75,9 @@ class Replay:
 def replayed(name: str, every: int, first: int, begin: float, *, hours: float, speedup: float) -> Trace:
     """What is replayed: NODES machines at most."""
     of = trace.read(name).part(first, every).limited(NODES)
-    return of.window(3600 * begin, 3600 * (begin + hours)).sped_up(speedup)
+    seen = of.window(3600 * begin, 3600 * (begin + hours))
+    changes = tuple(replace(change, t_s=change.t_s / speedup) for change in seen.changes)
+    return replace(seen, changes=changes, length_s=seen.length_s / speedup)
 
 
 def costs(how: How, away_s: float, save_s: float) -> Costs:

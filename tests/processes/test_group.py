@@ -26,9 +26,10 @@ import torch
 from torch.distributed import TCPStore
 
 from elastic.errors import PeerLost
+from elastic.group.flat_sum import FlatSum
 from elastic.group.form import DistributedGroup, Group, LocalGroup, form, gather_bytes
 from elastic.group.gradients import GradientSum
-from elastic.group.hierarchical_sum import HierarchicalSum, Sum
+from elastic.group.hierarchical_sum import HierarchicalSum
 from elastic.group.tree import schedule
 from elastic.group.treesum import TreeSum
 from elastic.loop.assignment import blocks
@@ -92,7 +93,7 @@ def added_together(
     group: Group, sums: list[Asked], kind: type[TreeSum] | type[HierarchicalSum] = TreeSum
 ) -> list[bytes]:
     found = []
-    kept: dict[int, Sum] = {}  # schedules take turns in one memory, as those of full and short batches do
+    kept: dict[int, FlatSum] = {}  # schedules take turns in one memory, as those of full and short batches do
     for virtual_workers, shares, numel in sums:
         dealt = tuple(blocks(shares, group.world_size))
         plan = schedule(virtual_workers, shares, dealt)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from elastic.membership.signal_pipe import SignalPipe
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.signals import SignalNotices
 from elastic.preemption.sources.source import Source, SourceFailed
 from elastic.preemption.watcher import Watcher
-from elastic.signal_pipe import SignalPipe
 
 LONG_S = 60.0
 

@@ -209,7 +209,7 @@ def test_a_step_deep_in_a_huge_dataset_costs_what_any_step_costs() -> None:
     ("wrong", "says"),
     [
         ({"batch_size": 16}, "batch_size = 16 gives 24 virtual workers 16 / 24 = 0.67 examples each"),
-        ({"epochs": None}, "give epochs=… or steps=…"),
+        ({"epochs": None}, "pass epochs=20, say, or steps="),
         ({"epochs": 0}, "epochs = 0; expected 1 or more"),
         ({"steps": -3}, "steps = -3; expected 1 or more"),
         ({"dataset_length": 0}, "dataset_length = 0"),

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from elastic.signal_pipe import SignalPipe
+from elastic.membership.signal_pipe import SignalPipe
 
 
 def arrives_at(pipe: SignalPipe) -> bool:

@@ -74,10 +74,10 @@ def add_in_the_order_of_ranks(right: Any, act: Act) -> Any:
         in_order = tuple((0, row) for row in range(1, sum(self._schedule.rows)))
         if sorted(rows) != sorted(in_order):
             act()
-        self._pending.wait()
+        self.pending.wait()
         for into, out_of in in_order:
             self._received[into] += self._received[out_of]
-        self._pending = self._group.all_gather(self.result, self._received[0])
+        self.pending = self.group.all_gather(self.result, self._received[0])
 
     return join
 

@@ -1,19 +1,21 @@
-"""The arguments of a run, in one shape, checked once before anything starts (config_checks.py)."""
+"""The arguments of a run, in one shape, checked once before anything starts (checks.py).
+
+`Run` says what each means and makes a `Config` of them; the functions below are for those that come in several shapes.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from elastic.config_checks import (
+from elastic.config.checks import (
     check_above_zero,
     check_clip,
-    check_dicts,
     check_extra,
     check_numerics,
     check_rollback,
@@ -21,19 +23,25 @@ from elastic.config_checks import (
     check_schedulers,
     check_streams,
     check_trained,
-    check_world,
-    length_of,
-    named,
 )
-from elastic.data.data_plan import DataPlan, LastBatch, share_sizes
+from elastic.data.data_plan import DataPlan, share_sizes
 from elastic.data.order import Order, Sequential, Shuffled
 from elastic.data.streams import Streams
 from elastic.errors import ConfigError
 from elastic.membership.environment import Launch
 from elastic.plan.save_rules import SaveEvery, SaveRules
-from elastic.state.on_bad import OnBad, parse
+from elastic.state.on_bad import OnBad
 
 Mode = Literal["exact", "fast"]
+
+
+class Loading(TypedDict):
+    """Arguments of a Loader."""
+
+    num_workers: int
+    device: torch.device
+    pin_memory: bool
+    timeout_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +82,15 @@ class Config:
         """The dataset, where it is read one example after another."""
         return self.dataset if isinstance(self.dataset, Streams) else None
 
+    def loading(self) -> Loading:
+        """How this worker's loaders read, whatever they read."""
+        return {
+            "num_workers": self.num_workers,
+            "device": self.device,
+            "pin_memory": self.device.type == "cuda",
+            "timeout_s": self.timeout_s,
+        }
+
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Every parameter of all models, once, under its first name."""
         found: dict[int, tuple[str, torch.nn.Parameter]] = {}
@@ -81,6 +98,28 @@ class Config:
             for name, parameter in model.named_parameters():
                 found.setdefault(id(parameter), (f"{key}.{name}" if len(self.models) > 1 else name, parameter))
         return dict(found.values())
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for whatever cannot work."""
+        check_above_zero(timeout_s=self.timeout_s, bucket_bytes=self.bucket_bytes)
+        check_clip(self.clip_grad_norm)
+        check_saves(self.keep, self.keep_every, self.save_failures_max)
+        check_trained(self.models, self.optimizers)
+        check_numerics(self.mode, self.threads)
+        check_schedulers(self.schedulers)
+        check_extra(self.extra)
+
+    def with_streams(self, order: Order | None) -> Config:
+        """Where the dataset is read one example after another, how far it was read must survive, too.
+
+        Raises ConfigError. order: as it was given
+        """
+        if (streams := self.streams) is None:
+            return self
+        plan = self.plan
+        check_streams(plan.epochs, self.num_workers, order, self.extra)
+        streams.deal(share_sizes(plan.batch_size, plan.batch_size, plan.virtual_workers))
+        return replace(self, extra={**self.extra, "streams": streams})
 
     def check(self) -> None:
         """See check_trained."""
@@ -122,116 +161,24 @@ class Config:
         return {"on_bad": decides} if decides else {}
 
 
-def configure(
-    url: str | os.PathLike[str],
-    launch: Launch,
-    *,
-    model: Any,
-    optimizer: Any,
-    scheduler: Any,
-    scaler: Any,
-    dataset: Any,
-    batch_size: int,
-    virtual_workers: int,
-    epochs: int | None,
-    steps: int | None,
-    seed: int,
-    last_batch: LastBatch,
-    order: Order | None,
-    micro_batch_size: int | None,
-    save_every: SaveEvery,
-    device: torch.device | str | None,
-    extra: Mapping[str, Any] | None,
-    buffers: Mapping[str, str] | None,
-    accept: Collection[str],
-    storage_options: Mapping[str, Any] | None,
-    clip_grad_norm: float | None,
-    mode: Mode,
-    rebuild: Callable[[int], None] | None,
-    num_workers: int,
-    collate_fn: Callable[[list[Any]], Any] | None,
-    threads: int,
-    portable: bool,
-    overlap: bool,
-    bucket_bytes: int,
-    keep: int,
-    keep_every: int | None,
-    save_failures_max: int | None,
-    on_bad: str | OnBad | None,
-    take_over: bool,
-    timeout_s: float,
-) -> Config:
-    """Raises ConfigError for whatever cannot work."""
-    check_dicts(extra=extra, buffers=buffers, storage_options=storage_options)
-    check_above_zero(timeout_s=timeout_s, bucket_bytes=bucket_bytes)
-    check_clip(clip_grad_norm)
-    check_saves(keep, keep_every, save_failures_max)
-    models = named("model", model, torch.nn.Module)
-    optimizers = named("optimizer", optimizer, torch.optim.Optimizer)
-    schedulers = named("scheduler", scheduler, object) if scheduler is not None else {}
-    if epochs is None and steps is None:
-        raise ConfigError(
-            "neither epochs nor steps is given, so the run has no end; pass epochs=20, say, or steps=10_000"
-        )
-    plan = DataPlan(
-        dataset_length=length_of(dataset),
-        batch_size=batch_size,
-        virtual_workers=virtual_workers,
-        seed=seed,
-        last_batch=last_batch,
-        micro_batch_size=micro_batch_size,
-        epochs=epochs,
-        steps=steps,
-        order=_order(dataset, order),
-    )
-    if isinstance(dataset, Streams):
-        check_streams(epochs, num_workers, order, extra)
-        dataset.deal(share_sizes(batch_size, batch_size, virtual_workers))
-        extra = {**(extra or {}), "streams": dataset}
-    check_world(launch, virtual_workers, url)
-    check_trained(models, optimizers)
-    check_numerics(mode, threads)
-    saves = SaveRules.of(save_every)
-    rule = parse(on_bad)
-    check_rollback(rule, saves.steps, save_every)
-    check_schedulers(schedulers)
-    check_extra(extra)
-    return Config(
-        url=_absolute(url),
-        models=models,
-        optimizers=optimizers,
-        schedulers=schedulers,
-        extra=dict(extra or {}),
-        dataset=dataset,
-        plan=plan,
-        saves=saves,
-        device=_device(device, launch, models),
-        buffers=dict(buffers or {}),
-        accept=accept if isinstance(accept, str) else tuple(accept),  # type: ignore[arg-type]
-        storage_options=dict(storage_options or {}),
-        scaler=scaler,
-        clip_grad_norm=clip_grad_norm,
-        mode=mode,
-        rebuild=rebuild,
-        num_workers=num_workers,
-        collate_fn=collate_fn,
-        threads=threads,
-        portable=portable,
-        overlap=overlap,
-        bucket_bytes=bucket_bytes,
-        keep=keep,
-        keep_every=keep_every,
-        save_failures_max=save_failures_max,
-        on_bad=rule,
-        take_over=take_over,
-        timeout_s=timeout_s,
-    )
-
-
-def _order(dataset: Any, order: Order | None) -> Order:
+def order_of(dataset: Any, order: Order | None) -> Order:
     if order is not None:
         return order
     return Sequential() if isinstance(dataset, Streams) else Shuffled()
+
+
+def save_rules(save_every: SaveEvery, on_bad: OnBad | None) -> SaveRules:
+    """Raises ConfigError."""
+    rules = SaveRules.of(save_every)
+    check_rollback(on_bad, rules.steps, save_every)
+    return rules
+
+
+def dict_of(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Raises ConfigError. name: the argument's"""
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"{name}={given!r}; expected a dict")
+    return dict(given or {})
 
 
 def _data_identity(dataset: Any) -> Any:
@@ -245,8 +192,11 @@ def _data_identity(dataset: Any) -> Any:
     return own() if callable(own) else None
 
 
-def _device(given: torch.device | str | None, launch: Launch, models: Mapping[str, torch.nn.Module]) -> torch.device:
-    """Where this worker trains: as given, or where the model is. On a GPU without a number: its own of the node's."""
+def device_of(given: torch.device | str | None, launch: Launch, models: Mapping[str, torch.nn.Module]) -> torch.device:
+    """Where this worker trains: as given, or where the model is. On a GPU without a number: its own of the node's.
+
+    Raises ConfigError.
+    """
     asked = given
     devices = {tensor.device for model in models.values() for tensor in model.parameters()}
     if asked is None:
@@ -270,6 +220,6 @@ def _device(given: torch.device | str | None, launch: Launch, models: Mapping[st
     return device
 
 
-def _absolute(url: str | os.PathLike[str]) -> str:
+def absolute(url: str | os.PathLike[str]) -> str:
     text = os.fspath(url)
     return text if "://" in text or text.startswith("memory:") else os.path.abspath(os.path.expanduser(text))

@@ -56,12 +56,6 @@ def length_of(dataset: Any) -> int:
     return len(dataset)
 
 
-def check_dicts(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None and not isinstance(value, Mapping):
-            raise ConfigError(f"{name}={value!r}; expected a dict")
-
-
 def check_above_zero(**given: Any) -> None:
     for name, number in given.items():
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
