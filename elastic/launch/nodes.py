@@ -139,11 +139,12 @@ class _Meets:
         self._conf = conf
         self._secret = secret
         self._say = say
-        self._hubs = HubLookup(secret)
+        self._own = self._address, listener.getsockname()[1]
+        self._hubs = HubLookup(secret, self._own)
         self._within_s = join_s(conf)
         self._deadline_s = time.monotonic() + self._within_s
         self._key = f"elastic/{run_id}/hub"
-        self._by_url = LookupByUrl(places.url, secret) if places.url is not None else None
+        self._by_url = LookupByUrl(places.url, secret, self._own) if places.url is not None else None
 
     # by the run's URL
 
@@ -266,7 +267,7 @@ class _Meets:
 
     def _finder(self, nonce: str, store: Any | None) -> Callable[[], socket.socket | None]:
         """For a node that has met the others, and whose hub is lost before it knows any of them."""
-        hubs, looking, url = HubLookup(self._secret), store.clone() if store is not None else None, self._places.url
+        hubs, looking, url = HubLookup(self._secret, self._own), store.clone() if store is not None else None, self._places.url
 
         def find() -> socket.socket | None:
             for written in (_published_in(looking, self._key), _written_at(url)):
@@ -277,7 +278,7 @@ class _Meets:
         return find
 
     def _where(self, nonce: str) -> dict[str, Any]:
-        return {"host": self._address, "port": self._listener.getsockname()[1], "nonce": nonce}
+        return {"host": self._own[0], "port": self._own[1], "nonce": nonce}
 
     def _params(self, endpoint: str) -> RendezvousParameters:
         conf = {"read_timeout": min(60, int(self._within_s)), **self._conf}
