@@ -64,6 +64,9 @@ class Talking:
     def ends(self) -> None:
         self._socket.close()
 
+    def is_told(self) -> bool:
+        return bool(select.select([self._socket], [], [], 0)[0])
+
     def hears(self) -> list[dict[str, Any]]:
         """At least one message; none where the node has hung up."""
         heard: list[dict[str, Any]] = []
@@ -232,20 +235,25 @@ def test_a_line_of_the_hub_may_be_as_long_as_a_large_run_needs(opened: ExitStack
 
 
 def test_two_nodes_that_look_for_the_hub_do_not_send_each_other_to_themselves(opened: ExitStack, node: Node) -> None:
-    """Both were moved on from and wait for a cut to heal. Each attends the other, who is no hub and says nothing; the
-    one that waited longer was sent to its own address, where it was refused, and ended with 1."""
-    first, other = Listening(opened), Listening(opened)
-    hub = node.attends(first)
+    """Both were moved on from and wait for a cut to heal. Each attends the other, who is no hub and says nothing; who
+    had come half a second before it was attended was sent to its own address, where it was refused, and ended with 1."""
+    nobody_knows = [Listening(opened), Listening(opened)]
+    other = Listening(opened)
+    hub = node.attends(nobody_knows[0])
     hub.hears()
-    hub.say(Roster(nodes=[node.in_roster("x"), first.in_roster("first"), other.in_roster("other")]))
+    names = [one.in_roster(f"n{number}") for number, one in enumerate([node, *nobody_knows, other])]
+    hub.say(Roster(nodes=names))
     node.turn()
     hub.say(MovedOn(why="claim 2 is another's"))
-    node.turn_until(first.is_called)
-    first.accepts()
+    node.turn_until(nobody_knows[0].is_called)
     address, port = other.address
     caller = node.is_called()
     caller.asks(Hello(node="other", address=address, port=port, places=1, run=RUN))
+    for one in nobody_knows:
+        node.turn_until(one.is_called)
+        one.accepts().say(HubIs())
     node.turn_until(other.is_called)
+    node.turn_until(caller.is_told)
     assert caller.hears() == [{"to": None, **as_message(HubIs())}]
 
 
