@@ -21,6 +21,7 @@ from checkpoint.net.machine import host_address, interfaces, only_near
 from elastic.errors import ConfigError
 
 _LOOPBACK = "127.0.0.1"
+_BACKLOG = 4096  # all nodes of a run may come at once to one that takes over; the kernel's own bound is as large
 
 Resolve = Callable[[str], Sequence[str]]
 Route = Callable[[str | None], str]
@@ -80,7 +81,7 @@ def others(chosen: Chosen, known: Mapping[str, Sequence[str]] | None = None) -> 
 def listen(address: str, ports: range | None) -> socket.socket:
     """Raises ConfigError where no port is free."""
     try:
-        return listener.listen(address, ports)
+        return listener.listen(address, ports, backlog=_BACKLOG)
     except OSError as refused:
         if ports is None:
             raise

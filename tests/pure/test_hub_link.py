@@ -269,6 +269,7 @@ def test_who_is_sent_to_itself_asks_the_next_one(opened: ExitStack, node: Node) 
     address, port = node.address
     no_hub.say(HubIs(address=address, port=port))
     node.turn_until(second.is_called)
+    assert node.ordered == []
     assert not any(f":{port}" in line for line in node.said)
 
 
