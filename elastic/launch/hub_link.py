@@ -490,7 +490,9 @@ class HubLink:
             name, address = self._seeking.pop(0)
             if name == self._place.node and not self._newcomer:
                 self._serve(takes_over=True)
-            elif name != self._place.node and address != self._own:  # that of an agent that was here before, or a rumour
+            elif (
+                name != self._place.node and address != self._own
+            ):  # that of an agent that was here before, or a rumour
                 self._ask(name, address, now_s)
 
     def _ask(self, name: str | None, address: Address, now_s: float) -> None:

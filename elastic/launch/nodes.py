@@ -46,6 +46,7 @@ from elastic.launch.rendezvous_store import (
     leave_word,
     meeting_places,
 )
+from elastic.membership.written_hub import hub_in
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _POLL_S = 0.1
@@ -267,7 +268,11 @@ class _Meets:
 
     def _finder(self, nonce: str, store: Any | None) -> Callable[[], socket.socket | None]:
         """For a node that has met the others, and whose hub is lost before it knows any of them."""
-        hubs, looking, url = HubLookup(self._secret, self._own), store.clone() if store is not None else None, self._places.url
+        hubs, looking, url = (
+            HubLookup(self._secret, self._own),
+            store.clone() if store is not None else None,
+            self._places.url,
+        )
 
         def find() -> socket.socket | None:
             for written in (_published_in(looking, self._key), _written_at(url)):
@@ -377,14 +382,7 @@ def _written_at(url: str | None) -> dict[str, Any] | None:
 
 
 def _published(store: Any, key: str) -> dict[str, Any] | None:
-    if not store.check([key]):
-        return None
-    with contextlib.suppress(ValueError):  # anybody may have written there
-        found = json.loads(store.get(key))
-        kinds = {"host": str, "port": int, "nonce": str}
-        if isinstance(found, dict) and all(type(found.get(name)) is kind for name, kind in kinds.items()):
-            return found
-    return None
+    return hub_in(store.get(key)) if store.check([key]) else None
 
 
 def _in_words(chosen: addresses.Chosen, asked: str | None) -> str:
