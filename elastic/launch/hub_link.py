@@ -97,6 +97,10 @@ class Attendance:
         self.lease = Lease(self.pinged_s)
         self.welcome = False
 
+    def is_sure(self, now_s: float) -> bool:
+        """Whether it is the hub: it has said so, and something lately."""
+        return self.welcome and self.lease.silent_s(now_s) < _SURE_S
+
     def welcomed(self, roster: list[tuple[str, Address]]) -> None:
         self.welcome = True
         self.name = next((name for name, at in roster if at == self.address), self.name)
@@ -691,14 +695,13 @@ class HubLink:
             self._came(caller)
 
     def _where(self, asks: tuple[str | None, int | None] = (None, None)) -> Message:
-        """Only one that has said that it is the hub, lately: two who look for it and have reached each other sent each
-        other to themselves. asks: where the caller listens"""
+        """Two who look for the hub and have reached each other are not sent to themselves. asks: where the caller
+        listens"""
         where, hub = HubIs(), self._attending
         if self._serving is not None:
             where = HubIs(address=self._place.address, port=self._port or 0, stays=bool(self._serving.missing()))
-        elif hub is not None and hub.welcome and hub.address != asks:
-            if hub.lease.silent_s(time.monotonic()) < _SURE_S:
-                where = HubIs(address=hub.address[0], port=hub.address[1])
+        elif hub is not None and hub.is_sure(time.monotonic()) and hub.address != asks:
+            where = HubIs(address=hub.address[0], port=hub.address[1])
         return {"to": None, **as_message(where)}
 
     def _introduced(self, message: Message) -> Hello | WhereIsTheHub:

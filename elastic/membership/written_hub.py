@@ -1,5 +1,5 @@
-"""Where a hub is, as somebody wrote it: in the rendezvous' store, or beside the checkpoints. Anybody may write there, and
-whoever reads it connects to what it says, so it is checked whole.
+"""Where a hub is, as somebody wrote it: in the rendezvous' store, or beside the checkpoints. Anybody may write there,
+and whoever reads it connects to what it says, so it is checked whole.
 
     {"host", "port", "nonce"}   nonce: what only agents of the run know
 """

@@ -236,13 +236,13 @@ def test_a_line_of_the_hub_may_be_as_long_as_a_large_run_needs(opened: ExitStack
 
 def test_two_nodes_that_look_for_the_hub_do_not_send_each_other_to_themselves(opened: ExitStack, node: Node) -> None:
     """Both were moved on from and wait for a cut to heal. Each attends the other, who is no hub and says nothing; who
-    had come half a second before it was attended was sent to its own address, where it was refused, and ended with 1."""
+    had come half a second before it was attended was sent to its own address, was refused there, and ended with 1."""
     nobody_knows = [Listening(opened), Listening(opened)]
     other = Listening(opened)
     hub = node.attends(nobody_knows[0])
     hub.hears()
-    names = [one.in_roster(f"n{number}") for number, one in enumerate([node, *nobody_knows, other])]
-    hub.say(Roster(nodes=names))
+    others = [one.in_roster(f"n{number}") for number, one in enumerate([*nobody_knows, other])]
+    hub.say(Roster(nodes=[node.in_roster("x"), *others]))
     node.turn()
     hub.say(MovedOn(why="claim 2 is another's"))
     node.turn_until(nobody_knows[0].is_called)

@@ -391,7 +391,7 @@ def test_who_is_not_named_by_the_newest_claim_is_moved_on_from_and_the_others_as
 
 
 def test_one_that_was_moved_on_from_is_not_looked_at_for_hangs_any_more() -> None:
-    """It was seen to be stuck as it went; at the next look at the others its hub's agent died, and the run lost its hub."""
+    """It was seen to be stuck as it went; the agent with the hub died at the next look at the others."""
     run = Run("ABCD", witness=True)
     run.moves("BCD", lost="A")
     run.over("BCD")

@@ -473,7 +473,7 @@ class Agent:
             for message in caller.said[1:]:
                 caller.heard(message)
         elif self.attending is not None and self.now_s - caller.since_s > CALLER_S:
-            caller.wire.say(self.machine, self.where(asks=caller.wire.other(self.machine).name))
+            caller.wire.say(self.machine, self.where())
         else:
             self._callers.append(caller)
 
@@ -482,13 +482,12 @@ class Agent:
         for caller in callers:
             self.came(caller)
 
-    def where(self, asks: str | None = None) -> Message:
+    def where(self) -> Message:
         hub_is: Message = {"to": None, "say": "hub_is", "address": None, "port": 0, "stays": False}
         if self.serving is not None:
             return {**hub_is, "address": self.name, "port": 1, "stays": bool(self.serving.missing())}
-        if self.attending is not None and self._welcome and self.attending[1] != asks:
-            if self.attending[2].silent_s(self.machine) < SURE_S:
-                return {**hub_is, "address": self.attending[1], "port": 1}
+        if self.attending is not None and self.attending[2].silent_s(self.machine) < SURE_S:
+            return {**hub_is, "address": self.attending[1], "port": 1}
         return hub_is
 
     # time
