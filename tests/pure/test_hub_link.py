@@ -187,7 +187,9 @@ def test_a_node_whose_hub_is_lost_before_it_knows_anybody_looks_for_it_anew(open
     node.finds = second
     hub.ends()
     node.turn_until(second.is_called)
-    assert [one["say"] for one in second.accepts().hears()] == ["hello"]
+    found = second.accepts()
+    node.turn_until(found.is_told)
+    assert [one["say"] for one in found.hears()] == ["hello"]
     assert node.gone + node.no_place == []
     assert any("it is looked for where this node found it" in line for line in node.said)
 

@@ -49,7 +49,7 @@ def test_what_is_no_hub_s_address_is_none(tmp_path: Path, text: bytes) -> None:
 def test_a_hub_that_is_written_over_nonsense_is_found(tmp_path: Path) -> None:
     path = tmp_path / hub_file.KEY
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({**HUB, "port": 70_000}))
+    path.write_text(json.dumps({**HUB, "host": ["127.0.0.1"]}))
     lookup = LookupByUrl(str(tmp_path), None, OWN)
     assert lookup.looked.wait(WITHIN_S)
     with socket.create_server(("127.0.0.1", 0)) as hub:
