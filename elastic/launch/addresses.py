@@ -85,10 +85,15 @@ def listen(address: str, ports: range | None) -> socket.socket:
     except OSError as refused:
         if ports is None:
             raise
-        raise ConfigError(
-            f"--port-range={ports.start}-{ports.stop - 1}: {address}: {refused.strerror}\n"
-            "  next  end what listens there, or name more: an agent takes two ports, and one when it becomes the hub"
-        ) from refused
+        raise none_free(ports, address, refused) from refused
+
+
+def none_free(ports: range, where: str, refused: OSError) -> ConfigError:
+    return ConfigError(
+        f"--port-range={ports.start}-{ports.stop - 1}: {where}: {refused.strerror}\n"
+        "  next  end what listens there, or name more: an agent takes two ports, one for other agents and one for "
+        "whoever asks whether the run is alive"
+    )
 
 
 def port_range(text: str) -> range:

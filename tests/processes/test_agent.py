@@ -518,6 +518,18 @@ def test_the_hub_moves_to_the_node_that_is_left(run: Run, how: signal.Signals) -
         assert status == 0 or how == signal.SIGKILL  # a hub that lost a node, and went on with nothing since, failed
 
 
+def test_a_range_with_one_port_for_two_is_refused_before_anybody_relies_on_the_node(run: Run) -> None:
+    """The port for its claim was sought when it became the hub: it died in the middle of a takeover, and the run lost
+    a second hub to the first one's loss."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch = run(STAY, *meet("1:2"), f"--port-range={port}-{port}")
+    assert launch.finish(within_s=WITHIN_S) == 2, launch.output
+    assert f"--port-range={port}-{port}: all addresses: no port of the range is free" in launch.output
+    assert "an agent takes two ports" in launch.output
+
+
 def test_a_node_alone_says_who_is_missing(run: Run) -> None:
     """A slow machine may need more than the three seconds to be at the rendezvous itself, and says that, too."""
     launch = run(STAY, *meet("2:2"), "--rdzv-conf=join_timeout=3")
