@@ -7,6 +7,7 @@
 Promises  a node waits for the others no longer than --rdzv-conf join_timeout, and its error says who came.
           A published hub that does not answer is no hub: the node goes on waiting, for a round or another hub. One
           that has another secret, it does not wait for: nobody else would be found there.
+          Where the first of a round is lost before it has published the hub, those who are left meet in another round.
 Leaves    who may join, and everything after hello, to the hub.
 
 Of torch 2.13: `create_handler` is public. `TCPStore.clone`, since a client that one thread waits with is blocked for
@@ -50,6 +51,7 @@ from elastic.membership.written_hub import hub_in
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _POLL_S = 0.1
+_HUB_S = 15.0  # from a round to the hub of its first node, which publishes it at once; as torch, which then misses it
 
 
 class NodesMissing(ElasticError, TimeoutError):
@@ -254,6 +256,12 @@ class _Meets:
                     publish=_publisher(store, self._key, nonce),
                 )
                 return self._leave_word(meeting, found.endpoint, store)
+            if round_.completed_for_s() > _HUB_S:
+                self._say(
+                    "the node that was to have the run's hub has met the others, and is not to be reached\n"
+                    "  state  nothing was started here\n  next   nothing; those who are left meet again"
+                )
+                round_.begin()
             if round_.error is not None or time.monotonic() > self._deadline_s:
                 raise self._did_not_meet(where, backend, round_.error) from round_.error
             time.sleep(_POLL_S)

@@ -10,6 +10,8 @@ from elastic.drill.end import End
 from tests.kit.host_runs import HostRun
 
 STEPS = 240
+LOOKS = "this node joins the run again as soon as it reaches the others"
+NO_HUB = "the connection to the run's hub is lost: nothing was heard of it"
 
 
 @pytest.mark.nightly(sample=1, of="sides of a cut")
@@ -24,6 +26,31 @@ def test_the_majority_of_five_goes_on(
     run.hosts.partition(majority, minority)
     assert run.wait_for_steps(*majority) == before + 1
     run.wait_for("the others say why they wait", lambda _: any("no majority" in run.output(host) for host in minority))
+    run.hosts.heal()
+    run.wait_for_steps(1, 2, 3, 4, 5)
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=2)
+
+    run.assert_kept(end, ended=[1, 2, 3, 4, 5])
+    assert end.verdict.redone <= 1
+
+
+@pytest.mark.nightly(sample=1, of="sides of a cut")
+def test_a_side_that_lost_waits_for_as_long_as_the_cut_lasts(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
+) -> None:
+    """Its nodes reach nobody but each other, and each looks for the hub at the other again and again, for a minute
+    here. They were sent to themselves, were refused there, and their commands ended with 1."""
+    run = host_run(5, nodes="1:5", steps=STEPS)
+    run.join(1, 2, 3, 4, 5)
+    before = run.wait_for_steps(1, 2, 3, 4, 5)
+    run.hosts.partition([1, 2, 3], [4, 5])
+    assert run.wait_for_steps(1, 2, 3) == before + 1
+    run.wait_for("the others look for the hub", lambda _: all(LOOKS in run.output(host) for host in (4, 5)))
+    looked = {host: run.output(host).count(NO_HUB) for host in (4, 5)}
+    run.wait_for(
+        "both look again and again",
+        lambda _: all(run.output(host).count(NO_HUB) >= looked[host] + 12 for host in (4, 5)),
+    )
     run.hosts.heal()
     run.wait_for_steps(1, 2, 3, 4, 5)
     end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=2)
