@@ -49,7 +49,7 @@ def test_a_side_that_lost_waits_for_as_long_as_the_cut_lasts(
     looked = {host: run.output(host).count(NO_HUB) for host in (4, 5)}
     run.wait_for(
         "both look again and again",
-        lambda _: all(run.output(host).count(NO_HUB) >= looked[host] + 12 for host in (4, 5)),
+        lambda _: all(run.output(host).count(NO_HUB) >= looked[host] + 8 for host in (4, 5)),
     )
     run.hosts.heal()
     run.wait_for_steps(1, 2, 3, 4, 5)
