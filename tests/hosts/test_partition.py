@@ -10,6 +10,7 @@ from elastic.drill.end import End
 from tests.kit.host_runs import HostRun
 
 STEPS = 240
+GONE_ON = "others have gone on with the run"
 LOOKS = "this node joins the run again as soon as it reaches the others"
 NO_HUB = "the connection to the run's hub is lost: nothing was heard of it"
 
@@ -61,7 +62,7 @@ def test_a_side_that_lost_waits_for_as_long_as_the_cut_lasts(
 
 @pytest.mark.nightly(sample=1, of="sides of a cut")
 def test_one_half_of_four_goes_on(host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]) -> None:
-    """Whoever wins the claim in storage, which both reach."""
+    """Whoever wins the claim in storage, which both reach; the other half says that others have it."""
     run = host_run(4, nodes="1:4", steps=STEPS)
     run.join(1, 2, 3, 4)
     before = run.wait_for_steps(1, 2, 3, 4)
@@ -69,8 +70,11 @@ def test_one_half_of_four_goes_on(host_run: Callable[..., HostRun], elastic_undi
     run.wait_for("one half goes on", lambda _: run.generation > before and run.hosts_in_view() in ([1, 2], [3, 4]))
     winners = run.hosts_in_view()
     run.wait_for_steps(*winners)
+    losers = sorted({1, 2, 3, 4} - {*winners})
+    run.wait_for("the others say why they wait", lambda _: all(GONE_ON in run.output(host) for host in losers))
     run.hosts.heal()
     run.wait_for_steps(1, 2, 3, 4)
+    assert not any(GONE_ON in run.output(host) for host in winners), run.state()
     end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=2)
 
     run.assert_kept(end, ended=[1, 2, 3, 4])

@@ -527,12 +527,12 @@ def test_nodes_meet_again_where_the_first_is_lost_before_anybody_knows_its_hub(r
     endpoint = flags[2].partition("=")[2]
     nodes = [run(STAY, *flags), run(STAY, *flags)]
     for node in nodes:
-        node.wait_for(lambda node=node: f"waiting at {endpoint}" in node.output, "a meeting", within_s=WITHIN_S)
+        says(node, f"waiting at {endpoint}")
     is_lost = tmp_path / "lost.py"
     is_lost.write_text(textwrap.dedent(IS_LOST_ONCE_ALL_HAVE_MET))
     subprocess.run([sys.executable, is_lost, endpoint], check=True, timeout=WITHIN_S)
     for node in nodes:
-        node.wait_for(lambda node=node: "those who are left meet again" in node.output, "a loss", within_s=WITHIN_S)
+        says(node, "those who are left meet again")
     nodes.append(run(STAY, *flags))
     for node in nodes:
         Here(node).wait(1)
@@ -576,6 +576,10 @@ IS_LOST_ONCE_ALL_HAVE_MET = """
     assert info.rank == 0
     os._exit(0)
 """
+
+
+def says(launch: Launch, what: str) -> None:
+    launch.wait_for(lambda: what in launch.output, what, within_s=WITHIN_S)
 
 
 def meet(nodes: str) -> list[str]:
