@@ -199,7 +199,7 @@ class HubLink:
         self._loop, self._to_node, self._gone, self._on_moved_on = loop, deliver, gone, moved_on
         if self._listener is not None:
             self._listener.setblocking(False)
-            self._listens(self._listener)
+            self._watch_port(self._listener)
         if self._connected is None:
             self._serve(takes_over=False)
         else:
@@ -241,7 +241,7 @@ class HubLink:
         held_up = now_s - self._ticked_s > HELD_UP_S
         self._ticked_s = now_s
         if self._deaf and self._listener is not None:
-            self._listens(self._listener)
+            self._watch_port(self._listener)
         for connection in self._unknown.overdue(now_s):
             connection.close()
         if self._wait is not None and not self._over:
@@ -492,12 +492,11 @@ class HubLink:
             self._next_s = now_s + _PAUSE_S
         else:
             name, address = self._seeking.pop(0)
-            if name == self._place.node and not self._newcomer:
-                self._serve(takes_over=True)
-            elif (
-                name != self._place.node and address != self._own
-            ):  # that of an agent that was here before, or a rumour
+            is_here = name == self._place.node or address == self._own  # the latter: an agent was, before this one
+            if not is_here:
                 self._ask(name, address, now_s)
+            elif name == self._place.node and not self._newcomer:
+                self._serve(takes_over=True)
 
     def _ask(self, name: str | None, address: Address, now_s: float) -> None:
         self._next_s = now_s + _TRY_S
@@ -602,7 +601,7 @@ class HubLink:
         """Where others find this agent."""
         return self._place.address or "", self._port or 0
 
-    def _listens(self, listener: socket.socket) -> None:
+    def _watch_port(self, listener: socket.socket) -> None:
         self._deaf = False
         self._loop.register(listener, selectors.EVENT_READ, self._accept)
 

@@ -276,11 +276,8 @@ class _Meets:
 
     def _finder(self, nonce: str, store: Any | None) -> Callable[[], socket.socket | None]:
         """For a node that has met the others, and whose hub is lost before it knows any of them."""
-        hubs, looking, url = (
-            HubLookup(self._secret, self._own),
-            store.clone() if store is not None else None,
-            self._places.url,
-        )
+        hubs, url = HubLookup(self._secret, self._own), self._places.url
+        looking = store.clone() if store is not None else None
 
         def find() -> socket.socket | None:
             for written in (_published_in(looking, self._key), _written_at(url)):
