@@ -40,7 +40,7 @@ def test_a_side_that_lost_waits_for_as_long_as_the_cut_lasts(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
     """Its nodes reach nobody but each other, and each looks for the hub at the other again and again, for a minute
-    here. They were sent to themselves, were refused there, and their commands ended with 1."""
+    here. Where one came to the other at a bad moment it was sent to itself, was refused there, and ended with 1."""
     run = host_run(5, nodes="1:5", steps=STEPS)
     run.join(1, 2, 3, 4, 5)
     before = run.wait_for_steps(1, 2, 3, 4, 5)
