@@ -66,11 +66,11 @@ class Unknown:
 
 
 class Beacon:
-    """Listens until `close()`, or until this process ends. A daemon thread answers."""
+    """Listens until `close()`, or until this process ends. A daemon thread answers. nonce: what it answers with"""
 
     def __init__(self, *, nonce: str, job: str | None, ports: range | None = None) -> None:
         """ports: to listen on one of them; None: on any. Raises OSError where no socket can be opened."""
-        self._nonce, self._by_tls = nonce, secret_of_run() is not None
+        self.nonce, self._by_tls = nonce, secret_of_run() is not None
         self._line = encode({"nonce": nonce, "job": job})
         self._listener = Listener("checkpoint-beacon", self._answer, backlog=16, ports=ports)
         self.port = self._listener.port
@@ -97,7 +97,7 @@ class Beacon:
         caller.setblocking(False)
         try:
             if self._by_tls:
-                transport = server_side(self._nonce)
+                transport = server_side(self.nonce)
                 self._listener.watch(caller, lambda: self._shake_hands(caller, transport))
                 return
             caller.send(self._line)

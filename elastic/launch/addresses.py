@@ -21,6 +21,7 @@ from checkpoint.net.machine import host_address, interfaces, only_near
 from elastic.errors import ConfigError
 
 _LOOPBACK = "127.0.0.1"
+_BACKLOG = 4096  # all nodes of a run may come at once to one that takes over; the kernel's own bound is as large
 
 Resolve = Callable[[str], Sequence[str]]
 Route = Callable[[str | None], str]
@@ -80,14 +81,19 @@ def others(chosen: Chosen, known: Mapping[str, Sequence[str]] | None = None) -> 
 def listen(address: str, ports: range | None) -> socket.socket:
     """Raises ConfigError where no port is free."""
     try:
-        return listener.listen(address, ports)
+        return listener.listen(address, ports, backlog=_BACKLOG)
     except OSError as refused:
         if ports is None:
             raise
-        raise ConfigError(
-            f"--port-range={ports.start}-{ports.stop - 1}: {address}: {refused.strerror}\n"
-            "  next  end what listens there, or name more: an agent takes two ports, and one when it becomes the hub"
-        ) from refused
+        raise none_free(ports, address, refused) from refused
+
+
+def none_free(ports: range, where: str, refused: OSError) -> ConfigError:
+    return ConfigError(
+        f"--port-range={ports.start}-{ports.stop - 1}: {where}: {refused.strerror}\n"
+        "  next  end what listens there, or name more: an agent takes two ports, one for other agents and one for "
+        "whoever asks whether the run is alive"
+    )
 
 
 def port_range(text: str) -> range:

@@ -160,9 +160,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--port-range",
         metavar="FIRST-LAST",
-        help="Ports on which this node's agent listens, for firewalls; it takes two, and another one whenever it "
-        "becomes the run's hub. Default: any. The rendezvous has the port of its endpoint; those of gloo are the "
-        "system's (net.ipv4.ip_local_port_range).",
+        help="Ports on which this node's agent listens, for firewalls; it takes two: for other agents, and for "
+        "whoever asks whether the run is alive. Default: any. The rendezvous has the port of its endpoint; those of "
+        "gloo are the system's (net.ipv4.ip_local_port_range).",
     )
     for name, value in (("max_restarts", RESTARTS_MAX), ("start_method", "forkserver")):
         if f"PET_{name.upper()}" not in os.environ:  # where torchrun's parser takes its defaults from

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from elastic.launch.dialing import Address, Dial
+from elastic.launch.lease import EVICT_S, HELD_UP_S, LEASE_S, Lease
 from elastic.launch.loop_connection import LoopConnection
 from elastic.membership.hub import Hub, Order
 from elastic.membership.known_lists import LISTED, KnownLists, ListUnknown
@@ -36,10 +37,7 @@ from elastic.membership.wire import Message, WireError, encode
 
 Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
 
-LEASE_S = 3.0
-EVICT_S = LEASE_S + 0.6  # what was lost is sent again later: a cut of nearly a lease is heard through
 PING_S = 0.4
-HELD_UP_S = 1.0  # who comes so late to its own tick was stopped: that others were silent meanwhile says nothing
 _REFUSALS_TOLD = 10  # of one node: what comes after them is dropped without a word
 
 
@@ -67,7 +65,7 @@ class HubHere:
         self._refusals: Counter[str] = Counter()
         self._nodes: dict[str, LoopConnection] = {}
         self._listens: dict[str, Address] = {}
-        self._heard_s: dict[str, float] = {}
+        self._leases: dict[str, Lease] = {}
         self._pinged_s = self._ticked_s = time.monotonic()
         self._dials: list[Dial] = []
         self._orders: deque[Order] = deque()
@@ -83,14 +81,14 @@ class HubHere:
         if node in self._nodes:  # it has lost its connection, and we have not yet
             self.ended(self._nodes[node])
         self._nodes[node] = connection
-        self._heard_s[node] = time.monotonic()
+        lease = self._leases[node] = Lease(time.monotonic())
         if hello.address is not None and hello.port is not None:
             self._listens[node] = hello.address, hello.port
         self._has[node] = {word: self._lists.newest(word, hello.knows) for word in LISTED}
         self._held.pop(node, None)
 
         def heard(message: Message) -> None:
-            self._heard_s[node] = time.monotonic()
+            lease.heard(time.monotonic())
             self.hear(node, message)
 
         self.hear(node, message)
@@ -151,12 +149,13 @@ class HubHere:
 
     def tick(self, now_s: float) -> None:
         if now_s - self._ticked_s > HELD_UP_S:
-            self._heard_s = dict.fromkeys(self._heard_s, now_s)
+            for node in self._nodes:
+                self._leases[node].held_up(now_s)
         self._ticked_s = now_s
         if now_s - self._pinged_s >= PING_S:
             self._pinged_s = now_s
             self._say_all(Ping())
-        for node in [one for one in self._nodes if now_s - self._heard_s[one] > EVICT_S]:
+        for node in [one for one in self._nodes if self._leases[one].silent_s(now_s) > EVICT_S]:
             self._say(f"{node} has been silent for {LEASE_S:.0f} s: it is taken for lost")
             self._nodes.pop(node).close()
             self.hub.loses(node, dead=False)

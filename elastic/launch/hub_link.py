@@ -26,8 +26,9 @@ from checkpoint.net.secured import client_side, server_side
 from checkpoint.net.strangers import Strangers, most_strangers
 from checkpoint.net.transport import SAME_FOR_ALL
 from elastic.launch.dialing import Address, Dial
-from elastic.launch.hub_here import EVICT_S, HELD_UP_S, PING_S, Deliver, HubHere
+from elastic.launch.hub_here import PING_S, Deliver, HubHere
 from elastic.launch.hub_lookup import HubSearch
+from elastic.launch.lease import EVICT_S, HELD_UP_S, Lease
 from elastic.launch.loop_connection import LoopConnection
 from elastic.launch.place_wait import PlaceWait
 from elastic.membership.hub import Hub
@@ -45,6 +46,7 @@ from elastic.membership.messages import (
     InFull,
     MovedOn,
     Ping,
+    Refusal,
     Roster,
     RunIsOver,
     WhereIsTheHub,
@@ -65,6 +67,7 @@ _SURE_S = 1.0  # who has heard the hub since then says where it is
 _MEET_S = 1.0  # between two looks for a hub that those who are missing may have
 _HANDED_OVER_S = 5.0
 _REFUSALS_TOLD = 10  # hosts; what strangers do fills no log
+_ACCEPTED_MAX = 64  # in one turn: of thousands that come at a takeover, who is here already is heard between them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +93,13 @@ class Attendance:
         self.name = name
         self.address = address
         self.connection = connection
-        self.heard_s = self.pinged_s = time.monotonic()
+        self.pinged_s = time.monotonic()
+        self.lease = Lease(self.pinged_s)
         self.welcome = False
+
+    def is_sure(self, now_s: float) -> bool:
+        """Whether it is the hub: it has said so, and something lately."""
+        return self.welcome and self.lease.silent_s(now_s) < _SURE_S
 
     def welcomed(self, roster: list[tuple[str, Address]]) -> None:
         self.welcome = True
@@ -163,6 +171,7 @@ class HubLink:
         self._refused: set[str] = set()  # hosts of which it was said
         self._over = False
         self._handed_over_s: float | None = None
+        self._deaf = False  # the listener is left alone for a moment, as no descriptor was left
 
     def open(
         self,
@@ -190,7 +199,7 @@ class HubLink:
         self._loop, self._to_node, self._gone, self._on_moved_on = loop, deliver, gone, moved_on
         if self._listener is not None:
             self._listener.setblocking(False)
-            loop.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._watch_port(self._listener)
         if self._connected is None:
             self._serve(takes_over=False)
         else:
@@ -231,6 +240,8 @@ class HubLink:
     def tick(self, now_s: float) -> None:
         held_up = now_s - self._ticked_s > HELD_UP_S
         self._ticked_s = now_s
+        if self._deaf and self._listener is not None:
+            self._watch_port(self._listener)
         for connection in self._unknown.overdue(now_s):
             connection.close()
         if self._wait is not None and not self._over:
@@ -258,7 +269,8 @@ class HubLink:
         if self._attending is not None:
             self._attending.connection.close()
         if self._listener is not None:
-            self._loop.unregister(self._listener)
+            if not self._deaf:
+                self._loop.unregister(self._listener)
             self._listener.close()
             self._listener = None
 
@@ -293,13 +305,15 @@ class HubLink:
                 self._sent_elsewhere(address, port)
             case MovedOn(why=why):
                 self._moved_on(why)
+            case Refusal(why=why):
+                self._is_refused(why)
             case _:
                 self._over |= isinstance(said, RunIsOver)
                 self._to_node(worker, message)
 
     def _attend(self, name: str | None, address: Address, sock: socket.socket) -> None:
         def heard(message: Message) -> None:
-            attendance.heard_s = time.monotonic()
+            attendance.lease.heard(time.monotonic())
             to = message.pop("to", None)
             try:
                 message = self._lists.unpack(message)
@@ -347,12 +361,13 @@ class HubLink:
 
     def _watch(self, now_s: float, hub: Attendance, *, held_up: bool) -> None:
         if held_up:
-            hub.heard_s = now_s
+            hub.lease.held_up(now_s)
         if now_s - hub.pinged_s >= PING_S:
             hub.pinged_s = now_s
             hub.connection.say(as_message(Ping()))
-        if self._attending is hub and now_s - hub.heard_s > (EVICT_S if hub.welcome else _WELCOME_S):
-            self._lost_hub(f"nothing was heard of it for {now_s - hub.heard_s:.1f} s")
+        silent_s = hub.lease.silent_s(now_s)
+        if self._attending is hub and silent_s > (EVICT_S if hub.welcome else _WELCOME_S):
+            self._lost_hub(f"nothing was heard of it for {silent_s:.1f} s")
         elif any(now_s - caller.since_s > _CALLER_S for caller in self._callers):
             self._answer_callers()
 
@@ -371,6 +386,16 @@ class HubLink:
         if address is not None and (address, port) != at:
             self._seeking = [(None, (address, port)), *(self._seeking or [])]
         self._begin_seeking(pause=address is None)
+
+    def _is_refused(self, why: str) -> None:
+        """Another job's agent has that address by now: nobody of this run is to be found there."""
+        assert self._attending is not None
+        wrong = self._attending.address
+        self._roster = [(name, at) for name, at in self._roster if at != wrong]
+        self._met = {name: at for name, at in self._met.items() if at != wrong}
+        if not self._over:
+            self._say(f"the agent at {wrong[0]}:{wrong[1]} is none of this run, and is not asked any more: {why}")
+        self._seek(left=False)
 
     def _moved_on(self, why: str) -> None:
         """The run has gone on without this node: what its workers hold is of no use, and they end."""
@@ -467,9 +492,10 @@ class HubLink:
             self._next_s = now_s + _PAUSE_S
         else:
             name, address = self._seeking.pop(0)
-            if name != self._place.node:
+            is_here = name == self._place.node or address == self._own  # the latter: an agent was, before this one
+            if not is_here:
                 self._ask(name, address, now_s)
-            elif not self._newcomer:
+            elif name == self._place.node and not self._newcomer:
                 self._serve(takes_over=True)
 
     def _ask(self, name: str | None, address: Address, now_s: float) -> None:
@@ -556,9 +582,8 @@ class HubLink:
         self._dials.append(dial)
 
     def _yields_to(self, other: HubIs) -> bool:
-        ours = (self._place.address or "", self._port or 0)
         theirs = (other.address or "", other.port)
-        return theirs != ours and (not other.stays or theirs < ours)
+        return theirs != self._own and (not other.stays or theirs < self._own)
 
     def _steps_down(self, to: Address) -> None:
         if self._serving is None or not self._serving.missing():
@@ -571,12 +596,30 @@ class HubLink:
 
     # others' agents
 
+    @property
+    def _own(self) -> Address:
+        """Where others find this agent."""
+        return self._place.address or "", self._port or 0
+
+    def _watch_port(self, listener: socket.socket) -> None:
+        self._deaf = False
+        self._loop.register(listener, selectors.EVENT_READ, self._accept)
+
     def _accept(self) -> None:
+        """So many at most; the others come with the next turn."""
         assert self._listener is not None
-        try:
-            sock, (host, *_) = self._listener.accept()
-        except OSError:
-            return
+        for _ in range(_ACCEPTED_MAX):
+            try:
+                sock, (host, *_) = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptor is left: whoever waits makes each turn come at once, until the next tick
+                self._loop.unregister(self._listener)
+                self._deaf = True
+                return
+            self._accepted(sock, host)
+
+    def _accepted(self, sock: socket.socket, host: str) -> None:
         try:
             transport = server_side(self._place.secret)
         except OSError:  # no descriptor is left
@@ -593,16 +636,18 @@ class HubLink:
             said.append(message)
             if len(said) > 1:
                 return  # it waits to hear whether we are the hub
-            self._unknown.known(connection)
             try:
                 hello = self._introduced(message)
-                if isinstance(hello, WhereIsTheHub):
-                    connection.say(self._where())
-                    return
             except WireError as wrong:
-                connection.say(as_message(RunIsOver(failed=True, why=str(wrong))))
+                self._unknown.known(connection)
+                connection.say(as_message(Refusal(why=str(wrong))))
                 connection.close()
                 return
+            if isinstance(hello, WhereIsTheHub):
+                said.clear()  # it stays a stranger, whose time runs out, and may ask again until then
+                connection.say(self._where())
+                return
+            self._unknown.known(connection)
             self._came(_Caller(hello, connection, known, said, time.monotonic()))
 
         def ended(_why: str | None) -> None:
@@ -639,7 +684,7 @@ class HubLink:
             for message in caller.said[1:]:
                 caller.heard[0](message)
         elif self._attending is not None and time.monotonic() - caller.since_s > _CALLER_S:
-            connection.say(self._where())
+            connection.say(self._where((hello.address, hello.port)))
         else:
             self._callers.append(caller)  # until we are the hub, or know where it is
 
@@ -648,18 +693,19 @@ class HubLink:
         for caller in callers:
             self._came(caller)
 
-    def _where(self) -> Message:
+    def _where(self, asks: tuple[str | None, int | None] = (None, None)) -> Message:
+        """Two who look for the hub and have reached each other are not sent to themselves. asks: where the caller
+        listens"""
+        where, hub = HubIs(), self._attending
         if self._serving is not None:
             where = HubIs(address=self._place.address, port=self._port or 0, stays=bool(self._serving.missing()))
-        elif self._attending is not None and time.monotonic() - self._attending.heard_s < _SURE_S:
-            where = HubIs(address=self._attending.address[0], port=self._attending.address[1])
-        else:
-            where = HubIs()
+        elif hub is not None and hub.is_sure(time.monotonic()) and hub.address != asks:
+            where = HubIs(address=hub.address[0], port=hub.address[1])
         return {"to": None, **as_message(where)}
 
     def _introduced(self, message: Message) -> Hello | WhereIsTheHub:
         """Raises WireError."""
-        another = WireError("this hub belongs to another run")
+        another = WireError("the agent here is of another run")
         try:
             hello = parse(TO_LISTENER, message)
         except WireError:

@@ -10,7 +10,8 @@ from typing import Any
 
 from checkpoint.net.secured import client_side
 from checkpoint.net.transport import TransportError, receive
-from elastic.membership.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
+from elastic.launch.dialing import Address
+from elastic.membership.messages import TO_AGENT, HubIs, Refusal, WhereIsTheHub, as_message, parse
 from elastic.membership.wire import Lines, Message, encode
 
 _CONNECT_S = _ANSWER_S = 5.0
@@ -19,10 +20,14 @@ _REFUSED_S = 5.0  # so long a hub may be written there that is somebody else's b
 
 
 class HubLookup:
-    """refused: who was found there has had another secret than this node, for a while"""
+    """
+    own      where this agent listens: it may be written there, and is not asked
+    refused  who was found there has had another secret than this node, for a while
+    """
 
-    def __init__(self, secret: str | None) -> None:
+    def __init__(self, secret: str | None, own: Address) -> None:
         self._secret = secret
+        self._own = own
         self._unreachable: dict[str, str] = {}
         self._refused: tuple[str, float] | None = None  # where, and since when
 
@@ -39,13 +44,18 @@ class HubLookup:
         if hub is None:
             self._refused = None
             return None
-        where = f"{hub['host']}:{hub['port']}"
+        at = hub["host"], hub["port"]
+        where = f"{at[0]}:{at[1]}"
+        if at == self._own:
+            self._unreachable[where] = "is this agent's own address, which another one had"
+            return None
         try:
-            found = self._ask((hub["host"], hub["port"]), hub["nonce"])
+            found = self._ask(at, hub["nonce"])
             self._refused = None
-            if found is not None and found.address is not None:
+            if isinstance(found, HubIs) and found.address is not None and (found.address, found.port) != self._own:
                 return socket.create_connection((found.address, found.port), timeout=_CONNECT_S)
-            self._unreachable[where] = "is no hub, and knows of none"
+            knows_none = "is no hub, and knows of none"
+            self._unreachable[where] = f"refuses: {found.why}" if isinstance(found, Refusal) else knows_none
         except TransportError as refused:
             self._unreachable[where] = f"is not joined: {refused}"
             if self._refused is None or self._refused[0] != where:
@@ -55,7 +65,7 @@ class HubLookup:
             self._refused = None
         return None
 
-    def _ask(self, at: tuple[str, int], nonce: str) -> HubIs | None:
+    def _ask(self, at: Address, nonce: str) -> HubIs | Refusal | None:
         """Where the hub is now."""
         transport, lines = client_side(self._secret), Lines()
         said: list[Message] = []
@@ -68,7 +78,7 @@ class HubLookup:
                 said = lines.feed(arrived)
         said[0].pop("to", None)
         found = parse(TO_AGENT, said[0])
-        return found if isinstance(found, HubIs) else None
+        return found if isinstance(found, HubIs | Refusal) else None
 
 
 class LookupByUrl:
@@ -80,11 +90,11 @@ class LookupByUrl:
     looked   at least once
     """
 
-    def __init__(self, url: str, secret: str | None) -> None:
+    def __init__(self, url: str, secret: str | None, own: Address) -> None:
         self.found: tuple[socket.socket, str] | None = None
         self.failure: Exception | None = None
         self.looked = threading.Event()
-        self.hubs = HubLookup(secret)
+        self.hubs = HubLookup(secret, own)
         self._url = url
         self._was_read = False
         self._over = threading.Event()

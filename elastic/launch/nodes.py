@@ -7,6 +7,7 @@
 Promises  a node waits for the others no longer than --rdzv-conf join_timeout, and its error says who came.
           A published hub that does not answer is no hub: the node goes on waiting, for a round or another hub. One
           that has another secret, it does not wait for: nobody else would be found there.
+          Where the first of a round is lost before it has published the hub, those who are left meet in another round.
 Leaves    who may join, and everything after hello, to the hub.
 
 Of torch 2.13: `create_handler` is public. `TCPStore.clone`, since a client that one thread waits with is blocked for
@@ -46,9 +47,11 @@ from elastic.launch.rendezvous_store import (
     leave_word,
     meeting_places,
 )
+from elastic.membership.written_hub import hub_in
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _POLL_S = 0.1
+_HUB_S = 15.0  # from a round to the hub of its first node, which publishes it at once; as torch, which then misses it
 
 
 class NodesMissing(ElasticError, TimeoutError):
@@ -139,11 +142,12 @@ class _Meets:
         self._conf = conf
         self._secret = secret
         self._say = say
-        self._hubs = HubLookup(secret)
+        self._own = self._address, listener.getsockname()[1]
+        self._hubs = HubLookup(secret, self._own)
         self._within_s = join_s(conf)
         self._deadline_s = time.monotonic() + self._within_s
         self._key = f"elastic/{run_id}/hub"
-        self._by_url = LookupByUrl(places.url, secret) if places.url is not None else None
+        self._by_url = LookupByUrl(places.url, secret, self._own) if places.url is not None else None
 
     # by the run's URL
 
@@ -252,6 +256,12 @@ class _Meets:
                     publish=_publisher(store, self._key, nonce),
                 )
                 return self._leave_word(meeting, found.endpoint, store)
+            if round_.completed_for_s() > _HUB_S:
+                self._say(
+                    "the node that was to have the run's hub has met the others, and is not to be reached\n"
+                    "  state  nothing was started here\n  next   nothing; those who are left meet again"
+                )
+                round_.begin()
             if round_.error is not None or time.monotonic() > self._deadline_s:
                 raise self._did_not_meet(where, backend, round_.error) from round_.error
             time.sleep(_POLL_S)
@@ -266,7 +276,8 @@ class _Meets:
 
     def _finder(self, nonce: str, store: Any | None) -> Callable[[], socket.socket | None]:
         """For a node that has met the others, and whose hub is lost before it knows any of them."""
-        hubs, looking, url = HubLookup(self._secret), store.clone() if store is not None else None, self._places.url
+        hubs, url = HubLookup(self._secret, self._own), self._places.url
+        looking = store.clone() if store is not None else None
 
         def find() -> socket.socket | None:
             for written in (_published_in(looking, self._key), _written_at(url)):
@@ -277,7 +288,7 @@ class _Meets:
         return find
 
     def _where(self, nonce: str) -> dict[str, Any]:
-        return {"host": self._address, "port": self._listener.getsockname()[1], "nonce": nonce}
+        return {"host": self._own[0], "port": self._own[1], "nonce": nonce}
 
     def _params(self, endpoint: str) -> RendezvousParameters:
         conf = {"read_timeout": min(60, int(self._within_s)), **self._conf}
@@ -376,14 +387,7 @@ def _written_at(url: str | None) -> dict[str, Any] | None:
 
 
 def _published(store: Any, key: str) -> dict[str, Any] | None:
-    if not store.check([key]):
-        return None
-    with contextlib.suppress(ValueError):  # anybody may have written there
-        found = json.loads(store.get(key))
-        kinds = {"host": str, "port": int, "nonce": str}
-        if isinstance(found, dict) and all(type(found.get(name)) is kind for name, kind in kinds.items()):
-            return found
-    return None
+    return hub_in(store.get(key)) if store.check([key]) else None
 
 
 def _in_words(chosen: addresses.Chosen, asked: str | None) -> str:

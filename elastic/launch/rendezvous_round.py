@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -52,14 +53,20 @@ class Round:
         self.info: RendezvousInfo | None = None
         self.error: Exception | None = None
         self.begun = False
+        self._completed_s = 0.0
 
     def begin(self) -> None:
-        self.begun = True
+        """Once more, too: this node leaves the round before, and those who are left meet without who is lost."""
+        self.begun, self.info = True, None
         threading.Thread(target=self._run, name="elastic-rendezvous", daemon=True).start()
+
+    def completed_for_s(self) -> float:
+        return time.monotonic() - self._completed_s if self.info is not None else 0.0
 
     def _run(self) -> None:
         try:
-            self.info = self._wait()
+            info = self._wait()
+            self._completed_s, self.info = time.monotonic(), info
         except Exception as error:
             self.error = error
 

@@ -22,6 +22,7 @@ from elastic.errors import ConfigError
 from elastic.status.console import Console
 
 if TYPE_CHECKING:
+    from checkpoint.runs.beacon import Beacon
     from elastic.launch.arguments import Arguments
     from elastic.launch.nodes import Meeting
     from elastic.launch.starter import Starter
@@ -118,16 +119,17 @@ def _run(
     loop = selectors.DefaultSelector()
     starter = Starter(loop, arguments.script, environ, fresh=arguments.fresh, preloaded=preloaded, say=say)
     notices = NodeNotices(sources(arguments.notices, environ), arguments.on_notice, environ)
-    try:
-        if arguments.nodes_max > 1:
-            say_errors_only()
-        waits(starter)
-        meeting = _meet(arguments, secret, say)
-    except BaseException:
-        starter.close()
-        children.end_all(within_s=0.0)
-        raise
     with contextlib.ExitStack() as stack:
+        try:
+            if arguments.nodes_max > 1:
+                say_errors_only()
+            waits(starter)
+            beacon = stack.enter_context(contextlib.closing(_beacon(arguments)))
+            meeting = _meet(arguments, secret, say)
+        except BaseException:
+            starter.close()
+            children.end_all(within_s=0.0)
+            raise
         place = ThisNode(
             node=node,
             address=meeting.address if meeting else None,
@@ -136,7 +138,7 @@ def _run(
         )
         hub = HubLink(
             place,
-            lambda takes_over: _hub(arguments, meeting, stack, takes_over=takes_over),
+            lambda takes_over: _hub(arguments, meeting, beacon, takes_over=takes_over),
             say=say,
             listener=meeting.listener if meeting else None,
             connected=meeting.connected if meeting else None,
@@ -192,15 +194,27 @@ def _meet(arguments: Arguments, secret: str | None, say: Callable[[str], None]) 
     )
 
 
-def _hub(arguments: Arguments, meeting: Meeting | None, stack: contextlib.ExitStack, *, takes_over: bool) -> Hub:
-    """With a beacon, which this process keeps for whoever claims the run's storage."""
+def _beacon(arguments: Arguments) -> Beacon:
+    """Which this process keeps for whoever claims the run's storage, should it ever have the hub: that there is a port
+    for it is known before anybody relies on this node. Raises ConfigError."""
     from checkpoint.runs.beacon import Beacon
+    from elastic.launch.addresses import none_free
+
+    ports = arguments.ports
+    if ports is not None and arguments.nodes_max > 1:
+        ports = ports[1:]  # the first of them is for other agents
+    try:
+        return Beacon(nonce=token_hex(16), job=arguments.run_id, ports=ports)
+    except OSError as refused:
+        if arguments.ports is None:
+            raise
+        raise none_free(arguments.ports, "all addresses", refused) from refused
+
+
+def _hub(arguments: Arguments, meeting: Meeting | None, beacon: Beacon, *, takes_over: bool) -> Hub:
     from elastic.membership.hub import Hub
     from elastic.membership.stalls import STALL_LIMITS
 
-    nonce = token_hex(16)
-    beacon = Beacon(nonce=nonce, job=arguments.run_id, ports=arguments.ports)
-    stack.callback(beacon.close)
     hub: dict[str, Any] | None = None
     if meeting is not None:
         port = meeting.listener.getsockname()[1]
@@ -212,7 +226,7 @@ def _hub(arguments: Arguments, meeting: Meeting | None, stack: contextlib.ExitSt
         nodes_max=arguments.nodes_max,
         nodes_first=meeting.first if meeting else 1,
         restarts_max=arguments.restarts_max,
-        beacon={"nonce": nonce, "endpoint": beacon.endpoint(), "hub": hub},
+        beacon={"nonce": beacon.nonce, "endpoint": beacon.endpoint(), "hub": hub},
         stall_s=STALL_LIMITS * arguments.hang_s,
         takes_over=takes_over,
     )

@@ -426,6 +426,7 @@ class Hub:
         self._later = {place: at_s for place, at_s in self._later.items() if place[0] != node}
         for worker in [worker for worker in self._workers.values() if worker.node == node]:
             del self._workers[worker.id]
+            self._hangs.forget(worker.id)
         self._going_on.is_away(node)
         self._takeover.lost(node)
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoint.errors import CheckpointError
-from checkpoint.storage import Missing, get_bounded, open_storage
+from checkpoint.storage import Missing, TooLarge, get_bounded, open_storage
+from elastic.membership.written_hub import hub_in
 
 KEY = "elastic/hub.json"
 _BYTES_MAX = 1 << 12
@@ -31,10 +32,8 @@ def write(url: str | os.PathLike[str], options: Mapping[str, Any] | None, where:
 
 def read(url: str | os.PathLike[str]) -> dict[str, Any] | None:
     """None: there is nothing of the kind. Raises CheckpointError where the storage cannot be read."""
-    with contextlib.closing(open_storage(url, retry_s=_RETRY_S)) as storage, contextlib.suppress(Missing, ValueError):
-        found = json.loads(get_bounded(storage, KEY, _BYTES_MAX))
-        if isinstance(found, dict) and found.keys() >= {"host", "port", "nonce"}:
-            return found
+    with contextlib.closing(open_storage(url, retry_s=_RETRY_S)) as storage, contextlib.suppress(Missing, TooLarge):
+        return hub_in(get_bounded(storage, KEY, _BYTES_MAX))
     return None
 
 

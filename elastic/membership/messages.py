@@ -330,6 +330,14 @@ class MovedOn:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """To whoever is none of this run, or calls itself as the node that it has reached: it has come to the wrong place,
+    and of its own run this says nothing."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Start:
     local_rank: int
 
@@ -503,7 +511,7 @@ class Released:
 FromWorker = Ready | ViewIsOver | Leaving | Saved | Put | Entered | Witness | Claimed | Failed | Finished
 ToItsAgent = FromWorker | RunStatus
 ToHub = FromWorker | Hello | Started | Unstarted | Exited | Sighted | Bye | Ping
-ToAgent = Start | Status | KillHung | RunIsOver | Ping | Roster | Full | InFull | Handover | HubIs | MovedOn
+ToAgent = Start | Status | KillHung | RunIsOver | Ping | Roster | Full | InFull | Handover | HubIs | MovedOn | Refusal
 ToWorker = (
     NewView
     | OnBoard
@@ -556,6 +564,7 @@ TO_AGENT: Mapping[str, type] = {
     "handover": Handover,
     "hub_is": HubIs,
     "moved_on": MovedOn,
+    "refusal": Refusal,
 }
 TO_WORKER: Mapping[str, type] = {
     "view": NewView,

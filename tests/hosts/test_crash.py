@@ -13,14 +13,17 @@ STEPS = 240
 def test_hosts_crash_and_the_others_go_on(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
-    """One, and two together: each is one generation, and survivors do the step in flight again at most."""
+    """One, and two together: each is one generation, and survivors do the step in flight again at most. They are the
+    same processes all along."""
     run = host_run(5, nodes="1:5", steps=STEPS)
     run.join(1, 2, 3, 4, 5)
     before = run.wait_for_steps(1, 2, 3, 4, 5)
+    survivors = run.workers_of(1, 4)
     run.hosts.crash(3)
     without_one = run.wait_for_steps(1, 2, 4, 5)
     run.hosts.crash(2, 5)
     without_three = run.wait_for_steps(1, 4)
+    assert run.workers_of(1, 4) == survivors, run.state()
     end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=3)
 
     run.assert_kept(end, ended=[1, 4])

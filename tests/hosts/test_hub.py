@@ -23,8 +23,10 @@ def test_the_hub_s_host_is_lost(
     run = host_run(4, nodes="1:4", steps=STEPS)
     run.join(1, 2, 3)
     before = run.wait_for_steps(1, 2, 3)
+    survivors = run.workers_of(2, 3)
     getattr(run.hosts, how)(1)
     assert run.wait_for_steps(2, 3) == before + 1
+    assert run.workers_of(2, 3) == survivors, run.state()
     run.join(4)
     run.wait_for_steps(2, 3, 4)
     if how == "cut":
@@ -44,9 +46,11 @@ def test_the_hub_s_host_is_told_to_stop(
     run = host_run(4, nodes="1:4", steps=STEPS)
     run.join(1, 2, 3)
     run.wait_for_steps(1, 2, 3)
+    survivors = run.workers_of(2, 3)
     run.hosts.terminate(1)
     assert run.wait_for_end(1).status == 0
     run.wait_for_steps(2, 3)
+    assert run.workers_of(2, 3) == survivors, run.state()
     run.join(4)
     run.wait_for_steps(2, 3, 4)
     end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=0)
@@ -105,9 +109,11 @@ def test_hub_after_hub_is_lost(host_run: Callable[..., HostRun], elastic_undistu
     run.join(1, 2, 3, 4, 5)
     run.wait_for_steps(1, 2, 3, 4, 5)
     left = [1, 2, 3, 4, 5]
+    survivor = run.workers_of(5)
     while len(left) > 1:
         run.hosts.crash(left.pop(0))
         run.wait_for_steps(*left)
+        assert run.workers_of(5) == survivor, run.state()
     run.join(6, 7)
     run.wait_for_steps(5, 6, 7)
     end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=4)

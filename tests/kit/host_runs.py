@@ -181,6 +181,10 @@ class HostRun:
         """Of the newest view in which somebody applied a step."""
         return next((e["workers"] for e in self.views() if e["generation"] == self.generation), [])
 
+    def workers_of(self, *hosts: int) -> list[str]:
+        """Those of that view on these hosts: a worker's id holds its process's, and is its own for life."""
+        return sorted(worker for worker in self.workers() if host_of(worker) in hosts)
+
     def hosts_in_view(self) -> list[int]:
         return sorted(map(host_of, self.workers()))
 

@@ -550,6 +550,40 @@ def test_the_hub_moves_to_the_node_that_is_left(run: Run, how: signal.Signals) -
         assert status == 0 or how == signal.SIGKILL  # a hub that lost a node, and went on with nothing since, failed
 
 
+@pytest.mark.nightly(sample=1, of="two agents")
+def test_nodes_meet_again_where_the_first_is_lost_before_anybody_knows_its_hub(run: Run, tmp_path: Path) -> None:
+    """They waited for it for ten minutes and ended with 1. What was to have the hub is played here by a node that ends
+    once all have met; the machine that replaces it comes later."""
+    flags = [*meet("3:3"), "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=2,join_timeout=120"]
+    endpoint = flags[2].partition("=")[2]
+    nodes = [run(STAY, *flags), run(STAY, *flags)]
+    for node in nodes:
+        says(node, f"waiting at {endpoint}")
+    is_lost = tmp_path / "lost.py"
+    is_lost.write_text(textwrap.dedent(IS_LOST_ONCE_ALL_HAVE_MET))
+    subprocess.run([sys.executable, is_lost, endpoint], check=True, timeout=WITHIN_S)
+    for node in nodes:
+        says(node, "those who are left meet again")
+    nodes.append(run(STAY, *flags))
+    for node in nodes:
+        Here(node).wait(1)
+    for node in nodes:
+        node.send(signal.SIGTERM)
+    assert [node.finish(within_s=WITHIN_S) for node in nodes] == [0, 0, 0]
+
+
+def test_a_range_with_one_port_for_two_is_refused_before_anybody_relies_on_the_node(run: Run) -> None:
+    """The port for its claim was sought when it became the hub: it died in the middle of a takeover, and the run lost
+    a second hub to the first one's loss."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch = run(STAY, *meet("1:2"), f"--port-range={port}-{port}")
+    assert launch.finish(within_s=WITHIN_S) == 2, launch.output
+    assert f"--port-range={port}-{port}: all addresses: no port of the range is free" in launch.output
+    assert "an agent takes two ports" in launch.output
+
+
 def test_a_node_alone_says_who_is_missing(run: Run) -> None:
     """A slow machine may need more than the three seconds to be at the rendezvous itself, and says that, too."""
     launch = run(STAY, *meet("2:2"), "--rdzv-conf=join_timeout=3")
@@ -557,6 +591,26 @@ def test_a_node_alone_says_who_is_missing(run: Run) -> None:
     assert "did not meet within 3 s" in launch.output
     assert "at least 2 are needed" in launch.output
     assert "1 nodes: " in launch.output or "nobody, not even this node yet" in launch.output
+
+
+IS_LOST_ONCE_ALL_HAVE_MET = """
+    import os, sys
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+    first = "0.0.0.0"  # in the order of their addresses
+    conf = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2}
+    params = RendezvousParameters("c10d", sys.argv[1], "meeting", 3, 3, first, is_host=0, **conf)
+    backend, store = create_backend(params)
+    info = create_handler(store, backend, params).next_rendezvous()
+    assert info.rank == 0
+    os._exit(0)
+"""
+
+
+def says(launch: Launch, what: str) -> None:
+    launch.wait_for(lambda: what in launch.output, what, within_s=WITHIN_S)
 
 
 def meet(nodes: str) -> list[str]:

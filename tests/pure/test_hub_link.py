@@ -16,7 +16,7 @@ import pytest
 from elastic.launch.event_loop import turn
 from elastic.launch.hub_link import HubLink, ThisNode
 from elastic.membership.hub import Hub
-from elastic.membership.messages import MovedOn, Roster, Started, ViewIsOver, as_message
+from elastic.membership.messages import Hello, HubIs, MovedOn, Roster, Started, ViewIsOver, as_message
 from elastic.membership.wire import LINE_MAX, Lines, encode
 
 RUN = "known to the run"
@@ -57,8 +57,15 @@ class Talking:
     def say(self, said: Any) -> None:
         self._socket.sendall(encode({"to": None, **as_message(said)}))
 
+    def asks(self, said: Any) -> None:
+        """As an agent, of another one."""
+        self._socket.sendall(encode(as_message(said)))
+
     def ends(self) -> None:
         self._socket.close()
+
+    def is_told(self) -> bool:
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     def hears(self) -> list[dict[str, Any]]:
         """At least one message; none where the node has hung up."""
@@ -72,14 +79,19 @@ class Node:
     """An agent's link, in a loop that the test turns.
 
     its_workers_say  what lies in its workers' channels
+    ordered          what it was told to do by hubs
     gone             why its workers are of no use, as it gave up
     no_place         the same, before it had any in the run
     finds            where the hub is found by those who know of the run; None: nowhere
     """
 
-    def __init__(self, opened: ExitStack) -> None:
+    def __init__(self, opened: ExitStack, *, run: str = RUN) -> None:
         self._opened = opened
+        self._run = run
         self._loop = opened.enter_context(selectors.DefaultSelector())
+        self._listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self.address = self._listener.getsockname()
+        self.ordered: list[dict[str, Any]] = []
         self.its_workers_say: list[dict[str, Any]] = []
         self.said: list[str] = []
         self.gone: list[str] = []
@@ -87,16 +99,30 @@ class Node:
         self.finds: Listening | None = None
 
     def attends(self, hub: Listening) -> Talking:
+        self._opens(socket.create_connection(hub.address))
+        return hub.accepts()
+
+    def serves(self) -> None:
+        self._opens(None)
+
+    def is_called(self) -> Talking:
+        return Talking(self._opened.enter_context(socket.create_connection(self.address)))
+
+    def in_roster(self, name: str) -> list[Any]:
+        return [name, *self.address]
+
+    def _opens(self, connected: socket.socket | None) -> None:
         self.link = HubLink(
-            ThisNode(node="x", address="127.0.0.1", run=RUN),
+            ThisNode(node="x", address="127.0.0.1", run=self._run),
             lambda takes_over: Hub(nodes_max=9, takes_over=takes_over),
             say=self.said.append,
-            connected=socket.create_connection(hub.address),
+            listener=self._listener,
+            connected=connected,
             find_hub=lambda: socket.create_connection(self.finds.address) if self.finds is not None else None,
         )
         self.link.open(
             self._loop,
-            lambda worker, message: None,
+            lambda worker, message: self.ordered.append(message),
             gone=self.gone.append,
             moved_on=self.said.append,
             waits=self.said.append,
@@ -105,7 +131,6 @@ class Node:
             catch_up=self._catch_up,
         )
         self._opened.callback(self.link.close)
-        return hub.accepts()
 
     def tells(self, said: Any) -> None:
         self.link.tell(as_message(said))
@@ -117,8 +142,8 @@ class Node:
             turn(self._loop, 0.05)
             self.link.tick(time.monotonic())
 
-    def turn(self) -> None:
-        turn(self._loop, WITHIN_S)
+    def turn(self, within_s: float = WITHIN_S) -> None:
+        turn(self._loop, within_s)
 
     def _catch_up(self) -> None:
         while self.its_workers_say:
@@ -162,7 +187,9 @@ def test_a_node_whose_hub_is_lost_before_it_knows_anybody_looks_for_it_anew(open
     node.finds = second
     hub.ends()
     node.turn_until(second.is_called)
-    assert [one["say"] for one in second.accepts().hears()] == ["hello"]
+    found = second.accepts()
+    node.turn_until(found.is_told)
+    assert [one["say"] for one in found.hears()] == ["hello"]
     assert node.gone + node.no_place == []
     assert any("it is looked for where this node found it" in line for line in node.said)
 
@@ -207,3 +234,79 @@ def test_a_line_of_the_hub_may_be_as_long_as_a_large_run_needs(opened: ExitStack
     hub.ends()
     node.turn_until(lambda: node.said)
     assert "the next of 20000 nodes is asked" in node.said[0]
+
+
+def test_two_nodes_that_look_for_the_hub_do_not_send_each_other_to_themselves(opened: ExitStack, node: Node) -> None:
+    """Both were moved on from and wait for a cut to heal. Each attends the other, who is no hub and says nothing; who
+    had come half a second before it was attended was sent to its own address, was refused there, and ended with 1."""
+    nobody_knows = [Listening(opened), Listening(opened)]
+    other = Listening(opened)
+    hub = node.attends(nobody_knows[0])
+    hub.hears()
+    others = [one.in_roster(f"n{number}") for number, one in enumerate([*nobody_knows, other])]
+    hub.say(Roster(nodes=[node.in_roster("x"), *others]))
+    node.turn()
+    hub.say(MovedOn(why="claim 2 is another's"))
+    node.turn_until(nobody_knows[0].is_called)
+    address, port = other.address
+    caller = node.is_called()
+    caller.asks(Hello(node="other", address=address, port=port, places=1, run=RUN))
+    for one in nobody_knows:
+        node.turn_until(one.is_called)
+        one.accepts().say(HubIs())
+    node.turn_until(other.is_called)
+    node.turn_until(caller.is_told)
+    assert caller.hears() == [{"to": None, **as_message(HubIs())}]
+
+
+def test_who_is_sent_to_itself_asks_the_next_one(opened: ExitStack, node: Node) -> None:
+    first, second = Listening(opened), Listening(opened)
+    hub = node.attends(first)
+    hub.hears()
+    hub.say(Roster(nodes=[node.in_roster("x"), first.in_roster("first"), second.in_roster("second")]))
+    node.turn()
+    hub.say(MovedOn(why="claim 2 is another's"))
+    node.turn_until(first.is_called)
+    no_hub = first.accepts()
+    address, port = node.address
+    no_hub.say(HubIs(address=address, port=port))
+    node.turn_until(second.is_called)
+    assert node.ordered == []
+    assert not any(f":{port}" in line for line in node.said)
+
+
+def test_the_address_of_another_run_is_not_asked_again_and_ends_nothing(opened: ExitStack, node: Node) -> None:
+    """A machine was given back, and its address is another job's, as are its ports. What that job's agent said of
+    itself was taken for the end of this run: the node ended with 1."""
+    first, second = Listening(opened), Listening(opened)
+    stranger = Node(opened, run="another")
+    stranger.serves()
+    hub = node.attends(first)
+    hub.hears()
+    names = [node.in_roster("x"), stranger.in_roster("gone"), first.in_roster("first"), second.in_roster("second")]
+    hub.say(Roster(nodes=names))
+    node.turn()
+    hub.say(MovedOn(why="claim 2 is another's"))
+    first.closes()
+
+    def second_is_called() -> bool:
+        stranger.turn(0.0)
+        return second.is_called()
+
+    node.turn_until(second_is_called)
+    assert node.ordered == []
+    second.accepts().say(HubIs())
+    node.turn_until(second_is_called)
+    assert sum("is none of this run" in line for line in node.said) == 1
+
+
+def test_a_hub_that_falls_silent_is_lost_to_an_agent_that_is_always_late(opened: ExitStack, node: Node) -> None:
+    """Each late tick began its lease anew."""
+    hub = node.attends(Listening(opened))
+    hub.hears()
+    hub.say(Roster(nodes=[node.in_roster("x")]))
+    node.turn()
+    now_s = time.monotonic()
+    for late in range(1, 9):
+        node.link.tick(now_s + 2.0 * late)
+    assert any("the connection to the run's hub is lost: nothing was heard of it" in line for line in node.said)

@@ -10,6 +10,7 @@ import pytest
 from elastic.membership.hub import Hub
 from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
 from elastic.membership.node_report import NodeReport
+from elastic.membership.progress import Phase
 from elastic.membership.rules import BOUNDARY
 from elastic.membership.wire import WireError
 from tests.kit.stage import MID_STEP
@@ -387,6 +388,19 @@ def test_who_is_not_named_by_the_newest_claim_is_moved_on_from_and_the_others_as
     assert not run.said("B", "moved_on") + run.said("C", "moved_on")
     run.later(1.1)
     assert run.said("B", "claim")[-1]["nodes"] == ["B", "C"]
+
+
+def test_one_that_was_moved_on_from_is_not_looked_at_for_hangs_any_more() -> None:
+    """It was seen to be stuck as it went; the agent with the hub died at the next look at the others."""
+    run = Run("ABCD", witness=True)
+    run.moves("BCD", lost="A")
+    run.over("BCD")
+    stuck = {"worker": "D0", "phase": int(Phase.COMPUTING), "step": 7, "sign": 3, "quiet_s": 99.0, "limit_s": 1.0}
+    run.tell("D", "sighted", workers=[stuck])
+    run.loses_claim("B", to="ABC")
+    assert run.said("D", "moved_on")
+    run.tell("B", "sighted", workers=[{**stuck, "worker": "B0", "quiet_s": 0.1}])
+    assert not run.said("B", "kill_hung")
 
 
 def test_another_is_asked_where_one_stays_in_its_storage_and_who_waits_too_long_ends() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ import pytest
 from checkpoint.net.secured import client_side
 from checkpoint.net.strangers import LEAST
 from checkpoint.net.transport import Transport, TransportError
+from elastic.launch import addresses
 from elastic.launch.event_loop import turn
 from elastic.launch.hub_link import _HELLO_S, _REFUSALS_TOLD, HubLink, ThisNode
 from elastic.membership.hub import Hub
@@ -114,6 +118,10 @@ class Stand:
                 return
             self.hub.settle()
 
+    def turn_once(self) -> bool:
+        """Whether anything was ready."""
+        return turn(self._loop, 0.0)
+
     def wait_for(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WITHIN_S
         while not holds():
@@ -151,6 +159,7 @@ def test_a_stranger_is_hung_up_on_and_a_node_of_the_run_is_heard(stand: Stand, w
     stranger = stand.connect(word)
     stand.wait_for(lambda: stranger.ended)
     assert b"board" not in stranger.heard
+    assert b"run_is_over" not in stranger.heard, "of its own run this says nothing"
     assert stand.hub.others() == []
 
     stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
@@ -247,6 +256,65 @@ def test_whoever_knows_the_run_learns_where_its_hub_is(stand: Stand) -> None:
     asks = stand.connect({"say": "where_is_the_hub", "run": NONCE})
     stand.wait_for(lambda: b"\n" in asks.heard)
     assert json.loads(asks.heard)["address"] == "127.0.0.1"
+
+
+def test_who_asks_where_the_hub_is_stays_a_stranger_whose_time_runs_out(stand: Stand) -> None:
+    """It was none any more, had no deadline, and all that it said from then on was kept: one that knew the run could
+    fill an agent's memory and take its descriptors."""
+    asks = stand.connect({"say": "where_is_the_hub", "run": NONCE})
+    stand.wait_for(lambda: asks.heard.count(b"\n") == 1)
+    asks.say({"say": "where_is_the_hub", "run": NONCE})
+    stand.wait_for(lambda: asks.heard.count(b"\n") == 2)
+    stand.hub.tick(time.monotonic() + _HELLO_S + 1)
+    stand.wait_for(lambda: asks.ended)
+
+
+def test_a_silent_node_is_lost_to_a_hub_that_is_always_late(stand: Stand) -> None:
+    """On a machine that swaps each tick was late, and began all leases anew: the others waited for ever."""
+    stand.connect(HELLO)
+    stand.wait_for(lambda: stand.hub.others() == ["x"])
+    now_s = time.monotonic()
+    for late in range(1, 9):
+        stand.hub.tick(now_s + 2.0 * late)
+    assert stand.hub.others() == []
+
+
+def test_an_agent_without_a_descriptor_left_does_not_spin_and_hears_who_waited(stand: Stand) -> None:
+    """Whoever waited made each turn of its loop come at once: it took a processor from its workers."""
+    stand.connect(HELLO)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as lowest_free:
+        number = lowest_free.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
+    try:
+        assert stand.turn_once()
+        assert not stand.turn_once()
+        stand.hub.tick(time.monotonic())
+        assert stand.turn_once(), "it looks again"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    stand.hub.tick(time.monotonic())
+    stand.wait_for(lambda: stand.hub.others() == ["x"])
+
+
+def test_those_who_come_together_are_taken_in_together() -> None:
+    """One in each turn, behind all that the others of a large run said in it: after a takeover the last came late."""
+    with ExitStack() as opened:
+        stand = Stand(opened, None, expected=20)
+        for number in range(20):
+            stand.connect({**HELLO, "node": f"node {number}"})
+        stand.turn_once()  # they are accepted,
+        stand.turn_once()  # and heard
+        assert len(stand.hub.others()) == 20
+
+
+def test_many_nodes_may_wait_at_an_agents_port() -> None:
+    """All of a run come at once to the one that takes over; who finds no room tries again after a second, and two."""
+    with addresses.listen("127.0.0.1", None) as listener:
+        info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        (room,) = struct.unpack_from("I", info, 28)  # tcpi_sacked, which is the backlog of a socket that listens
+    (bound,) = map(int, Path("/proc/sys/net/core/somaxconn").read_text().split())
+    assert room == min(4096, bound)
 
 
 def test_what_all_workers_of_a_node_are_told_travels_once(stand: Stand) -> None:
