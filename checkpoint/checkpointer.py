@@ -261,6 +261,16 @@ class Checkpointer:
         newest = read_history(self._storage, self._log).newest_claim
         return read_claim(self._storage, newest, self._log) if newest else None
 
+    def sees(self, claim: Claim) -> bool:
+        """Whether this very claim, which another process has taken, lies in this storage: whether both write to one
+        place. Its number alone says nothing, since every folder counts its claims from 1; nor does its nonce, which
+        a beacon that answers for a whole job gives to each of them.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        return read_claim(self._storage, claim.number, _ignored) == claim
+
     @property
     def exclusive(self) -> bool:
         """Whether of any number of writers who create one object here exactly one succeeds. The first time it is

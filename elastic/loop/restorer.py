@@ -396,9 +396,9 @@ class StateRestorer:
             return True
         blind: str | None = None
         if launch.local_rank == 0:
+            assert self._claimed is not None
             with self._look() as storage:
-                newest = storage.newest_claim()
-                if newest is None or newest.number < self.claim:
+                if not storage.sees(self._claimed):
                     blind = socket.gethostname()
                 elif launch.several_nodes and not storage.exclusive:
                     blind = _CANNOT_TELL

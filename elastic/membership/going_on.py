@@ -17,6 +17,7 @@ LET_FIRST_S = {Share.MOST: 0.0, Share.HALF: 1.0, Share.FEW: 2.5}  # so long a si
 _AGAIN_S = 1.0  # after a storage that failed
 _PATIENCE_S = 5.0  # with a worker that is at its storage, before another one is asked; then twice as long, and so on
 ClaimDocument = dict[str, Any]
+_Name = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,8 @@ class GoingOn:
         self._known: tuple[KnownView, ...] = ()
         self._left: set[str] = set()
         self._dead: set[str] = set()
-        self._read: dict[str, set[object]] = {}  # node -> nonces of claims that it has read in its storage
-        self._nonces: set[object] = set()  # of the run's claims
+        self._read: dict[str, set[_Name]] = {}  # node -> claims that it has read in its storage
+        self._claims: set[_Name] = set()  # of the run
         self._sees: set[str] = set()  # nodes that have read one of these, or have agreed that all do
         self._granted: frozenset[str] | None = None
         self._alone_since_s: float | None = None
@@ -75,7 +76,7 @@ class GoingOn:
         self._left.discard(node)
         self._dead.discard(node)
         if newest is not None:
-            self._read.setdefault(node, set()).add(newest.get("nonce"))
+            self._read.setdefault(node, set()).add(_name_of(newest))
 
     def worker_ended(self, worker: str) -> None:
         """Of a node that is here."""
@@ -151,13 +152,13 @@ class GoingOn:
             self._sees |= self.nodes
 
     def _sees_storage(self, node: str) -> bool:
-        return node in self._sees or not self._nonces.isdisjoint(self._read.get(node, ()))
+        return node in self._sees or not self._claims.isdisjoint(self._read.get(node, ()))
 
     # going on
 
     def learn(self, claim: ClaimDocument) -> bool:
         """Of the run. Whether it is newer than the one that is known."""
-        self._nonces.add(claim.get("nonce"))
+        self._claims.add(_name_of(claim))
         is_newer = (number_of(claim) or 0) > (number_of(self.claim) or 0)
         if is_newer:
             self.claim = claim
@@ -253,3 +254,9 @@ def nodes_of(claim: Mapping[str, Any]) -> frozenset[str]:
     world = claim.get("world")
     nodes = world.get("nodes") if isinstance(world, Mapping) else None
     return frozenset(map(str, nodes)) if isinstance(nodes, list) else frozenset()
+
+
+def _name_of(claim: Mapping[str, Any]) -> _Name:
+    """What no claim of another folder has. Folders count alike, and an agent's beacon gives all claims of its life one
+    nonce."""
+    return tuple(str(claim.get(key)) for key in ("claim", "nonce", "taken_at"))
