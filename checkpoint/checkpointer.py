@@ -213,6 +213,7 @@ class Checkpointer:
         overwrite what the other sweeps.
         """
         self._tenure.adopt(claim)
+        self._goes_on_under(claim)
 
     def succeed(
         self,
@@ -225,7 +226,8 @@ class Checkpointer:
         """Takes the next claim of a run that lost some of its machines, without asking anybody: of those who try, on
         whichever side of a cut network, the storage lets one win, where it creates exclusively (`exclusive`).
 
-        Waits for saves of this process that are under way.
+        Waits for no save of this process that is under way. One that is committed before the claim is taken belongs to
+        what the claim goes on from; each later one is dropped (`SaveDropped`).
 
         Args:
             to: The claim that the run had.
@@ -238,7 +240,9 @@ class Checkpointer:
             StorageError: The storage failed.
         """
         self._check_open()
-        return self._tenure.succeed(to, answers=answers, world=world, ours=ours)
+        claim = self._tenure.succeed(to, answers=answers, world=world, ours=ours)
+        self._goes_on_under(claim)
+        return claim
 
     def move_beacon(self, claim: Claim, *, answers: tuple[str, dict[str, Any]]) -> None:
         """Says that this beacon answers for the claim from now on, since the one that the claim names goes.
@@ -482,6 +486,10 @@ class Checkpointer:
         """Returns when no save of this process is under way, whatever came of them."""
         for saves in self._saves():
             saves.settle()
+
+    def _goes_on_under(self, claim: Claim) -> None:
+        for saves in self._saves():
+            saves.goes_on_under(claim.number)
 
     def _saves(self) -> Sequence[SavePipeline]:
         return [one.saves for one in (self._local, self._distributed) if one is not None and one.saves is not None]

@@ -152,7 +152,6 @@ class Tenure:
         ours: Callable[[Claim], bool],
     ) -> Claim:
         """See Checkpointer.succeed."""
-        self._settle()
 
         def free(holders: Sequence[Claim]) -> frozenset[int]:
             self._replaced.update(one.number for one in holders)
