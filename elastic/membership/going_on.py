@@ -41,6 +41,7 @@ class GoingOn:
         self._known: tuple[KnownView, ...] = ()
         self._left: set[str] = set()
         self._dead: set[str] = set()
+        self._refusing: set[str] = set()
         self._read: dict[str, set[_Name]] = {}  # node -> claims that it has read in its storage
         self._claims: set[_Name] = set()  # of the run
         self._sees: set[str] = set()  # nodes that have read one of these, or have agreed that all do
@@ -60,8 +61,12 @@ class GoingOn:
         self._left.add(node)
 
     def dead(self, node: str) -> None:
-        """The kernel of its machine says that its process has ended."""
+        """The kernel of this machine, which is its own, says that its process has ended."""
         self._dead.add(node)
+
+    def refuses(self, node: str) -> None:
+        """Its machine does not take connections for it, or something in between says so."""
+        self._refusing.add(node)
 
     def is_away(self, node: str) -> None:
         """It is not with this hub any more. Even if it comes back: it may have been with others meanwhile, who took
@@ -75,6 +80,7 @@ class GoingOn:
         """newest: the claim that one of its workers has read in its storage"""
         self._left.discard(node)
         self._dead.discard(node)
+        self._refusing.discard(node)
         if newest is not None:
             self._read.setdefault(node, set()).add(_name_of(newest))
 
@@ -94,7 +100,7 @@ class GoingOn:
 
     def missing(self, present: Collection[str]) -> frozenset[str]:
         """Who may be going on elsewhere, while nobody may here."""
-        found = may_go_on(self._known, present=present, left=self._left, dead=self._dead)
+        found = self._may_go_on(present)
         return frozenset() if isinstance(found, GoOn) else self.nodes - set(present) - self._left
 
     @property
@@ -199,7 +205,7 @@ class GoingOn:
         present  nodes that are here
         holding  those of them whose workers hold the state
         """
-        found: GoOn | Claim | Stay = may_go_on(self._known, present=present, left=self._left, dead=self._dead)
+        found = self._may_go_on(present)
         newest = number_of(self.claim)
         if isinstance(found, GoOn) and self._unsure and newest is not None:
             found = Claim(after=newest, share=Share.MOST, why="a worker that was to take the next claim is gone")
@@ -239,6 +245,9 @@ class GoingOn:
     def _has_answered(self, worker: str) -> None:
         self._busy.discard(worker)
         self._unanswered.discard(worker)
+
+    def _may_go_on(self, present: Collection[str]) -> GoOn | Claim | Stay:
+        return may_go_on(self._known, present=present, left=self._left, dead=self._dead, refusing=self._refusing)
 
     def waits_s(self, now_s: float) -> float:
         """Since when somebody is missing."""

@@ -231,17 +231,20 @@ class Hub:
         self.loses(node, dead=dead)
         return self.follows(now_s)
 
-    def loses(self, node: str, *, dead: bool) -> None:
+    def loses(self, node: str, *, dead: bool, refuses: bool = False) -> None:
         """An agent is not to be reached any more: its workers are gone, or go on elsewhere. What follows from all that
         are lost together is decided once.
 
-        dead  its process has ended, as the kernel of its machine says
+        dead     its process has ended, as the kernel of this machine says, which is its own
+        refuses  its machine does not take connections for it, or something in between says so
         """
         self._takeover.lost(node)
         self._going_on.is_away(node)
         self._refused.discard(node)
         if dead:
             self._going_on.dead(node)
+        if refuses:
+            self._going_on.refuses(node)
         if node in self._nodes:
             del self._nodes[node]
             self._roster_changed = True

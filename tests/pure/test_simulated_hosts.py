@@ -99,9 +99,14 @@ def _who_is_not_in_a_view_hears_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(NodeReport, "_note_roster", lambda self, roster: None)
 
 
+def _what_refuses_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GoingOn, "refuses", GoingOn.dead)
+
+
 FOUND_BY: dict[Plant, int] = {
     _whoever_is_here_goes_on: 20,
     _nobody_is_asked_twice: 418,
+    _what_refuses_is_dead: 45,
     _an_answer_that_comes_late_is_not_heard: 93,
     _one_that_was_moved_on_from_forgets_the_views: 166,
     _who_is_not_in_a_view_hears_nothing_of_it: 409,
