@@ -97,8 +97,8 @@ class HubHere:
         return heard
 
     def ended(self, connection: LoopConnection) -> None:
-        """The connection did. Whether the process did, too, its machine is asked; what is believed of another machine is
-        succession.py's."""
+        """The connection did. Whether the process did, too, its machine is asked; what its answer proves, succession.py
+        says."""
         node = next((name for name, one in self._nodes.items() if one is connection), None)
         if node is not None:
             connection.close()

@@ -368,6 +368,8 @@ class HubLink:
         assert self._attending is not None
         at = self._attending.address
         self._end_attendance()
+        if (address, port) == (self._place.address, self._port):
+            address = None  # who says so was about to try this node
         if address is not None and (address, port) != at:
             self._seeking = [(None, (address, port)), *(self._seeking or [])]
         self._begin_seeking(pause=address is None)

@@ -16,7 +16,7 @@ import pytest
 from elastic.launch.event_loop import turn
 from elastic.launch.hub_link import HubLink, ThisNode
 from elastic.membership.hub import Hub
-from elastic.membership.messages import MovedOn, Roster, Started, ViewIsOver, as_message
+from elastic.membership.messages import HubIs, MovedOn, Roster, Started, ViewIsOver, as_message
 from elastic.membership.wire import LINE_MAX, Lines, encode
 
 RUN = "known to the run"
@@ -75,6 +75,7 @@ class Node:
     gone             why its workers are of no use, as it gave up
     no_place         the same, before it had any in the run
     finds            where the hub is found by those who know of the run; None: nowhere
+    hears            what is for its agent and its workers
     """
 
     def __init__(self, opened: ExitStack) -> None:
@@ -85,18 +86,20 @@ class Node:
         self.gone: list[str] = []
         self.no_place: list[str] = []
         self.finds: Listening | None = None
+        self.hears: list[dict[str, Any]] = []
 
-    def attends(self, hub: Listening) -> Talking:
+    def attends(self, hub: Listening, *, listener: socket.socket | None = None) -> Talking:
         self.link = HubLink(
             ThisNode(node="x", address="127.0.0.1", run=RUN),
             lambda takes_over: Hub(nodes_max=9, takes_over=takes_over),
             say=self.said.append,
+            listener=listener,
             connected=socket.create_connection(hub.address),
             find_hub=lambda: socket.create_connection(self.finds.address) if self.finds is not None else None,
         )
         self.link.open(
             self._loop,
-            lambda worker, message: None,
+            lambda worker, message: self.hears.append(message),
             gone=self.gone.append,
             moved_on=self.said.append,
             waits=self.said.append,
@@ -179,6 +182,19 @@ def test_a_node_that_was_moved_on_from_looks_beyond_those_whom_it_knows(opened: 
     hub.say(MovedOn(why="claim 2 is another's"))
     hub.ends()
     node.turn_until(second.is_called)
+
+
+def test_a_node_that_is_sent_to_itself_asks_others(opened: ExitStack, node: Node) -> None:
+    """By one that looks for the hub, too, and was about to ask this node. It dialled itself, took itself for another
+    node of its name, and ended with 1."""
+    first, second, own = Listening(opened), Listening(opened), socket.create_server(("127.0.0.1", 0))
+    hub = node.attends(first, listener=own)
+    hub.hears()
+    hub.say(Roster(nodes=[second.in_roster("second"), ["x", *own.getsockname()]]))
+    node.turn()
+    hub.say(HubIs(address="127.0.0.1", port=own.getsockname()[1]))
+    node.turn_until(lambda: second.is_called() or node.hears)
+    assert node.hears == []
 
 
 def test_a_newcomer_that_finds_no_hub_says_that_it_may_come_again(

@@ -453,9 +453,7 @@ def _whoever_is_here(granted: object, **here: object) -> bool:
     ("rules", "views", "faults"),
     [
         pytest.param(Rules(may_go_on=_half_is_enough), WORLDS["a majority counts"], 1, id="half is enough"),
-        pytest.param(
-            Rules(may_go_on=_what_refuses_is_dead), WORLDS["a majority counts"], 1, id="what refuses is dead"
-        ),
+        pytest.param(Rules(may_go_on=_what_refuses_is_dead), WORLDS["a majority counts"], 1, id="what refuses is dead"),
         pytest.param(
             Rules(may_go_on=_a_majority_asks_nobody),
             WORLDS["the storage is a witness"],

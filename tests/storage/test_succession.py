@@ -1,4 +1,4 @@
-"""A run loses machines while a save is under way: the next claim is taken at once, and the save is dropped or counts."""
+"""A run loses machines while a save is under way: the next claim is taken at once, and the save is told rightly."""
 
 from __future__ import annotations
 
