@@ -192,11 +192,13 @@ class Checkpointer:
         """Where this reads and writes, without credentials."""
         return self._storage.url
 
-    def claim(self, *, world: dict[str, Any] | None = None) -> Claim:
+    def claim(self, *, world: dict[str, Any] | None = None, answers_for_others: bool = False) -> Claim:
         """The claim of this process, taken now if it has none yet.
 
         Args:
             world: Is written into it, for people.
+            answers_for_others: The beacon of `answers` may be named by a claim under which a process on another machine
+                goes on. So what it answers says nothing, and only the holder's signs of life in the storage count.
 
         Raises:
             ClaimHeld: A live job holds the URL.
@@ -204,7 +206,7 @@ class Checkpointer:
         if (group := self._group()) is not None and group.rank:
             raise CheckpointError("rank 0 holds the claim of all ranks; call claim() there only")
         self._check_open()
-        return self._tenure.claim(world)
+        return self._tenure.claim(world, answers_for_others=answers_for_others)
 
     def adopt(self, claim: Claim) -> None:
         """Goes on under a claim that another process of this job took and gave up: by its death, or by handing it on.

@@ -653,9 +653,9 @@ class HubLink:
     def _where(self) -> Message:
         if self._serving is not None:
             where = HubIs(address=self._place.address, port=self._port or 0, stays=bool(self._serving.missing()))
-        elif self._attending is not None and time.monotonic() - self._attending.heard_s < _SURE_S:
-            where = HubIs(address=self._attending.address[0], port=self._attending.address[1])
-        else:
+        elif (hub := self._attending) is not None and hub.welcome and time.monotonic() - hub.heard_s < _SURE_S:
+            where = HubIs(address=hub.address[0], port=hub.address[1])
+        else:  # or whom this node asks is no hub either: it may be the very one that asks
             where = HubIs()
         return {"to": None, **as_message(where)}
 

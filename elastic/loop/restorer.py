@@ -352,7 +352,7 @@ class StateRestorer:
     def _coordinate(self) -> tuple[Tree, int | None]:
         saver = self._open_saver()
         self._context.moment("claim")
-        claim = partial(saver.claim, self._view_group.nodes)
+        claim = partial(saver.claim, self._view_group.nodes, answers_for_others=self._view_group.unanswered)
         if self._context.launch.restart:  # its storage has worked: what replaces a lost worker does not fail there
             self._claimed = saver.patiently("the claim", claim)
         else:

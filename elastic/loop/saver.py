@@ -121,9 +121,11 @@ class Saver:
             failures_max=sys.maxsize,  # they are counted here, whichever way the saves are made
         )
 
-    def claim(self, nodes: Sequence[str] = ()) -> checkpoint.Claim:
-        """nodes: of the view. Raises checkpoint.ClaimHeld where another job is alive on this URL."""
-        return self._claimed(self._checkpoints.claim(world={"world_size": self.world_size, "nodes": sorted(nodes)}))
+    def claim(self, nodes: Sequence[str] = (), *, answers_for_others: bool = False) -> checkpoint.Claim:
+        """nodes: of the view. answers_for_others: see Checkpointer.claim. Raises checkpoint.ClaimHeld where another job
+        is alive on this URL, or others of this one are."""
+        world = {"world_size": self.world_size, "nodes": sorted(nodes)}
+        return self._claimed(self._checkpoints.claim(world=world, answers_for_others=answers_for_others))
 
     def succeed(
         self, to: checkpoint.Claim, *, answers: tuple[str, dict[str, Any]], nodes: Sequence[str]

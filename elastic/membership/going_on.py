@@ -49,7 +49,7 @@ class GoingOn:
         self._alone_since_s: float | None = None
         self._ask: Ask | None = None  # whose answer counts
         self._busy: set[str] = set()  # workers of which no answer has come, and another one was asked
-        self._unanswered: set[str] = set()  # workers that were asked
+        self._unanswered: set[str] = set()  # workers that were asked, those that are away among them
         self._unsure = False  # whether there is a claim that is known to nobody: one who was asked ended, or went
         self._patience_s = _PATIENCE_S
         self._again_s = 0.0
@@ -87,6 +87,7 @@ class GoingOn:
     def worker_ended(self, worker: str) -> None:
         """Of a node that is here."""
         self._unsure |= worker in self._unanswered
+        self._unanswered.discard(worker)
 
     def reported(self, report: NodeReport) -> None:
         """By a node that comes from another hub."""
@@ -97,6 +98,7 @@ class GoingOn:
         if report.claim is not None:
             self.learn(report.claim)
         self._unsure |= bool(report.asked)
+        self._unanswered -= report.workers.keys() - report.asked  # they have told another hub
 
     def missing(self, present: Collection[str]) -> frozenset[str]:
         """Who may be going on elsewhere, while nobody may here."""
@@ -241,6 +243,11 @@ class GoingOn:
         self._ask = Ask(worker=worker, generation=generation, nodes=nodes, at_s=now_s)
         self._unanswered.add(worker)
         return self._ask
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether a worker may have got a claim that this hub has asked for, and go on under it with another one."""
+        return bool(self._unanswered)
 
     def _has_answered(self, worker: str) -> None:
         self._busy.discard(worker)

@@ -882,6 +882,7 @@ class Hub:
         self._takeover.published()
         self._broken = self._asked = False
         self._put = {}
+        unanswered = self._takeover.is_one or self._going_on.is_unanswered  # by this hub's asking, or an earlier one's
         witness = self._going_on.publishes(self.generation, {worker.node for worker in chosen})
         if not self._finished:
             self._loss = None
@@ -897,6 +898,7 @@ class Hub:
             claim=self._going_on.claim,
             witness=witness,
             begun_elsewhere=self._begun_elsewhere,
+            unanswered=unanswered and not any(worker.has_a_step for worker in chosen),
         )
         self._claim, self._storage_said = number_of(self._going_on.claim), None
         for worker in chosen:

@@ -16,7 +16,7 @@ import pytest
 from elastic.launch.event_loop import turn
 from elastic.launch.hub_link import HubLink, ThisNode
 from elastic.membership.hub import Hub
-from elastic.membership.messages import HubIs, MovedOn, Roster, Started, ViewIsOver, as_message
+from elastic.membership.messages import HubIs, MovedOn, Roster, Started, ViewIsOver, WhereIsTheHub, as_message
 from elastic.membership.wire import LINE_MAX, Lines, encode
 
 RUN = "known to the run"
@@ -195,6 +195,29 @@ def test_a_node_that_is_sent_to_itself_asks_others(opened: ExitStack, node: Node
     hub.say(HubIs(address="127.0.0.1", port=own.getsockname()[1]))
     node.turn_until(lambda: second.is_called() or node.hears)
     assert node.hears == []
+
+
+def test_whom_a_node_has_asked_and_who_has_not_answered_is_not_said_to_be_the_hub(
+    opened: ExitStack, node: Node
+) -> None:
+    """Two that look for the hub ask each other. One of them was told that it was itself the hub, came to itself, and
+    ended with 1."""
+    own = socket.create_server(("127.0.0.1", 0))
+    hub = node.attends(first := Listening(opened), listener=own)
+    hub.hears()
+    assert where_is_the_hub(opened, node, own) == {"address": None, "port": 0}
+    hub.say(Roster(nodes=[first.in_roster("first"), ["x", *own.getsockname()]]))
+    node.turn()
+    assert where_is_the_hub(opened, node, own) == {"address": "127.0.0.1", "port": first.address[1]}
+
+
+def where_is_the_hub(opened: ExitStack, node: Node, own: socket.socket) -> dict[str, Any]:
+    """As that node says, which listens there."""
+    asks = opened.enter_context(socket.create_connection(own.getsockname()))
+    asks.sendall(encode(as_message(WhereIsTheHub(run=RUN))))
+    node.turn_until(lambda: select.select([asks], [], [], 0)[0])
+    (answer,) = Talking(asks).hears()
+    return {name: answer[name] for name in ("address", "port")}
 
 
 def test_a_newcomer_that_finds_no_hub_says_that_it_may_come_again(

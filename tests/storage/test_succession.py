@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from checkpoint import Checkpointer, Claim, ClaimLost, SaveDropped
+from checkpoint import Checkpointer, Claim, ClaimHeld, ClaimLost, SaveDropped
 from checkpoint.runs.beacon import Beacon
 from tests.storage.beside import WITHIN_S, Make, newest, state, writers
 
@@ -94,3 +94,21 @@ def test_a_save_that_is_committed_before_the_next_claim_is_what_that_goes_on_fro
     claim = succeed(runs, runs.claim(), beacon)
     assert claim.resumed_from is not None
     assert claim.resumed_from.step == 2
+
+
+def test_a_beacon_that_answers_for_others_too_says_nothing_of_whether_they_go_on(
+    tmp_path: Path, checkpointer: Make, beacon: Beacon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker took the claim for a hub, and went on with another one. The first hub's newcomers held its beacon for
+    the proof that nobody does, and evicted them."""
+    monkeypatch.setattr("checkpoint.runs.lease.EVERY_S", 0.05)
+    answers = "of the run", beacon.endpoint()
+    holder = checkpointer(tmp_path, answers=answers)
+    holder.save(1, state(1))
+    newcomer = checkpointer(tmp_path, answers=answers, grace_s=3600.0, log=lambda line: None)
+    with pytest.raises(ClaimHeld, match="signs of life"):
+        newcomer.claim(answers_for_others=True)
+    holder.close()
+    heir = checkpointer(tmp_path, answers=answers, grace_s=0.5, log=lambda line: None)
+    assert heir.claim(answers_for_others=True).number == 2
+    assert checkpointer(tmp_path, answers=answers, grace_s=3600.0).claim().number == 3  # whose agent knows them all
