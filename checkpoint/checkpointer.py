@@ -192,11 +192,13 @@ class Checkpointer:
         """Where this reads and writes, without credentials."""
         return self._storage.url
 
-    def claim(self, *, world: dict[str, Any] | None = None) -> Claim:
+    def claim(self, *, world: dict[str, Any] | None = None, answers_for_others: bool = False) -> Claim:
         """The claim of this process, taken now if it has none yet.
 
         Args:
             world: Is written into it, for people and for the caller's own rules; nothing of `checkpoint` reads it.
+            answers_for_others: The beacon of `answers` may be named by a claim under which a process on another machine
+                goes on. So what it answers says nothing, and only the holder's signs of life in the storage count.
 
         Raises:
             ClaimHeld: A live job holds the URL.
@@ -204,7 +206,7 @@ class Checkpointer:
         if (group := self._group()) is not None and group.rank:
             raise CheckpointError("rank 0 holds the claim of all ranks; call claim() there only")
         self._check_open()
-        return self._tenure.claim(world)
+        return self._tenure.claim(world, answers_for_others=answers_for_others)
 
     def adopt(self, claim: Claim) -> None:
         """Goes on under a claim that another process of this job took and gave up: by its death, or by handing it on.
@@ -216,6 +218,7 @@ class Checkpointer:
             claim: As the other process had it.
         """
         self._tenure.adopt(claim)
+        self._goes_on_under(claim)
 
     def succeed(
         self,
@@ -228,7 +231,8 @@ class Checkpointer:
         """Takes the next claim of a run that lost some of its machines, without asking anybody: of those who try, on
         whichever side of a cut network, the storage lets one win, where it creates exclusively (`exclusive`).
 
-        Waits for saves of this process that are under way.
+        Waits for no save of this process that is under way. One that is committed before the claim is taken belongs to
+        what the claim goes on from; each later one is dropped (`SaveDropped`).
 
         Args:
             to: The claim that the run had.
@@ -241,7 +245,9 @@ class Checkpointer:
             StorageError: The storage failed.
         """
         self._check_open()
-        return self._tenure.succeed(to, answers=answers, world=world, ours=ours)
+        claim = self._tenure.succeed(to, answers=answers, world=world, ours=ours)
+        self._goes_on_under(claim)
+        return claim
 
     def move_beacon(self, claim: Claim, *, answers: tuple[str, dict[str, Any]]) -> None:
         """Says that this beacon answers for the claim from now on, since the one that the claim names goes.
@@ -263,6 +269,16 @@ class Checkpointer:
         """The newest claim in storage, whoever holds it; None where there is none, or it cannot be read."""
         newest = read_history(self._storage, self._log).newest_claim
         return read_claim(self._storage, newest, self._log) if newest else None
+
+    def sees(self, claim: Claim) -> bool:
+        """Whether this very claim, which another process has taken, lies in this storage: whether both write to one
+        place. Its number alone says nothing, since every folder counts its claims from 1; nor does its nonce, which
+        a beacon that answers for a whole job gives to each of them.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        return read_claim(self._storage, claim.number, _ignored) == claim
 
     @property
     def exclusive(self) -> bool:
@@ -483,6 +499,10 @@ class Checkpointer:
         """Returns when no save of this process is under way, whatever came of them."""
         for saves in self._saves():
             saves.settle()
+
+    def _goes_on_under(self, claim: Claim) -> None:
+        for saves in self._saves():
+            saves.goes_on_under(claim.number)
 
     def _saves(self) -> Sequence[SavePipeline]:
         return [one.saves for one in (self._local, self._distributed) if one is not None and one.saves is not None]

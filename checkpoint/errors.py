@@ -169,7 +169,8 @@ class WriterDied(CheckpointError):
 
 
 class SaveDropped(CheckpointError):
-    """A save in the background was not made because saves are due faster than they can be written.
+    """A save in the background was not made because saves are due faster than they can be written; or because its job
+    has gone on under another claim meanwhile (`Checkpointer.succeed`).
 
     Attributes:
         step: The step that it would have been of.

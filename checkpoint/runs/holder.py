@@ -87,12 +87,21 @@ def decide(
 
 
 def wait_until_free(
-    holders: Sequence[Claim], *, url: str, job: str | None, grace_s: float, signs: Signs, moved: Moved, log: Log
+    holders: Sequence[Claim],
+    *,
+    url: str,
+    job: str | None,
+    grace_s: float,
+    signs: Signs,
+    moved: Moved,
+    log: Log,
+    unasked: str | None = None,
 ) -> frozenset[int]:
     """Asks all holders until none can be going on; the numbers of those that were only silent. Raises `ClaimHeld`.
 
     signs  claim number -> what its holder changes in the storage as long as it lives
     moved  claim number -> the beacon that took the place of its holder's
+    unasked  the nonce of a beacon that is not asked: it answers whoever goes on
     Ends within about `grace_s`, whatever their number.
     """
     waiting = list(holders)
@@ -105,7 +114,7 @@ def wait_until_free(
         waited_s = time.monotonic() - began_s
         if waited_s - read_s >= _LOOK_S:
             read_s, beacons = waited_s, {one.number: moved(one.number) for one in waiting}
-        answers = _ask_all(waiting, beacons)
+        answers = _ask_all(waiting, beacons, unasked)
         unheard = [one for one, answer in answers if isinstance(answer, Refused | Unknown)]
         if unheard and (waited_s - looked_s >= _LOOK_S or waited_s >= grace_s):
             looked_s = waited_s
@@ -138,9 +147,14 @@ def wait_until_free(
         time.sleep(min(_POLL_S, max(grace_s - waited_s, 0.0)))
 
 
-def _ask_all(holders: Sequence[Claim], beacons: Mapping[int, NamedBeacon | None]) -> list[tuple[Claim, Answer]]:
+def _ask_all(
+    holders: Sequence[Claim], beacons: Mapping[int, NamedBeacon | None], unasked: str | None
+) -> list[tuple[Claim, Answer]]:
     def answer(holder: Claim) -> Answer:
-        return ask_both(holder.endpoint, holder.nonce, beacons[holder.number], timeout_s=_ANSWER_S)
+        own = holder.endpoint if holder.nonce != unasked else None
+        moved = beacons[holder.number]
+        moved = moved if moved is not None and moved.nonce != unasked else None
+        return ask_both(own, holder.nonce, moved, timeout_s=_ANSWER_S)
 
     if len(holders) == 1:
         return [(holders[0], answer(holders[0]))]

@@ -64,6 +64,7 @@ class Tenure:
         self._reopen = reopen
         self._settle = settle
         self._log = log
+        self._unasked: str | None = None  # the nonce of our own beacon, where what that answers says nothing
         self._claim: Claim | None = None
         self._pid = 0
         self._origin: Origin | None = None  # what was loaded, until a claim names it
@@ -83,9 +84,10 @@ class Tenure:
         """Of the claim that is held."""
         return self._claim.number if self._claim is not None and self._pid == os.getpid() else None
 
-    def claim(self, world: dict[str, Any] | None = None) -> Claim:
+    def claim(self, world: dict[str, Any] | None = None, *, answers_for_others: bool = False) -> Claim:
         """The claim to save under, taken now if there is none yet, or if what was loaded asks for another one.
 
+        answers_for_others  see Checkpointer.claim
         Raises ClaimHeld, RunMovedOn, StorageError, and ClaimLost where one was held.
         """
         while self._given_up:  # else they would stand above what we hold
@@ -100,6 +102,7 @@ class Tenure:
                 f"{self._storage.url} cannot create an object only if it is absent; of two jobs that start at the same "
                 "instant both may begin, and one stops at its first save"
             )
+        self._unasked = self._answers[0] if answers_for_others and self._answers is not None else None
         self.wait_for_orphans()  # where there is no claim yet, or nobody is asked
         nonce = self._answers[0] if self._answers is not None else new_claim_nonce()
         endpoint = self._answers[1] if self._answers is not None else self._listen(nonce)
@@ -152,7 +155,6 @@ class Tenure:
         ours: Callable[[Claim], bool],
     ) -> Claim:
         """See Checkpointer.succeed."""
-        self._settle()
 
         def free(holders: Sequence[Claim]) -> frozenset[int]:
             self._replaced.update(one.number for one in holders)
@@ -233,7 +235,8 @@ class Tenure:
 
     def _need_not_ask(self, holder: Claim, index: int) -> bool:
         """What was settled already: by our own claim; by our job, which has moved on from its own processes."""
-        if self._answers is not None and self._answers[0] == (self._moved_to(holder) or holder.nonce):
+        ours = self._answers[0] if self._answers is not None else None
+        if ours not in (None, self._unasked) and ours == (self._moved_to(holder) or holder.nonce):
             return True  # one that has moved away from us answers elsewhere, for a run that has gone on there
         own = self.number
         if own is not None and holder.number <= own:
@@ -260,6 +263,7 @@ class Tenure:
             grace_s=self._grace_s,
             signs=functools.partial(sign_of_life, self._storage),
             moved=functools.partial(read_beacon, self._storage),
+            unasked=self._unasked,
             log=self._log,
         )
 

@@ -42,7 +42,7 @@ class Saving:
         Raises:
             StorageError: The storage failed.
             ClaimLost: A newer claim was taken.
-            SaveDropped: Another save took its place.
+            SaveDropped: Another save took its place, or the job has gone on under another claim.
             CheckpointError: What else failed.
             TimeoutError: After `timeout_s`; the save goes on.
         """

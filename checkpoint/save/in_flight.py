@@ -75,6 +75,7 @@ class InFlightSaves:
         self._newest: Saving | None = None
         self._failures: list[CheckpointError] = []
         self._lost: ClaimLost | None = None
+        self._under = 0  # this process goes on under that claim, which it or another of its job has taken
         self._refused: set[int] = set()
 
     def raise_what_ended_saving(self) -> None:
@@ -91,6 +92,16 @@ class InFlightSaves:
             "  state  what was committed before is whole; everything since then exists in memory only\n"
             "  next   repair the storage; catch this error to train on without, until as many saves failed again"
         ) from failures[-1]
+
+    def goes_on_under(self, claim: int) -> None:
+        """What is under way is of an older claim, and counts if it was committed before this one was taken."""
+        with self._changed:
+            self._under = claim
+            self._lost = None if self._is_passed(self._lost) else self._lost
+
+    def _is_passed(self, error: CheckpointError | None) -> bool:
+        """Whether a save has lost a claim that is this process's no more, since it has a newer one."""
+        return isinstance(error, ClaimLost) and error.ours < self._under
 
     # Halves
 
@@ -228,6 +239,8 @@ class InFlightSaves:
                 return
             if error is None:
                 one.committed()
+            elif self._is_passed(error):
+                error = dropped(one.saving.step, f"it is of an older claim, and the job goes on under {self._under}")
             self._note(one.saving, one.commit, error)
             self._free(half, number)
         self._tell(one.saving, error)

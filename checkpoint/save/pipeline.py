@@ -101,6 +101,10 @@ class SavePipeline:
                 self._in_foreground(why, save, saving, context)
             return saving
 
+    def goes_on_under(self, claim: int) -> None:
+        """See `InFlightSaves`."""
+        self._in_flight.goes_on_under(claim)
+
     def settle(self) -> None:
         """Returns when no save is under way, whatever came of them."""
         self._in_flight.settle()

@@ -17,14 +17,15 @@ class Dial:
     """Calls `done` once, in a later turn of the loop: with the connected socket, or with None.
 
     to       an address: a name is not looked up, for that takes its time, and leads nowhere
-    refused  a kernel has said that nobody is there
+    refused  nobody is there, says a kernel; or something in between, a firewall
+    here     it is this machine's own kernel, which knows
     """
 
     def __init__(self, loop: selectors.BaseSelector, to: Address, done: Callable[[socket.socket | None], None]) -> None:
         family = socket.AF_INET6 if ":" in to[0] else socket.AF_INET
-        self._loop = loop
+        self._loop, self._to = loop, to[0]
         self._done = done
-        self.refused = False
+        self.refused = self.here = False
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._open = True
@@ -47,6 +48,7 @@ class Dial:
         error = self._error or self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             self.refused = error == errno.ECONNREFUSED
+            self.here = self.refused and _is_loop(self._socket.getsockname()[0], self._to)
             self.close()
             self._done(None)
             return
@@ -54,3 +56,9 @@ class Dial:
         self._loop.unregister(self._socket)
         keep_alive(self._socket)
         self._done(self._socket)
+
+
+def _is_loop(own: str, to: str) -> bool:
+    """Whether packets from the one address to the other never leave this machine."""
+    source, target = ipaddress.ip_address(own), ipaddress.ip_address(to)
+    return source == target or (source.is_loopback and target.is_loopback)

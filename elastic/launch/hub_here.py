@@ -95,14 +95,15 @@ class HubHere:
         return heard
 
     def ended(self, connection: LoopConnection) -> None:
-        """The connection did. Whether the process did, too, its machine is asked."""
+        """The connection did. Whether the process did, too, its machine is asked; what its answer proves, succession.py
+        says."""
         node = next((name for name, one in self._nodes.items() if one is connection), None)
         if node is not None:
             connection.close()
             del self._nodes[node]
             if any(isinstance(said, Bye) for said in self._held.pop(node, [])):
                 self._carry_out(self.hub.without(time.monotonic(), node, left=True))
-            self.hub.loses(node, dead=node not in self._listens)
+            self.hub.loses(node, dead=False)
             self._undecided = True
             if node in self._listens:
                 self._ask_if_dead(node)
@@ -205,7 +206,7 @@ class HubHere:
             if sock is not None:
                 sock.close()
             elif dial.refused and node not in self._nodes:
-                self.hub.loses(node, dead=True)
+                self.hub.loses(node, dead=dial.here, refuses=True)
                 self._undecided = True
 
         dial = Dial(self._loop, self._listens[node], done)

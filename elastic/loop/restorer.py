@@ -359,7 +359,7 @@ class StateRestorer:
     def _coordinate(self) -> tuple[Tree, int | None]:
         saver = self._open_saver()
         self._context.moment("claim")
-        claim = partial(saver.claim, self._view_group.nodes)
+        claim = partial(saver.claim, self._view_group.nodes, answers_for_others=self._view_group.unanswered)
         if self._context.launch.restart:  # its storage has worked: what replaces a lost worker does not fail there
             self._claimed = saver.patiently("the claim", claim)
         else:
@@ -403,9 +403,9 @@ class StateRestorer:
             return True
         blind: str | None = None
         if launch.local_rank == 0:
+            assert self._claimed is not None
             with self._look() as storage:
-                newest = storage.newest_claim()
-                if newest is None or newest.number < self.claim:
+                if not storage.sees(self._claimed):
                     blind = socket.gethostname()
                 elif launch.several_nodes and not storage.exclusive:
                     blind = _CANNOT_TELL

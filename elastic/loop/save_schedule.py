@@ -22,7 +22,8 @@ _MEMORY = 5  # saves: one that a busy machine stretched is outvoted
 class SaveSchedule:
     """
     losses  what the run has seen by now
-    last_s  when the last save was begun, on `clock`
+    last_s    when the last save was begun, on `clock`
+    owes_one  a save that was begun has come to nothing, through no fault of the storage: one is due at once
     """
 
     def __init__(
@@ -40,12 +41,15 @@ class SaveSchedule:
         self._clock = clock
         self._wall = wall
         self.last_s = clock()
+        self.owes_one = False
         self._stalls_s: deque[float] = deque(maxlen=_MEMORY)
         self._durable_s: deque[float] = deque(maxlen=_MEMORY)
         self._recorded: cadence.Interval | None = None
         self._seconds = rules.seconds
 
     def is_due(self) -> bool:
+        if self.owes_one:
+            return True
         if self._rules.auto and self._seconds is None:
             self._decide()  # not before the state has told what the run has lost
         since_s = self._clock() - self.last_s

@@ -3,7 +3,8 @@
 Training stops for a periodic save only until the state is copied: the rest is done by a writer process, even if this
 one is killed (checkpoint/save/writer/). One that fails is reported and training goes on, until so many in a row have
 failed that the run stops (SavesFailed) before more work is at risk; the final one must succeed, and is tried again.
-A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written.
+A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written. Unless this side has it: then
+what was under way of the older one is made anew, as the state stands at the next boundary.
 """
 
 from __future__ import annotations
@@ -52,6 +53,17 @@ class Position:
     stopped: str | None = None
 
 
+@dataclass(frozen=True)
+class _UnderWay:
+    """A save that is not known to be committed. claim: under which it was begun   begun_s: by the clock"""
+
+    saving: checkpoint.Saving
+    position: Position
+    claim: int
+    begun_s: float
+    stall_s: float
+
+
 class Saver:
     """Only the coordinator has one.
 
@@ -89,7 +101,7 @@ class Saver:
         self.seen = Losses()
         self._claim = 0
         self._warmed = False
-        self._underway: list[tuple[checkpoint.Saving, Position, float, float]] = []
+        self._underway: list[_UnderWay] = []
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
         self._saved_s = self._opened_s
@@ -109,9 +121,11 @@ class Saver:
             failures_max=sys.maxsize,  # they are counted here, whichever way the saves are made
         )
 
-    def claim(self, nodes: Sequence[str] = ()) -> checkpoint.Claim:
-        """nodes: of the view. Raises checkpoint.ClaimHeld where another job is alive on this URL."""
-        return self._claimed(self._checkpoints.claim(world={"world_size": self.world_size, "nodes": sorted(nodes)}))
+    def claim(self, nodes: Sequence[str] = (), *, answers_for_others: bool = False) -> checkpoint.Claim:
+        """nodes: of the view. answers_for_others: see Checkpointer.claim. Raises checkpoint.ClaimHeld where another job
+        is alive on this URL, or others of this one are."""
+        world = {"world_size": self.world_size, "nodes": sorted(nodes)}
+        return self._claimed(self._checkpoints.claim(world=world, answers_for_others=answers_for_others))
 
     def succeed(
         self, to: checkpoint.Claim, *, answers: tuple[str, dict[str, Any]], nodes: Sequence[str]
@@ -136,7 +150,9 @@ class Saver:
         return claim
 
     def adopt(self, claim: checkpoint.Claim) -> None:
-        """Goes on under the claim of the coordinator before this one, which is gone."""
+        """Goes on under a claim that another worker of the run has taken: the coordinator before this one, which is
+        gone; or one that was asked for it, for a view that this worker is in, too."""
+        self._claim = claim.number
         self._checkpoints.adopt(claim)
 
     def read(self) -> tuple[Position, Tree, int] | None:
@@ -170,10 +186,10 @@ class Saver:
         """The newest save of this run after a multiple of `every` steps, at most `step`, that is whole: (its steps, its
         state). Waits for one that is under way. Raises checkpoint.StorageError, where patience did not help.
         """
-        for saving, position, *_ in self._underway:
-            if position.step <= step:
+        for one in self._underway:
+            if one.position.step <= step:
                 with suppress(checkpoint.CheckpointError):  # `look` says what failed
-                    saving.wait()
+                    one.saving.wait()
 
         def read(at: int) -> Tree | None:
             with suppress(checkpoint.NoCheckpoint, checkpoint.CorruptCheckpoint):
@@ -197,10 +213,10 @@ class Saver:
 
         Raises Evicted.
         """
-        for saving, position, *_ in self._underway:
-            if (position.step, position.stopped) == (step, stopped):
+        for one in self._underway:
+            if (one.position.step, one.position.stopped) == (step, stopped):
                 with suppress(checkpoint.CheckpointError):  # `look` says what failed
-                    saving.wait()
+                    one.saving.wait()
         self.look()
         return self._saved == (step, stopped)
 
@@ -212,19 +228,21 @@ class Saver:
         if not self._warmed and self._clock() - self._opened_s > _WARM_AFTER_S:
             self._warmed = True
             self._checkpoints.warm(self._train_state.objects())
-        while self._underway and self._underway[0][0].done:
-            saving, position, begun_s, stall_s = self._underway.pop(0)
+        while self._underway and self._underway[0].saving.done:
+            one = self._underway.pop(0)
             try:
-                commit = saving.wait()
-                took_s = (saving.ended_s or begun_s) - begun_s
-                self._committed(position, commit, took_s, stall_s)
-                self.schedule.committed(stall_s=stall_s, durable_s=took_s)
-            except checkpoint.SaveDropped:
-                continue  # a newer one took its place
-            except checkpoint.ClaimLost as lost:
-                raise _evicted(lost) from lost
+                commit = one.saving.wait()
+                took_s = (one.saving.ended_s or one.begun_s) - one.begun_s
+                self._committed(one.position, commit, took_s, one.stall_s)
+                self.schedule.committed(stall_s=one.stall_s, durable_s=took_s)
+            except (checkpoint.SaveDropped, checkpoint.ClaimLost) as lost:
+                if one.claim < self._claim:
+                    self.schedule.owes_one = True
+                elif isinstance(lost, checkpoint.ClaimLost):
+                    raise _evicted(lost) from lost
+                # else a newer save took its place
             except checkpoint.CheckpointError as failure:
-                self._failed(position, failure)
+                self._failed(one.position, failure)
 
     def check(self, *, step: int) -> None:
         """Before more is computed. Raises SavesFailed, where too many saves have failed since the last commit.
@@ -278,7 +296,7 @@ class Saver:
             if self._warmed:
                 saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False)
                 stall_s = self._has_saved() - begun_s
-                self._underway.append((saving, position, begun_s, stall_s))
+                self._underway.append(_UnderWay(saving, position, self._claim, begun_s, stall_s))
                 self._events.emit(schema.Staged(step=position.step, seconds=stall_s))
                 commit = None
             else:
@@ -302,7 +320,7 @@ class Saver:
 
     def _has_saved(self) -> float:
         """The time, from which the next save is counted."""
-        self.schedule.last_s = self._clock()
+        self.schedule.last_s, self.schedule.owes_one = self._clock(), False
         return self.schedule.last_s
 
     def _await(self, saving: checkpoint.Saving) -> None:

@@ -44,7 +44,7 @@ class ViewGroup:
                                   nobody does
     claim  that the run writes under, as the hub knows it
     nodes  of each worker
-    witness, begun_elsewhere  see NewView
+    witness, begun_elsewhere, unanswered  see NewView
     """
 
     view: View
@@ -63,7 +63,7 @@ class ViewGroup:
         self.beacon: tuple[str, dict[str, object]] | None = None
         self.claim: dict[str, Any] | None = None
         self.nodes: list[str] = []
-        self.witness = self.begun_elsewhere = False
+        self.witness = self.begun_elsewhere = self.unanswered = False
 
     def join(self) -> None:
         """The one view of this process. Raises RendezvousTimeout, PeerLost."""
@@ -95,6 +95,7 @@ class ViewGroup:
         context.moment("form")
         self.claim, self.nodes = details.claim, details.nodes
         self.witness, self.begun_elsewhere = details.witness, details.begun_elsewhere
+        self.unanswered = details.unanswered
         self.beacon = (details.beacon["nonce"], details.beacon["endpoint"]) if details.beacon else None
         address = context.launch.address or ("127.0.0.1" if details.one_node else host_address(None))
         self._form(view, rank, live.board(), address)

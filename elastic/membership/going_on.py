@@ -17,6 +17,7 @@ LET_FIRST_S = {Share.MOST: 0.0, Share.HALF: 1.0, Share.FEW: 2.5}  # so long a si
 _AGAIN_S = 1.0  # after a storage that failed
 _PATIENCE_S = 5.0  # with a worker that is at its storage, before another one is asked; then twice as long, and so on
 ClaimDocument = dict[str, Any]
+_Name = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +41,15 @@ class GoingOn:
         self._known: tuple[KnownView, ...] = ()
         self._left: set[str] = set()
         self._dead: set[str] = set()
-        self._read: dict[str, set[object]] = {}  # node -> nonces of claims that it has read in its storage
-        self._nonces: set[object] = set()  # of the run's claims
+        self._refusing: set[str] = set()
+        self._read: dict[str, set[_Name]] = {}  # node -> claims that it has read in its storage
+        self._claims: set[_Name] = set()  # of the run
         self._sees: set[str] = set()  # nodes that have read one of these, or have agreed that all do
         self._granted: frozenset[str] | None = None
         self._alone_since_s: float | None = None
         self._ask: Ask | None = None  # whose answer counts
         self._busy: set[str] = set()  # workers of which no answer has come, and another one was asked
-        self._unanswered: set[str] = set()  # workers that were asked
+        self._unanswered: set[str] = set()  # workers that were asked, those that are away among them
         self._unsure = False  # whether there is a claim that is known to nobody: one who was asked ended, or went
         self._patience_s = _PATIENCE_S
         self._again_s = 0.0
@@ -59,8 +61,12 @@ class GoingOn:
         self._left.add(node)
 
     def dead(self, node: str) -> None:
-        """The kernel of its machine says that its process has ended."""
+        """The kernel of this machine, which is its own, says that its process has ended."""
         self._dead.add(node)
+
+    def refuses(self, node: str) -> None:
+        """Its machine does not take connections for it, or something in between says so."""
+        self._refusing.add(node)
 
     def is_away(self, node: str) -> None:
         """It is not with this hub any more. Even if it comes back: it may have been with others meanwhile, who took
@@ -74,12 +80,14 @@ class GoingOn:
         """newest: the claim that one of its workers has read in its storage"""
         self._left.discard(node)
         self._dead.discard(node)
+        self._refusing.discard(node)
         if newest is not None:
-            self._read.setdefault(node, set()).add(newest.get("nonce"))
+            self._read.setdefault(node, set()).add(_name_of(newest))
 
     def worker_ended(self, worker: str) -> None:
         """Of a node that is here."""
         self._unsure |= worker in self._unanswered
+        self._unanswered.discard(worker)
 
     def reported(self, report: NodeReport) -> None:
         """By a node that comes from another hub."""
@@ -90,10 +98,11 @@ class GoingOn:
         if report.claim is not None:
             self.learn(report.claim)
         self._unsure |= bool(report.asked)
+        self._unanswered -= report.workers.keys() - report.asked  # they have told another hub
 
     def missing(self, present: Collection[str]) -> frozenset[str]:
         """Who may be going on elsewhere, while nobody may here."""
-        found = may_go_on(self._known, present=present, left=self._left, dead=self._dead)
+        found = self._may_go_on(present)
         return frozenset() if isinstance(found, GoOn) else self.nodes - set(present) - self._left
 
     @property
@@ -151,13 +160,13 @@ class GoingOn:
             self._sees |= self.nodes
 
     def _sees_storage(self, node: str) -> bool:
-        return node in self._sees or not self._nonces.isdisjoint(self._read.get(node, ()))
+        return node in self._sees or not self._claims.isdisjoint(self._read.get(node, ()))
 
     # going on
 
     def learn(self, claim: ClaimDocument) -> bool:
         """Of the run. Whether it is newer than the one that is known."""
-        self._nonces.add(claim.get("nonce"))
+        self._claims.add(_name_of(claim))
         is_newer = (number_of(claim) or 0) > (number_of(self.claim) or 0)
         if is_newer:
             self.claim = claim
@@ -198,7 +207,7 @@ class GoingOn:
         present  nodes that are here
         holding  those of them whose workers hold the state
         """
-        found: GoOn | Claim | Stay = may_go_on(self._known, present=present, left=self._left, dead=self._dead)
+        found = self._may_go_on(present)
         newest = number_of(self.claim)
         if isinstance(found, GoOn) and self._unsure and newest is not None:
             found = Claim(after=newest, share=Share.MOST, why="a worker that was to take the next claim is gone")
@@ -235,9 +244,17 @@ class GoingOn:
         self._unanswered.add(worker)
         return self._ask
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether a worker may have got a claim that this hub has asked for, and go on under it with another one."""
+        return bool(self._unanswered)
+
     def _has_answered(self, worker: str) -> None:
         self._busy.discard(worker)
         self._unanswered.discard(worker)
+
+    def _may_go_on(self, present: Collection[str]) -> GoOn | Claim | Stay:
+        return may_go_on(self._known, present=present, left=self._left, dead=self._dead, refusing=self._refusing)
 
     def waits_s(self, now_s: float) -> float:
         """Since when somebody is missing."""
@@ -253,3 +270,9 @@ def nodes_of(claim: Mapping[str, Any]) -> frozenset[str]:
     world = claim.get("world")
     nodes = world.get("nodes") if isinstance(world, Mapping) else None
     return frozenset(map(str, nodes)) if isinstance(nodes, list) else frozenset()
+
+
+def _name_of(claim: Mapping[str, Any]) -> _Name:
+    """What no claim of another folder has. Folders count alike, and an agent's beacon gives all claims of its life one
+    nonce."""
+    return tuple(str(claim.get(key)) for key in ("claim", "nonce", "taken_at"))

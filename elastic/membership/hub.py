@@ -231,17 +231,20 @@ class Hub:
         self.loses(node, dead=dead)
         return self.follows(now_s)
 
-    def loses(self, node: str, *, dead: bool) -> None:
+    def loses(self, node: str, *, dead: bool, refuses: bool = False) -> None:
         """An agent is not to be reached any more: its workers are gone, or go on elsewhere. What follows from all that
         are lost together is decided once.
 
-        dead  its process has ended, as the kernel of its machine says
+        dead     its process has ended, as the kernel of this machine says, which is its own
+        refuses  its machine does not take connections for it, or something in between says so
         """
         self._takeover.lost(node)
         self._going_on.is_away(node)
         self._refused.discard(node)
         if dead:
             self._going_on.dead(node)
+        if refuses:
+            self._going_on.refuses(node)
         if node in self._nodes:
             del self._nodes[node]
             self._roster_changed = True
@@ -880,6 +883,7 @@ class Hub:
         self._takeover.published()
         self._broken = self._asked = False
         self._put = {}
+        unanswered = self._takeover.is_one or self._going_on.is_unanswered  # by this hub's asking, or an earlier one's
         witness = self._going_on.publishes(self.generation, {worker.node for worker in chosen})
         if not self._finished:
             self._loss = None
@@ -895,6 +899,7 @@ class Hub:
             claim=self._going_on.claim,
             witness=witness,
             begun_elsewhere=self._begun_elsewhere,
+            unanswered=unanswered and not any(worker.has_a_step for worker in chosen),
         )
         self._claim, self._storage_said = number_of(self._going_on.claim), None
         for worker in chosen:

@@ -372,6 +372,8 @@ class NewView:
     """claim    that the run writes under; None: the coordinator takes it, or the workers know it
     witness  all nodes of the view see it in the storage
     begun_elsewhere  the run has had views, and nobody of them is here: its storage must show that it has begun
+    unanswered  nobody here holds the run's state, and others may be going on under a claim for which this hub's agent
+                answers: one that is away now was asked for it
     """
 
     generation: int
@@ -385,6 +387,7 @@ class NewView:
     claim: dict[str, Any] | None = None
     witness: bool = False
     begun_elsewhere: bool = False
+    unanswered: bool = False
 
     def __post_init__(self) -> None:
         check_claim(self.claim)

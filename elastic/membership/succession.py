@@ -6,6 +6,9 @@ of the last view's nodes needs one of
     the run's storage, where all nodes of that view see it   the next claim, of which storage gives one (claims.py)
     a strict majority of the last view's nodes               where the storage is a folder of each node's own
 
+A machine that refuses connections proves nothing: a firewall in between may say so, and what is behind it go on. Only
+of its own processes a machine's kernel knows that they have ended.
+
 A view trains only once all of its workers have met in it, and whoever decides knows the last view of each node that is
 with it. So the sides that may go on from one view, or from the one that came of it, always share a node or the claim:
 the argument of dynamic voting (Jajodia and Mutchler, 1990), with the storage as a witness that has every vote.
@@ -67,14 +70,21 @@ class Stay:
 
 
 def may_go_on(
-    known: Iterable[KnownView], *, present: Collection[str], left: Collection[str], dead: Collection[str]
+    known: Iterable[KnownView],
+    *,
+    present: Collection[str],
+    left: Collection[str],
+    dead: Collection[str],
+    refusing: Collection[str] = (),
 ) -> GoOn | Claim | Stay:
     """
     known    the last views of all nodes that are present: those that they have met in, and what was published since
     present  nodes that are here
     left     nodes that said that they go
-    dead     nodes whose process has ended, as the kernel of their machine says; the storage is not told that, so it is
-             asked all the same: what says so may be in between
+    dead     nodes of this machine whose process has ended, as its kernel says; the storage is not told that, so it is
+             asked all the same
+    refusing  nodes whose address refuses connections: they are dead, it seems, and a majority of the others need not
+             let anybody ask the storage first
     """
     bases = _possible(known)
     claims = [view.claim for view in bases if view.claim is not None]
@@ -86,11 +96,10 @@ def may_go_on(
         if not missing:
             continue
         voters = view.nodes - set(left) - set(dead)
-        share = _share(len(here), len(voters))
-        if (view.claim is None or view.counted) and share != Share.MOST:
+        if (view.claim is None or view.counted) and _share(len(here), len(voters)) != Share.MOST:
             return Stay(_stay(view, here, missing))
         if view.claim is not None:
-            shares.append(share)
+            shares.append(_share(len(here), len(voters - set(refusing))))
             why = f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere"
     return Claim(after=max(claims), share=max(shares, key=lambda one: one.value), why=why) if why else GoOn()
 

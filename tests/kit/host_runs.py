@@ -55,6 +55,7 @@ class HostRun:
     steps     of the script
     options   further flags of the launcher
     script    further flags of the script
+    shared    False: each host has a folder of its own, which only that host's workers write to
     """
 
     def __init__(
@@ -69,17 +70,20 @@ class HostRun:
         endpoint: str = f"{name(1)}:{PORT}",
         options: Sequence[str] = (),
         script: Sequence[str] = (),
+        shared: bool = True,
     ) -> None:
         self.hosts = hosts
         self.url = folder / "run"
         self._folder = folder
+        self._shared = shared
         self._hurry = folder / "hurry"
         self._steps = steps
-        meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint},{self.url}", "--rdzv-id=hosts"]
+        meeting = f"{endpoint},{self.url}" if shared else endpoint
+        meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={meeting}", "--rdzv-id=hosts"]
         launcher = [sys.executable, "-m", "elastic", "run", *meet, f"--nproc-per-node={workers}", *options]
         flags = [f"--steps={steps}", f"--seed={seed}", "--save-every=50", f"--slow-until={self._hurry}", *script]
         self._command = [*launcher, str(SCRIPT), str(self.url), *flags]
-        self._events = _Following(self.url / "events")
+        self._events = _Following(folder, "run*/events")
         self._on: list[int] = []  # hosts, in the order in which they came
         drill = DrillFolder(folder / "drill")
         drill.begin_launch()
@@ -103,7 +107,12 @@ class HostRun:
         ]
         for host in hosts:
             self._on.append(host)
-            self.hosts.start(host, command, env=self._environment, output=self._output(host), cwd=ROOT)
+            own = [str(self.url_of(host)) if part == str(self.url) else part for part in command]
+            self.hosts.start(host, own, env=self._environment, output=self._output(host), cwd=ROOT)
+
+    def url_of(self, host: int) -> Path:
+        """Where this host's workers save."""
+        return self.url if self._shared else self._folder / f"run-{name(host)}"
 
     def wait_for(self, what: str, holds: Callable[[list[Event]], object], *, within_s: float = WITHIN_S) -> None:
         """Until that is true of the events so far."""
@@ -133,11 +142,19 @@ class HostRun:
         assert outcome is not None, f"{name(host)} was killed\n{self.state()}"
         return outcome
 
-    def finish(self, *, reference: Sequence[Event] | str | None, lost: int, within_s: float = WITHIN_S) -> HostsEnd:
+    def finish(
+        self,
+        *,
+        reference: Sequence[Event] | str | None,
+        lost: int,
+        within_s: float = WITHIN_S,
+        saved_by: int | None = None,
+    ) -> HostsEnd:
         """Waits until no host runs it any more, and judges it.
 
         reference  an undisturbed run's events or final digest
         lost       how many workers were taken from it
+        saved_by   the host whose folder has what was saved, where each has its own
         """
         self._hurry.touch()
         deadline = time.monotonic() + within_s
@@ -145,12 +162,9 @@ class HostRun:
             assert time.monotonic() < deadline, f"not ended within {within_s:g} s\n{self.state()}"
             time.sleep(POLL_S)
         ended = {host: outcome for host in dict.fromkeys(self._on) if (outcome := self.hosts.ended(host)) is not None}
-        events = self.events()
-        return HostsEnd(
-            ended,
-            events,
-            review(str(self.url), events, steps=self._steps, reference=reference, lost_max=lost, one_launch=True),
-        )
+        events, url = self.events(), str(self.url_of(saved_by or 0))
+        verdict = review(url, events, steps=self._steps, reference=reference, lost_max=lost, one_launch=True)
+        return HostsEnd(ended, events, verdict)
 
     def assert_kept(self, end: HostsEnd, *, ended: Iterable[int]) -> None:
         """Every promise; and these hosts' commands, and no others', ended by themselves, with status 0 and in order."""
@@ -217,16 +231,16 @@ class HostRun:
 
 
 class _Following:
-    """The events of a run under way, as read_events() gives them; each line is read once."""
+    """The events of a run under way, as read_events() gives them; each line is read once. From all such folders."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, folders: str) -> None:
+        self._folder, self._files = folder, f"{folders}/[!.]*.jsonl"
         self._offsets: dict[Path, int] = {}
         self._by_worker: dict[str, list[Event]] = defaultdict(list)
         self._merged: list[Event] = []
 
     def read(self) -> list[Event]:
-        fresh = [event for path in sorted(self._folder.glob("[!.]*.jsonl")) for event in self._more(path)]
+        fresh = [event for path in sorted(self._folder.glob(self._files)) for event in self._more(path)]
         for event in fresh:
             self._by_worker[event["worker"]].append(event)
         if fresh:

@@ -47,6 +47,19 @@ def test_a_dial_that_another_one_closes_in_the_same_turn_is_not_answered(
     answered[0].close()
 
 
+@pytest.mark.parametrize("own", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_of_this_machine_s_own_addresses_a_refusal_is_the_word_of_its_kernel(
+    loop: selectors.BaseSelector, own: str
+) -> None:
+    """Only that proves that a process has ended (tests/hosts/test_no_witness.py has another machine's)."""
+    with socket.socket(socket.AF_INET6 if ":" in own else socket.AF_INET) as taken:
+        taken.bind((own, 0))  # and does not listen
+        dial = Dial(loop, taken.getsockname()[:2], lambda sock: None)
+        while loop.get_map():
+            assert turn(loop, WITHIN_S)
+    assert (dial.refused, dial.here) == (True, True)
+
+
 def test_who_takes_the_number_of_a_closed_one_is_not_called_for_it(loop: selectors.BaseSelector) -> None:
     """The number of the closed one is the lowest free one: the next socket that is opened has it."""
     called: list[str] = []

@@ -415,6 +415,24 @@ def test_another_is_asked_where_one_stays_in_its_storage_and_who_waits_too_long_
     assert "A may be going on elsewhere" in run.said("B", "run_is_over")[-1]["why"]
 
 
+@pytest.mark.parametrize("answers", [False, True])
+def test_newcomers_hear_that_one_who_is_away_may_go_on_under_a_claim_of_this_hub_s_asking(answers: bool) -> None:
+    """Its agent's beacon stands in that claim, and answers them: they would take the next one, and evict others."""
+    run = Run("ABC", witness=True)
+    run.is_killed("A", "A0", step=7)
+    run.orders(run.hub.lost(0.0, "B", dead=False))
+    run.over("C")
+    (words,) = run.said("C", "claim")
+    if answers:
+        run.tell("C", "claimed", worker="C0", generation=words["generation"], claim=None, why="it failed")
+    run.orders(run.hub.lost(0.0, "C", dead=False))
+    run.tell("A", "started", worker="A1", local_rank=0)
+    run.tell("A", "ready", worker="A1", shares=8, identity="one")
+    run.later(3.0)
+    assert run.view("A") == "A1"
+    assert run.said("A", "view")[-1]["unanswered"] == (not answers)
+
+
 def test_an_answer_that_comes_when_all_are_back_makes_the_next_view_save_under_that_claim() -> None:
     run = Run("ABC", witness=True)
     run.orders(run.hub.lost(0.0, "C", dead=False))

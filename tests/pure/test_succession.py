@@ -33,7 +33,7 @@ def view(nodes: str, *, generation: int = 1, **facts: Any) -> KnownView:
         pytest.param([view("ab")], "a", "", "b", "on", id="of two one is dead"),
         pytest.param([view("abcde")], "ab", "", "c", "stay", id="two of the four that live"),
         pytest.param([view("abc", claim=4)], "ab", "", "", "claim 4", id="a majority asks, too"),
-        pytest.param([view("abc", claim=4)], "ab", "", "c", "claim 4", id="what looks dead is not taken on trust"),
+        pytest.param([view("abc", claim=4)], "ab", "", "c", "claim 4", id="what is dead is not taken on trust"),
         pytest.param([view("abc", claim=4)], "a", "", "", "few 4", id="one of three lets the two go first"),
         pytest.param([view("abcd", claim=4)], "ab", "", "", "half 4", id="one half, for a moment"),
         pytest.param([view("abc", claim=4, counted=True)], "a", "", "", "stay", id="not everybody knows of the claim"),
@@ -55,6 +55,16 @@ def test_may_go_on(known: list[KnownView], present: str, left: str, dead: str, v
         assert verdict == ("on" if isinstance(found, GoOn) else "stay")
     else:
         assert verdict == f"{'claim' if found.share == Share.MOST else found.share.name.lower()} {found.after}"
+
+
+def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first() -> None:
+    """A firewall that says so may be all that is between two sides, and those behind it go on."""
+    alone = {"present": "a", "left": "", "dead": ""}
+    assert isinstance(may_go_on([view("ab")], **alone, refusing="b"), Stay)
+    assert isinstance(may_go_on([view("abcde")], **alone, refusing="bcde"), Stay)
+    assert isinstance(may_go_on([view("ab", claim=1, counted=True)], **alone, refusing="b"), Stay)
+    witnessed = [may_go_on([view("abc", claim=1)], **alone, refusing=refusing) for refusing in ("", "bc")]
+    assert [found.share for found in witnessed if isinstance(found, Claim)] == [Share.FEW, Share.MOST]
 
 
 def test_why_they_stay_names_those_who_are_missing() -> None:
@@ -257,21 +267,34 @@ def _of_hub(world: Small, number: int, hub: HubOf, rules: Rules) -> Iterator[Sma
         return  # somebody may still train
     fresh = KnownView(generation=newest.generation + 1, nodes=survivors)
     claims = [one.claim for one in known if one.claim is not None]
-    match rules.may_go_on(known, present=here, left=hub.left, dead=""):
-        case GoOn():
-            if rules.regroups or fresh.nodes != newest.nodes:
-                yield world.set_hub(number, published=replace(fresh, claim=max(claims, default=None)))
-        case Claim(after=after):
-            granted = hub.granted
-            if granted is not None and rules.suffices(granted[1], holding=survivors, left=hub.left):
-                yield world.set_hub(number, published=replace(fresh, claim=granted[0]), granted=None, asked=None)
-            elif hub.asked != survivors and len(world.asking) < 2:
-                to = max([after, *([granted[0]] if granted is not None else [])])
-                for worker in sorted(survivors):
-                    if all(one.worker != worker for one in world.asking):
-                        asking = world.asking | {Asking(number, worker, to, survivors)}
-                        yield replace(world, asking=asking).set_hub(number, asked=survivors, granted=None)
-                        break
+    for found in _verdicts(world, hub, known, here, rules):
+        match found:
+            case GoOn():
+                if rules.regroups or fresh.nodes != newest.nodes:
+                    yield world.set_hub(number, published=replace(fresh, claim=max(claims, default=None)))
+            case Claim(after=after):
+                granted = hub.granted
+                if granted is not None and rules.suffices(granted[1], holding=survivors, left=hub.left):
+                    yield world.set_hub(number, published=replace(fresh, claim=granted[0]), granted=None, asked=None)
+                elif hub.asked != survivors and len(world.asking) < 2:
+                    to = max([after, *([granted[0]] if granted is not None else [])])
+                    for worker in sorted(survivors):
+                        if all(one.worker != worker for one in world.asking):
+                            asking = world.asking | {Asking(number, worker, to, survivors)}
+                            yield replace(world, asking=asking).set_hub(number, asked=survivors, granted=None)
+                            break
+
+
+def _verdicts(
+    world: Small, hub: HubOf, known: frozenset[KnownView], here: set[str], rules: Rules
+) -> set[GoOn | Claim | Stay]:
+    """Of one that knows nothing of those who are not here; and of one that knows who of them is dead, and to whom a
+    firewall says so of all."""
+    dead = {name for name, node in world.nodes if not node.alive}
+    absent = {name for name, _ in world.nodes} - here
+    silence = rules.may_go_on(known, present=here, left=hub.left, dead=set(), refusing=set())
+    word = rules.may_go_on(known, present=here, left=hub.left, dead=dead, refusing=absent)
+    return {silence, word}
 
 
 def _answered(world: Small, asking: Asking, rules: Rules) -> Small:
@@ -416,6 +439,12 @@ def _any_of_us_is_enough(*, to: int, nodes: set[str], newest: int, its_nodes: se
     return newest <= to or not set(nodes).isdisjoint(its_nodes)
 
 
+def _what_refuses_is_dead(
+    known: Iterable[KnownView], *, dead: set[str], refusing: set[str], **who: Any
+) -> GoOn | Claim | Stay:
+    return may_go_on(known, dead=dead | refusing, **who)
+
+
 def _whoever_is_here(granted: object, **here: object) -> bool:
     return True
 
@@ -424,6 +453,7 @@ def _whoever_is_here(granted: object, **here: object) -> bool:
     ("rules", "views", "faults"),
     [
         pytest.param(Rules(may_go_on=_half_is_enough), WORLDS["a majority counts"], 1, id="half is enough"),
+        pytest.param(Rules(may_go_on=_what_refuses_is_dead), WORLDS["a majority counts"], 1, id="what refuses is dead"),
         pytest.param(
             Rules(may_go_on=_a_majority_asks_nobody),
             WORLDS["the storage is a witness"],

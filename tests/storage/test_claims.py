@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,19 @@ def test_a_claim_overwritten_by_a_racing_writer_is_lost(tmp_path: Path, checkpoi
     (tmp_path / "claims" / "00000001.json").write_bytes((tmp_path / "other" / "claims" / "00000001.json").read_bytes())
     with pytest.raises(ClaimLost, match="another writer holds its number"):
         saved.save(2, STATE)
+
+
+def test_a_claim_is_seen_in_the_storage_where_it_was_taken_and_in_no_other(tmp_path: Path, checkpointer: Make) -> None:
+    """Two folders of one job have claims alike: one number, and one beacon that answers for both."""
+    with closing(Beacon(nonce="of the job", job=None)) as beacon:
+        answers = "of the job", beacon.endpoint()
+        here, there = (checkpointer(tmp_path / name, answers=answers) for name in ("here", "there"))
+        taken, alike = here.claim(), there.claim()
+        assert (taken.number, taken.nonce) == (alike.number, alike.nonce)
+        as_told = type(taken).from_document(taken.document())
+        assert checkpointer(tmp_path / "here").sees(as_told)
+        assert not there.sees(as_told)
+        assert not checkpointer(tmp_path / "empty").sees(as_told)
 
 
 def test_closing_leaves_no_thread_socket_or_descriptor(tmp_path: Path) -> None:

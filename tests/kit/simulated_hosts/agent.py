@@ -378,7 +378,7 @@ class Agent:
             if wire is not None:
                 wire.close(self.machine)
             elif refused and self.serving is not None and self.serving is hub and node not in self._attached:
-                self.serving.loses(node, dead=True)
+                self.serving.loses(node, dead=False, refuses=True)
                 self._settle()
 
         self._world.network.dial(self.machine, node, done)

@@ -3,7 +3,8 @@
     crash      the machine's connections are reset; who dials it is refused
     power      it is silent, and stays so
     freeze     nothing happens there for a while: then it goes on as if no time had passed (a stopped virtual machine)
-    cut        nothing gets from one machine to another; TCP sends it again once that is healed
+    cut        nothing gets from one machine to another; TCP sends it again once that is healed. Or what lies in between
+               refuses connections meanwhile (iptables -j REJECT)
 
 Everything is a function of one seed: `random` is asked in the order in which things happen.
 """
@@ -145,6 +146,7 @@ class Network:
         self._order = itertools.count()
         self._next: list[tuple[float, int, Act]] = []
         self._cut: set[tuple[str, str]] = set()
+        self._rejects: set[tuple[str, str]] = set()
         self._isolated: set[str] = set()
         self._healed_for_good = False
         self.machines: dict[str, Machine] = {}
@@ -168,10 +170,12 @@ class Network:
 
     # cuts
 
-    def cut(self, one: str, other: str, *, both_ways: bool = True) -> None:
+    def cut(self, one: str, other: str, *, both_ways: bool = True, rejects: bool = False) -> None:
         if self._healed_for_good:
             return
         self._cut.add((one, other))
+        if rejects:
+            self._rejects |= {(one, other), (other, one)}
         if both_ways:
             self._cut.add((other, one))
 
@@ -185,9 +189,11 @@ class Network:
 
     def mends(self, one: str, other: str) -> None:
         self._cut -= {(one, other), (other, one)}
+        self._rejects -= {(one, other), (other, one)}
 
     def heal(self, *, for_good: bool = False) -> None:
         self._cut.clear()
+        self._rejects.clear()
         self._healed_for_good |= for_good
 
     def isolate(self, name: str) -> None:
@@ -203,12 +209,14 @@ class Network:
         return self.gets(one, other) and self.gets(other, one)
 
     def dial(self, caller: Machine, to: str, done: Callable[[Wire | None, bool], None]) -> None:
-        """done: with the connection; or with None, and whether the machine has refused. Not called before somebody
-        answers."""
+        """done: with the connection; or with None, and whether the machine has refused, or what lies in between. Not
+        called before somebody answers."""
         other = self.machines[to]
 
         def arrives() -> None:
-            if not self.both_ways(caller.name, to) or (other.alive and other.is_frozen):
+            if (caller.name, to) in self._rejects:
+                caller.after(self.delay_s(), lambda: done(None, True))
+            elif not self.both_ways(caller.name, to) or (other.alive and other.is_frozen):
                 caller.after(AGAIN_S, arrives)
             elif not other.alive:
                 caller.after(self.delay_s(), lambda: done(None, True))

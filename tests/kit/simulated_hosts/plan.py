@@ -43,6 +43,7 @@ def simulate(seed: int) -> World:
     witness = chance.random() < 0.7
     nodes_min = chance.choice([1, 1, 1, 2])
     world = World(seed, NODES[:count], witness=witness, nodes_min=nodes_min)
+    world.rejects = random.Random(f"rejects {seed}").random() < 0.5
     if chance.random() < 0.4:
         world.storage_delays_s = (0.05, chance.choice([1.0, 3.0]))
     try:
@@ -119,7 +120,7 @@ def _fault(world: World, chance: random.Random, kind: str) -> None:
 
             def cuts() -> None:
                 for one, other in across:
-                    network.cut(one, other)
+                    network.cut(one, other, rejects=kind != "split" and world.rejects)
 
             network.after(0.0 if kind == "split" else 0.1, cuts)
         case "isolate" if len(names) > 1:

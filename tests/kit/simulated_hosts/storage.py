@@ -36,13 +36,15 @@ class Storage:
     def newest(self) -> int:
         return len(self.claims)
 
-    def begins(self, lives: Lives, *, beacon: str, answers: bool, nodes: list[str]) -> Document:
+    def begins(self, lives: Lives, *, beacon: str, answers: bool, unanswered: bool, nodes: list[str]) -> Document:
         """For workers that hold no state. Raises Refused where the holder of the newest claim is alive, as far as can
         be told (checkpoint/runs/tenure.py, holder.py).
 
-        answers  the newest claim's beacon does
+        answers     the newest claim's beacon does
+        unanswered  see messages.NewView: of ours, that says nothing
         """
-        if self.claims and self.beacon != beacon and (answers or self.lives()):
+        ours = self.beacon == beacon
+        if self.claims and not (ours and not unanswered) and ((answers and not ours) or self.lives()):
             raise Refused(self.claims[-1])
         return self._create(lives, beacon, nodes)
 

@@ -356,7 +356,8 @@ class Worker:
                 return
             try:
                 answers = self._world.beacon_answers(self.agent.name)
-                claim = self._storage.begins(self.lives, beacon=beacon, answers=answers, nodes=sorted(group.nodes))
+                facts = {"beacon": beacon, "answers": answers, "unanswered": group.view["unanswered"]}
+                claim = self._storage.begins(self.lives, **facts, nodes=sorted(group.nodes))
             except Refused as refused:
                 self.ends(1, error=f"checkpoint.errors.ClaimHeld: {refused}")
                 return

@@ -45,6 +45,7 @@ class World:
         self.witness = witness
         self.storage = Storage()
         self._folders: dict[str, Storage] = {}
+        self.rejects = False  # whether what resets connections refuses new ones
         self.storage_delays_s = (0.02, 0.2)
         self.storage_fails_s = 3.0
         self._storage_down, self.storage_changed_s = False, 0.0
