@@ -81,7 +81,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         self._virtual_workers = virtual_workers or int(os.environ.get("ELASTIC_VIRTUAL_WORKERS", "0"))
         self._batch_size = batch_size
         self._arguments = arguments
-        self._trainer: Any = None
+        self._loaded = False
         self._stack = ExitStack()
         self._section = ExitStack()
         self._step: PlainStep | None = None
@@ -96,18 +96,34 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         _check_before(self.lightning_module.trainer)
         super().setup_environment()
 
-    def setup(self, trainer: Any) -> None:
-        self._trainer = trainer
-        super().setup(trainer)
-
     def process_dataloader(self, loader: Any) -> Any:
         """The train loader's dataset is read by the run; other loaders are read whole by each worker."""
-        trainer = self._trainer
-        if trainer is None or trainer.state.fn != TrainerFn.FITTING or not trainer.training:
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return loader
-        if self.run is not None:
+        if self._loaded:
             raise ConfigError("the train loader is made a second time\n  next  one train loader, and one fit for a run")
+        self._loaded = True
         _check(trainer, loader, url=self._url, virtual_workers=self._virtual_workers, arguments=self._arguments)
+        batch_size = self._batch_size or loader.batch_size
+        steps = _Steps(loader, batch_size, order=self._arguments.get("order"))
+        if self.optimizers:
+            self._open(steps, loader)
+        else:  # a hook asked for `estimated_stepping_batches`, before there is anything to train with
+            fit = trainer.fit_loop
+
+            def set_up() -> None:
+                """In place of the fit loop's own, which has the loader already."""
+                if self.optimizers:
+                    del fit.setup_data
+                    self._open(steps, loader)
+
+            fit.setup_data = set_up
+        return steps
+
+    def _open(self, steps: _Steps, loader: Any) -> None:
+        """Enters the run."""
+        trainer = self.lightning_module.trainer
         self._results = trainer.fit_loop.epoch_loop._results = _StepResults(self)
         self._progress = _Progress(trainer, self._results)
         schedulers = {f"scheduler{i}": one.scheduler for i, one in enumerate(self.lr_scheduler_configs)}
@@ -120,7 +136,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             scheduler={name: one for name, one in schedulers.items() if name not in plateaus} or None,
             dataset=loader.dataset,
             collate_fn=loader.collate_fn,
-            batch_size=self._batch_size or loader.batch_size,
+            batch_size=steps.batch_size,
             virtual_workers=self._virtual_workers,
             num_workers=loader.num_workers,
             last_batch="drop" if loader.drop_last else "short",
@@ -128,12 +144,11 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             **{name: value for name, value in self._arguments.items() if name != "extra"},
             extra={**self._arguments.get("extra", {}), **plateaus, "trainer": self._progress},
         )
-        self.run = self._stack.enter_context(run)
+        self.run = steps.run = self._stack.enter_context(run)
         self._is_open = True
         self._stack.callback(setattr, self, "_is_open", False)
         self._place()
         run.events.hear(lambda event: self._place() if event["event"] == "view_formed" else None)
-        return _Steps(run, loader, self._batch_size or loader.batch_size, order=self._arguments.get("order"))
 
     def _place(self) -> None:
         run = self.run
@@ -149,7 +164,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     def on_train_start(self) -> None:
         """A resumed epoch is no other than one that was not interrupted."""
-        self._trainer.fit_loop._restarting = False
+        self.lightning_module.trainer.fit_loop._restarting = False
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._step = _step_of(batch)
@@ -223,12 +238,15 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
 
 class _Steps:
-    """The train loader. What it gives are steps, each in a dict, on which no hook of batches has an effect."""
+    """The train loader. What it gives are steps, each in a dict, on which no hook of batches has an effect.
 
-    def __init__(self, run: Run, loader: Any, batch_size: int, *, order: Order | None) -> None:
+    run  whose they are, once it is entered
+    """
+
+    def __init__(self, loader: Any, batch_size: int, *, order: Order | None) -> None:
         self.dataset, self.batch_size, self.drop_last = loader.dataset, batch_size, loader.drop_last
         self._per_epoch = steps_per_epoch(self.dataset, batch_size=batch_size, drops=self.drop_last, order=order)
-        self._run = run
+        self.run: Run | None = None
         self._of_run: Iterator[PlainStep] | None = None
 
     def __len__(self) -> int:
@@ -236,7 +254,8 @@ class _Steps:
 
     def __iter__(self) -> Iterator[dict[str, PlainStep]]:
         if self._of_run is None:
-            self._of_run = self._run.steps()
+            assert self.run is not None
+            self._of_run = self.run.steps()
         for step in self._of_run:
             yield {"step": step}
             if step.last_of_epoch:

@@ -68,7 +68,9 @@ def fit(
     trainer = L.Trainer(**{
         "max_epochs": 4, "accelerator": "cpu", "callbacks": [*callbacks, Cut(cut)], **quiet, **strategy, **named
     })  # fmt: skip
-    trainer.fit(model, DataLoader(points(), batch_size=12, shuffle=True) if loader is None else loader)
+    if loader is None:
+        loader = DataLoader(points(), batch_size=12, shuffle=True)
+    trainer.fit(model, None if loader == "its own" else loader)
     return model
 
 
@@ -107,6 +109,45 @@ def test_what_hooks_add_to_a_checkpoint_is_part_of_the_run(module: type, callbac
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
     if module is Counting:
         assert whole.counter.steps == resumed.counter.steps == 16
+
+
+class OneCycle(Module):
+    """Lightning's documented idiom for a schedule that must know the run's end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaders = 0
+
+    def train_dataloader(self) -> Any:
+        self.loaders += 1
+        return DataLoader(points(), batch_size=12, shuffle=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        self.asked = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=self.asked)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class AskedInSetup(OneCycle):
+    def setup(self, stage: str) -> None:
+        assert self.trainer.estimated_stepping_batches == 16
+
+
+@pytest.mark.parametrize("module", [OneCycle, AskedInSetup])
+def test_a_module_may_ask_for_the_number_of_steps_before_it_has_an_optimizer(module: type, tmp_path: Path) -> None:
+    """The loader is made then, before there is anything that a run could train."""
+    whole = fit(tmp_path / "whole", module=module, loader="its own")
+    with pytest.raises(RuntimeError, match="cut"):
+        fit(tmp_path / "cut", module=module, loader="its own", cut=7)
+    resumed = fit(tmp_path / "cut", module=module, loader="its own")
+
+    assert (whole.asked, whole.loaders, whole.trainer.global_step) == (16, 1, 16)
+    assert resumed.trainer.global_step == 16
+    without_elastic = fit(None, module=module, loader="its own")
+    rates = {float(one.trainer.optimizers[0].param_groups[0]["lr"]) for one in (whole, resumed, without_elastic)}
+    assert len(rates) == 1
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
 class Listing(Module):
