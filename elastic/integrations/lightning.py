@@ -38,12 +38,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import IterableDataset, RandomSampler
+from torch.utils.data import IterableDataset
 from torchmetrics.utilities import prints
 
 from elastic.data.order import Order
 from elastic.errors import ConfigError
-from elastic.integrations.placing import own_device, passes_over, steps_per_epoch
+from elastic.integrations.placing import other_than_shuffle, own_device, passes_over, steps_per_epoch
 from elastic.loop.plain_step import PlainStep
 from elastic.run import Run
 
@@ -306,7 +306,7 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
                 "step, means of numbers can be told\n"
                 "  next  self.log(name, value), where value is a mean over the batch"
             )
-        weight = named.get("batch_size") or step.items
+        weight = (named.get("batch_size") or step.items) if step.items else 0  # what counts nothing says nothing
         how = json.dumps([name, fx, {key: named[key] for key in _SAID_WITH_LOG if key in named}])
         run.add(**{f"logged {name}": value.detach().double() * weight, f"{_WEIGHT}{how}": weight})
 
@@ -316,6 +316,8 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
             if not key.startswith(_WEIGHT):
                 continue
             name, fx, named = json.loads(key.removeprefix(_WEIGHT))
+            if not weight:
+                continue
             value = torch.as_tensor(run.sums[f"logged {name}"] / int(weight), dtype=torch.float32)
             super().log(fx, name, value, **named, batch_size=int(weight))
             self._go_on(f"{fx}.{name}")
@@ -443,7 +445,7 @@ def _keep_more(trainer: Any) -> bool:
 def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, arguments: Mapping[str, Any]) -> None:
     """Raises ConfigError for what cannot be carried."""
     module = trainer.lightning_module
-    sampler = getattr(loader, "sampler", None)
+    sampled = other_than_shuffle(getattr(loader, "sampler", None))
     for found, refused, instead in (
         ("no url", not url, "ElasticStrategy(url, ...), or ELASTIC_URL"),
         ("no virtual_workers", not virtual_workers, "virtual_workers=, or ELASTIC_VIRTUAL_WORKERS"),
@@ -460,14 +462,19 @@ def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, argumen
          "leave it out: batch_size is what one update counts, micro_batch_size bounds memory"),
         ("a Timer, or max_time", _has(trainer, Timer),
          "each worker would stop by its own clock"),
+        ("val_check_interval= in time", trainer._val_check_time_interval is not None,
+         "steps, or a part of an epoch: each worker would validate by its own clock"),
+        ("a ModelCheckpoint with train_time_interval", any(
+            getattr(one, "_train_time_interval", None) is not None for one in trainer.callbacks),
+         "every_n_train_steps=: each worker would save by its own clock"),
         (f"precision={trainer.precision}", getattr(trainer.precision_plugin, "scaler", None) is not None, "bf16-mixed"),
         ("on_before_batch_transfer", is_overridden("on_before_batch_transfer", module), "on_after_batch_transfer"),
         ("on_bad='skip' or 'rollback'", passes_over(arguments), "on_bad='stop', or a plain loop: the Trainer would "
          "count and log a step that was passed over"),
         ("an IterableDataset to train on", isinstance(getattr(loader, "dataset", None), IterableDataset),
          "a dataset with a length and an index"),
-        (f"a train loader that reads by a {type(sampler).__name__}", not isinstance(sampler, RandomSampler),
-         "DataLoader(..., shuffle=True): a run's order is its own"),
+        (f"a train loader that reads by {sampled}", sampled,
+         "DataLoader(..., shuffle=True): a run's order is its own; elastic.orders has others, for order="),
     ):  # fmt: skip
         if refused:
             raise ConfigError(f"{found}: a run cannot carry that exactly\n  next  {instead}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import callbacks as those
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import elastic
 from elastic.errors import ConfigError, StepError
@@ -150,6 +151,27 @@ def test_a_module_may_ask_for_the_number_of_steps_before_it_has_an_optimizer(mod
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
+class Partly(Module):
+    """Most shares have no label, and their means are 0/0."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), torch.where(x[:, 0] > 1.0, y, -100))
+        self.log("loss", loss)
+        self.log("of examples", loss, batch_size=len(y))
+        return loss
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        for name, value in self.trainer.logged_metrics.items():
+            assert torch.isfinite(value), name
+
+
+def test_a_share_that_counts_nothing_leaves_what_is_logged_a_number(tmp_path: Path) -> None:
+    counts = lambda batch: int((batch[0][:, 0] > 1.0).sum())  # noqa: E731
+    strategy = ElasticStrategy(str(tmp_path), virtual_workers=12, count=counts, on_bad="stop", batch_size=24)
+    assert fit(None, module=Partly, strategy=strategy).trainer.global_step == 8
+
+
 class Listing(Module):
     """Lightning's documented idiom for what an epoch's end reads."""
 
@@ -217,6 +239,10 @@ class Maximum(Module):
         return loss
 
 
+class Skewed(RandomSampler):
+    """An order of one's own."""
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         yield from (points()[i] for i in range(4))
@@ -236,15 +262,23 @@ class Endless(IterableDataset[Any]):
         ({"max_epochs": -1}, "max_epochs and max_steps without an end"),
         ({"max_time": "00:00:01:00"}, "a Timer, or max_time"),
         ({"callbacks": [those.Timer("00:00:01:00")]}, "a Timer, or max_time"),
+        ({"val_check_interval": "00:00:10:00"}, "val_check_interval= in time"),
+        ({"callbacks": [those.ModelCheckpoint(train_time_interval=timedelta(minutes=1))], "enable_checkpointing": True},
+         "a ModelCheckpoint with train_time_interval"),
         ({"callbacks": [those.GradientAccumulationScheduler({2: 2})]}, "a GradientAccumulationScheduler"),
         ({"callbacks": [those.LearningRateFinder(num_training_steps=5)]}, "a LearningRateFinder"),
         ({"callbacks": [those.BatchSizeFinder()]}, "a BatchSizeFinder"),
         ({"loader": DataLoader(points(), batch_size=12)}, "reads by a SequentialSampler"),
+        ({"loader": DataLoader(points(), batch_size=12, sampler=RandomSampler(points(), replacement=True))},
+         r"reads by a RandomSampler\(replacement=True, num_samples=48\)"),
+        ({"loader": DataLoader(points(), batch_size=12, sampler=RandomSampler(points(), num_samples=24))},
+         r"reads by a RandomSampler\(replacement=False, num_samples=24\)"),
+        ({"loader": DataLoader(points(), batch_size=12, sampler=Skewed(points()))}, "reads by a Skewed"),
         ({"loader": DataLoader(Endless(), batch_size=12)}, "an IterableDataset to train on"),
         ({"strategy": ElasticStrategy(virtual_workers=3)}, "no url"),
         ({"strategy": ElasticStrategy("somewhere")}, "no virtual_workers"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_carried_is_refused_by_name(given: dict[str, Any], match: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=match):
         fit(None if "strategy" in given else tmp_path, **given)
