@@ -14,10 +14,9 @@ Leaves    the steps to data_plan.py: to it this is a dataset of many examples, r
 from __future__ import annotations
 
 import json
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
 import fsspec
@@ -242,7 +241,8 @@ def _of_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) ->
             raise ConfigError(f"{redact(str(missing))}\n  next  correct the paths or URLs of the streams") from None
     sizes = [found[place] for place in places]
     names = [url.split("/") for url in urls]
-    shared = len(os.path.commonprefix([name[:-1] for name in names]))
+    folders = zip(*(name[:-1] for name in names), strict=False)
+    shared = len([*takewhile(lambda parts: len(set(parts)) == 1, folders)])
     known = "".join(f"{'/'.join(name[shared:])}\n{size}\n" for name, size in zip(names, sizes, strict=True))
     digest = xxhash.xxh3_128_hexdigest(known.encode())
     return {"files": len(urls), "bytes": sum(sizes), "names and sizes": digest}

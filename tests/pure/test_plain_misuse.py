@@ -114,6 +114,15 @@ def steps_another_optimizer(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> No
     torch.optim.SGD(loop.model.parameters(), lr=0.1).step()
 
 
+def steps_a_network_of_its_own(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    """As a discriminator that was not handed over."""
+    critic = vars(loop).setdefault("critic", nn.Linear(4, 1))
+    its_optimizer = vars(loop).setdefault("its_optimizer", torch.optim.SGD(critic.parameters(), lr=0.1))
+    critic(x).mean().backward()
+    its_optimizer.step()
+    good(loop, x, y)
+
+
 def passes_again(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
     good(loop, x, y)
     loop.loss(x, y)
@@ -144,6 +153,7 @@ MISUSES = [
     (writes_weights, "wrote to weights in step 1"),
     (adds_late, "after the backward pass"),
     (steps_another_optimizer, "a SGD that the run does not know steps 0.weight"),
+    (steps_a_network_of_its_own, "a SGD that the run does not know steps in one body of the loop after another"),
     (passes_again, "moved buffers behind its backward pass, in step 1: 1."),
     (passes_again_where_it_stepped, "moved buffers behind its backward pass, in step 1: 1."),
     (sets_the_rate, "set options of optimizer 'optimizer' in step 1"),
@@ -221,6 +231,30 @@ def test_after_the_loop_optimizers_and_schedulers_are_as_they_were(tmp_path: Pat
 
     assert (type(loop.scheduler), loop.optimizer.step) == before
     assert "zero_grad" not in vars(loop.optimizer)
+
+
+@pytest.mark.parametrize("in_extra", [False, True])
+def test_an_optimizer_that_keeps_nothing_to_itself_may_step(in_extra: bool, tmp_path: Path) -> None:
+    """Made in the body, as for an adversarial example, it ends there; in `extra=` it is handed over."""
+    kept = nn.Parameter(torch.zeros(4))
+    its_optimizer = torch.optim.SGD([kept], lr=0.1)
+
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        shift = torch.zeros(4, requires_grad=True)
+        inner = torch.optim.SGD([shift], lr=0.1)
+        for _ in range(2):
+            (shift,) = inner.param_groups[0]["params"]
+            shift.grad = torch.ones(4)
+            inner.step()
+        good(loop, x + shift.detach(), y)
+        if in_extra and loop.run.stepped:
+            kept.grad = torch.ones(4)
+            its_optimizer.step()
+
+    loop = Plain(tmp_path, extra={"its optimizer": its_optimizer} if in_extra else {})
+    loop.train(body)
+
+    assert torch.allclose(kept, torch.full((4,), -0.1 * STEPS if in_extra else 0.0))
 
 
 def test_an_optimizer_steps_in_the_loop_only(tmp_path: Path) -> None:

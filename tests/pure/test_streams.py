@@ -194,10 +194,10 @@ def test_lines_of_other_files_are_no_continuation(tmp_path: Path) -> None:
     train_on(tmp_path / "run", Streams.lines(files, bytes.decode), until=2)
     more = lines_in(tmp_path / "data", "a")
 
-    with pytest.raises(IdentityMismatch, match=r"dataset.bytes: 108 here, 81 there\n  dataset.files: 4 here, 3 there"):
+    with pytest.raises(IdentityMismatch, match=r"dataset\.files: 4 here, 3 there"):
         train_on(tmp_path / "run", Streams.lines(more, bytes.decode))
     (tmp_path / "data" / "b").rename(tmp_path / "data" / "e")
-    with pytest.raises(IdentityMismatch, match="dataset.names and sizes"):
+    with pytest.raises(IdentityMismatch, match=r"dataset\.names and sizes"):
         train_on(tmp_path / "run", Streams.lines(lines_in(tmp_path / "data")[:3], bytes.decode))
 
 
@@ -215,7 +215,7 @@ def test_streams_of_ones_own_may_say_what_they_are_made_of(tmp_path: Path) -> No
         return Counting(worker, length=50)
 
     train_on(tmp_path / "run", Streams(make, identity=lambda: {"revision": 1}), until=2)
-    with pytest.raises(IdentityMismatch, match="dataset.revision: 2 here, 1 there"):
+    with pytest.raises(IdentityMismatch, match=r"dataset\.revision: 2 here, 1 there"):
         train_on(tmp_path / "run", Streams(make, identity=lambda: {"revision": 2}))
 
 
