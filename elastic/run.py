@@ -336,7 +336,7 @@ class Run:
     def updating(self) -> bool:
         """In a loop over `batches`: whether exact gradients are in `.grad`, and the loop's own code is the update."""
         own = self._here.own_update
-        return own is not None and own.is_open
+        return own is not None and own.asks_whether_open()
 
     @property
     def stepped(self) -> bool:

@@ -34,6 +34,7 @@ class OwnUpdate:
     begins    is called with an update's beginning
     ends      is called when it is over, with what the exchange gave
     stepping  a context for an optimizer's own step, by its name
+    was_asked the loop's own code has read exact gradients, as `run.updating` lets it
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class OwnUpdate:
         self._stepping = stepping
         self._step: PlainStep | None = None
         self._agreed: Agreed | None = None
+        self.was_asked = False
         self._given: set[str] = set()  # the optimizers that the exchange gave a gradient
         self._stepped: set[str] = set()
         self._schedules = OwnSchedules(config.schedulers, self._is_past_the_exchange)
@@ -76,9 +78,12 @@ class OwnUpdate:
         while self._undo:
             self._undo.pop()()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether exact gradients are in `.grad`, and wait for the loop's own code."""
+    def asks_whether_open(self) -> bool:
+        """Whether exact gradients are in `.grad`, and wait for the loop's own code, which asks in order to read them.
+
+        What it makes of them belongs to the update: a worker that takes the step over has no gradients to make it of.
+        """
+        self.was_asked |= self._agreed is not None
         return self._agreed is not None
 
     def next_step(self, step: PlainStep | None) -> None:
@@ -86,7 +91,7 @@ class OwnUpdate:
         self._schedules.next_step(step)
 
     def opens(self, step: PlainStep, agreed: Agreed) -> None:
-        self._agreed = agreed
+        self._agreed, self.was_asked = agreed, False
         self._given = {name for name, one in self._config.optimizers.items() if _has_gradients(one)}
         self._begins()
 

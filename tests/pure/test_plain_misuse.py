@@ -308,6 +308,36 @@ def test_a_sum_is_known_behind_a_factor(
     assert capsys.readouterr().err.count("takes it for a mean") == warned
 
 
+@pytest.mark.parametrize("when", ["before the run", "in its first body"])
+def test_who_has_wrapped_backward_keeps_it(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profiler's or a library's patch is its own: the first loss is looked at in passing."""
+    before = torch.Tensor.backward
+    monkeypatch.setattr(torch.Tensor, "backward", before)  # it is put back at the end
+    passed = 0
+
+    def wrap() -> None:
+        inner = torch.Tensor.backward
+
+        def counting(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            nonlocal passed
+            passed += 1
+            inner(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+        torch.Tensor.backward = counting  # type: ignore[method-assign,assignment]
+
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        if torch.Tensor.backward.__name__ != "counting" and when == "in its first body" and not passed:
+            wrap()
+        good(loop, x, y)
+
+    if when == "before the run":
+        wrap()
+    Plain(tmp_path).train(body)
+
+    assert torch.Tensor.backward.__name__ == "counting"
+    assert passed == SHARES * STEPS
+
+
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes came with Python 3.11")
 def test_an_error_of_the_bodys_own_tells_why_there_is_no_gradient(tmp_path: Path) -> None:
     def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
