@@ -353,7 +353,7 @@ class Run:
         (and `scaler.update()` was called); not in a step that is passed over, or that this worker took from a peer.
         """
         own = self._here.own_update
-        return own is not None and own.is_open
+        return own is not None and own.asks_whether_open()
 
     @property
     def stepped(self) -> bool:

@@ -16,13 +16,15 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
 import fsspec
 import numpy as np
 import torch
+import xxhash
 
+from checkpoint.storage import redact
 from elastic.errors import ConfigError, StepError
 from elastic.state.randomness import seed_streams
 
@@ -41,13 +43,18 @@ class Streams:
         make: `make(worker, workers)` returns an iterable of that virtual worker's examples, counted from 0, with
             torchdata's `state_dict()`, JSON values that say where it stands, and `load_state_dict(state)`, after which
             iterating over it goes on there. Together the streams should give each example once.
+        identity: Gives something that JSON holds, and that tells what the streams are made of from anything else, such
+            as the names of their files: positions mean nothing in others, and a run that finds others is refused. None:
+            nothing is known of it.
 
     Raises:
         ConfigError: Where a stream's state does not bring it back to where it stood; from the loop's beginning.
     """
 
-    def __init__(self, make: Callable[[int, int], Any]) -> None:
+    def __init__(self, make: Callable[[int, int], Any], identity: Callable[[], Any] | None = None) -> None:
         self._make = make
+        self._identity = identity
+        self._known: Any = None
         self._edges: list[int] = []
         self._positions: dict[int, tuple[int, dict[str, Any] | None]] = {}
         self._readers: dict[int, _Reader] = {}
@@ -66,8 +73,11 @@ class Streams:
             decode: Makes an example of a line, without its end.
             storage_options: For fsspec's filesystem.
 
+        Their names, from the folder that they share on, and their sizes are part of the run's identity.
+
         Raises:
-            ConfigError: A file is compressed, or there are fewer than virtual workers; the latter from the first step.
+            ConfigError: A file is compressed, or not there, or there are fewer than virtual workers; the two latter
+                from the run's beginning.
         """
         packed = [url for url in urls if url.endswith(_COMPRESSED)]
         if packed:
@@ -86,7 +96,13 @@ class Streams:
                 )
             return Lines(files[worker::workers], decode, storage_options)
 
-        return Streams(make)
+        return Streams(make, lambda: _of_files(files, storage_options))
+
+    def data_identity(self) -> Any:
+        """What the streams are made of: a run refuses to go on by its positions in anything else."""
+        if self._identity is not None and self._known is None:
+            self._known = self._identity()
+        return self._known
 
     def deal(self, sizes: Sequence[int]) -> None:
         """sizes: how many examples each virtual worker has in a step."""
@@ -211,6 +227,25 @@ class Lines:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self._file, self._offset = state["file"], state["offset"]
+
+
+def _of_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Positions are (file, byte): names in their order, and sizes."""
+    places = [fsspec.url_to_fs(url, **(storage_options or {})) for url in urls]
+    found: dict[tuple[Any, str], int] = {}
+    for system in {system for system, _ in places}:
+        paths = [path for of, path in places if of == system]
+        try:
+            found |= {(system, path): size for path, size in zip(paths, system.sizes(paths), strict=True)}
+        except FileNotFoundError as missing:
+            raise ConfigError(f"{redact(str(missing))}\n  next  correct the paths or URLs of the streams") from None
+    sizes = [found[place] for place in places]
+    names = [url.split("/") for url in urls]
+    folders = zip(*(name[:-1] for name in names), strict=False)
+    shared = len([*takewhile(lambda parts: len(set(parts)) == 1, folders)])
+    known = "".join(f"{'/'.join(name[shared:])}\n{size}\n" for name, size in zip(names, sizes, strict=True))
+    digest = xxhash.xxh3_128_hexdigest(known.encode())
+    return {"files": len(urls), "bytes": sum(sizes), "names and sizes": digest}
 
 
 def state_of(stream: Any, worker: int) -> Any:

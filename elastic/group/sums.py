@@ -59,9 +59,11 @@ class ShareSums:
     values: dict[str, Values] = field(default_factory=dict)
     given: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, name: str, value: Any) -> None:
-        """Raises StepError for what is no number."""
+    def add(self, name: str, value: Any, *, of_nothing: bool = False) -> None:
+        """of_nothing: a mean over nothing, which is no number, is 0 here. Raises StepError for what is no number."""
         array, integral = _number(value) or _several(name, value)
+        if of_nothing:
+            array = _or_zero(array)
         if name not in self.values:
             self.values[name] = array
             self.given[name] = 1, int(not integral)
@@ -275,6 +277,12 @@ def _several(name: str, value: Any) -> tuple[npt.NDArray[np.float64], bool]:
             f"{UNTOUCHED}  next   add what sums over examples; keep the rest in your own variables"
         ) from not_a_number
     return array, isinstance(value, (int, np.integer)) or getattr(value, "dtype", np.dtype(float)).kind in "iub"
+
+
+def _or_zero(value: Values) -> Values:
+    if isinstance(value, float):
+        return 0.0 if math.isnan(value) else value
+    return np.where(np.isnan(value), 0.0, value)
 
 
 def _shape(value: Values) -> tuple[int, ...]:

@@ -37,12 +37,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import IterableDataset, RandomSampler
+from torch.utils.data import IterableDataset
 from torchmetrics.utilities import prints
 
 from elastic.data.order import Order
 from elastic.errors import ConfigError
-from elastic.integrations.placing import own_device, passes_over, steps_per_epoch
+from elastic.integrations.placing import other_than_shuffle, own_device, passes_over, steps_per_epoch
 from elastic.loop.plain_step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
@@ -82,7 +82,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         self._virtual_workers = virtual_workers or usual_workers
         self._batch_size = batch_size
         self._arguments = arguments
-        self._trainer: Any = None
+        self._loaded = False
         self._stack = ExitStack()
         self._section = ExitStack()
         self._step: PlainStep | None = None
@@ -97,18 +97,34 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         _check_before(self.lightning_module.trainer)
         super().setup_environment()
 
-    def setup(self, trainer: Any) -> None:
-        self._trainer = trainer
-        super().setup(trainer)
-
     def process_dataloader(self, loader: Any) -> Any:
         """The train loader's dataset is read by the run; other loaders are read whole by each worker."""
-        trainer = self._trainer
-        if trainer is None or trainer.state.fn != TrainerFn.FITTING or not trainer.training:
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return loader
-        if self.run is not None:
+        if self._loaded:
             raise ConfigError("the train loader is made a second time\n  next  one train loader, and one fit for a run")
+        self._loaded = True
         _check(trainer, loader, url=self._url, virtual_workers=self._virtual_workers, arguments=self._arguments)
+        batch_size = self._batch_size or loader.batch_size
+        steps = _Steps(loader, batch_size, order=self._arguments.get("order"))
+        if self.optimizers:
+            self._open(steps, loader)
+        else:  # a hook asked for `estimated_stepping_batches`, before there is anything to train with
+            fit = trainer.fit_loop
+
+            def set_up() -> None:
+                """In place of the fit loop's own, which has the loader already."""
+                if self.optimizers:
+                    del fit.setup_data
+                    self._open(steps, loader)
+
+            fit.setup_data = set_up
+        return steps
+
+    def _open(self, steps: _Steps, loader: Any) -> None:
+        """Enters the run."""
+        trainer = self.lightning_module.trainer
         self._results = trainer.fit_loop.epoch_loop._results = _StepResults(self)
         self._progress = _Progress(trainer, self._results)
         schedulers = {f"scheduler{i}": one.scheduler for i, one in enumerate(self.lr_scheduler_configs)}
@@ -121,7 +137,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             scheduler={name: one for name, one in schedulers.items() if name not in plateaus} or None,
             dataset=loader.dataset,
             collate_fn=loader.collate_fn,
-            batch_size=self._batch_size or loader.batch_size,
+            batch_size=steps.batch_size,
             virtual_workers=self._virtual_workers,
             num_workers=loader.num_workers,
             last_batch="drop" if loader.drop_last else "short",
@@ -129,12 +145,11 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             **{name: value for name, value in self._arguments.items() if name != "extra"},
             extra={**self._arguments.get("extra", {}), **plateaus, "trainer": self._progress},
         )
-        self.run = self._stack.enter_context(run)
+        self.run = steps.run = self._stack.enter_context(run)
         self._is_open = True
         self._stack.callback(setattr, self, "_is_open", False)
         self._place()
         run.events.hear(lambda event: self._place() if event["event"] == "view_formed" else None)
-        return _Steps(run, loader, self._batch_size or loader.batch_size, order=self._arguments.get("order"))
 
     def _place(self) -> None:
         run = self.run
@@ -150,7 +165,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     def on_train_start(self) -> None:
         """A resumed epoch is no other than one that was not interrupted."""
-        self._trainer.fit_loop._restarting = False
+        self.lightning_module.trainer.fit_loop._restarting = False
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._step = _step_of(batch)
@@ -224,12 +239,15 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
 
 class _Steps:
-    """The train loader. What it gives are steps, each in a dict, on which no hook of batches has an effect."""
+    """The train loader. What it gives are steps, each in a dict, on which no hook of batches has an effect.
 
-    def __init__(self, run: Run, loader: Any, batch_size: int, *, order: Order | None) -> None:
+    run  whose they are, once it is entered
+    """
+
+    def __init__(self, loader: Any, batch_size: int, *, order: Order | None) -> None:
         self.dataset, self.batch_size, self.drop_last = loader.dataset, batch_size, loader.drop_last
         self._per_epoch = steps_per_epoch(self.dataset, batch_size=batch_size, drops=self.drop_last, order=order)
-        self._run = run
+        self.run: Run | None = None
         self._of_run: Iterator[PlainStep] | None = None
 
     def __len__(self) -> int:
@@ -237,7 +255,8 @@ class _Steps:
 
     def __iter__(self) -> Iterator[dict[str, PlainStep]]:
         if self._of_run is None:
-            self._of_run = self._run.steps()
+            assert self.run is not None
+            self._of_run = self.run.steps()
         for step in self._of_run:
             yield {"step": step}
             if step.last_of_epoch:
@@ -288,7 +307,7 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
                 "step, means of numbers can be told\n"
                 "  next  self.log(name, value), where value is a mean over the batch"
             )
-        weight = named.get("batch_size") or step.items
+        weight = (named.get("batch_size") or step.items) if step.items else 0  # what counts nothing says nothing
         how = json.dumps([name, fx, {key: named[key] for key in _SAID_WITH_LOG if key in named}])
         run.add(**{f"logged {name}": value.detach().double() * weight, f"{_WEIGHT}{how}": weight})
 
@@ -298,6 +317,8 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
             if not key.startswith(_WEIGHT):
                 continue
             name, fx, named = json.loads(key.removeprefix(_WEIGHT))
+            if not weight:
+                continue
             value = torch.as_tensor(run.sums[f"logged {name}"] / int(weight), dtype=torch.float32)
             super().log(fx, name, value, **named, batch_size=int(weight))
             self._go_on(f"{fx}.{name}")
@@ -425,7 +446,7 @@ def _keep_more(trainer: Any) -> bool:
 def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, arguments: Mapping[str, Any]) -> None:
     """Raises ConfigError for what cannot be carried."""
     module = trainer.lightning_module
-    sampler = getattr(loader, "sampler", None)
+    sampled = other_than_shuffle(getattr(loader, "sampler", None))
     for found, refused, instead in (
         ("no url", not url, "ElasticStrategy(url, ...), or ELASTIC_URL"),
         ("no virtual_workers", not virtual_workers, "virtual_workers=, or ELASTIC_VIRTUAL_WORKERS"),
@@ -442,14 +463,19 @@ def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, argumen
          "leave it out: batch_size is what one update counts, micro_batch_size bounds memory"),
         ("a Timer, or max_time", _has(trainer, Timer),
          "each worker would stop by its own clock"),
+        ("val_check_interval= in time", trainer._val_check_time_interval is not None,
+         "steps, or a part of an epoch: each worker would validate by its own clock"),
+        ("a ModelCheckpoint with train_time_interval", any(
+            getattr(one, "_train_time_interval", None) is not None for one in trainer.callbacks),
+         "every_n_train_steps=: each worker would save by its own clock"),
         (f"precision={trainer.precision}", getattr(trainer.precision_plugin, "scaler", None) is not None, "bf16-mixed"),
         ("on_before_batch_transfer", is_overridden("on_before_batch_transfer", module), "on_after_batch_transfer"),
         ("on_bad='skip' or 'rollback'", passes_over(arguments), "on_bad='stop', or a plain loop: the Trainer would "
          "count and log a step that was passed over"),
         ("an IterableDataset to train on", isinstance(getattr(loader, "dataset", None), IterableDataset),
          "a dataset with a length and an index"),
-        (f"a train loader that reads by a {type(sampler).__name__}", not isinstance(sampler, RandomSampler),
-         "DataLoader(..., shuffle=True): a run's order is its own"),
+        (f"a train loader that reads by {sampled}", sampled,
+         "DataLoader(..., shuffle=True): a run's order is its own; elastic.orders has others, for order="),
     ):  # fmt: skip
         if refused:
             raise ConfigError(f"{found}: a run cannot carry that exactly\n  next  {instead}")

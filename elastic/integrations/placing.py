@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils.data import RandomSampler
 
 from elastic.data.order import Order, Shuffled, Sizes
 from elastic.membership import environment
@@ -26,6 +27,16 @@ def steps_per_epoch(dataset: Any, *, batch_size: int, drops: bool, order: Order 
     sizes = Sizes(dataset_length=len(dataset), batch_size=batch_size, last_batch=last_batch, seed=0)
     length = (order or Shuffled()).for_run(sizes).length
     return length // batch_size if drops else -(-length // batch_size)
+
+
+def other_than_shuffle(sampler: Any) -> str | None:
+    """In words, a sampler that does more than to visit each example once an epoch, at random; None: it does that."""
+    kind = type(sampler).__name__
+    if type(sampler) is not RandomSampler and kind != "SeedableRandomSampler":  # the latter is accelerate's
+        return f"a {kind}"
+    if sampler.replacement or sampler.num_samples != len(sampler.data_source):
+        return f"a {kind}(replacement={sampler.replacement}, num_samples={sampler.num_samples})"
+    return None
 
 
 def passes_over(arguments: Mapping[str, Any]) -> bool:

@@ -27,21 +27,24 @@ import transformers
 from accelerate.state import PartialState
 from accelerate.utils import find_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import IterableDataset, RandomSampler
+from torch.utils.data import IterableDataset
 from transformers.trainer_callback import ExportableState, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from elastic.errors import ConfigError
+from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.integrations.accelerate import check_alone, follow, hidden_launch
-from elastic.integrations.placing import passes_over, steps_per_epoch
+from elastic.integrations.placing import other_than_shuffle, passes_over, steps_per_epoch
+from elastic.loop.mean_over import mean_over
 from elastic.loop.plain_step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
 
 _SET_HERE = ("model", "optimizer", "scheduler", "dataset", "collate_fn", "steps", "epochs", "seed", "num_workers",
-             "last_batch", "count")  # fmt: skip
+             "last_batch")  # fmt: skip
 _CARRIED = ("global_step", "epoch", "total_flos", "best_metric", "best_global_step", "best_model_checkpoint")
 _RUNNING_TIMES = ("_runtime", "_per_second")
+_LEFT_OUT = -100  # transformers' label of what does not count
+_APART = "means over something else"
 
 if TYPE_CHECKING:
     _Trainer = Any
@@ -55,7 +58,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
     Args:
         elastic: Arguments of `elastic.Run`: `url`, `virtual_workers`, and any others that the Trainer does not decide.
             `batch_size`, the examples of one update on all workers together, is `per_device_train_batch_size` unless
-            it is given.
+            it is given. `count(batch)` says what the loss is a mean over, where that is not as the Trainer counts it.
         *args: The Trainer's.
         **kwargs: The Trainer's.
 
@@ -64,12 +67,14 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
 
     Raises:
         ConfigError: Something was asked for that a run cannot carry exactly; from here or from `train`.
+        StepError: The loss is a mean over something else than what is counted; from `train`, before the update.
     """
 
     def __init__(self, *args: Any, elastic: Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _check(self, elastic)
         self._elastic = {"batch_size": self.args.train_batch_size, **elastic}
+        self._count = self._elastic.pop("count", None)
         self._train_batch_size = self._elastic["batch_size"]
         self._steps: _Steps | None = None
         self._stack = ExitStack()
@@ -96,9 +101,9 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
         sampler = getattr(loader.batch_sampler, "sampler", None)
-        if not isinstance(sampler, RandomSampler) and type(sampler).__name__ != "SeedableRandomSampler":
+        if (found := other_than_shuffle(sampler)) is not None:
             raise ConfigError(
-                f"the train loader's sampler is a {type(sampler).__name__}, and a run's order is its own\n"
+                f"the train loader's sampler is {found}, and a run's order is its own\n"
                 "  next  leave _get_train_sampler and train_sampling_strategy as they are"
             )
         self._steps = _Steps(self, loader)
@@ -126,7 +131,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
             seed=seed,
             num_workers=self.args.dataloader_num_workers,
             last_batch="drop" if self.args.dataloader_drop_last else "short",
-            count=self._count,
+            count=self._items,
             extra={**extra, "plateau": self.lr_scheduler} if plateau else extra,
             **given,
         )
@@ -144,12 +149,38 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
             items = self._get_num_items_in_batch([batch], self.args.device)
             super().training_step(model, batch, items)
         self._progress.batch = None
+        if run.sums.get(_APART):
+            raise _counted_otherwise(self, step.index)
         return torch.tensor(run.sums["loss"] / run.count, device=self.args.device)
 
-    def _count(self, batch: Any) -> int:
-        """What a batch's loss is a mean over: where the model's loss counts none, it is a mean over its examples."""
+    def _items(self, batch: Any) -> int:
+        """What a batch's loss is a mean over: its targets that are not left out, or, without labels, its examples.
+
+        The Trainer counts for models whose loss takes the count. What another model's loss is a mean over shows in the
+        loss itself, see `_is_apart`.
+        """
+        if self._count is not None:
+            return int(self._count(batch))
         items = self._get_num_items_in_batch([batch], self.args.device)
+        if items is None and (targets := self._targets(batch)) is not None:
+            items = targets.ne(_LEFT_OUT).sum()
         return int(find_batch_size(batch) if items is None else items)
+
+    def _targets(self, batch: Any) -> torch.Tensor | None:
+        labels = batch.get("shift_labels", batch.get("labels"))
+        if not isinstance(labels, torch.Tensor):
+            return None
+        return labels[..., 1:] if self._loss_shifts_labels and "shift_labels" not in batch else labels
+
+    def _is_apart(self, loss: torch.Tensor, batch: Any, items: int) -> bool:
+        """Whether the loss is a mean over something else than so many items, or may be."""
+        if self._count is not None:
+            return False
+        if told := mean_over(loss):
+            return any(one != items for one in told)
+        divides = self.model_accepts_loss_kwargs or self.compute_loss_func is not None or self.label_smoother
+        targets = self._targets(batch)
+        return not divides and targets is not None and bool(targets.eq(_LEFT_OUT).any())
 
     def floating_point_ops(self, inputs: Any) -> int:
         name = getattr(self.model, "main_input_name", "input_ids")
@@ -204,11 +235,12 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
             state.is_world_process_zero = state.is_local_process_zero = True  # of a view that came in the meantime
             super(ElasticMixin, self)._save_checkpoint(model, trial)
 
+        best = state.best_model_checkpoint
+        if state.best_global_step == state.global_step:  # the best step so far need not be one that is saved
+            best = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{state.global_step}")
         self.store_flos()
         run.on_coordinator(write)
-        if state.best_global_step:
-            folder = f"checkpoint-{state.best_global_step}"
-            state.best_model_checkpoint = os.path.join(self._get_output_dir(trial=trial), folder)
+        state.best_model_checkpoint = best
 
     def _finalize_training(self, *args: Any) -> Any:
         self._stack.close()  # the run's last save, before the best model is loaded
@@ -268,7 +300,10 @@ class _Progress:
             if batch is not None:
                 main = batch.get(getattr(trainer.model, "main_input_name", "input_ids"))
                 added = {} if main is None else {"elements": main.numel()}
-                trainer.run.add(loss=loss.detach().float() * trainer._count(batch), **added)
+                items = trainer._items(batch)
+                if trainer._is_apart(loss, batch, items):
+                    added[_APART] = 1
+                trainer.run.add(loss=loss.detach().float() * items, **added)
             backward(loss, **named)
 
         return adds
@@ -344,6 +379,17 @@ def _of_trainer(state: dict[str, Any]) -> dict[str, Any]:
     return saved
 
 
+def _counted_otherwise(trainer: Any, step: int) -> StepError:
+    return StepError(
+        f"the loss of {type(trainer.model).__name__} in step {step} is a mean over something else than the labels that "
+        f"are not {_LEFT_OUT}, or cannot be told to be one\n"
+        "  found  a share with few of them would count for more than its part, and the gradient be no mean over the "
+        f"batch\n{UNTOUCHED}"
+        "  next   elastic={'count': function}: function(batch) gives how many targets the loss is a mean over; or let "
+        "the\n         model's forward take num_items_in_batch (**kwargs), and divide by it"
+    )
+
+
 class _Follower(TrainerCallback):  # type: ignore[misc]  # it has no types
     """Tells the Trainer what it cannot know: where a run stands that others began."""
 
@@ -383,6 +429,7 @@ def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
         ("use_liger_kernel", args.use_liger_kernel, "leave it out: its loss is not known to be a mean"),
         (f"train_sampling_strategy={args.train_sampling_strategy!r}", args.train_sampling_strategy != "random",
          "leave it out: a run's order is its own"),
+        ("enable_jit_checkpoint", args.enable_jit_checkpoint, "leave it out: elastic run saves on a notice"),
         ("auto_find_batch_size", args.auto_find_batch_size, "micro_batch_size bounds memory"),
         (f"include_num_input_tokens_seen={args.include_num_input_tokens_seen!r}",
          args.include_num_input_tokens_seen != "no", "leave it out: this worker sees its own shares only"),

@@ -20,6 +20,7 @@ from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
 from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import Idle, ShareAssignment, assign_shares
 from elastic.loop.background_transfer import Giving
+from elastic.state import settings
 from elastic.state.attributes import Attributes
 from elastic.state.health import Health
 from elastic.state.trained import Trained
@@ -86,6 +87,8 @@ class Exchange:
         if trained is not self._set:
             self._follow(trained)
         known = trained.digest ^ self._health.digest()
+        if self._group.world_size > 1:
+            known ^= settings.digest(self._config.optimizers)
         announced = partial(announce, self._group, Kind.STEP, step=step, trained=known)
         # Newcomers are here when they have all: until then nothing waits for them, which a deadline would end.
         self.announced = announced() if self._giving is None else Alone()
@@ -165,7 +168,8 @@ class Exchange:
         self.gradients.open()
 
     def _meet(self) -> None:
-        """Before anything of the step leaves: all ranks have begun it, train the same, and passed over the same.
+        """Before anything of the step leaves: all ranks have begun it, train the same by the same settings, and passed
+        over the same.
 
         Raises PeerLost, CollectiveMismatch.
         """
@@ -179,7 +183,11 @@ class Exchange:
         if len(set(digests)) <= 1:
             return
         self._group.part()  # whoever knows first raises, and hangs up
-        own = {"trained": self._trained.state_dict(), "health": self._health.state_dict()}
+        own = {
+            "trained": self._trained.state_dict(),
+            "health": self._health.state_dict(),
+            "settings": settings.settings(self._config.optimizers),
+        }
         gathered = gather_bytes(self._group, json.dumps(own).encode())
         rank = self._group.rank
         other = next(other for other, digest in enumerate(digests) if digest != digests[rank])
@@ -190,6 +198,14 @@ class Exchange:
                 "  found  their processors round a norm differently, as accept= allows, or one's memory is damaged\n"
                 f"{UNTOUCHED}  next   start the same command again, on machines that are alike",
                 doing={number: f"knows {digest:x}" for number, digest in enumerate(digests)},
+            )
+        if apart_in := settings.difference(own["settings"], there["settings"]):
+            raise CollectiveMismatch(
+                f"the workers' optimizers are set differently; rank {rank} is here, and rank {other} there\n"
+                f"  found  {listed(apart_in)}\n{UNTOUCHED}"
+                "  next   set rates and the like from what is the same on every worker: step.index, step.sums or "
+                "run.sums,\n         run.evaluate, or what is kept in extra=; loss.item() is of a worker's own share",
+                doing={number: f"is set to {digest:x}" for number, digest in enumerate(digests)},
             )
         found = self._trained.difference(there["trained"])
         raise CollectiveMismatch(

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-_BACKWARD = torch.Tensor.backward
 _SUM, _MEAN = 2, 1  # torch.nn._reduction's numbers
 _LOOKED_AT = 8  # nodes
 _PASSED = ("AddBackward0", "MulBackward0", "NegBackward0", "ToCopyBackward0")  # they leave a loss what it is
@@ -24,23 +23,33 @@ class FirstLoss:
     def __init__(self, found: Callable[[str], None]) -> None:
         self._found = found
         self._seen = False
+        self._undo: Callable[[], None] | None = None
 
     def watch(self, items: int) -> None:
         """From here to `close`, or to the next call of any tensor's `backward`: of a loss over so many examples."""
-        if self._seen:
+        if self._seen or self._undo is not None:
             return
+        before = torch.Tensor.backward
 
         def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            looks = not self._seen
             self.close()
-            if (node := summed_by(loss, items)) is not None:
+            if looks and (node := summed_by(loss, items)) is not None:
                 self._found(node)
-            loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+            before(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+        def undo() -> None:
+            if torch.Tensor.backward is backward:
+                torch.Tensor.backward = before  # type: ignore[method-assign]
 
         torch.Tensor.backward = backward  # type: ignore[method-assign,assignment]
+        self._undo = undo
 
     def close(self) -> None:
+        """Whoever has wrapped `backward` in the meantime keeps it: it lets all pass then."""
         self._seen = True
-        torch.Tensor.backward = _BACKWARD  # type: ignore[method-assign]
+        if self._undo is not None:
+            self._undo()
 
 
 def summed_by(loss: torch.Tensor, items: int) -> str | None:

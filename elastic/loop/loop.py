@@ -242,7 +242,9 @@ class Loop:
         )
 
     def _end_own_update(self, step: PlainStep, agreed: Agreed) -> None:
-        self._update.end_own(step.in_hand, agreed)
+        own = self.own_update
+        read = own is not None and own.was_asked and not step.update_follows  # there a loop needs not ask
+        self._update.end_own(step.in_hand, agreed, read=read)
         step.leave_to_the_script()
         self.session.phases.enter_script()
 

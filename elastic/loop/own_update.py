@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -33,6 +34,7 @@ class OwnUpdate:
     begins    is called with an update's beginning
     ends      is called when it is over, with what the exchange gave
     stepping  a context for an optimizer's own step, by its name
+    was_asked the loop's own code has read exact gradients, as `run.updating` lets it
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class OwnUpdate:
         self._stepping = stepping
         self._step: PlainStep | None = None
         self._agreed: Agreed | None = None
+        self.was_asked = False
         self._given: set[str] = set()  # the optimizers that the exchange gave a gradient
         self._stepped: set[str] = set()
         self._schedules = OwnSchedules(config.schedulers, self._is_past_the_exchange)
+        self._strangers: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()  # the body of its step
         self._undo: list[Callable[[], None]] = []
         self._ungated = False
 
@@ -74,9 +78,12 @@ class OwnUpdate:
         while self._undo:
             self._undo.pop()()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether exact gradients are in `.grad`, and wait for the loop's own code."""
+    def asks_whether_open(self) -> bool:
+        """Whether exact gradients are in `.grad`, and wait for the loop's own code, which asks in order to read them.
+
+        What it makes of them belongs to the update: a worker that takes the step over has no gradients to make it of.
+        """
+        self.was_asked |= self._agreed is not None
         return self._agreed is not None
 
     def next_step(self, step: PlainStep | None) -> None:
@@ -84,7 +91,7 @@ class OwnUpdate:
         self._schedules.next_step(step)
 
     def opens(self, step: PlainStep, agreed: Agreed) -> None:
-        self._agreed = agreed
+        self._agreed, self.was_asked = agreed, False
         self._given = {name for name, one in self._config.optimizers.items() if _has_gradients(one)}
         self._begins()
 
@@ -114,8 +121,9 @@ class OwnUpdate:
     # what the loop calls
 
     def _check_known(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Raises StepError for an optimizer of the model's parameters that the run does not know."""
-        if any(optimizer is known for known in self._config.optimizers.values()):
+        """Raises StepError for an optimizer that the run does not know, of the model's parameters, or of others that
+        are trained from one body to the next. One that is made in a body, and steps in that alone, keeps nothing."""
+        if any(optimizer is known for known in [*self._config.optimizers.values(), *self._config.extra.values()]):
             return
         names = {id(parameter): name for name, parameter in self._config.parameters().items()}
         for group in optimizer.param_groups:
@@ -127,6 +135,18 @@ class OwnUpdate:
                         f"body\n{UNTOUCHED}"
                         "  next   hand it over: Run(optimizer={'first': ..., 'second': ...})"
                     )
+        step = None if self._step is None else self._step.in_hand
+        body = step and (step.index, step.attempt, step.share, step.piece)
+        if self._strangers.setdefault(optimizer, body) != body:
+            raise StepError(
+                f"a {type(optimizer).__name__} that the run does not know steps in one body of the loop after another, "
+                "and what it trains\nis in none of the run's models\n"
+                "  found  it would step once a share, by that share's gradient alone, on each worker by others; and be "
+                "neither saved\n         nor given to newcomers\n"
+                "  state  what the run has applied stays\n"
+                "  next   hand both over: Run(model={'first': ..., 'second': ...}, optimizer={'first': ..., "
+                "'second': ...})"
+            )
 
     def _gated_step(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
         original = optimizer.step

@@ -111,7 +111,7 @@ class PlainStep(ScriptStep):
                 f"\n{UNTOUCHED}  next   call it before backward: the last batch's backward exchanges what was added"
             )
         if not self._idle:
-            step.add(values)
+            step.add(values, of_nothing=not self.items)
 
     def leave_to_the_script(self) -> None:
         """The update is over, here or where this worker's state came from."""

@@ -114,12 +114,12 @@ class StepInHand:
         self._phases.enter(Phase.COMPUTING)
         return exchange
 
-    def add(self, values: Mapping[str, Any]) -> bool:
-        """To the sums of the share in hand; returns whether there is one."""
+    def add(self, values: Mapping[str, Any], *, of_nothing: bool = False) -> bool:
+        """To the sums of the share in hand; returns whether there is one. of_nothing: see ShareSums.add"""
         if self.share is None or not self.share_sums:
             return False
         for name, value in values.items():
-            self.share_sums[-1].add(name, value)
+            self.share_sums[-1].add(name, value, of_nothing=of_nothing)
         return True
 
     def batches(self, exchange: Exchange, driver: Driver) -> Iterator[Any]:

@@ -75,8 +75,9 @@ class Update:
         if self._context.live is not None:
             self._session.train_state.applied.note_surroundings()
 
-    def end_own(self, step: StepInHand, agreed: Agreed) -> None:
-        also = self._also(step)
+    def end_own(self, step: StepInHand, agreed: Agreed, *, read: bool) -> None:
+        """read: the script's own code has read exact gradients, and may have made something of them"""
+        also = self._also(step) or read
         self._close(agreed)
         if self._context.live is not None:
             self._session.train_state.applied.note_own_update(also=also)

@@ -66,7 +66,6 @@ def test_a_gpt_that_loses_workers_writes_what_an_undisturbed_one_writes(
 
 
 @pytest.mark.nightly(sample=1, of="the recipe of a language model")
-@pytest.mark.nightly(sample=1, of="the recipe of a language model")
 @pytest.mark.parametrize("recipe", ["gpt_hf.py", "gpt_lightning.py"])
 def test_the_same_model_under_a_trainer_loses_workers_and_writes_the_same(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, data: Path, recipe: str

@@ -253,3 +253,34 @@ def test_ranks_that_train_different_parameters_are_told_which(port: int, tmp_pat
         assert isinstance(end, Raised), end
         assert "the workers train different parameters" in end.text
         assert re.search(r"0\.weight is (frozen|trained) here and (frozen|trained) there", end.text)
+
+
+def own_plateau(rank: int, world_size: int, port: int, url: str) -> int:
+    """Lowers the rate by what this worker alone has seen, as `running += loss.item()` has it."""
+    as_worker_of_torchrun(rank, world_size, port)
+    elastic.seed(1)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    running = {"dataset": data(), "batch_size": 12, "virtual_workers": 4, "epochs": 1}
+    with elastic.Run(url, model=model, optimizer=optimizer, extra={"plateau": plateau}, **running) as run:
+        for x, y in run.batches():
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if run.stepped:
+                plateau.step(run.step_index * (1 if rank == 1 else -1))  # of the one it rises, of the other it falls
+    return run.step_index
+
+
+def test_rates_that_go_different_ways_are_told_before_the_weights_do(port: int, tmp_path: Path) -> None:
+    """Each rank would train weights of its own, unseen, and whoever joins get parts of different ones."""
+    ended = run_ranks(own_plateau, 2, port, str(tmp_path / "run"))
+
+    for end in ended:
+        assert isinstance(end, Raised), end
+        assert end.kind == "CollectiveMismatch", end.traceback
+        assert "the workers' optimizers are set differently" in end.text
+        assert re.search(r"lr of 'optimizer', group 0: 0\.0\d+ here and 0\.0\d+ there", end.text), end.text
+    steps = [event["step"] for event in read_events(tmp_path / "run") if event["event"] == "step_applied"]
+    assert max(steps) == 1  # the second step is the last by one rate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import callbacks as those
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import elastic
 from elastic.errors import ConfigError, StepError
@@ -68,7 +69,9 @@ def fit(
     trainer = L.Trainer(**{
         "max_epochs": 4, "accelerator": "cpu", "callbacks": [*callbacks, Cut(cut)], **quiet, **strategy, **named
     })  # fmt: skip
-    trainer.fit(model, DataLoader(points(), batch_size=12, shuffle=True) if loader is None else loader)
+    if loader is None:
+        loader = DataLoader(points(), batch_size=12, shuffle=True)
+    trainer.fit(model, None if loader == "its own" else loader)
     return model
 
 
@@ -107,6 +110,66 @@ def test_what_hooks_add_to_a_checkpoint_is_part_of_the_run(module: type, callbac
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
     if module is Counting:
         assert whole.counter.steps == resumed.counter.steps == 16
+
+
+class OneCycle(Module):
+    """Lightning's documented idiom for a schedule that must know the run's end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaders = 0
+
+    def train_dataloader(self) -> Any:
+        self.loaders += 1
+        return DataLoader(points(), batch_size=12, shuffle=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        self.asked = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=self.asked)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class AskedInSetup(OneCycle):
+    def setup(self, stage: str) -> None:
+        assert self.trainer.estimated_stepping_batches == 16
+
+
+@pytest.mark.parametrize("module", [OneCycle, AskedInSetup])
+def test_a_module_may_ask_for_the_number_of_steps_before_it_has_an_optimizer(module: type, tmp_path: Path) -> None:
+    """The loader is made then, before there is anything that a run could train."""
+    whole = fit(tmp_path / "whole", module=module, loader="its own")
+    with pytest.raises(RuntimeError, match="cut"):
+        fit(tmp_path / "cut", module=module, loader="its own", cut=7)
+    resumed = fit(tmp_path / "cut", module=module, loader="its own")
+
+    assert (whole.asked, whole.loaders, whole.trainer.global_step) == (16, 1, 16)
+    assert resumed.trainer.global_step == 16
+    without_elastic = fit(None, module=module, loader="its own")
+    rates = {float(one.trainer.optimizers[0].param_groups[0]["lr"]) for one in (whole, resumed, without_elastic)}
+    assert len(rates) == 1
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+class Partly(Module):
+    """Most shares have no label, and their means are 0/0."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), torch.where(x[:, 0] > 1.0, y, -100))
+        self.log("loss", loss)
+        self.log("of examples", loss, batch_size=len(y))
+        return loss
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        for name, value in self.trainer.logged_metrics.items():
+            assert torch.isfinite(value), name
+
+
+def test_a_share_that_counts_nothing_leaves_what_is_logged_a_number(tmp_path: Path) -> None:
+    counts = lambda batch: int((batch[0][:, 0] > 1.0).sum())  # noqa: E731
+    strategy = ElasticStrategy(str(tmp_path), virtual_workers=12, count=counts, on_bad="stop", batch_size=24)
+    assert fit(None, module=Partly, strategy=strategy).trainer.global_step == 8
 
 
 class Listing(Module):
@@ -176,6 +239,10 @@ class Maximum(Module):
         return loss
 
 
+class Skewed(RandomSampler):
+    """An order of one's own."""
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         yield from (points()[i] for i in range(4))
@@ -195,15 +262,23 @@ class Endless(IterableDataset[Any]):
         ({"max_epochs": -1}, "max_epochs and max_steps without an end"),
         ({"max_time": "00:00:01:00"}, "a Timer, or max_time"),
         ({"callbacks": [those.Timer("00:00:01:00")]}, "a Timer, or max_time"),
+        ({"val_check_interval": "00:00:10:00"}, "val_check_interval= in time"),
+        ({"callbacks": [those.ModelCheckpoint(train_time_interval=timedelta(minutes=1))], "enable_checkpointing": True},
+         "a ModelCheckpoint with train_time_interval"),
         ({"callbacks": [those.GradientAccumulationScheduler({2: 2})]}, "a GradientAccumulationScheduler"),
         ({"callbacks": [those.LearningRateFinder(num_training_steps=5)]}, "a LearningRateFinder"),
         ({"callbacks": [those.BatchSizeFinder()]}, "a BatchSizeFinder"),
         ({"loader": DataLoader(points(), batch_size=12)}, "reads by a SequentialSampler"),
+        ({"loader": DataLoader(points(), batch_size=12, sampler=RandomSampler(points(), replacement=True))},
+         r"reads by a RandomSampler\(replacement=True, num_samples=48\)"),
+        ({"loader": DataLoader(points(), batch_size=12, sampler=RandomSampler(points(), num_samples=24))},
+         r"reads by a RandomSampler\(replacement=False, num_samples=24\)"),
+        ({"loader": DataLoader(points(), batch_size=12, sampler=Skewed(points()))}, "reads by a Skewed"),
         ({"loader": DataLoader(Endless(), batch_size=12)}, "an IterableDataset to train on"),
         ({"strategy": ElasticStrategy(virtual_workers=3)}, "no url"),
         ({"strategy": ElasticStrategy("somewhere")}, "no virtual_workers"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_carried_is_refused_by_name(given: dict[str, Any], match: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=match):
         fit(None if "strategy" in given else tmp_path, **given)

@@ -397,3 +397,45 @@ def test_functions_of_on_apply_are_part_of_the_update(tmp_path: Path) -> None:
             optimizer.step()
 
     assert called == list(range(6))
+
+
+@pytest.mark.parametrize("shape", [(), (2,)], ids=["a number", "several"])
+def test_a_share_that_counts_nothing_adds_nothing(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Its mean is 0/0. The documented `run.add(loss=loss.detach() * n)` would make the whole step's loss no number, and
+    on_bad= end the run over a batch that is well."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    points, labels = data().tensors
+    labels = torch.where(torch.arange(40) == 7, labels, -100)
+    counted = lambda batch: int((batch[1] != -100).sum())  # noqa: E731  # as the page has it
+    losses: list[Any] = []
+    options: dict[str, Any] = {"dataset": TensorDataset(points, labels), "batch_size": 40, "epochs": 1}
+    with run(tmp_path, model, optimizer, count=counted, on_bad="stop", **options) as training:
+        for x, y in training.batches():
+            loss = cross_entropy(model(x), y)
+            training.add(loss=loss.detach().expand(shape) * counted((x, y)), examples=len(y))
+            loss.backward()
+            optimizer.step()
+            if training.stepped:
+                losses.append(training.sums["loss"])
+                assert training.sums["examples"] == 40
+
+    whole = network()
+    expected = cross_entropy(whole(points), labels)
+    expected.backward()
+    torch.optim.SGD(whole.parameters(), lr=0.2).step()
+    assert torch.allclose(torch.as_tensor(losses[0]).double(), expected.double().expand(shape))
+    assert close(model, whole)
+
+
+def test_a_loss_that_is_no_number_is_seen_where_something_counts(tmp_path: Path) -> None:
+    """Nothing is swept aside but the mean over nothing."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    with run(tmp_path, model, optimizer, count=lambda batch: len(batch[1])) as training:
+        for x, y in training.batches():
+            training.add(loss=float("nan"))
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if training.stepped:
+                assert training.sums["loss"] != training.sums["loss"]

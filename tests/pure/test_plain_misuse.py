@@ -114,6 +114,15 @@ def steps_another_optimizer(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> No
     torch.optim.SGD(loop.model.parameters(), lr=0.1).step()
 
 
+def steps_a_network_of_its_own(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    """As a discriminator that was not handed over."""
+    critic = vars(loop).setdefault("critic", nn.Linear(4, 1))
+    its_optimizer = vars(loop).setdefault("its_optimizer", torch.optim.SGD(critic.parameters(), lr=0.1))
+    critic(x).mean().backward()
+    its_optimizer.step()
+    good(loop, x, y)
+
+
 def passes_again(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
     good(loop, x, y)
     loop.loss(x, y)
@@ -144,6 +153,7 @@ MISUSES = [
     (writes_weights, "wrote to weights in step 1"),
     (adds_late, "after the backward pass"),
     (steps_another_optimizer, "a SGD that the run does not know steps 0.weight"),
+    (steps_a_network_of_its_own, "a SGD that the run does not know steps in one body of the loop after another"),
     (passes_again, "moved buffers behind its backward pass, in step 1: 1."),
     (passes_again_where_it_stepped, "moved buffers behind its backward pass, in step 1: 1."),
     (sets_the_rate, "set options of optimizer 'optimizer' in step 1"),
@@ -223,6 +233,30 @@ def test_after_the_loop_optimizers_and_schedulers_are_as_they_were(tmp_path: Pat
     assert "zero_grad" not in vars(loop.optimizer)
 
 
+@pytest.mark.parametrize("in_extra", [False, True])
+def test_an_optimizer_that_keeps_nothing_to_itself_may_step(in_extra: bool, tmp_path: Path) -> None:
+    """Made in the body, as for an adversarial example, it ends there; in `extra=` it is handed over."""
+    kept = nn.Parameter(torch.zeros(4))
+    its_optimizer = torch.optim.SGD([kept], lr=0.1)
+
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        shift = torch.zeros(4, requires_grad=True)
+        inner = torch.optim.SGD([shift], lr=0.1)
+        for _ in range(2):
+            (shift,) = inner.param_groups[0]["params"]
+            shift.grad = torch.ones(4)
+            inner.step()
+        good(loop, x + shift.detach(), y)
+        if in_extra and loop.run.stepped:
+            kept.grad = torch.ones(4)
+            its_optimizer.step()
+
+    loop = Plain(tmp_path, extra={"its optimizer": its_optimizer} if in_extra else {})
+    loop.train(body)
+
+    assert torch.allclose(kept, torch.full((4,), -0.1 * STEPS if in_extra else 0.0))
+
+
 def test_an_optimizer_steps_in_the_loop_only(tmp_path: Path) -> None:
     def early(loop: Plain) -> None:
         with loop.run as run:
@@ -272,6 +306,36 @@ def test_a_sum_is_known_behind_a_factor(
     Plain(tmp_path, virtual_workers=1, epochs=1).train(body)
 
     assert capsys.readouterr().err.count("takes it for a mean") == warned
+
+
+@pytest.mark.parametrize("when", ["before the run", "in its first body"])
+def test_who_has_wrapped_backward_keeps_it(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profiler's or a library's patch is its own: the first loss is looked at in passing."""
+    before = torch.Tensor.backward
+    monkeypatch.setattr(torch.Tensor, "backward", before)  # it is put back at the end
+    passed = 0
+
+    def wrap() -> None:
+        inner = torch.Tensor.backward
+
+        def counting(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            nonlocal passed
+            passed += 1
+            inner(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+        torch.Tensor.backward = counting  # type: ignore[method-assign,assignment]
+
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        if torch.Tensor.backward.__name__ != "counting" and when == "in its first body" and not passed:
+            wrap()
+        good(loop, x, y)
+
+    if when == "before the run":
+        wrap()
+    Plain(tmp_path).train(body)
+
+    assert torch.Tensor.backward.__name__ == "counting"
+    assert passed == SHARES * STEPS
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes came with Python 3.11")

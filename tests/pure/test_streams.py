@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import elastic
 from elastic.data.data_plan import share_sizes
 from elastic.data.streams import Streams
-from elastic.errors import ConfigError, StepError
+from elastic.errors import ConfigError, IdentityMismatch, StepError
 
 
 class Counting:
@@ -160,6 +161,62 @@ def test_lines_are_read_by_their_bytes(tmp_path: Path) -> None:
         streams.check()
     with pytest.raises(ConfigError, match="is compressed"):
         Streams.lines(["lines.json.gz"])
+
+
+def lines_in(folder: Path, *names: str) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_text("".join(f"{name[0]}{number}\n" for number in range(9)))
+    return [str(file) for file in folder.iterdir()]
+
+
+def train_on(url: Path, streams: Streams, until: int | None = None) -> list[str]:
+    """The examples read; the run is interrupted after `until` steps."""
+    model = torch.nn.Linear(1, 1)
+    read: list[str] = []
+    run = elastic.Run(url, model=model, optimizer=torch.optim.SGD(model.parameters()), dataset=streams, batch_size=6,
+                      virtual_workers=3, steps=4, save_every=1, collate_fn=list)  # fmt: skip
+    with suppress(KeyboardInterrupt), run:
+        for batch in run.batches():
+            read += batch
+            model(torch.ones(1)).mean().backward()
+            (optimizer,) = run.optimizers.values()
+            optimizer.step()
+            if run.step_index == until:
+                raise KeyboardInterrupt
+    return read
+
+
+def test_lines_of_other_files_are_no_continuation(tmp_path: Path) -> None:
+    """A file that was added before a restart moves all others to other workers: a position (file, byte) would point
+    into another file, and its lines be lost or repeated."""
+    files = lines_in(tmp_path / "data", "b", "c", "d")
+    train_on(tmp_path / "run", Streams.lines(files, bytes.decode), until=2)
+    more = lines_in(tmp_path / "data", "a")
+
+    with pytest.raises(IdentityMismatch, match=r"dataset\.files: 4 here, 3 there"):
+        train_on(tmp_path / "run", Streams.lines(more, bytes.decode))
+    (tmp_path / "data" / "b").rename(tmp_path / "data" / "e")
+    with pytest.raises(IdentityMismatch, match=r"dataset\.names and sizes"):
+        train_on(tmp_path / "run", Streams.lines(lines_in(tmp_path / "data")[:3], bytes.decode))
+
+
+def test_lines_that_lie_elsewhere_are_the_same_lines(tmp_path: Path) -> None:
+    here, there = (lines_in(tmp_path / name, "b", "c", "d") for name in ("here", "there"))
+    whole = train_on(tmp_path / "whole", Streams.lines(here, bytes.decode))
+    train_on(tmp_path / "run", Streams.lines(here, bytes.decode), until=2)  # of which the first is saved
+
+    assert sorted(whole) == [f"{name}{number}" for name in "bcd" for number in range(8)]
+    assert train_on(tmp_path / "run", Streams.lines(there, bytes.decode)) == whole[6:]
+
+
+def test_streams_of_ones_own_may_say_what_they_are_made_of(tmp_path: Path) -> None:
+    def make(worker: int, _: int) -> Counting:
+        return Counting(worker, length=50)
+
+    train_on(tmp_path / "run", Streams(make, identity=lambda: {"revision": 1}), until=2)
+    with pytest.raises(IdentityMismatch, match=r"dataset\.revision: 2 here, 1 there"):
+        train_on(tmp_path / "run", Streams(make, identity=lambda: {"revision": 2}))
 
 
 @pytest.mark.parametrize(

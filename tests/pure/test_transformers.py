@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 
 import elastic
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, StepError
 from elastic.integrations.transformers import ElasticTrainer
 
 
@@ -102,6 +102,7 @@ def test_what_is_evaluated_at_the_start_is_evaluated_once(tmp_path: Path) -> Non
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2: a run cannot carry"),
         ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy="),
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint"),
         ({"include_num_input_tokens_seen": "all"}, "include_num_input_tokens_seen='all'"),
         ({"dataset": Endless(), "max_steps": 4}, "an IterableDataset to train on"),
         ({"given": {"virtual_workers": None, "steps": 3}}, "steps, which the Trainer decides"),
@@ -152,6 +153,11 @@ class OwnSampler(ElasticTrainer):
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
+class Drawing(ElasticTrainer):
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return torch.utils.data.RandomSampler(self.train_dataset, replacement=True, num_samples=16)
+
+
 class OwnLoader(ElasticTrainer):
     def get_train_dataloader(self) -> Any:
         return torch.utils.data.DataLoader(self.train_dataset, batch_size=8)
@@ -159,7 +165,11 @@ class OwnLoader(ElasticTrainer):
 
 @pytest.mark.parametrize(
     ("kind", "match"),
-    [(OwnSampler, "sampler is a SequentialSampler"), (OwnLoader, "get_train_dataloader is overridden")],
+    [
+        (OwnSampler, "sampler is a SequentialSampler"),
+        (Drawing, r"RandomSampler\(replacement=True, num_samples=16\)"),
+        (OwnLoader, "get_train_dataloader is overridden"),
+    ],
 )
 def test_an_order_of_its_own_is_refused(kind: type, match: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=match):
@@ -182,3 +192,121 @@ def test_a_trainer_that_is_not_elastic_does_not_train_by_itself_under_a_launcher
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="is no ElasticTrainer"):
         plain.train()
+
+
+class Padded(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Of one label each, or of ten: a share of four has 4 or 40, or none at all."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self.counts = counts
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        drawn = torch.randint(0, 6, (2, 10), generator=torch.Generator().manual_seed(index))
+        labels = torch.where(torch.arange(10) < self.counts[index], drawn[1], -100)
+        return {"input_ids": drawn[0], "labels": labels}
+
+
+class Tagger(nn.Module):
+    """A forward that takes no count of labels, as one's own modules have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Embedding(6, 8), nn.Linear(8, 6))
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        scores = self.net(input_ids)
+        return {"loss": self.loss(scores, labels), "logits": scores}
+
+    def loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+class Shifted(Tagger):
+    def loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return super().loss(scores[:, :-1], labels[:, 1:])
+
+
+class ByHand(Tagger):
+    """A mean over what is labelled, of which the graph says nothing."""
+
+    def loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        counts = labels.ne(-100)
+        chosen = scores.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+        return -(chosen * counts).sum() / counts.sum()
+
+
+def labelled(batch: Any) -> int:
+    return int(batch["labels"].ne(-100).sum())
+
+
+def tagged(url: Path, kind: type[Tagger], dataset: Padded, **given: Any) -> Any:
+    """One step over all of the dataset, in shares of four."""
+    elastic.seed(0)
+    made = ElasticTrainer(
+        model=kind(),
+        args=transformers.TrainingArguments(
+            output_dir=f"{url}-out", max_steps=1, learning_rate=0.5, optim="sgd", max_grad_norm=1e9,
+            lr_scheduler_type="constant", logging_steps=1, save_strategy="no", report_to="none", use_cpu=True, seed=0,
+        ),
+        train_dataset=dataset,
+        elastic={"url": str(url), "batch_size": len(dataset), "virtual_workers": len(dataset) // 4} | given,
+    )  # fmt: skip
+    made.train()
+    return made
+
+
+def stepped_whole(kind: type[Tagger], dataset: Padded) -> tuple[Any, float]:
+    """Without elastic, by the loss of the whole batch."""
+    elastic.seed(0)
+    network = kind()
+    batch = torch.utils.data.default_collate([dataset[i] for i in range(len(dataset))])
+    loss = network(**batch)["loss"]
+    loss.backward()
+    torch.optim.SGD(network.parameters(), lr=0.5).step()
+    return network, loss.item()
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [(Tagger, {}), (Shifted, {"count": lambda batch: labelled({"labels": batch["labels"][:, 1:]})}),
+     (ByHand, {"count": labelled})],
+)  # fmt: skip
+@pytest.mark.parametrize("counts", [[1, 10, 10, 1, 1, 2, 1, 7], [9, 0, 0, 0, 0, 0, 0, 0]], ids=["unequal", "of none"])
+def test_padded_labels_weigh_by_their_number(kind: type, given: Any, counts: list[int], tmp_path: Path) -> None:
+    """A module whose forward takes no count is the usual one, and a share of few labels must not count for many. One
+    of none has 0/0 for its mean, which is no bad step."""
+    counts = counts if kind is not Shifted else [2 * one for one in counts]
+    made = tagged(tmp_path, kind, Padded(counts), on_bad="stop", **given)
+    network, loss = stepped_whole(kind, Padded(counts))
+
+    pairs = zip(made.model.parameters(), network.parameters(), strict=True)
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in pairs)
+    assert made.state.log_history[0]["loss"] == pytest.approx(loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", [Shifted, ByHand])
+def test_a_loss_that_is_a_mean_over_something_else_is_refused(kind: type, tmp_path: Path) -> None:
+    with pytest.raises(StepError, match=rf"the loss of {kind.__name__} in step 0 is a mean over something else"):
+        tagged(tmp_path, kind, Padded([1, 10, 10, 1, 1, 2, 1, 7]))
+
+
+def test_a_mean_over_full_labels_needs_no_words(tmp_path: Path) -> None:
+    """Where every example has as many labels as any other, a mean over labels is one over examples."""
+    made = tagged(tmp_path, ByHand, Padded([10] * 8))
+    network, _ = stepped_whole(ByHand, Padded([10] * 8))
+
+    pairs = zip(made.model.parameters(), network.parameters(), strict=True)
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in pairs)
+
+
+def test_the_best_checkpoint_is_one_that_was_saved(tmp_path: Path) -> None:
+    """Evaluations may come more often than saves: the best of them has no folder, which the end would look for."""
+    made = trainer(tmp_path / "run", eval_steps=1, save_strategy="steps", save_steps=2, save_total_limit=1,
+                   learning_rate=0.0, load_best_model_at_end=False)  # fmt: skip
+    made.train()
+
+    assert made.state.best_global_step == 1  # with a rate of 0, none is better than the first
+    assert made.state.best_model_checkpoint is None

@@ -1,6 +1,7 @@
 """A loop as people have it, over several epochs: dropout, BatchNorm, augmentation, AdamW, clipping, a schedule.
 
-Its body is a plain one but for `if run.stepped:`, where it keeps an average of the weights, draws, and counts.
+Its body is a plain one but for `if run.updating:`, where it notes the largest gradient, and for `if run.stepped:`, where
+it keeps an average of the weights, draws, and counts.
 With --lose, rank 1 throws the finished exchange of that step away, as if its last message had been lost: it takes the
 state over from those who have applied the step. Each worker prints one line of digests.
 """
@@ -45,12 +46,14 @@ class Counted:
         self.steps = 0
         self.drawn: list[float] = []
         self.losses: list[float] = []
+        self.largest: list[float] = []
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "drawn": list(self.drawn), "losses": list(self.losses)}
+        return {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.drawn, self.losses = state["steps"], list(state["drawn"]), list(state["losses"])
+        self.steps, self.drawn = state["steps"], list(state["drawn"])
+        self.losses, self.largest = list(state["losses"]), list(state["largest"])
 
 
 def main() -> None:
@@ -111,6 +114,8 @@ def main() -> None:
                 run.add(loss=loss.detach() * len(labels))
                 if scaler is None:
                     loss.backward()
+                    if run.updating:
+                        counted.largest.append(max(float(one.grad.abs().max()) for one in model.parameters()))
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                     optimizer.step()
                 else:
@@ -130,8 +135,9 @@ def main() -> None:
             found = run.evaluate(dataset, correct)
             if run.is_coordinator:
                 print(f"epoch {epoch}: {found['correct'] / len(dataset):.4f} correct")
+    seen = {name: torch.tensor(value, dtype=torch.float64) for name, value in counted.state_dict().items()}
     state = checkpoint.digest(
-        {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler, "counted": counted}
+        {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler, "counted": seen}
     )
     if scaler is not None:
         os.write(1, f"scale {scaler.get_scale()}\n".encode())

@@ -1,0 +1,91 @@
+"""What optimizers are set to (learning rates, betas, weight decay), compared between ranks at every step.
+
+Equal gradients give equal weights where the settings are equal. One that a rank makes of what it alone knows, such as a
+plateau of its own last share's loss, leaves each rank with weights of its own.
+
+Compared are numbers, also in tuples, as floats: a state that has travelled may hold 1.0 for 1 and a list for a tuple.
+Of tensors only those of one number on the CPU: for another device a step would have to wait.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+import torch
+import xxhash
+
+Optimizers = Mapping[str, torch.optim.Optimizer]
+Settings = dict[str, list[list[Any]]]
+"""optimizer -> its groups, each a list of [key, numbers]; JSON leaves it as it is"""
+
+_NO_SETTINGS = frozenset({"params", "param_names"})
+_PLAIN = frozenset({float, int, bool})
+
+
+def digest(optimizers: Optimizers) -> int:
+    """63 bits that are equal where `settings` are. Costs some µs a group at every step."""
+    found: list[float] = []
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            for value in _values(tuple(group))(group):
+                if value is None:
+                    continue
+                if type(value) in _PLAIN:
+                    found.append(value)
+                else:
+                    found += _numbers(value)
+    return xxhash.xxh3_64_intdigest(array("d", found).tobytes()) >> 1
+
+
+def settings(optimizers: Optimizers) -> Settings:
+    return {
+        name: [
+            [[key, found] for key in _keys(tuple(group)) if (found := [*_numbers(group[key])])]
+            for group in optimizer.param_groups
+        ]
+        for name, optimizer in optimizers.items()
+    }
+
+
+def difference(here: Settings, there: Settings) -> list[str]:
+    """In words, each setting that is another one there."""
+    said = []
+    for name, groups in here.items():
+        for number, (mine, other) in enumerate(zip(groups, there.get(name, ()), strict=False)):
+            theirs = dict(other)
+            said += [
+                f"{key} of {name!r}, group {number}: {_said(values)} here and {_said(theirs.get(key, ()))} there"
+                for key, values in mine
+                if repr(theirs.get(key)) != repr(values)  # no number is equal to none here
+            ]
+    return said
+
+
+@lru_cache(maxsize=256)
+def _keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """In the order of the alphabet: that of a group that was loaded is another one."""
+    return tuple(sorted(set(keys) - _NO_SETTINGS))
+
+
+@lru_cache(maxsize=256)
+def _values(keys: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    found = _keys(keys)
+    return itemgetter(*found, *found[:1]) if found else lambda _: ()  # of two keys or more it is a tuple
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if type(value) in _PLAIN:
+        yield float(value)
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _numbers(one)
+    elif isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu":
+        yield float(value)
+
+
+def _said(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.17g}" for value in values) or "none"
