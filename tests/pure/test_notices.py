@@ -88,13 +88,13 @@ def test_what_a_line_says(text: str, said: object) -> None:
 
 @pytest.mark.parametrize(
     ("said", "seconds"),
-    [("0:30", 30), ("59:58", 3598), ("1:00:00", 3600), ("1-02:03:04", 93784), ("UNLIMITED", None), ("NOT_SET", None)],
+    [("3:00\nUNLIMITED\n 2:00", 120), ("0:30", 30), ("59:58", 3598), ("1:00:00", 3600), ("1-02:03:04", 93784), ("UNLIMITED", None), ("NOT_SET", None)],
 )
 def test_how_long_squeue_says_that_a_job_has_left(said: str, seconds: float | None) -> None:
     assert left_s(f"{said}\n") == seconds
 
 
-@pytest.mark.parametrize("said", ["INVALID", "", "slurm_load_jobs error", "-5"])
+@pytest.mark.parametrize("said", ["INVALID", "2:00\nINVALID", "", "slurm_load_jobs error", "-5"])
 def test_what_squeue_says_beside_that_is_no_time(said: str) -> None:
     with pytest.raises(ValueError, match="squeue says"):
         left_s(said)
@@ -269,6 +269,19 @@ def test_a_file_is_a_notice_while_it_is_there(tmp_path: Path) -> None:
     assert len(source.look()[0].why) < 300
     path.unlink()
     assert source.look() == []
+
+
+def test_seconds_that_a_daemon_counts_down_in_its_file_are_one_notice(tmp_path: Path) -> None:
+    """Else there is a hook, and a line, every half second."""
+    path = tmp_path / "leave"
+    source = File(str(path), clock=lambda: 100.0)
+    ids = set()
+    for left in (90, 89, 88):
+        path.write_text(f"leave {left} the pool is drained\n")
+        ids.add(source.look()[0].id)
+    assert len(ids) == 1
+    path.write_text("hint the pool is drained")
+    assert source.look()[0].id not in ids
 
 
 def test_what_is_no_file_is_a_failure_and_nothing_waits_for_it(tmp_path: Path) -> None:
