@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from checkpoint import linux
-from elastic.launch import children, warm
+from elastic.launch import children, early_signals, warm
 from elastic.launch.importing import RANK_VARIABLES, WORKER_VARIABLES
 from elastic.launch.script import Script
 from elastic.launch.worker import AGENT, STREAMS
@@ -171,7 +171,7 @@ class Starter:
     def _fork_warm(self, its: socket.socket) -> int:
         sys.stdout.flush()  # or what is buffered would be printed by both
         sys.stderr.flush()
-        pid = os.fork()
+        pid = early_signals.fork()
         if pid == 0:
             self.loop.close()
             warm.in_fork(its, self._env, self._script.command())

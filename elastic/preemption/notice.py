@@ -60,7 +60,9 @@ def changes(before: Mapping[str, Notice], found: Iterable[Notice]) -> list[Notic
     """
     now = {notice.id: notice for notice in found}
     new = [notice for id, notice in now.items() if id not in before]
-    nearer = [replace(notice, sooner=True) for id, notice in now.items() if id in before and _sooner(notice, before[id])]
+    nearer = [
+        replace(notice, sooner=True) for id, notice in now.items() if id in before and _sooner(notice, before[id])
+    ]
     return [*new, *nearer, *(replace(notice, withdrawn=True) for id, notice in before.items() if id not in now)]
 
 

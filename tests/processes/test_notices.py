@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import socket
 import sys
 import time
@@ -140,6 +141,100 @@ def test_ec2_recommends_and_the_run_saves_then_takes_the_node_and_all_leave_what
     assert (
         "has left (EC2 terminates this Spot Instance); the same command goes on with the run (status 75)" in node.output
     )
+
+
+HELD = """
+import pathlib, sys, time, torch, elastic
+
+folder = pathlib.Path(sys.argv[1])
+
+
+def hold(what):
+    if (folder / f"hold-{what}").exists():
+        (folder / f"holds-{what}").touch()
+        while not (folder / f"goes-{what}").exists():
+            time.sleep(0.02)
+
+
+class Held:
+    def state_dict(self):
+        return {"one": 1}
+
+    def load_state_dict(self, state):
+        hold("load")
+
+
+model = torch.nn.Linear(4, 1)
+with elastic.Run(
+    folder / "run",
+    model=model,
+    optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+    dataset=torch.utils.data.TensorDataset(torch.randn(64, 4)),
+    extra={"held": Held()},
+    batch_size=16,
+    virtual_workers=4,
+    steps=1_000_000,
+    save_every="1h",
+) as run:
+    for step in run:
+        for (points,) in step:
+            hold("step")
+            step.backward(model(points).square().sum(), len(points))
+"""
+"""It waits where a file says so, until another one is there."""
+
+
+class Held:
+    """A node whose worker is held in a step, or in loading."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "held.py").write_text(HELD)
+
+    def start(self, at: str, *flags: str, **environ: str) -> Launch:
+        (self._folder / f"hold-{at}").touch()
+        script = [str(self._folder / "held.py"), str(self._folder)]
+        launch = Launch("elastic", ["run", "--no-status", "--leave-status=75", *flags, *script], env=environ)
+        waiting(launch, f"a worker in its {at}", (self._folder / f"holds-{at}").exists)
+        return launch
+
+    def goes_on(self, at: str) -> None:
+        (self._folder / f"goes-{at}").touch()
+
+    @property
+    def saved(self) -> list[int]:
+        events = read_events(self._folder / "run")
+        return [event["step"] for event in events if event["event"] == "saved"]
+
+
+@pytest.mark.nightly(sample=1, of="notices at a moment")
+def test_a_worker_has_as_long_as_the_machine_where_that_is_longer_than_the_flag_says(tmp_path: Path) -> None:
+    """It was killed after --shutdown-timeout, 300 s, in an evaluation of six minutes, though ten were announced."""
+    held = Held(tmp_path)
+    with held.start("step", "--shutdown-timeout=1", ELASTIC_GRACE_S="600") as launch:
+        launch.send(signal.SIGTERM)
+        waiting(launch, "the notice", lambda: "SIGTERM, in 10 min" in launch.output)
+        time.sleep(2.5)  # more than the flag says; no event marks that nothing happens
+        held.goes_on("step")
+        assert launch.finish(within_s=WITHIN_S) == 75, launch.output
+    assert held.saved[-1] == 1
+
+
+@pytest.mark.nightly(sample=1, of="notices at a moment")
+def test_a_signal_to_every_process_while_the_state_is_loaded_is_a_leave_in_order(tmp_path: Path) -> None:
+    """As Slurm sends it. The worker had said that it is ready, and died of it: the node ended with 1."""
+    held = Held(tmp_path)
+    with held.start("step") as first:
+        first.send(signal.SIGTERM)
+        held.goes_on("step")
+        assert first.finish(within_s=WITHIN_S) == 75, first.output
+    with held.start("load") as again:
+        for pid in again.pids:
+            os.kill(pid, signal.SIGTERM)
+        waiting(again, "the notice", lambda: "SIGTERM: the 1 workers" in again.output)
+        held.goes_on("load")
+        assert again.finish(within_s=WITHIN_S) == 75, again.output
+        assert "ended otherwise" not in again.output
 
 
 @pytest.mark.nightly

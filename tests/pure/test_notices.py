@@ -88,7 +88,15 @@ def test_what_a_line_says(text: str, said: object) -> None:
 
 @pytest.mark.parametrize(
     ("said", "seconds"),
-    [("3:00\nUNLIMITED\n 2:00", 120), ("0:30", 30), ("59:58", 3598), ("1:00:00", 3600), ("1-02:03:04", 93784), ("UNLIMITED", None), ("NOT_SET", None)],
+    [
+        ("3:00\nUNLIMITED\n 2:00", 120),
+        ("0:30", 30),
+        ("59:58", 3598),
+        ("1:00:00", 3600),
+        ("1-02:03:04", 93784),
+        ("UNLIMITED", None),
+        ("NOT_SET", None),
+    ],
 )
 def test_how_long_squeue_says_that_a_job_has_left(said: str, seconds: float | None) -> None:
     assert left_s(f"{said}\n") == seconds
