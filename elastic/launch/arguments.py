@@ -22,7 +22,7 @@ from elastic.launch.script import Script
 from elastic.membership import environment
 from elastic.preemption.setting import sources
 
-HANG_LIMIT_S, RESTARTS_MAX, LEAVE_S = 30.0, 3, 300
+HANG_LIMIT_S, RESTARTS_MAX, LEAVE_S, WAIT_S = 30.0, 3, 300, 600
 
 _HELP = {
     "max_restarts": "How often one failure may repeat within an hour before the run ends with it. Unlike torchrun's, "
@@ -69,6 +69,7 @@ class Arguments:
     """What the command line asks for, checked.
 
     run_id      --rdzv-id; None where it tells no jobs apart
+    wait_s      how long the run waits for nodes while it has too few
     notices     which sources of notices are watched, see preemption/setting.py
     on_notice   a line for the shell, for each of them
     leave_status  the exit status of a node that leaves before the run is finished
@@ -85,6 +86,7 @@ class Arguments:
     restarts_max: int = RESTARTS_MAX
     hang_s: float = HANG_LIMIT_S
     leave_s: float = LEAVE_S
+    wait_s: float = WAIT_S
     leave_on: tuple[signal.Signals, ...] = (signal.SIGTERM,)
     run_id: str | None = None
     notices: str = "auto"
@@ -158,6 +160,14 @@ def parser() -> argparse.ArgumentParser:
         "(try again later) is for schedulers that start again what did not end with 0.",
     )
     made.add_argument(
+        "--wait-for-nodes",
+        type=float,
+        default=WAIT_S,
+        metavar="SECONDS",
+        help="How long the run waits, its state saved, while fewer nodes are there than --nnodes asks for; then it "
+        f"ends, as failed. inf: for ever. The same on all nodes. Default {WAIT_S}.",
+    )
+    made.add_argument(
         "--port-range",
         metavar="FIRST-LAST",
         help="Ports on which this node's agent listens, for firewalls; it takes two, and another one whenever it "
@@ -195,6 +205,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise ConfigError(f"--nproc-per-node must be at least 1, found {config.nproc_per_node}")
     if not options.hang_limit > 0:
         raise ConfigError(f"--hang-limit must be a positive number of seconds, found {options.hang_limit}")
+    if not options.wait_for_nodes >= 0:
+        raise ConfigError(f"--wait-for-nodes must be a number of seconds, or inf; found {options.wait_for_nodes}")
     if not 0 <= options.leave_status <= 255:
         raise ConfigError(f"--leave-status must be within 0 and 255, found {options.leave_status}")
     sources(options.notices, os.environ)  # what is wrong is said before anything starts
@@ -211,6 +223,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         hang_s=options.hang_limit,
         leave_s=float(config.shutdown_timeout if config.shutdown_timeout is not None else LEAVE_S),
         leave_on=leave_on,
+        wait_s=options.wait_for_nodes,
         notices=options.notices,
         on_notice=options.on_notice,
         leave_status=options.leave_status,

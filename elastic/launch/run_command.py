@@ -243,6 +243,7 @@ def _hub(arguments: Arguments, meeting: Meeting | None, stack: contextlib.ExitSt
         nodes_first=meeting.first if meeting else 1,
         restarts_max=arguments.restarts_max,
         beacon={"nonce": nonce, "endpoint": beacon.endpoint(), "hub": hub},
+        below_min_s=arguments.wait_s,
         stall_s=STALL_LIMITS * arguments.hang_s,
         takes_over=takes_over,
     )

@@ -169,6 +169,27 @@ class Departure:
         self._save(patiently=patiently)
         self._context.live.saved(step=self._state.step)
 
+    def save_for_the_wait(self) -> None:
+        """Nobody leaves yet: the run waits for nodes, and what this worker holds may be nowhere else."""
+        live, step = self._context.live, self._state.step
+        assert live is not None
+        restorer = self._session.restorer
+        restorer.learn_claim(live.claim)
+        try:
+            restorer.take_over_saving()
+            self._commit(must=True, patiently=None, by_s=None)
+        except checkpoint.CheckpointError as failure:
+            live.has_tried_to_save()
+            reason = str(failure).replace("\n", "\n    ")
+            self._context.console.warn(
+                f"the run waits for nodes with {step} steps applied, and what it holds is not saved: {reason}\n"
+                "  state  this worker holds it, and goes on from it when enough nodes are there\n"
+                "  next   repair what stands in the way; until then this worker's end is a loss of the steps since the "
+                "newest checkpoint"
+            )
+        else:
+            live.saved(step=step)
+
     def _goes(self, *, lost: bool = False, joins: bool = True) -> bool:
         """Whether this worker may go; else it is in the next view. Raises SystemExit.
 

@@ -190,8 +190,12 @@ class Recovery:
             except Stranded as stranded:
                 self._context.console.warn(str(stranded))
                 raise SystemExit(EXIT_RESTART) from stranded
-            except AskedToSave:
-                self.departure.save_for_all(patiently=False)  # the run has failed, maybe of the storage
+            except AskedToSave as asked_to:
+                if asked_to.waits:
+                    self.departure.save_for_the_wait()
+                    self._session.phases.enter(Phase.WAITING)
+                else:
+                    self.departure.save_for_all(patiently=False)  # the run has failed, maybe of the storage
             except AskedToClaim as asked:
                 session.restorer.claim_for_next_view(asked.words)
             except ToldToLeave:

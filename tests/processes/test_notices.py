@@ -143,6 +143,26 @@ def test_ec2_recommends_and_the_run_saves_then_takes_the_node_and_all_leave_what
     )
 
 
+@pytest.mark.nightly(sample=1, of="too few nodes")
+def test_below_its_minimum_a_run_saves_then_waits_and_goes_on_when_a_node_comes(nodes: Nodes) -> None:
+    """It saves at the end only: the steps of both are nowhere but in the memory of the node that is left."""
+    meet = [*two_nodes()[1:], "--nnodes=2:2", "--notices=none", "--wait-for-nodes=inf"]
+    stays, goes = nodes.start(*meet), nodes.start(*meet)
+    waiting(stays, "steps of both", lambda: nodes.applied(2) >= 2)
+    goes.send(signal.SIGTERM)
+    assert goes.finish(within_s=WITHIN_S) == 0, goes.output
+    (left,) = {event["step"] for event in nodes.of("left")}
+    waiting(stays, "the save", lambda: nodes.of("saved")[-1]["step"] == left)
+    assert nodes.applied(1) == 0
+    comes = nodes.start(*meet)
+    nodes.hurry()
+    for node in (stays, comes):
+        assert node.finish(within_s=WITHIN_S) == 0, node.output
+    assert "1 of at least 2 nodes are here" in stays.output + goes.output
+    assert not nodes.of("redo") + nodes.of("peer_lost")
+    assert len(nodes.of("finished")) == 2
+
+
 HELD = """
 import pathlib, sys, time, torch, elastic
 

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -165,7 +166,7 @@ def test_a_deadline_that_comes_nearer_is_told_and_one_that_is_put_off_or_counted
     here = heard(source)
     for by_s in (1000.0, 1030.0, 999.5, 900.0, 950.0, 899.0):
         looks = source.looks
-        source.says = lambda by_s=by_s: [notice("a", by_s=by_s)]
+        source.says = partial(list, [notice("a", by_s=by_s)])
         here.wait_for(lambda: source.looks > looks + 2)  # noqa: B023  # it ends here
     assert [(one.by_s, one.sooner) for one in here.told] == [(1000.0, False), (900.0, True)]
 
