@@ -143,6 +143,33 @@ def test_ec2_recommends_and_the_run_saves_then_takes_the_node_and_all_leave_what
     )
 
 
+@pytest.mark.nightly(sample=1, of="hints")
+def test_a_save_on_a_hint_that_fails_is_made_again_and_a_replaced_worker_does_not_ask_for_another(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """The cadence's next save may be an hour away, and the machine is at risk now."""
+    says, data, away = tmp_path / "says", nodes.url / "data", tmp_path / "away"
+    node = nodes.start("--standalone", "--nproc-per-node=2", f"--notices=file:{says}")
+    waiting(node, "steps", lambda: nodes.applied(2) >= 2)
+    data.rename(away)
+    data.write_text("a file")
+    says.write_text("hint the price went up")
+    waiting(node, "a save that fails", lambda: bool(nodes.of("save_failed")))
+    data.unlink()
+    away.rename(data)
+    waiting(node, "the save", lambda: nodes.of("saved")[-1]["step"] > 0)
+    (victim,) = {event["worker"] for event in nodes.of("step_applied") if event["rank"] == 1}
+    os.kill(int(victim.split("-")[-2]), signal.SIGKILL)
+    waiting(node, "another worker", lambda: len(nodes.of("run_started")) == 3)
+    newcomer = nodes.of("run_started")[-1]["worker"]
+    waiting(node, "its steps", lambda: any(event["worker"] == newcomer for event in nodes.of("step_applied")))
+    saved = len(nodes.of("saved"))
+    nodes.hurry()
+    assert node.finish(within_s=WITHIN_S) == 0, node.output
+    assert len(nodes.of("hint")) == 2
+    assert len(nodes.of("saved")) == saved + 1  # the last one of the run
+
+
 @pytest.mark.nightly(sample=1, of="too few nodes")
 def test_below_its_minimum_a_run_saves_then_waits_and_goes_on_when_a_node_comes(nodes: Nodes) -> None:
     """It saves at the end only: the steps of both are nowhere but in the memory of the node that is left."""
