@@ -42,7 +42,8 @@ _HELP = {
     "monitor_interval": "Accepted for torchrun's sake, without effect: deaths are noticed at once.",
     "run_path": "Accepted for torchrun's sake, without effect: the script runs in the worker's interpreter anyway.",
     "shutdown_timeout": "How long workers may take to leave, or to end once the run is over, in seconds, before they "
-    f"are killed. They leave at a step boundary, so more than the longest step and a save. Default {LEAVE_S}.",
+    f"are killed; a machine that a notice says is there for longer gives them that. They leave at a step boundary, so "
+    f"more than the longest step and a save. Default {LEAVE_S}.",
     "signals_to_handle": "Signals that make this node's workers leave at the next step boundary; SIGTERM, SIGUSR1 and "
     "SIGINT always do. ELASTIC_GRACE_S says how many seconds they have then.",
     "log_dir": "Folder for log files: LOG_DIR/<rdzv id>_<random>/attempt_<n>/<local rank>/stdout.log, where n counts "
@@ -147,9 +148,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--on-notice",
         metavar="COMMAND",
-        help="A line for the shell, run once for each notice and hint of --notices: to order another machine, say. "
-        "It finds ELASTIC_NOTICE_KIND (leave or hint), _SOURCE, _WHY, _LEFT_S and _HOST in its environment, and has as "
-        "long as the agent lives.",
+        help="A line for the shell, run once for each notice and hint of --notices and each signal to leave but "
+        "Ctrl-C: to order another machine, say. It finds ELASTIC_NOTICE_KIND (leave or hint), _SOURCE, _WHY, _LEFT_S "
+        "and _HOST in its environment. Once the workers have left it has until the machine goes, 60 s at most.",
     )
     made.add_argument(
         "--leave-status",
