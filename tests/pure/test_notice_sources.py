@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from elastic.preemption.metadata import MetadataService, Unanswered
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.sources.azure import Azure
 from elastic.preemption.sources.ec2 import ACTION, Ec2
 from elastic.preemption.sources.gcp import Gcp
+from elastic.preemption.sources.metadata import MetadataService, Unanswered
 from elastic.preemption.sources.source import PartlyFailed, Source, SourceFailed
 from tests.kit.metadata import FAULTS, Fault, MetadataServer
 

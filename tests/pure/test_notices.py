@@ -20,10 +20,10 @@ from elastic.loop.save_schedule import SoonSave
 from elastic.loop.saver import Saver
 from elastic.membership import environment
 from elastic.preemption.machine import clouds
-from elastic.preemption.metadata import LINK_LOCAL, MetadataService
 from elastic.preemption.notice import Kind, Notice, by_clock_s, changes
 from elastic.preemption.setting import sources
 from elastic.preemption.sources.file import File
+from elastic.preemption.sources.metadata import LINK_LOCAL, MetadataService
 from elastic.preemption.sources.slurm import left_s
 from elastic.preemption.sources.source import SourceFailed
 from elastic.preemption.sources.spoken import spoken

@@ -16,8 +16,8 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 
-from elastic.preemption.metadata import Answer, MetadataService
 from elastic.preemption.notice import Kind, Notice, by_clock_s
+from elastic.preemption.sources.metadata import Answer, MetadataService
 from elastic.preemption.sources.source import Source, SourceFailed, ask_each
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"

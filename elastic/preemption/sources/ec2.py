@@ -12,8 +12,8 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 
 from elastic.events import words
-from elastic.preemption.metadata import Answer, MetadataService, Unanswered
 from elastic.preemption.notice import Kind, Notice, by_clock_s
+from elastic.preemption.sources.metadata import Answer, MetadataService, Unanswered
 from elastic.preemption.sources.source import Source, SourceFailed, ask_each
 
 ACTION, REBALANCE = "/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"

@@ -7,8 +7,8 @@ Source: "Preemptible VM instances", "Query metadata server for maintenance event
 
 from __future__ import annotations
 
-from elastic.preemption.metadata import Answer, MetadataService
 from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.sources.metadata import Answer, MetadataService
 from elastic.preemption.sources.source import Source, SourceFailed, ask_each
 
 PREEMPTED, MAINTENANCE = (f"/computeMetadata/v1/instance/{key}" for key in ("preempted", "maintenance-event"))
