@@ -29,6 +29,11 @@ from tests.kit.observed import assert_observed
 
 PROGRAM = "tests.kit.programs.small"
 WITHIN_S = 240.0
+MOMENTS = (
+    *("start", "form", "formed", "transfer", "loaded", "data", "forward", "backward", "exchange", "update", "applied"),
+    "evaluate",
+)
+"""Of a worker that is not the coordinator; see elastic/events/observer.py."""
 
 
 class Nodes:
@@ -37,14 +42,22 @@ class Nodes:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.url, self._folder, self._stack = folder / "run", folder, stack
 
-    def start(self, *flags: str, steps: int = 200, evaluate: int = 0, launcher: str | None = "elastic") -> Launch:
+    def start(
+        self,
+        *flags: str,
+        steps: int = 200,
+        evaluate: int = 0,
+        launcher: str | None = "elastic",
+        environ: dict[str, str] | None = None,
+    ) -> Launch:
         """evaluate: after so many steps each   launcher None: torchrun"""
         script = [self.url, f"--steps={steps}", "--save-every=1000000", f"--slow-until={self._folder / 'hurry'}"]
         script += [f"--evaluate-every={evaluate}", "--length=240"] if evaluate else []
         if launcher is None:
             env = {"ELASTIC_NOTICES": flags[0]}
             return self._stack.enter_context(Launch(PROGRAM, script, workers=2, env=env))
-        return self._stack.enter_context(Launch("elastic", ["run", "--no-status", *flags, "-m", PROGRAM, *script]))
+        command = ["run", "--no-status", *flags, "-m", PROGRAM, *script]
+        return self._stack.enter_context(Launch("elastic", command, env=environ))
 
     def hurry(self) -> None:
         (self._folder / "hurry").touch()
@@ -286,27 +299,45 @@ def test_a_signal_to_every_process_while_the_state_is_loaded_is_a_leave_in_order
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_a_node_is_told_at_random_moments_again_and_again_and_no_step_is_done_twice(
+def test_nodes_are_told_at_random_moments_again_and_again_and_no_step_is_done_twice(
     nodes: Nodes, tmp_path: Path
 ) -> None:
-    """While it imports, meets the other, forms a view, receives the state, computes, evaluates. NOTICES=100 for more;
-    SEED=… repeats the moments, as far as moments can be repeated."""
+    """One of two or both; while it imports, meets the other, forms a view, receives the state, computes, evaluates; at
+    any time, and at named moments. NOTICES=100 for more; SEED=… repeats the moments, as far as moments can be."""
     seed, count = int(os.environ.get("SEED", str(time.time_ns()))), int(os.environ.get("NOTICES", "25"))
     sys.stdout.write(f"SEED={seed} NOTICES={count}\n")
     drawn, meet, says, steps = random.Random(seed), two_nodes(), tmp_path / "says", 40 * count
-    stays = nodes.start(*meet, "--notices=none", steps=steps, evaluate=7)
+
+    def starts(*flags: str, **environ: str) -> Launch:
+        return nodes.start(*meet, *flags, steps=steps, evaluate=7, environ=environ)
+
+    stays = starts("--notices=none")
     waiting(stays, "steps alone", lambda: nodes.applied(1) >= 2)
     for number in range(count):
         says.unlink(missing_ok=True)
-        goes = nodes.start(*meet, f"--notices=file:{says}", steps=steps, evaluate=7)
+        told = f"SEED={seed}, notice {number}"
+        if drawn.random() < 0.5:
+            moment = drawn.choice(MOMENTS)
+            goes = starts("--notices=none", ELASTIC_OBSERVER=f"tests.kit.told_at:ToldAt:{moment}")
+            assert goes.finish(within_s=WITHIN_S) == 0, f"{told}, at {moment}\n{goes.output}"
+            continue
+        goes = starts(f"--notices=file:{says}")
         if drawn.random() < 0.5:  # some time after its start, which is no event
             time.sleep(drawn.uniform(0.0, 12.0))
         else:
             joins = len(nodes.of("run_started")) + 1
             waiting(goes, "its worker", lambda: len(nodes.of("run_started")) >= joins)  # noqa: B023  # it ends here
             time.sleep(drawn.uniform(0.0, 1.5))
+        all_go = drawn.random() < 0.3
         says.write_text("leave 60")
-        assert goes.finish(within_s=WITHIN_S) == 0, f"SEED={seed}, notice {number}\n{goes.output}"
+        if all_go:
+            stays.send(signal.SIGTERM)
+            assert stays.finish(within_s=WITHIN_S) == 0, f"{told}, to both\n{stays.output}"
+        assert goes.finish(within_s=WITHIN_S) == 0, f"{told}\n{goes.output}"
+        if all_go:
+            before = len(nodes.of("step_applied"))
+            stays = starts("--notices=none")
+            waiting(stays, "steps again", lambda: len(nodes.of("step_applied")) > before + 1)  # noqa: B023
     nodes.hurry()
     stays.succeed(within_s=WITHIN_S)
 
