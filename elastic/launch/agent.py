@@ -40,6 +40,7 @@ from elastic.launch.logs import Logs, Streams
 from elastic.launch.loop_connection import LoopConnection
 from elastic.launch.memory import OomKills, oom_kills, sentence, struck
 from elastic.launch.node_notices import NodeNotices
+from elastic.launch.notice_hook import NoticeHook
 from elastic.launch.sightings import Doubts, Patience, sighting
 from elastic.launch.starter import Request, Starter
 from elastic.launch.worker import SHARED_STDERR
@@ -141,6 +142,7 @@ class _Worker:
     oom_kills: OomKills | None = None  # when it was started
     kill_at_s: float | None = None
     patience: Patience = field(default_factory=Patience)
+    hinted: set[tuple[str, str]] = field(default_factory=set)  # what it was told of, see _known_as
 
     @property
     def called(self) -> str:
@@ -157,6 +159,7 @@ class Agent:
         logs: Logs,
         starter: Starter,
         notices: NodeNotices,
+        hook: NoticeHook,
         *,
         say: Callable[[str], None],
     ) -> None:
@@ -169,6 +172,7 @@ class Agent:
         self._ids: dict[str, _Worker] = {}
         self._starts: Counter[int] = Counter()
         self._notices = notices
+        self._hook = hook
         self._leaving = self._finished = False
         self._left_on = ""
         self._leave_by_s: float | None = None  # this node is gone then
@@ -190,9 +194,11 @@ class Agent:
         self._starter = starter
         starter.started = self._started
 
-    def run(self) -> int:
+    def run(self, early: Callable[[], Sequence[int]] = tuple) -> int:
+        """early: gives the signals that came before it took them itself"""
         with self._signals():
             try:
+                self._signalled(early())
                 self._hub.open(
                     self._loop,
                     self._ordered,
@@ -223,7 +229,8 @@ class Agent:
         if self._killed:
             return True
         waited_long = self._written_by_s is not None and now_s > self._written_by_s
-        return self._is_over and (waited_long or not children.finishing())
+        is_written = self._is_over and (waited_long or not children.finishing())
+        return is_written and not self._hook.is_waited_for(now_s, self._leave_by_s)
 
     @property
     def _is_over(self) -> bool:
@@ -379,7 +386,8 @@ class Agent:
                 if self._leaving:
                     worker.channel.say(as_message(self._leave()))
                 for notice in self._hints:
-                    worker.channel.say(as_message(self._hint(notice)))
+                    if not any(_known_as(notice) in other.hinted for other in self._workers.values()):
+                        self._pass_on(notice, [worker])  # else somebody here has seen, or sees, to the save
             case Finished():
                 self._finished = True
             case Failed():
@@ -427,6 +435,8 @@ class Agent:
         """
         sooner = by_s is not None and (self._leave_by_s is None or by_s < self._leave_by_s)
         self._leave_by_s = by_s if sooner else self._leave_by_s
+        if self._deadline_s is not None and self._leave_by_s is not None:
+            self._deadline_s = max(self._deadline_s, self._leave_by_s)
         if not self._leaving:
             self._leaving, self._left_on = True, why
             if self._workers:
@@ -443,22 +453,24 @@ class Agent:
     def _noticed(self, notice: Notice) -> None:
         """By a source of this node."""
         if notice.withdrawn:
-            self._hints = [hint for hint in self._hints if (hint.source, hint.id) != (notice.source, notice.id)]
+            self._hints = [hint for hint in self._hints if _known_as(hint) != _known_as(notice)]
             goes = "; this node leaves all the same" if notice.kind is Kind.LEAVE else ""
             self._say(f"not said any more: {notice.why}{goes}")
         elif notice.kind is Kind.LEAVE:
             self.leave(notice.why, notice.by_s)
-        else:
+        elif not notice.sooner:
             self._hints.append(notice)
             self._say(f"{notice.sentence(time.monotonic())}: the run saves at the next step, and goes on")
-            for worker in [worker for worker in self._workers.values() if worker.ready]:
-                worker.channel.say(as_message(self._hint(notice)))
+            self._pass_on(notice, [worker for worker in self._workers.values() if worker.ready])
 
-    def _hint(self, notice: Notice) -> Hint:
-        return Hint(why=notice.why, left_s=_left_s(notice.by_s))
+    def _pass_on(self, hint: Notice, workers: Sequence[_Worker]) -> None:
+        for worker in workers:
+            worker.hinted.add(_known_as(hint))
+            worker.channel.say(as_message(Hint(why=hint.why, left_s=_left_s(hint.by_s))))
 
     def _end_workers(self, tell: Callable[[_Worker], None]) -> None:
-        self._deadline_s = self._deadline_s or time.monotonic() + self._rules.leave_s
+        if self._deadline_s is None:  # as long as the machine is there, if that is known to be longer
+            self._deadline_s = max(time.monotonic() + self._rules.leave_s, self._leave_by_s or 0.0)
         for token in self._starter.cancel():
             worker = self._workers.pop(token)
             worker.channel.close()
@@ -502,7 +514,9 @@ class Agent:
     def _late(self, now_s: float) -> None:
         late = list(self._workers.values())
         names = ", ".join(worker.called for worker in late)
-        self._say(f"not ended within {self._rules.leave_s:.0f} s (--shutdown-timeout), killed: {names}")
+        by_notice = self._deadline_s == self._leave_by_s
+        within = "while this node was said to be there" if by_notice else f"within {self._rules.leave_s:.0f} s"
+        self._say(f"not ended {within} (--shutdown-timeout), killed: {names}")
         self._disorder = True
         self._deadline_s = now_s + _TERM_S
         for worker in late:
@@ -581,8 +595,9 @@ class Agent:
                     self._kill(worker)  # its children: its group keeps its number until it is reaped
                 self._exited(worker, ended, peak_bytes=children.reap(worker.pid))
         self._starter.reap()
+        self._hook.reap()
         if not self._starter.forking:  # else the unknown child may be a worker to be
-            known = {worker.pid for worker in self._workers.values()} | self._starter.pids()
+            known = {worker.pid for worker in self._workers.values()} | self._starter.pids() | self._hook.pids()
             children.reap_orphans(known)
 
     def _exited(self, worker: _Worker, ended: children.Ended, *, peak_bytes: int) -> None:
@@ -682,12 +697,16 @@ class Agent:
                     self._say("interrupted twice; ending at once, what was committed stays")
                     self._killed = True
                 self._interrupted_s = self._interrupted_s or now_s
-            if number == signal.SIGINT:
-                self.leave("SIGINT")
-            elif number in (*self._rules.leave_on, *TOLD_TO_LEAVE):
-                grace_s = self._rules.grace_s
-                self.leave(signal.Signals(number).name, None if grace_s is None else now_s + grace_s)
+            if number in (*self._rules.leave_on, *TOLD_TO_LEAVE, signal.SIGINT):
+                grace_s = None if number == signal.SIGINT else self._rules.grace_s
+                name, by_s = signal.Signals(number).name, None if grace_s is None else now_s + grace_s
+                self.leave(name, by_s)
+                self._hook.call(Notice(source=name, id=name, why=name, by_s=by_s, node=self._hostname))
         self._reap()
+
+
+def _known_as(notice: Notice) -> tuple[str, str]:
+    return notice.source, notice.id
 
 
 def _left_s(by_s: float | None) -> float | None:

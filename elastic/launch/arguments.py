@@ -22,7 +22,7 @@ from elastic.launch.script import Script
 from elastic.membership import environment
 from elastic.preemption.setting import sources
 
-HANG_LIMIT_S, RESTARTS_MAX, LEAVE_S = 30.0, 3, 300
+HANG_LIMIT_S, RESTARTS_MAX, LEAVE_S, WAIT_S = 30.0, 3, 300, 600
 
 _HELP = {
     "max_restarts": "How often one failure may repeat within an hour before the run ends with it. Unlike torchrun's, "
@@ -42,7 +42,8 @@ _HELP = {
     "monitor_interval": "Accepted for torchrun's sake, without effect: deaths are noticed at once.",
     "run_path": "Accepted for torchrun's sake, without effect: the script runs in the worker's interpreter anyway.",
     "shutdown_timeout": "How long workers may take to leave, or to end once the run is over, in seconds, before they "
-    f"are killed. They leave at a step boundary, so more than the longest step and a save. Default {LEAVE_S}.",
+    f"are killed; a machine that a notice says is there for longer gives them that. They leave at a step boundary, so "
+    f"more than the longest step and a save. Default {LEAVE_S}.",
     "signals_to_handle": "Signals that make this node's workers leave at the next step boundary; SIGTERM, SIGUSR1 and "
     "SIGINT always do. ELASTIC_GRACE_S says how many seconds they have then.",
     "log_dir": "Folder for log files: LOG_DIR/<rdzv id>_<random>/attempt_<n>/<local rank>/stdout.log, where n counts "
@@ -69,6 +70,7 @@ class Arguments:
     """What the command line asks for, checked.
 
     run_id      --rdzv-id; None where it tells no jobs apart
+    wait_s      how long the run waits for nodes while it has too few
     notices     which sources of notices are watched, see preemption/setting.py
     on_notice   a line for the shell, for each of them
     leave_status  the exit status of a node that leaves before the run is finished
@@ -85,6 +87,7 @@ class Arguments:
     restarts_max: int = RESTARTS_MAX
     hang_s: float = HANG_LIMIT_S
     leave_s: float = LEAVE_S
+    wait_s: float = WAIT_S
     leave_on: tuple[signal.Signals, ...] = (signal.SIGTERM,)
     run_id: str | None = None
     notices: str = "auto"
@@ -145,9 +148,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--on-notice",
         metavar="COMMAND",
-        help="A line for the shell, run once for each notice and hint of --notices: to order another machine, say. "
-        "It finds ELASTIC_NOTICE_KIND (leave or hint), _SOURCE, _WHY, _LEFT_S and _HOST in its environment, and has as "
-        "long as the agent lives.",
+        help="A line for the shell, run once for each notice and hint of --notices and each signal to leave but "
+        "Ctrl-C: to order another machine, say. It finds ELASTIC_NOTICE_KIND (leave or hint), _SOURCE, _WHY, _LEFT_S "
+        "and _HOST in its environment. Once the workers have left it has until the machine goes, 60 s at most.",
     )
     made.add_argument(
         "--leave-status",
@@ -156,6 +159,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="STATUS",
         help="Exit status of a node that leaves, by a signal or a notice, before the run is finished. Default 0. 75 "
         "(try again later) is for schedulers that start again what did not end with 0.",
+    )
+    made.add_argument(
+        "--wait-for-nodes",
+        type=float,
+        default=WAIT_S,
+        metavar="SECONDS",
+        help="How long the run waits, its state saved, while fewer nodes are there than --nnodes asks for; then it "
+        f"ends, as failed. inf: for ever. The same on all nodes. Default {WAIT_S}.",
     )
     made.add_argument(
         "--port-range",
@@ -195,6 +206,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise ConfigError(f"--nproc-per-node must be at least 1, found {config.nproc_per_node}")
     if not options.hang_limit > 0:
         raise ConfigError(f"--hang-limit must be a positive number of seconds, found {options.hang_limit}")
+    if not options.wait_for_nodes >= 0:
+        raise ConfigError(f"--wait-for-nodes must be a number of seconds, or inf; found {options.wait_for_nodes}")
     if not 0 <= options.leave_status <= 255:
         raise ConfigError(f"--leave-status must be within 0 and 255, found {options.leave_status}")
     sources(options.notices, environment.settings_of_sources())  # what is wrong is said before anything starts
@@ -211,6 +224,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         hang_s=options.hang_limit,
         leave_s=float(config.shutdown_timeout if config.shutdown_timeout is not None else LEAVE_S),
         leave_on=leave_on,
+        wait_s=options.wait_for_nodes,
         notices=options.notices,
         on_notice=options.on_notice,
         leave_status=options.leave_status,

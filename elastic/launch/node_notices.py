@@ -1,36 +1,24 @@
-"""The watcher of a node in its agent: what its threads say is heard in the agent's loop, one after the other.
-
-A hook is told of each notice, to order another machine, say. It is a child of the agent like others: what the agent
-reaps and ends in the end.
-"""
+"""The watcher of a node in its agent: what its threads say is heard in the agent's loop, one after the other, and the
+hook (notice_hook.py) is called with it."""
 
 from __future__ import annotations
 
 import os
 import selectors
-import subprocess
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from elastic.launch.notice_hook import NoticeHook
 from elastic.preemption.notice import Notice
 from elastic.preemption.sources.source import Source
 from elastic.preemption.watcher import Watcher
 
 
 class NodeNotices:
-    """From `open` to `close`.
+    """From `open` to `close`."""
 
-    hook     a line for the shell, run once for each notice and hint; None: nobody is told
-    environ  the hook's, beside what it is told
-    """
-
-    def __init__(
-        self, sources: Sequence[Source], hook: str | None = None, environ: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, sources: Sequence[Source], hook: NoticeHook) -> None:
         self._hook = hook
-        self._environ = dict(environ or {})
-        self._called: list[subprocess.Popen[bytes]] = []
         self._said: deque[Notice | str] = deque()
         self._arrived = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._watcher = Watcher(sources, tell=self._put, say=self._put)
@@ -59,21 +47,4 @@ class NodeNotices:
                 self._say(said)
             else:
                 self._tell(said)
-                self._call_hook(said)
-
-    def _call_hook(self, notice: Notice) -> None:
-        if self._hook is None or notice.withdrawn:
-            return
-        left_s = notice.left_s(time.monotonic())
-        told = {
-            "ELASTIC_NOTICE_KIND": notice.kind.value,
-            "ELASTIC_NOTICE_SOURCE": notice.source,
-            "ELASTIC_NOTICE_WHY": notice.why,
-            "ELASTIC_NOTICE_LEFT_S": "" if left_s is None else f"{left_s:.0f}",
-            "ELASTIC_NOTICE_HOST": notice.node,
-        }
-        command, env = ["/bin/sh", "-c", self._hook], {**self._environ, **told}
-        try:
-            self._called.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=env))
-        except OSError as failure:
-            self._say(f"--on-notice cannot be run: {failure}; the node acts on the notice all the same")
+                self._hook.call(said)

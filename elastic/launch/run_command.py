@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -19,17 +21,20 @@ from checkpoint.errors import CheckpointError
 from checkpoint.net.secret import MAKE_ONE, VARIABLE, generated_secret, secret_of_run
 from checkpoint.net.secured import prepare
 from elastic.errors import ConfigError
+from elastic.launch.early_signals import EarlySignals, ToldEarly
 from elastic.status.console import Console
 
 if TYPE_CHECKING:
     from checkpoint.runs.beacon import Beacon
     from elastic.launch.arguments import Arguments
     from elastic.launch.nodes import Meeting
+    from elastic.launch.notice_hook import NoticeHook
     from elastic.launch.starter import Starter
     from elastic.membership.hub import Hub
 
 LOCAL = "127.0.0.1"
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
+_LOOK_S = 0.05
 _OPEN = (
     f"several nodes and no {VARIABLE}: whoever reaches their ports can join this run, evict its nodes, receive its "
     "weights and end it\n"
@@ -47,6 +52,7 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
     thread that may be inside torch's store, and the end of an interpreter aborts such a process (SIGABRT, after the run
     was done).
     """
+    early = EarlySignals()
     environ = dict(os.environ)  # the workers'
     alone = _prepare_torch()
     preloaded = alone if preloaded is None else preloaded
@@ -58,7 +64,7 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
         arguments = parse(argv)
         say = Console(quiet=False).warn
         secret = _secret(arguments, environ, say)
-        status = _run(arguments, environ, secret, waits or _at_once, say, preloaded=preloaded)
+        status = _run(arguments, environ, secret, waits or _at_once, say, early, preloaded=preloaded)
         if arguments.nodes_max > 1:
             end(status)
         return status
@@ -102,6 +108,7 @@ def _run(
     secret: str | None,
     waits: Callable[[Starter], None],
     say: Callable[[str], None],
+    early: EarlySignals,
     *,
     preloaded: bool,
 ) -> int:
@@ -110,6 +117,7 @@ def _run(
     from elastic.launch.hub_link import HubLink, ThisNode
     from elastic.launch.logs import Logs
     from elastic.launch.node_notices import NodeNotices
+    from elastic.launch.notice_hook import NoticeHook
     from elastic.launch.quiet_torch import say_errors_only
     from elastic.launch.starter import Starter
     from elastic.preemption.setting import sources
@@ -118,14 +126,19 @@ def _run(
     node = f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
     loop = selectors.DefaultSelector()
     starter = Starter(loop, arguments.script, environ, fresh=arguments.fresh, preloaded=preloaded, say=say)
-    notices = NodeNotices(sources(arguments.notices, environ), arguments.on_notice, environ)
+    hook = NoticeHook(arguments.on_notice, environ, say=say)
+    notices = NodeNotices(sources(arguments.notices, environ), hook)
     with contextlib.ExitStack() as stack:
         try:
             if arguments.nodes_max > 1:
                 say_errors_only()
-            waits(starter)
-            beacon = stack.enter_context(contextlib.closing(_beacon(arguments)))
-            meeting = _meet(arguments, secret, say)
+            with early.interruptible():
+                waits(starter)
+                beacon = stack.enter_context(contextlib.closing(_beacon(arguments)))
+                meeting = _meet(arguments, secret, say)
+        except ToldEarly as told:
+            starter.close()
+            return _leave_early(told.number, arguments, hook, say)
         except BaseException:
             starter.close()
             children.end_all(within_s=0.0)
@@ -160,7 +173,24 @@ def _run(
             status=arguments.status and wanted(sys.stderr.fileno(), environ),
         )
         logs = Logs(arguments.logs, say=say)
-        return Agent(rules, hub, logs, starter, notices, say=say).run()
+        return Agent(rules, hub, logs, starter, notices, hook, say=say).run(early.take)
+
+
+def _leave_early(number: signal.Signals, arguments: Arguments, hook: NoticeHook, say: Callable[[str], None]) -> int:
+    """Before this node has met the others, and has anything of the run's."""
+    from elastic.launch import children
+    from elastic.preemption.notice import Notice
+
+    by_s = None if arguments.grace_s is None else time.monotonic() + arguments.grace_s
+    name = number.name
+    hook.call(Notice(source=name, id=name, why=name, by_s=by_s, node=socket.gethostname()))
+    while hook.is_waited_for(time.monotonic(), by_s):
+        time.sleep(_LOOK_S)
+        hook.reap()
+    children.end_all(within_s=0.0)
+    status = arguments.leave_status
+    say(f"this node has left ({name}) before it was in the run; the same command joins it (status {status})")
+    return status
 
 
 def _at_once(_: Starter) -> None:
@@ -227,6 +257,7 @@ def _hub(arguments: Arguments, meeting: Meeting | None, beacon: Beacon, *, takes
         nodes_first=meeting.first if meeting else 1,
         restarts_max=arguments.restarts_max,
         beacon={"nonce": beacon.nonce, "endpoint": beacon.endpoint(), "hub": hub},
+        below_min_s=arguments.wait_s,
         stall_s=STALL_LIMITS * arguments.hang_s,
         takes_over=takes_over,
     )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from checkpoint import linux
 from checkpoint.net.framing import NotAMessage
-from elastic.launch import children, warm
+from elastic.launch import children, early_signals, warm
 from elastic.launch.importing import RANK_VARIABLES, WORKER_VARIABLES
 from elastic.launch.script import Script
 from elastic.launch.warm_messages import FROM_WARM, PACKET_MAX, BecomeWorker, Forked, Leaves, Ready, Unfit, packet, read
@@ -172,7 +172,7 @@ class Starter:
     def _fork_warm(self, its: socket.socket) -> int:
         sys.stdout.flush()  # or what is buffered would be printed by both
         sys.stderr.flush()
-        pid = os.fork()
+        pid = early_signals.fork()
         if pid == 0:
             self.loop.close()
             warm.in_fork(its, self._env, self._script.command())

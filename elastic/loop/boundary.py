@@ -39,7 +39,8 @@ class Boundary:
         if live is not None and live.wants_regroup():
             wishes |= Wish.REGROUP
         self._saves = departure.look_for_hints()
-        if self._saves or (saver is not None and saver.schedule.is_due()):
+        is_due = saver is not None and saver.is_due
+        if self._saves or is_due:
             wishes |= Wish.SAVE
         return int(wishes)
 
@@ -67,8 +68,12 @@ class Boundary:
         leaving = [rank for rank, wish in enumerate(state.agreed.wishes) if wish & Wish.LEAVE]
         if leaving and (session.context.live is None or len(leaving) == len(state.agreed.wishes)):
             recovery.leave()
-        if session.restorer.saver is not None:
-            session.restorer.saver.check(step=state.step)
+        saver = session.restorer.saver
+        if saver is not None:
+            saver.check(step=state.step)
+            others = [wish for rank, wish in enumerate(state.agreed.wishes) if rank != session.view_group.rank]
+            if self._saves or any(wish & Wish.SAVE for wish in others):  # the cadence is the coordinator's alone
+                saver.save_soon(state.step)
         if wishes & Wish.SAVE or (every is not None and state.step % every == 0):
             recovery.save()
             if self._saves:

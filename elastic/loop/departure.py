@@ -64,7 +64,7 @@ class Departure:
         self._notices = notices
         self._noticed = self._hint = False
         self._needed = False
-        self._had_to_save = False
+        self._had_to_save = self._said_late = False
 
     @property
     def notice(self) -> str | None:
@@ -84,6 +84,7 @@ class Departure:
         if self.notice is not None and not self._noticed:
             self._noticed = True
             self._context.events.emit(schema.Notice(signal=self.notice, left_s=_left_s(self.by_s)))
+            self._look_at_time(self._session.restorer.saver)
 
     def look_for_hints(self) -> bool:
         """Whether this node may be taken soon, and nothing was saved since somebody said so. Each is recorded once."""
@@ -169,6 +170,27 @@ class Departure:
         self._save(patiently=patiently)
         self._context.live.saved(step=self._state.step)
 
+    def save_for_the_wait(self) -> None:
+        """Nobody leaves yet: the run waits for nodes, and what this worker holds may be nowhere else."""
+        live, step = self._context.live, self._state.step
+        assert live is not None
+        restorer = self._session.restorer
+        restorer.learn_claim(live.claim)
+        try:
+            restorer.take_over_saving()
+            self._commit(must=True, patiently=None, by_s=None)
+        except checkpoint.CheckpointError as failure:
+            live.has_tried_to_save()
+            reason = str(failure).replace("\n", "\n    ")
+            self._context.console.warn(
+                f"the run waits for nodes with {step} steps applied, and what it holds is not saved: {reason}\n"
+                "  state  this worker holds it, and goes on from it when enough nodes are there\n"
+                "  next   repair what stands in the way; until then this worker's end is a loss of the steps since the "
+                "newest checkpoint"
+            )
+        else:
+            live.saved(step=step)
+
     def _goes(self, *, lost: bool = False, joins: bool = True) -> bool:
         """Whether this worker may go; else it is in the next view. Raises SystemExit.
 
@@ -216,14 +238,18 @@ class Departure:
             self._not_saved(str(failure))
 
     def _look_at_time(self, saver: Saver | None) -> None:
-        """Says before it begins that the save may come too late."""
+        """Says, with the notice or before it begins, that the save may come too late. Once."""
         left_s = _left_s(self.by_s)
-        if saver is not None and left_s is not ABSENT and saver.took_s > left_s:
+        if saver is None or left_s is ABSENT or self._said_late:
+            return
+        likely_s = saver.likely_s(self._state.step)
+        if likely_s is not None and likely_s > left_s:
+            self._said_late = True
             self._context.console.warn(
-                f"the save on leaving may not be done in time: the last one took {words.seconds(saver.took_s)}, and "
-                f"this node is there for {words.seconds(left_s)} more\n"
-                f"  state  step {self._state.step} is being saved; "
-                f"{saver.newest} stays, and the run goes on from there if this one is cut off\n"
+                f"a save on leaving may not be done in time: by the last one it takes {words.seconds(likely_s)}, what "
+                f"is being written included, and this node is there for {words.seconds(left_s)} more\n"
+                f"  state  {saver.newest} stays; where nobody else holds what came since, and the save is cut off, the "
+                "run goes on from there\n"
                 "  next   faster storage, or a shorter save_every, so that less is lost"
             )
 

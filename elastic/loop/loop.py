@@ -87,6 +87,8 @@ class Loop:
         to leave before it held anything. The session is closed then.
         """
         session, state, context = self.session, self._state, self._context
+        if context.live is not None:  # one that waits for its view, or loads, leaves in order, too
+            self._take_notices()
         try:
             session.open()
             state.goes_on_from(session.restorer.position)
@@ -112,10 +114,16 @@ class Loop:
             state.take_side_state(session.side_state_of_those_ahead)
         for optimizer in context.config.optimizers.values():
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
-        self._notices.install(self._told)
-        session.on_close(lambda: self._notices.close(gone=self._notices.leave is not None and session.is_orderly))
+        if context.live is None:
+            self._take_notices()
         seed_streams(start_seed(context.config.plan.seed), context.config.device)
         context.moment("loaded")
+
+    def _take_notices(self) -> None:
+        """For as long as the session is open."""
+        notices, session = self._notices, self.session
+        notices.install(self._told)
+        session.on_close(lambda: notices.close(gone=notices.leave is not None and session.is_orderly))
 
     def exit(self, error: BaseException | None) -> None:
         """The script leaves its with-block, with this error or in order."""

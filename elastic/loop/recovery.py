@@ -19,6 +19,7 @@ from elastic.errors import PeerLost, Stranded
 from elastic.events import schema
 from elastic.group.fingerprint import Kind, announce
 from elastic.loop.departure import Departure
+from elastic.loop.saver import Saver
 from elastic.loop.session import Session
 from elastic.membership.endings import AGAIN
 from elastic.membership.live import AskedToClaim, AskedToSave, RunEnded, ToldToLeave
@@ -30,7 +31,8 @@ from elastic.preemption.process_notices import ProcessNotices
 EXIT_RESTART = AGAIN
 """The exit status of a worker whose peers are gone: temporary, start it again."""
 
-_QUICK_SAVE_S = 10.0  # torchrun sends SIGKILL 30 s after SIGTERM
+_QUICK = 1 / 3  # of the time from SIGTERM to SIGKILL
+_GRACE_S = 30.0  # torchrun's, where nobody says another
 _ASKED_S = 1.0
 _REGROUPED = "regroup"
 
@@ -190,8 +192,12 @@ class Recovery:
             except Stranded as stranded:
                 self._context.console.warn(str(stranded))
                 raise SystemExit(EXIT_RESTART) from stranded
-            except AskedToSave:
-                self.departure.save_for_all(patiently=False)  # the run has failed, maybe of the storage
+            except AskedToSave as asked_to:
+                if asked_to.waits:
+                    self.departure.save_for_the_wait()
+                    self._session.phases.enter(Phase.WAITING)
+                else:
+                    self.departure.save_for_all(patiently=False)  # the run has failed, maybe of the storage
             except AskedToClaim as asked:
                 session.restorer.claim_for_next_view(asked.words)
             except ToldToLeave:
@@ -232,10 +238,16 @@ class Recovery:
             self._session.tell_finished()
             raise SystemExit(EXIT_RESTART) from lost
         saver = self._session.restorer.saver
-        if saver is not None and state.at_boundary and saver.took_s < _QUICK_SAVE_S:
+        if saver is not None and state.at_boundary and self._saves_quickly(saver):
             with suppress(Exception):  # what is committed stays; the restart goes on from there
                 self.commit(must=False)
         raise SystemExit(EXIT_RESTART) from lost
+
+    def _saves_quickly(self, saver: Saver) -> bool:
+        """Of one that has saved, also before it came to be killed by its launcher, which ends all others."""
+        grace_s = self._context.launch.grace_s
+        likely_s = saver.likely_s(self._state.step)
+        return (likely_s or 0.0) < _QUICK * (_GRACE_S if grace_s is None else grace_s)
 
     def _tell_lost(self, lost: PeerLost, missing: Sequence[int] = ()) -> None:
         self._context.events.emit(

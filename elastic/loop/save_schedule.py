@@ -16,6 +16,7 @@ from elastic.events.log import EventLog
 from elastic.plan import cadence
 from elastic.plan.save_rules import SaveRules
 
+_AGAIN_S, _AGAIN_MAX = 1.0, 6  # tries of a save that is wanted soon, each after twice the pause before
 _MEMORY = 5  # saves: one that a busy machine stretched is outvoted
 
 
@@ -84,6 +85,42 @@ class SaveSchedule:
                 observed_s=losses.observed_s,
             )
         )
+
+
+class SoonSave:
+    """A save that somebody has asked for, because a machine is at risk: one that fails is begun again, some times,
+    until one is committed. Pure: time comes in."""
+
+    def __init__(self) -> None:
+        self._wanted_at: int | None = None  # the step
+        self._failures = 0
+        self._again_s: float | None = None
+
+    def asked(self, step: int) -> None:
+        """For what is held after so many steps."""
+        self._wanted_at, self._failures = step, 0
+
+    def begun(self) -> None:
+        """A save, of that or of what came later."""
+        self._again_s = None
+
+    def committed(self, step: int) -> None:
+        if self._wanted_at is not None and step >= self._wanted_at:
+            self._wanted_at, self._again_s = None, None
+
+    def failed(self, now_s: float) -> bool:
+        """Returns whether it is a failure of its own: one of a save that was begun again is the same one as before."""
+        if self._wanted_at is None:
+            return True
+        self._failures += 1
+        if self._failures > _AGAIN_MAX:
+            self._wanted_at = None
+            return True
+        self._again_s = now_s + _AGAIN_S * 2 ** (self._failures - 1)
+        return self._failures == 1
+
+    def is_due(self, now_s: float) -> bool:
+        return self._again_s is not None and now_s >= self._again_s
 
 
 def _median(times_s: deque[float]) -> float | None:

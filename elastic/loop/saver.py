@@ -22,7 +22,8 @@ from elastic.config import Config
 from elastic.errors import Evicted, SavesFailed
 from elastic.events import schema
 from elastic.events.log import EventLog
-from elastic.loop.save_schedule import SaveSchedule
+from elastic.loop.save_duration import SaveDuration, likely_s
+from elastic.loop.save_schedule import SaveSchedule, SoonSave
 from elastic.membership.environment import Launch
 from elastic.membership.going_on import nodes_of
 from elastic.membership.succession import may_succeed
@@ -68,6 +69,7 @@ class Saver:
     """Only the coordinator has one.
 
     schedule  when the next save is due
+    duration  of a save
     losses   what the run has seen by now, of losses that cost a reload
     seen     the same, as of the state that was read
     answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
@@ -97,7 +99,8 @@ class Saver:
         self._losses = losses
         self._opened_s = clock()
         self.schedule = SaveSchedule(config.saves, losses, events, clock=clock)
-        self.took_s = 0.0
+        self._soon = SoonSave()
+        self.duration = SaveDuration()
         self.seen = Losses()
         self._claim = 0
         self._warmed = False
@@ -179,6 +182,7 @@ class Saver:
         self._saved = position.step, position.stopped
         seen = found.meta.get("losses") or {}
         claims = self._claim - found.commit.claim
+        self.duration.learn(found.meta)
         self.seen = Losses.from_document(seen).resumed(claims=claims, in_order=bool(seen.get("ended")))
         return position, found.tree, found.commit.claim
 
@@ -228,6 +232,7 @@ class Saver:
         if not self._warmed and self._clock() - self._opened_s > _WARM_AFTER_S:
             self._warmed = True
             self._checkpoints.warm(self._train_state.objects())
+            self.duration.look_up(self._newest_meta)
         while self._underway and self._underway[0].saving.done:
             one = self._underway.pop(0)
             try:
@@ -252,6 +257,34 @@ class Saver:
         most = self._config.save_failures_max
         if most is not None and self._failures >= most:
             raise self._saves_failed(step) from self._last_failure
+
+    def likely_s(self, step: int) -> float | None:
+        """How long it will be until what is held after so many steps is durable; None: nobody knows."""
+        now_s, took_s = self._clock(), self.duration.seconds
+        under_way = [(one.position.step, now_s - one.begun_s) for one in self._underway if not one.saving.done]
+        begun_s = dict(under_way).get(step)
+        if begun_s is not None:  # it is this one
+            return None if took_s is None else max(0.0, took_s - begun_s)
+        return likely_s(took_s, [begun_s for _, begun_s in under_way])
+
+    def _newest_meta(self) -> dict[str, Any]:
+        """In a thread of its own. Empty where the storage cannot be read."""
+        with suppress(checkpoint.CheckpointError):
+            options = self._config.storage_options or None
+            with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
+                newest = storage.latest()
+            return newest.meta if newest is not None else {}
+        return {}
+
+    def save_soon(self, step: int) -> None:
+        """Somebody's machine is at risk: a save of what is held after so many steps is begun now, and again until one
+        is committed."""
+        self._soon.asked(step)
+
+    @property
+    def is_due(self) -> bool:
+        """A save, by the cadence of time, or because one failed that was wanted soon."""
+        return self.schedule.is_due() or self._soon.is_due(self._clock())
 
     @property
     def newest(self) -> str:
@@ -283,6 +316,7 @@ class Saver:
         Raises Evicted; CheckpointError where it must.
         """
         self.look()
+        self._soon.begun()
         self._events.emit(schema.SaveBegun(step=position.step))
         begun_s = self._clock()
         meta = {
@@ -290,6 +324,7 @@ class Saver:
             "identity": self._identity,
             "world_size": self.world_size,
             "losses": {**self._losses().document(), "ended": must and position.step > 0},
+            **self.duration.meta(),
         }
         objects = self._train_state.objects()
         try:
@@ -341,17 +376,18 @@ class Saver:
         self._checkpoints.close(finish=not abruptly)
 
     def _committed(self, position: Position, commit: checkpoint.Commit, took_s: float, stall_s: float) -> None:
-        self.took_s = took_s
+        self.duration.measured(took_s)
         self._saved = position.step, position.stopped
         self._saved_s = self._clock()
         self._failures = 0
+        self._soon.committed(position.step)
         self._events.emit(
-            schema.Saved(step=position.step, bytes=commit.bytes, seconds=self.took_s, stall=stall_s, name=commit.name)
+            schema.Saved(step=position.step, bytes=commit.bytes, seconds=took_s, stall=stall_s, name=commit.name)
         )
         self._events.flush()
 
     def _failed(self, position: Position, failure: checkpoint.CheckpointError) -> None:
-        self._failures += 1
+        self._failures += self._soon.failed(self._clock())
         self._last_failure = failure
         self._events.emit(
             schema.SaveFailed(

@@ -32,7 +32,6 @@ _OPEN = (
     f"several hosts and no {VARIABLE}: whoever reaches the ports of ranks that save together can stop their saves\n"
     f"  next   make one ({MAKE_ONE}) and give it to all ranks; on a network of your own, go on"
 )
-_VIEW_S = 3600.0  # the agent ends a run that waits too long, and says for whom
 _RETIRED_S, _RETIRED_ABRUPTLY_S = 5.0, 0.2
 
 
@@ -57,7 +56,6 @@ class ViewGroup:
         self.generation = 0
         self._store: Store | None = None
         self._grouped = False
-        self._entered = False
         self._short_s = 0.0
         self._retired: list[threading.Thread] = []
         self.beacon: tuple[str, dict[str, object]] | None = None
@@ -83,8 +81,7 @@ class ViewGroup:
         """The next view. Raises PeerLost (say "view_is_over", and try again), and what Live.next_view raises."""
         context, live = self._context, self._context.live
         assert live is not None
-        view, details = live.next_view(within_s=_VIEW_S if self._entered else math.inf)  # a spare has all the time
-        self._entered = True
+        view, details = live.next_view(within_s=math.inf)  # the hub ends a run that waits too long, and says for whom
         self._short_s = details.short_s
         self._retire()
         rank = view.rank_of(context.worker_id)

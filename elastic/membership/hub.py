@@ -777,11 +777,11 @@ class Hub:
             self._ask_to_save(parting.saves)
         return parting.saves is not None
 
-    def _ask_to_save(self, id: str) -> None:
-        worker = self._workers[id]
-        if worker.asked_to_save != self.generation:
-            worker.asked_to_save = self.generation
-            self._say(worker, Save(generation=self.generation, claim=self._going_on.claim))
+    def _ask_to_save(self, id: str, *, waits: bool = False) -> None:
+        worker, asked = self._workers[id], (self.generation, waits)
+        if worker.asked_to_save != asked:
+            worker.asked_to_save = asked
+            self._say(worker, Save(generation=self.generation, claim=self._going_on.claim, waits=waits))
 
     def _enough_nodes(self, there: Iterable[Worker]) -> bool:
         """For a view; a run that is finished needs none but those who are left."""
@@ -811,7 +811,7 @@ class Hub:
         there = (*survivors, *newcomers)
         nodes = len({worker.node for worker in there})
         if not self._enough_nodes(there):
-            self._wait_for_nodes(now_s, there)
+            self._wait_for_nodes(now_s, there, survivors)
             return
         waited_s = now_s - min(worker.since_s for worker in there)
         if self.generation == 0 and nodes < self._nodes_first and waited_s < self._start_s:
@@ -856,7 +856,7 @@ class Hub:
         waited_s = now_s - min(worker.since_s for worker in newcomers)
         return not (starting or self._awaited) or waited_s >= patience_s
 
-    def _wait_for_nodes(self, now_s: float, there: Iterable[Worker]) -> None:
+    def _wait_for_nodes(self, now_s: float, there: Iterable[Worker], survivors: list[Worker]) -> None:
         needed, nodes = self._nodes_min, sorted({worker.node for worker in there})
         if self._short_since_s is None:
             self._short_since_s, self._short_said = now_s, False
@@ -864,14 +864,25 @@ class Hub:
             self._short_said = True
             text = f"{len(nodes)} of at least {needed} nodes are here ({', '.join(nodes)}); waiting for the others"
             self._tell_people(text)
+            self._save_for_the_wait(survivors)
         elif now_s - self._short_since_s > self._below_min_s:
             self._end(
                 now_s,
                 f"{len(nodes)} of at least {needed} nodes were here for {self._below_min_s:.0f} s\n"
                 f"  found  {', '.join(nodes)}\n"
                 "  state  what was done is saved\n"
-                "  next   start the missing nodes with the same command, or allow fewer with --nnodes=MIN:MAX",
+                "  next   start the missing nodes with the same command, allow fewer with --nnodes=MIN:MAX, or wait "
+                "longer\n         with --wait-for-nodes=SECONDS",
             )
+
+    def _save_for_the_wait(self, survivors: list[Worker]) -> None:
+        """However long it is, nothing is nowhere but in memory: those who are here may be all that hold it.
+
+        It is asked of the next coordinator, for it goes on saving; where others are ahead of it, of nobody.
+        """
+        parting = see_off([worker.holder() for worker in survivors], [], go_on=False, saved=self._saved)
+        if survivors and parting.saves == survivors[0].id:
+            self._ask_to_save(parting.saves, waits=True)
 
     def _publish(self, now_s: float, chosen: list[Worker]) -> None:
         """With it goes who is gone since the last view, and how long the run was short of nodes."""

@@ -79,7 +79,12 @@ class ToldToLeave(ElasticError):
 
 
 class AskedToSave(Exception):
-    """No view comes before this worker has saved what it holds, and said so."""
+    """No view comes before this worker has saved what it holds, and said so; or, where the run waits for nodes, has
+    tried to."""
+
+    def __init__(self, *, waits: bool) -> None:
+        super().__init__("asked to save")
+        self.waits = waits
 
 
 class AskedToClaim(Exception):
@@ -130,6 +135,7 @@ class Live:
         self._broken = 0
         self._regroup = 0
         self._asked = 0
+        self._waits = False
         self._claim: TakeClaim | None = None
         self._released: Released | None = None
         self._end: End | None = None
@@ -199,6 +205,11 @@ class Live:
             self._asked = 0
         self._say(Saved(worker=ME, generation=self._generation, step=step))
 
+    def has_tried_to_save(self) -> None:
+        """What it was asked to save while the run waits is not committed: it waits on."""
+        with self._changed:
+            self._asked = 0
+
     def finished(self, *, step: int) -> None:
         self._say(Finished(worker=ME, step=step))
 
@@ -233,7 +244,7 @@ class Live:
                     # The run may go on elsewhere without us: nothing that we hold may be written any more.
                     raise RunEnded("the agent of this worker is gone, and nobody else can place it in a view")
                 if self._asked == self._generation > 0:
-                    raise AskedToSave
+                    raise AskedToSave(waits=self._waits)
                 if self._claim is not None:
                     words, self._claim = self._claim, None
                     if self._view is None or self._view.generation < words.generation:
@@ -356,8 +367,8 @@ class Live:
                     broken = self._broken >= self._generation
                 case Regroup(generation=generation):
                     self._regroup = generation
-                case Save(generation=generation, claim=claim):
-                    self._asked, self.claim = generation, claim or self.claim
+                case Save(generation=generation, claim=claim, waits=waits):
+                    self._asked, self._waits, self.claim = generation, waits, claim or self.claim
                 case TakeClaim():
                     self._claim = said
                 case HubAt(beacon=beacon):

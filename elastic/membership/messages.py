@@ -441,10 +441,12 @@ class Save:
     """What this worker holds, before it goes or the next view comes: nobody else holds it.
 
     claim  the run's newest, to save under: another worker of this node may have taken it; None: that of its view
+    waits  the run waits for nodes, and this worker with it, whatever becomes of the save
     """
 
     generation: int
     claim: dict[str, Any] | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

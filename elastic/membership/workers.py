@@ -43,7 +43,7 @@ class Worker:
     was_member: bool = False
     failed: Failed | None = None
     told_broken: int | None = None  # the generation of the newest view that it was told is broken
-    asked_to_save: int | None = None  # that of the view after which it was asked to save what it holds
+    asked_to_save: tuple[int, bool] | None = None  # after which view, and whether for a wait, it was asked to save
     released: bool = False
     safe: bool = False  # released, and what it holds is not lost with it
     within: int = 0  # the generation of the view that it was told of last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.plan.cadence import AT_RISK_MAX_S, Interval, Losses, decide, waste
@@ -65,25 +65,28 @@ def estimate(
 ) -> Estimate:
     """
     fleet       limited to the nodes that take part
-    prices      of a node, an hour; save_price: of a save's requests
+    prices      of a node, an hour; save_price: of a save's requests, in what the spot fleet costs, too
     waits       what else policies() takes: arrive_s, notice_s, nodes_min
     """
     compared = policies(figures, state_bytes=job.state_bytes, fixed_s=600.0, **(waits or {}))
-    ours = next(policy for policy in compared if policy.name == OURS)
-    outcome = simulate(fleet, ours, job.step_of_nodes_s)
     per_second = (spot_price or on_demand_price or 0.0) / 3600 * fleet.node_s / fleet.length_s
+    save_costs_s = save_price / per_second if per_second else 0.0
+    ours = next(policy for policy in compared if policy.name == OURS)
+    ours = replace(ours, at_risk_max_s=at_risk_max_s, save_costs_s=save_costs_s)
+    outcome = simulate(fleet, ours, job.step_of_nodes_s)
     seen = Losses(fleet.full_losses, fleet.length_s)
     interval = decide(
         stall_s=ours.stall_s,
         durable_s=ours.durable_s,
         losses=seen,
         at_risk_max_s=at_risk_max_s,
-        save_costs_s=save_price / per_second if per_second else 0.0,
+        save_costs_s=save_costs_s,
     )
     spot = None
     if outcome.steps:
         times = steps / outcome.steps
-        spot = _bill(fleet.length_s * times, fleet.node_s * times, spot_price)
+        saves = outcome.saves * times * save_price
+        spot = _bill(fleet.length_s * times, fleet.node_s * times, spot_price, besides=saves)
     calm_s = steps * job.step_of_nodes_s(job.nodes) + ours.start_s
     found = tuple(sizes(job))
     return Estimate(
@@ -106,5 +109,5 @@ def estimate(
     )
 
 
-def _bill(seconds: float, node_s: float, price: float | None) -> Bill:
-    return Bill(seconds, node_s / 3600, None if price is None else node_s / 3600 * price)
+def _bill(seconds: float, node_s: float, price: float | None, *, besides: float = 0.0) -> Bill:
+    return Bill(seconds, node_s / 3600, None if price is None else node_s / 3600 * price + besides)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
-from elastic.plan.cadence import Losses, daly_s, decide
+from elastic.plan.cadence import AT_RISK_MAX_S, Losses, daly_s, decide
 from elastic.plan.trace import Trace
 
 PARTS = ("useful", "lost", "saving", "recovering", "starting", "waiting")
@@ -45,6 +45,7 @@ class Policy:
     stall_s     training stands still for one save
     durable_s   from a save's begin to its being what a restart goes back to
     interval_s  of training between two saves; None: the best one (`auto`: as the run finds it out, else by hindsight)
+    at_risk_max_s, save_costs_s  of `auto`, see cadence.decide
     notice_s    so long before it goes a node is told; it then leaves after its step, and nothing is redone. What is
                 told to all is saved, if a save is that quick
     nodes_min   the fewest that train
@@ -61,6 +62,8 @@ class Policy:
     durable_s: float
     interval_s: float | None = None
     auto: bool = False
+    at_risk_max_s: float = AT_RISK_MAX_S
+    save_costs_s: float = 0.0
     notice_s: float = 0.0
     nodes_min: int = 1
 
@@ -268,7 +271,13 @@ class _Run:
         if policy.auto:
             measured = self.saves > 0
             stall_s, durable_s = (policy.stall_s, policy.durable_s) if measured else (None, None)
-            return decide(stall_s=stall_s, durable_s=durable_s, losses=self.seen).seconds
+            return decide(
+                stall_s=stall_s,
+                durable_s=durable_s,
+                losses=self.seen,
+                at_risk_max_s=policy.at_risk_max_s,
+                save_costs_s=policy.save_costs_s,
+            ).seconds
         return hindsight_s(self.trace, policy)
 
 

@@ -12,6 +12,8 @@ from enum import Enum
 
 from elastic.events import words
 
+_SOONER_S = 2.0  # less is how whole seconds that are counted down come out, on a machine that is busy
+
 
 class Kind(Enum):
     """LEAVE: the node is taken.   HINT: it may be; what is saved soon is not at risk"""
@@ -29,6 +31,7 @@ class Notice:
     by_s       until when the node is there, by time.monotonic(); None: nobody says
     node       which, by its host's name
     withdrawn  it was said before, and is not any more
+    sooner     it was said before, with more time
     """
 
     source: str
@@ -38,6 +41,7 @@ class Notice:
     by_s: float | None = None
     node: str = ""
     withdrawn: bool = False
+    sooner: bool = False
 
     def left_s(self, now_s: float) -> float | None:
         """Seconds that are left, never below 0."""
@@ -49,13 +53,30 @@ class Notice:
 
 
 def changes(before: Mapping[str, Notice], found: Iterable[Notice]) -> list[Notice]:
-    """What a source says that it did not say before, and then, withdrawn, what it does not say any more.
+    """What a source says that it did not say before; of what it did, the deadlines that have come nearer; and then,
+    withdrawn, what it does not say any more.
 
     before  by id
     """
     now = {notice.id: notice for notice in found}
     new = [notice for id, notice in now.items() if id not in before]
-    return [*new, *(replace(notice, withdrawn=True) for id, notice in before.items() if id not in now)]
+    nearer = [
+        replace(notice, sooner=True) for id, notice in now.items() if id in before and _sooner(notice, before[id])
+    ]
+    return [*new, *nearer, *(replace(notice, withdrawn=True) for id, notice in before.items() if id not in now)]
+
+
+def in_force(before: Mapping[str, Notice], found: Iterable[Notice]) -> dict[str, Notice]:
+    """By id, each with the deadline that it was last told with."""
+    now = {notice.id: notice for notice in found}
+    return {
+        id: before[id] if id in before and not _sooner(notice, before[id]) else notice for id, notice in now.items()
+    }
+
+
+def _sooner(notice: Notice, said: Notice) -> bool:
+    """One that is put off counts as before: what was begun on it goes on."""
+    return notice.by_s is not None and (said.by_s is None or notice.by_s < said.by_s - _SOONER_S)
 
 
 def by_clock_s(at_t: float, *, clock_t: float | None, wall_t: float, now_s: float, at_most_s: float) -> float:

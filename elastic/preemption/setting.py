@@ -16,12 +16,12 @@ from pathlib import Path
 
 from elastic.errors import ConfigError
 from elastic.preemption.machine import clouds
-from elastic.preemption.metadata import LINK_LOCAL, MetadataService
 from elastic.preemption.sources.azure import Azure
 from elastic.preemption.sources.command import Command
 from elastic.preemption.sources.ec2 import Ec2
 from elastic.preemption.sources.file import File
 from elastic.preemption.sources.gcp import Gcp
+from elastic.preemption.sources.metadata import LINK_LOCAL, MetadataService
 from elastic.preemption.sources.slurm import LEAD_S, Slurm
 from elastic.preemption.sources.source import Source
 

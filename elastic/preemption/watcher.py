@@ -1,8 +1,10 @@
 """Looks, for one node, at every source of notices, and tells what is new. A thread for each source.
 
 Promises  a source that is absent, slow, failing or lying delays no other one, nor whoever is told: its thread waits.
-          A notice is told once, however often it is seen, and once more, withdrawn, when it is not there any more.
-          What a source fails of is said once an hour at most; it is asked less often meanwhile.
+          A notice is told once, however often it is seen; once more each time that its deadline has come nearer; and
+          once more, withdrawn, when it is not there any more.
+          What a source fails of is said once an hour at most; it is asked less often while it tells nothing at all.
+          What it says beside a failure is told, and what is not said then is not taken for withdrawn.
           `close` returns within a moment: what is under way then is given up.
 """
 
@@ -15,8 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from elastic.preemption.notice import Kind, Notice, changes
-from elastic.preemption.sources.source import Source, SourceFailed
+from elastic.preemption.notice import Kind, Notice, changes, in_force
+from elastic.preemption.sources.source import PartlyFailed, Source, SourceFailed, in_words
 
 _SLOWEST_S = 15.0  # between two questions to one that fails: the shortest notice of a cloud is 30 s
 _LEAST_S = 0.01
@@ -65,26 +67,27 @@ class Watcher:
     def _watch(self, source: Source) -> None:
         failures, silent_until_s = 0, 0.0
         while not self._end.is_set():
+            failed: Exception | None = None
             try:
-                found = [replace(notice, node=self._node) for notice in source.look()]
+                found = list(source.look())
                 failures = 0
-            except Exception as failed:  # SourceFailed; or what nobody foresaw that a service may say
-                failures += 1
-                if time.monotonic() >= silent_until_s and not self._end.is_set():
-                    silent_until_s = time.monotonic() + _SAY_AGAIN_S
-                    self._say(f"notices from {source.name} are not heard, and asked for again: {_why(failed)}")
-            else:
-                self._tell_changes(source, found)
+            except PartlyFailed as partly:
+                failed, failures = partly, 0
+                found = [*self._in_force[source].values(), *partly.heard]
+            except Exception as wholly:  # SourceFailed; or what nobody foresaw that a service may say
+                failed, failures = wholly, failures + 1
+                found = list(self._in_force[source].values())
+            self._tell_changes(source, found)
+            if failed is not None and time.monotonic() >= silent_until_s and not self._end.is_set():
+                silent_until_s = time.monotonic() + _SAY_AGAIN_S
+                which = "notices" if failures else "some notices"
+                self._say(f"{which} from {source.name} are not heard, and asked for again: {in_words(failed)}")
             slower = 2.0 ** min(failures, 10) if failures else 1.0
             self._end.wait(max(source.every_s, min(source.every_s * slower, _SLOWEST_S), _LEAST_S))
 
     def _tell_changes(self, source: Source, found: Sequence[Notice]) -> None:
-        before = self._in_force[source]
-        self._in_force[source] = {notice.id: before.get(notice.id, notice) for notice in found}
-        for notice in changes(before, found):
+        before, here = self._in_force[source], [replace(notice, node=self._node) for notice in found]
+        self._in_force[source] = in_force(before, here)
+        for notice in changes(before, here):
             if not self._end.is_set():
                 self._tell(notice)
-
-
-def _why(failed: Exception) -> str:
-    return str(failed) if isinstance(failed, SourceFailed) else f"{type(failed).__name__}: {failed}"

@@ -33,12 +33,14 @@ _POLL_S = 0.05
 class MetadataServer:
     """
     fault     from now on
+    broken    how the paths end for which it holds
     off_s     how far its clock is ahead of this machine's
     asked     (method, path with its query) of every request
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.fault: Fault | None = None
+        self.broken = ""
         self.off_s = 0.0
         self.shows_date = True
         self.asked: list[tuple[str, str]] = []
@@ -49,7 +51,7 @@ class MetadataServer:
         self._rebalance: dict[str, Any] | None = None
         self._gcp = {"preempted": "FALSE", "maintenance-event": "NONE"}
         self._etag = 0
-        self._events: list[dict[str, Any]] = []
+        self._events: list[Any] = []
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._server = _Server((host, port), _Handler)
@@ -92,6 +94,10 @@ class MetadataServer:
         self._events.append({**made, "EventStatus": "Scheduled", "NotBefore": not_before})
         return id
 
+    def list_event(self, document: object) -> None:
+        """Azure's list holds this, too, whatever it is."""
+        self._events.append(document)
+
     def forget_tokens(self) -> None:
         self._tokens.clear()
 
@@ -100,7 +106,7 @@ class MetadataServer:
     def answer(self, handler: _Handler, body: bytes) -> None:
         path = urlsplit(handler.path)
         self.asked.append((handler.command, handler.path))
-        if self.fault is not None and self._broken(handler, self.fault):
+        if self.fault is not None and path.path.endswith(self.broken) and self._broken(handler, self.fault):
             return
         if path.path == "/latest/api/token":
             self._token(handler)

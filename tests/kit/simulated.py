@@ -80,6 +80,7 @@ class Worker:
         self.released: Message | None = None
         self.other = False
         self.asked = 0
+        self.asked_waits = False
         self.end: Message | None = None
         # elastic/run.py
         self.group: Group | None = None
@@ -120,7 +121,7 @@ class Worker:
                 self.end = message
                 self.sever()
             case "save":
-                self.asked = message["generation"]
+                self.asked, self.asked_waits = message["generation"], message["waits"]
             case say:
                 raise AssertionError(say)
 
@@ -306,6 +307,9 @@ class Worker:
         self.world.saved(step)
 
     def saves_for_all(self) -> Moments:
+        if self.asked_waits and self.cannot_save:
+            self.asked = 0
+            return
         yield from self.saves()
         self.asked = 0
         self.say("saved", generation=self.generation, step=self.step)

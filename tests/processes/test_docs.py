@@ -262,20 +262,21 @@ def test_the_ddp_loop_that_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize(
-    ("title", "command"),
+    ("title", "command", "leave"),
     [
-        ("ddp.py", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]),
-        ("with_lightning.py", []),
-        ("with_transformers.py", []),
+        ("ddp.py", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "leave 90 "),
+        ("ddp.py", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "leave "),
+        ("with_lightning.py", [], "leave 90 "),
+        ("with_transformers.py", [], "leave 90 "),
     ],
 )
 def test_loops_that_leave_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str, command: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str, command: list[str], leave: str
 ) -> None:
     """docs/how-to/use-spot-notices.md: each would train for hours, and ends because a file says that it must leave."""
     (script,) = (block for block in blocks(HOW_TO / "use-spot-notices.md", "python") if block.title == title)
     (tmp_path / title).write_text(script.text)
-    (tmp_path / "leave").write_text("leave 90 the price went up")
+    (tmp_path / "leave").write_text(f"{leave}the price went up")
     monkeypatch.setenv("ELASTIC_NOTICES", f"file:{tmp_path / 'leave'}")
     said = run([sys.executable, *command, title], tmp_path)
     assert re.search(r"^saved step \d+: .*says leave: the price went up", said, re.MULTILINE), said

@@ -81,6 +81,18 @@ def test_slurms_end_is_a_notice_some_time_ahead_and_follows_a_limit_that_is_chan
     assert source.look() == []
 
 
+def test_a_task_of_an_array_asks_for_itself_and_not_for_the_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The array has the id of one of its tasks, and squeue prints a line for each of them."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    asked = tmp_path / "asked"
+    job = squeue(tmp_path, f"1:00' && echo \"$@\" >{asked} && : '")
+    task = {**job, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    assert Slurm(task, clock=lambda: 50.0).look()[0].by_s == 110.0
+    assert "--jobs=7_3 " in asked.read_text()
+
+
 def test_without_squeue_slurms_end_is_what_the_job_was_told_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

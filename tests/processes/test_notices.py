@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import socket
 import sys
 import time
@@ -28,6 +29,11 @@ from tests.kit.observed import assert_observed
 
 PROGRAM = "tests.kit.programs.small"
 WITHIN_S = 240.0
+MOMENTS = (
+    *("start", "form", "formed", "transfer", "loaded", "data", "forward", "backward", "exchange", "update", "applied"),
+    "evaluate",
+)
+"""Of a worker that is not the coordinator; see elastic/events/observer.py."""
 
 
 class Nodes:
@@ -36,14 +42,22 @@ class Nodes:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.url, self._folder, self._stack = folder / "run", folder, stack
 
-    def start(self, *flags: str, steps: int = 200, evaluate: int = 0, launcher: str | None = "elastic") -> Launch:
+    def start(
+        self,
+        *flags: str,
+        steps: int = 200,
+        evaluate: int = 0,
+        launcher: str | None = "elastic",
+        environ: dict[str, str] | None = None,
+    ) -> Launch:
         """evaluate: after so many steps each   launcher None: torchrun"""
         script = [self.url, f"--steps={steps}", "--save-every=1000000", f"--slow-until={self._folder / 'hurry'}"]
         script += [f"--evaluate-every={evaluate}", "--length=240"] if evaluate else []
         if launcher is None:
             env = {"ELASTIC_NOTICES": flags[0]}
             return self._stack.enter_context(Launch(PROGRAM, script, workers=2, env=env))
-        return self._stack.enter_context(Launch("elastic", ["run", "--no-status", *flags, "-m", PROGRAM, *script]))
+        command = ["run", "--no-status", *flags, "-m", PROGRAM, *script]
+        return self._stack.enter_context(Launch("elastic", command, env=environ))
 
     def hurry(self) -> None:
         (self._folder / "hurry").touch()
@@ -142,29 +156,188 @@ def test_ec2_recommends_and_the_run_saves_then_takes_the_node_and_all_leave_what
     )
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(3600)
-def test_a_node_is_told_at_random_moments_again_and_again_and_no_step_is_done_twice(
+@pytest.mark.nightly(sample=1, of="hints")
+def test_a_save_on_a_hint_that_fails_is_made_again_and_a_replaced_worker_does_not_ask_for_another(
     nodes: Nodes, tmp_path: Path
 ) -> None:
-    """While it imports, meets the other, forms a view, receives the state, computes, evaluates. NOTICES=100 for more;
-    SEED=… repeats the moments, as far as moments can be repeated."""
+    """The cadence's next save may be an hour away, and the machine is at risk now."""
+    says, data, away = tmp_path / "says", nodes.url / "data", tmp_path / "away"
+    node = nodes.start("--standalone", "--nproc-per-node=2", f"--notices=file:{says}")
+    waiting(node, "steps", lambda: nodes.applied(2) >= 2)
+    data.rename(away)
+    data.write_text("a file")
+    says.write_text("hint the price went up")
+    waiting(node, "a save that fails", lambda: bool(nodes.of("save_failed")))
+    data.unlink()
+    away.rename(data)
+    waiting(node, "the save", lambda: nodes.of("saved")[-1]["step"] > 0)
+    (victim,) = {event["worker"] for event in nodes.of("step_applied") if event["rank"] == 1}
+    os.kill(int(victim.split("-")[-2]), signal.SIGKILL)
+    waiting(node, "another worker", lambda: len(nodes.of("run_started")) == 3)
+    newcomer = nodes.of("run_started")[-1]["worker"]
+    waiting(node, "its steps", lambda: any(event["worker"] == newcomer for event in nodes.of("step_applied")))
+    saved = len(nodes.of("saved"))
+    nodes.hurry()
+    assert node.finish(within_s=WITHIN_S) == 0, node.output
+    assert len(nodes.of("hint")) == 2
+    assert len(nodes.of("saved")) == saved + 1  # the last one of the run
+
+
+@pytest.mark.nightly(sample=1, of="too few nodes")
+def test_below_its_minimum_a_run_saves_then_waits_and_goes_on_when_a_node_comes(nodes: Nodes) -> None:
+    """It saves at the end only: the steps of both are nowhere but in the memory of the node that is left."""
+    meet = [*two_nodes()[1:], "--nnodes=2:2", "--notices=none", "--wait-for-nodes=inf"]
+    stays, goes = nodes.start(*meet), nodes.start(*meet)
+    waiting(stays, "steps of both", lambda: nodes.applied(2) >= 2)
+    goes.send(signal.SIGTERM)
+    assert goes.finish(within_s=WITHIN_S) == 0, goes.output
+    (left,) = {event["step"] for event in nodes.of("left")}
+    waiting(stays, "the save", lambda: nodes.of("saved")[-1]["step"] == left)
+    assert nodes.applied(1) == 0
+    comes = nodes.start(*meet)
+    nodes.hurry()
+    for node in (stays, comes):
+        assert node.finish(within_s=WITHIN_S) == 0, node.output
+    assert "1 of at least 2 nodes are here" in stays.output + goes.output
+    assert not nodes.of("redo") + nodes.of("peer_lost")
+    assert len(nodes.of("finished")) == 2
+
+
+HELD = """
+import pathlib, sys, time, torch, elastic
+
+folder = pathlib.Path(sys.argv[1])
+
+
+def hold(what):
+    if (folder / f"hold-{what}").exists():
+        (folder / f"holds-{what}").touch()
+        while not (folder / f"goes-{what}").exists():
+            time.sleep(0.02)
+
+
+class Held:
+    def state_dict(self):
+        return {"one": 1}
+
+    def load_state_dict(self, state):
+        hold("load")
+
+
+model = torch.nn.Linear(4, 1)
+with elastic.Run(
+    folder / "run",
+    model=model,
+    optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+    dataset=torch.utils.data.TensorDataset(torch.randn(64, 4)),
+    extra={"held": Held()},
+    batch_size=16,
+    virtual_workers=4,
+    steps=1_000_000,
+    save_every="1h",
+) as run:
+    for step in run:
+        for (points,) in step:
+            hold("step")
+            step.backward(model(points).square().sum(), len(points))
+"""
+"""It waits where a file says so, until another one is there."""
+
+
+class Held:
+    """A node whose worker is held in a step, or in loading."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "held.py").write_text(HELD)
+
+    def start(self, at: str, *flags: str, **environ: str) -> Launch:
+        (self._folder / f"hold-{at}").touch()
+        script = [str(self._folder / "held.py"), str(self._folder)]
+        launch = Launch("elastic", ["run", "--no-status", "--leave-status=75", *flags, *script], env=environ)
+        waiting(launch, f"a worker in its {at}", (self._folder / f"holds-{at}").exists)
+        return launch
+
+    def goes_on(self, at: str) -> None:
+        (self._folder / f"goes-{at}").touch()
+
+    @property
+    def saved(self) -> list[int]:
+        events = read_events(self._folder / "run")
+        return [event["step"] for event in events if event["event"] == "saved"]
+
+
+@pytest.mark.nightly(sample=1, of="notices at a moment")
+def test_a_worker_has_as_long_as_the_machine_where_that_is_longer_than_the_flag_says(tmp_path: Path) -> None:
+    """It was killed after --shutdown-timeout, 300 s, in an evaluation of six minutes, though ten were announced."""
+    held = Held(tmp_path)
+    with held.start("step", "--shutdown-timeout=1", ELASTIC_GRACE_S="600") as launch:
+        launch.send(signal.SIGTERM)
+        waiting(launch, "the notice", lambda: "SIGTERM, in 10 min" in launch.output)
+        time.sleep(2.5)  # more than the flag says; no event marks that nothing happens
+        held.goes_on("step")
+        assert launch.finish(within_s=WITHIN_S) == 75, launch.output
+    assert held.saved[-1] == 1
+
+
+@pytest.mark.nightly(sample=1, of="notices at a moment")
+def test_a_signal_to_every_process_while_the_state_is_loaded_is_a_leave_in_order(tmp_path: Path) -> None:
+    """As Slurm sends it. The worker had said that it is ready, and died of it: the node ended with 1."""
+    held = Held(tmp_path)
+    with held.start("step") as first:
+        first.send(signal.SIGTERM)
+        held.goes_on("step")
+        assert first.finish(within_s=WITHIN_S) == 75, first.output
+    with held.start("load") as again:
+        for pid in again.pids:
+            os.kill(pid, signal.SIGTERM)
+        waiting(again, "the notice", lambda: "SIGTERM: the 1 workers" in again.output)
+        held.goes_on("load")
+        assert again.finish(within_s=WITHIN_S) == 75, again.output
+        assert "ended otherwise" not in again.output
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_nodes_are_told_at_random_moments_again_and_again_and_no_step_is_done_twice(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """One of two or both; while it imports, meets the other, forms a view, receives the state, computes, evaluates; at
+    any time, and at named moments. NOTICES=100 for more; SEED=… repeats the moments, as far as moments can be."""
     seed, count = int(os.environ.get("SEED", str(time.time_ns()))), int(os.environ.get("NOTICES", "25"))
     sys.stdout.write(f"SEED={seed} NOTICES={count}\n")
     drawn, meet, says, steps = random.Random(seed), two_nodes(), tmp_path / "says", 40 * count
-    stays = nodes.start(*meet, "--notices=none", steps=steps, evaluate=7)
+
+    def starts(*flags: str, **environ: str) -> Launch:
+        return nodes.start(*meet, *flags, steps=steps, evaluate=7, environ=environ)
+
+    stays = starts("--notices=none")
     waiting(stays, "steps alone", lambda: nodes.applied(1) >= 2)
     for number in range(count):
         says.unlink(missing_ok=True)
-        goes = nodes.start(*meet, f"--notices=file:{says}", steps=steps, evaluate=7)
+        told = f"SEED={seed}, notice {number}"
+        if drawn.random() < 0.5:
+            moment = drawn.choice(MOMENTS)
+            goes = starts("--notices=none", ELASTIC_OBSERVER=f"tests.kit.told_at:ToldAt:{moment}")
+            assert goes.finish(within_s=WITHIN_S) == 0, f"{told}, at {moment}\n{goes.output}"
+            continue
+        goes = starts(f"--notices=file:{says}")
         if drawn.random() < 0.5:  # some time after its start, which is no event
             time.sleep(drawn.uniform(0.0, 12.0))
         else:
             joins = len(nodes.of("run_started")) + 1
             waiting(goes, "its worker", lambda: len(nodes.of("run_started")) >= joins)  # noqa: B023  # it ends here
             time.sleep(drawn.uniform(0.0, 1.5))
+        all_go = drawn.random() < 0.3
         says.write_text("leave 60")
-        assert goes.finish(within_s=WITHIN_S) == 0, f"SEED={seed}, notice {number}\n{goes.output}"
+        if all_go:
+            stays.send(signal.SIGTERM)
+            assert stays.finish(within_s=WITHIN_S) == 0, f"{told}, to both\n{stays.output}"
+        assert goes.finish(within_s=WITHIN_S) == 0, f"{told}\n{goes.output}"
+        if all_go:
+            before = len(nodes.of("step_applied"))
+            stays = starts("--notices=none")
+            waiting(stays, "steps again", lambda: len(nodes.of("step_applied")) > before + 1)  # noqa: B023
     nodes.hurry()
     stays.succeed(within_s=WITHIN_S)
 

@@ -157,9 +157,10 @@ def test_below_its_minimum_a_run_waits_says_so_once_and_ends_after_the_deadline(
     stage.lost("B")
     assert stage.over("A0").to("status") == ""  # its workers may be on their way
     assert stage.later(2).only("status")["text"].startswith("1 of at least 2 nodes are here (A)")
-    assert stage.later(597).orders == []
+    assert (stage.to("save"), stage.only("save")["waits"]) == ("A0", True)
+    assert stage.later(597).orders == []  # the save failed
     stage.later(2)
-    assert stage.later(0.1).to("save") == "A0"
+    assert (stage.later(0.1).to("save"), stage.only("save")["waits"]) == ("A0", False)
     stage.saved("A0")
     assert (stage.to("end"), stage.only("run_is_over")["failed"]) == ("A0", True)
     assert "1 of at least 2 nodes were here for 600 s" in stage.only("run_is_over")["why"]
@@ -174,6 +175,39 @@ def test_below_its_minimum_a_run_goes_on_when_a_node_comes() -> None:
     assert stage.begin("C0").view == "A0"
     assert stage.to("regroup") == "A0"
     assert stage.over("A0", BOUNDARY).view == "A0 C0"
+
+
+def test_below_its_minimum_a_run_has_saved_what_it_holds_and_then_waits() -> None:
+    """Nobody knew better than to keep ten minutes' only copy of the newest state on the one machine that was left."""
+    stage = trains(2, nodes=2, nodes_min=2, below_min_s=600)
+    stage.together("B0 B1", "leaving", generation=1, step=7, saved=False)
+    assert stage.over("A0 A1", BOUNDARY).to("released") == "B0 B1"
+    stage.lost("B")
+    assert stage.later(2).to("save") == "A0"
+    assert stage.saved("A0").orders == []
+    assert stage.later(300).to("save") == ""
+    stage.comes("C", 1)
+    assert stage.begin("C0").view == "A0 A1 C0"
+
+
+def test_a_run_that_waits_too_long_below_its_minimum_and_has_saved_ends_at_once() -> None:
+    stage = trains(1, nodes=2, nodes_min=2, below_min_s=600)
+    stage.lost("B")
+    stage.over("A0", BOUNDARY)
+    stage.later(2)
+    stage.saved("A0")
+    stage.later(599)
+    assert stage.later(0.1).to("save") == ""
+    assert stage.only("run_is_over")["failed"] is True
+
+
+def test_where_the_next_coordinator_is_behind_nobody_is_asked_to_save_for_the_wait() -> None:
+    """Whoever saves goes on saving; and who is ahead gives the state to who is behind when the next view forms."""
+    stage = trains(2, nodes=2, nodes_min=2, below_min_s=600)
+    stage.lost("B")
+    stage.over("A0", step=7)
+    stage.over("A1", BOUNDARY, step=8)
+    assert (stage.later(2).to("status"), stage.to("save")) == ("A", "")
 
 
 def test_a_first_view_waits_for_the_nodes_that_have_met() -> None:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from elastic.preemption.metadata import MetadataService, Unanswered
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.sources.azure import Azure
 from elastic.preemption.sources.ec2 import ACTION, Ec2
 from elastic.preemption.sources.gcp import Gcp
-from elastic.preemption.sources.source import Source, SourceFailed
+from elastic.preemption.sources.metadata import MetadataService, Unanswered
+from elastic.preemption.sources.source import PartlyFailed, Source, SourceFailed
 from tests.kit.metadata import FAULTS, Fault, MetadataServer
 
 SOON_S = 0.3
@@ -158,6 +158,37 @@ def test_nothing_is_asked_after_an_abort(server: MetadataServer) -> None:
         service.ask("GET", ACTION, {}, within_s=LONG_S)
 
 
+PARTLY: dict[tuple[str, str], Callable[[MetadataServer], object]] = {
+    ("ec2", "/instance-action"): lambda server: server.rebalance(),
+    ("ec2", "/rebalance"): lambda server: server.interrupt(),
+    ("gcp", "/preempted"): lambda server: server.gcp("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"),
+    ("gcp", "/maintenance-event"): lambda server: server.gcp("preempted", "TRUE"),
+}
+"""(cloud, how the path ends that is broken), and what it says elsewhere."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("cloud", "path"), PARTLY)
+def test_what_one_question_hears_is_told_whatever_becomes_of_the_other(
+    server: MetadataServer, cloud: str, path: str, fault: Fault
+) -> None:
+    """A recommendation that nobody can read must not keep the interruption from those who have two minutes."""
+    PARTLY[cloud, path](server)
+    server.fault, server.broken = fault, path
+    within_s = SOON_S if fault in ("hang", "drip") else LONG_S
+    with pytest.raises(PartlyFailed) as failed:
+        CLOUDS[cloud](server, within_s).look()
+    assert only(failed.value.heard).source == cloud
+
+
+def test_a_move_of_the_host_that_nobody_foresaw_does_not_hide_the_preemption(server: MetadataServer) -> None:
+    server.gcp("maintenance-event", "DANCE_ON_HOST_MAINTENANCE")
+    server.gcp("preempted", "TRUE")
+    with pytest.raises(PartlyFailed, match="DANCE_ON_HOST_MAINTENANCE") as failed:
+        gcp(server).look()
+    assert only(failed.value.heard).id == "preempted"
+
+
 # EC2
 
 
@@ -190,9 +221,18 @@ def test_whatever_ec2_does_to_the_instance_it_says_by_name(server: MetadataServe
     assert action[:4] in only(ec2(server).look()).why
 
 
-def test_an_action_that_nobody_knows_is_a_failure(server: MetadataServer) -> None:
+def test_an_action_that_nobody_knows_is_an_interruption(server: MetadataServer) -> None:
+    """EC2 names an action only where it takes the instance, whatever it is called next year."""
     server.interrupt(action="dance")
-    with pytest.raises(SourceFailed, match="action='dance'; expected one of terminate"):
+    notice = only(ec2(server).look())
+    assert (notice.kind, notice.why) == (Kind.LEAVE, "EC2 interrupts this Spot Instance (action dance)")
+
+
+def test_an_action_that_is_no_word_is_a_failure(server: MetadataServer) -> None:
+    server.interrupt()
+    assert server._action is not None
+    server._action["action"] = 7
+    with pytest.raises(SourceFailed, match="action=7; expected a word, as terminate"):
         ec2(server).look()
 
 
@@ -269,6 +309,20 @@ def test_of_azures_events_only_those_count_that_name_this_machine(server: Metada
     notice = only(source.look())
     assert (notice.id, notice.kind) == (id, Kind.LEAVE)
     assert 0 < left_s(notice) <= 31
+
+
+@pytest.mark.parametrize("strange", [{"EventId": "7", "EventType": "Reboot"}, {"EventType": 7}, "Preempt", None])
+def test_an_event_that_makes_no_sense_hides_no_other(server: MetadataServer, strange: object) -> None:
+    """It may be about another machine of the set; and the list is read as often as before."""
+    source = azure(server)
+    server.list_event(strange)
+    with pytest.raises(PartlyFailed) as alone:
+        source.look()
+    assert alone.value.heard == []
+    id = server.event("Preempt", server.vm)
+    with pytest.raises(PartlyFailed) as failed:
+        source.look()
+    assert only(failed.value.heard).id == id
 
 
 @pytest.mark.parametrize(("kind", "says"), [("Terminate", Kind.LEAVE), ("Reboot", Kind.HINT), ("Redeploy", Kind.HINT)])

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ from elastic.membership.signal_pipe import SignalPipe
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.signals import SignalNotices
-from elastic.preemption.sources.source import Source, SourceFailed
+from elastic.preemption.sources.source import PartlyFailed, Source, SourceFailed
 from elastic.preemption.watcher import Watcher
 
 LONG_S = 60.0
@@ -136,6 +137,38 @@ def test_a_failure_withdraws_nothing(heard: Callable[..., Heard]) -> None:
     looks = source.looks
     here.wait_for(lambda: source.looks > looks + 2)
     assert [one.id for one in here.told] == ["a"]
+
+
+def test_what_is_heard_beside_a_failure_is_told_and_withdraws_nothing_nor_is_it_asked_for_less_often(
+    heard: Callable[..., Heard],
+) -> None:
+    """The first one is what the question that failed has said before."""
+    source = Said()
+
+    def fail_partly() -> Sequence[Notice]:
+        raise PartlyFailed("no good", [notice("b")])
+
+    source.says = lambda: [notice("a", Kind.HINT)]
+    here = heard(source)
+    here.wait_for(lambda: bool(here.told))
+    source.says = fail_partly
+    here.wait_for(lambda: len(here.told) == 2)
+    looks = source.looks
+    here.wait_for(lambda: source.looks > looks + 30)  # after so many failures in a row, hours would be between two
+    assert [(one.id, one.withdrawn, bool(one.node)) for one in here.told] == [("a", False, True), ("b", False, True)]
+    assert here.lines == ["some notices from said are not heard, and asked for again: no good"]
+
+
+def test_a_deadline_that_comes_nearer_is_told_and_one_that_is_put_off_or_counted_down_is_not(
+    heard: Callable[..., Heard],
+) -> None:
+    source = Said()
+    here = heard(source)
+    for by_s in (1000.0, 1030.0, 999.5, 900.0, 950.0, 899.0):
+        looks = source.looks
+        source.says = partial(list, [notice("a", by_s=by_s)])
+        here.wait_for(lambda: source.looks > looks + 2)  # noqa: B023  # it ends here
+    assert [(one.by_s, one.sooner) for one in here.told] == [(1000.0, False), (900.0, True)]
 
 
 def test_who_waits_for_this_node_to_leave_hears_that_it_has_left_on_what_it_said(heard: Callable[..., Heard]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +15,15 @@ import elastic
 from checkpoint import WriterDied
 from elastic.errors import ConfigError
 from elastic.loop.departure import Departure
+from elastic.loop.save_duration import SaveDuration, likely_s
+from elastic.loop.save_schedule import SoonSave
 from elastic.loop.saver import Saver
 from elastic.membership import environment
 from elastic.preemption.machine import clouds
-from elastic.preemption.metadata import LINK_LOCAL, MetadataService
 from elastic.preemption.notice import Kind, Notice, by_clock_s, changes
 from elastic.preemption.setting import sources
 from elastic.preemption.sources.file import File
+from elastic.preemption.sources.metadata import LINK_LOCAL, MetadataService
 from elastic.preemption.sources.slurm import left_s
 from elastic.preemption.sources.source import SourceFailed
 from elastic.preemption.sources.spoken import spoken
@@ -88,13 +91,21 @@ def test_what_a_line_says(text: str, said: object) -> None:
 
 @pytest.mark.parametrize(
     ("said", "seconds"),
-    [("0:30", 30), ("59:58", 3598), ("1:00:00", 3600), ("1-02:03:04", 93784), ("UNLIMITED", None), ("NOT_SET", None)],
+    [
+        ("3:00\nUNLIMITED\n 2:00", 120),
+        ("0:30", 30),
+        ("59:58", 3598),
+        ("1:00:00", 3600),
+        ("1-02:03:04", 93784),
+        ("UNLIMITED", None),
+        ("NOT_SET", None),
+    ],
 )
 def test_how_long_squeue_says_that_a_job_has_left(said: str, seconds: float | None) -> None:
     assert left_s(f"{said}\n") == seconds
 
 
-@pytest.mark.parametrize("said", ["INVALID", "", "slurm_load_jobs error", "-5"])
+@pytest.mark.parametrize("said", ["INVALID", "2:00\nINVALID", "", "slurm_load_jobs error", "-5"])
 def test_what_squeue_says_beside_that_is_no_time(said: str) -> None:
     with pytest.raises(ValueError, match="squeue says"):
         left_s(said)
@@ -121,17 +132,100 @@ def test_the_save_on_leaving_is_tried_again_only_while_the_node_is_there(by_s: f
     assert (tried, len(said)) == (attempts, attempts - 1)
 
 
-@pytest.mark.parametrize(("took_s", "left_s", "told"), [(45.0, 20.0, True), (5.0, 20.0, False), (45.0, None, False)])
-def test_a_save_that_may_come_too_late_is_said_before_it_begins(
-    took_s: float, left_s: float | None, told: bool
+@pytest.mark.parametrize(
+    ("likely_s", "left_s", "told"),
+    [(45.0, 20.0, True), (5.0, 20.0, False), (45.0, None, False), (None, 20.0, False)],
+)
+def test_a_save_that_may_come_too_late_is_said_before_it_begins_and_once(
+    likely_s: float | None, left_s: float | None, told: bool
 ) -> None:
     said: list[str] = []
     by_s = None if left_s is None else time.monotonic() + left_s
     context, state = SimpleNamespace(console=SimpleNamespace(warn=said.append)), SimpleNamespace(step=120)
-    departure: Any = SimpleNamespace(by_s=by_s, _context=context, _state=state)
-    saver: Any = SimpleNamespace(took_s=took_s, newest="step 100")
-    Departure._look_at_time(departure, saver)
-    assert [("the last one took 45 s" in line, "step 100 stays" in line) for line in said] == [(True, True)] * told
+    departure: Any = SimpleNamespace(by_s=by_s, _context=context, _state=state, _said_late=False)
+    saver: Any = SimpleNamespace(likely_s=lambda step: likely_s, newest="step 100")
+    for _ in range(2):
+        Departure._look_at_time(departure, saver)
+    assert [("it takes 45 s" in line, "step 100 stays" in line) for line in said] == [(True, True)] * told
+
+
+def test_with_the_notice_it_is_said_that_a_save_may_come_too_late() -> None:
+    """When it begins, a step and the wait for the others later, may be too late to order anything."""
+    looked: list[object] = []
+    departure: Any = SimpleNamespace(notice="SIGTERM", _noticed=False, by_s=None, _look_at_time=looked.append)
+    departure._context = SimpleNamespace(events=SimpleNamespace(emit=[].append))
+    departure._session = SimpleNamespace(restorer=SimpleNamespace(saver="the saver"))
+    Departure.tell_notice(departure)
+    Departure.tell_notice(departure)
+    assert looked == ["the saver"]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "under_way_s", "likely"),
+    [
+        (20.0, [], 20.0),
+        (20.0, [5.0], 35.0),  # what is being written comes first
+        (20.0, [5.0, 1.0], 35.0),  # and what waits behind it gives way
+        (20.0, [60.0], 20.0),
+        (None, [], None),
+        (None, [40.0], 40.0),  # it takes longer than that
+    ],
+)
+def test_how_long_a_save_will_take(took_s: float | None, under_way_s: list[float], likely: float | None) -> None:
+    assert likely_s(took_s, under_way_s) == likely
+
+
+def test_how_long_a_save_takes_travels_with_what_is_saved() -> None:
+    """A coordinator that takes over knew of 0 s, and never said that its save would come too late."""
+    first, second, busy = SaveDuration(), SaveDuration(), SaveDuration()
+    assert first.meta() == {}
+    first.measured(45.0)
+    read = threading.Event()
+
+    def newest() -> dict[str, float]:
+        read.set()
+        return first.meta()
+
+    second.look_up(newest)
+    second.look_up(dict)
+    assert read.wait(LONG_S)
+    until_s = time.monotonic() + LONG_S
+    while second.seconds is None and time.monotonic() < until_s:
+        time.sleep(0.01)
+    busy.measured(3.0)
+    busy.learn(first.meta())
+    assert (second.seconds, busy.seconds) == (45.0, 3.0)
+
+
+def test_a_save_that_was_wanted_soon_is_begun_again_until_one_is_committed() -> None:
+    """A hint whose save fails was taken for served: the machine went, with what came since the save before."""
+    soon = SoonSave()
+    assert soon.failed(0.0), "nobody had asked for it"
+    assert not soon.is_due(1000.0)
+    soon.asked(step=7)
+    again, counted = [], []
+    for now_s in (0.0, 10.0, 20.0):
+        soon.begun()
+        assert not soon.is_due(1000.0), "it is under way"
+        counted.append(soon.failed(now_s))
+        again.append(next(wait for wait in range(60) if soon.is_due(now_s + wait)))
+    assert (again, counted) == ([1, 2, 4], [True, False, False]), "the limit of failures is not come to sooner"
+    soon.committed(6)
+    assert soon.is_due(30.0), "what is committed is older than what was to be saved"
+    soon.committed(9)
+    assert not soon.is_due(1000.0)
+
+
+def test_a_save_that_was_wanted_soon_and_never_works_is_given_up() -> None:
+    soon = SoonSave()
+    soon.asked(step=7)
+    for _ in range(6):
+        soon.begun()
+        soon.failed(0.0)
+        assert soon.is_due(1000.0)
+    soon.begun()
+    assert soon.failed(0.0)
+    assert not soon.is_due(1000.0)
 
 
 # where this runs
@@ -269,6 +363,19 @@ def test_a_file_is_a_notice_while_it_is_there(tmp_path: Path) -> None:
     assert len(source.look()[0].why) < 300
     path.unlink()
     assert source.look() == []
+
+
+def test_seconds_that_a_daemon_counts_down_in_its_file_are_one_notice(tmp_path: Path) -> None:
+    """Else there is a hook, and a line, every half second."""
+    path = tmp_path / "leave"
+    source = File(str(path), clock=lambda: 100.0)
+    ids = set()
+    for left in (90, 89, 88):
+        path.write_text(f"leave {left} the pool is drained\n")
+        ids.add(source.look()[0].id)
+    assert len(ids) == 1
+    path.write_text("hint the pool is drained")
+    assert source.look()[0].id not in ids
 
 
 def test_what_is_no_file_is_a_failure_and_nothing_waits_for_it(tmp_path: Path) -> None:

@@ -119,6 +119,19 @@ def test_dear_requests_and_little_patience_change_how_often_to_save(capsys: pyte
     assert planned(capsys, "--upload", "10MB/s")["save_every"]["bound"] == "upload"
 
 
+def test_what_changes_how_often_to_save_changes_what_the_run_takes_and_costs_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Else a plan shows one interval, and counts with another."""
+    prices = ["--spot-price", "3", "--trace", "aws-p3-2020"]
+    free, often = planned(capsys, *prices), planned(capsys, *prices, "--at-risk", "1min")
+    assert often["seconds"]["saving"] > free["seconds"]["saving"]
+    assert often["spot"]["seconds"] != free["spot"]["seconds"]
+    dear = planned(capsys, *prices, "--save-price", "1")
+    assert dear["seconds"]["saving"] < free["seconds"]["saving"]
+    assert dear["spot"]["cost"] > 3 * dear["spot"]["node_hours"]
+
+
 def test_a_plan_for_people_names_where_its_figures_are_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *JOB]) == 0
     said = capsys.readouterr().out

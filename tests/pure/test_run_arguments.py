@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from pathlib import Path
 
@@ -64,6 +65,13 @@ def test_who_says_that_a_node_is_taken_is_the_flags_or_the_environments_word(
     assert (parse([script]).notices, parse([script]).grace_s) == ("gcp", 60.0)
     found = parse(["--notices=ec2,file:/leave", "--leave-status=75", "--on-notice=page me", script])
     assert (found.notices, found.leave_status, found.on_notice) == ("ec2,file:/leave", 75, "page me")
+
+
+def test_how_long_a_run_waits_for_nodes_may_be_for_ever(script: str) -> None:
+    assert parse([script]).wait_s == 600
+    assert parse(["--wait-for-nodes=inf", script]).wait_s == math.inf
+    with pytest.raises(ConfigError, match="--wait-for-nodes"):
+        parse(["--wait-for-nodes=nan", script])
 
 
 def test_logs_are_torchruns(script: str, tmp_path: Path) -> None:

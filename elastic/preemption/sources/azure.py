@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 
-from elastic.preemption.metadata import Answer, MetadataService, Unanswered
 from elastic.preemption.notice import Kind, Notice, by_clock_s
-from elastic.preemption.sources.source import Source, SourceFailed
+from elastic.preemption.sources.metadata import Answer, MetadataService
+from elastic.preemption.sources.source import Source, SourceFailed, ask_each
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 COMPUTE = "/metadata/instance/compute?api-version=2021-02-01&format=json"
@@ -57,7 +58,7 @@ class Azure(Source):
         if self._name is None:
             self._name = self._own_name()
         answer = self._events()
-        return [] if answer is None else list(self._notices(answer, self._name))
+        return [] if answer is None else self._notices(answer, self._name)
 
     def gone(self, ids: Collection[str]) -> None:
         if self._acknowledge and ids:
@@ -71,7 +72,7 @@ class Azure(Source):
 
     def _own_name(self) -> str:
         answer = self._ask("GET", COMPUTE)
-        said = _object(answer, COMPUTE).get("name")
+        said = answer.json_object(COMPUTE).get("name")
         if answer.status != 200 or not isinstance(said, str) or not said:
             raise SourceFailed(f"{COMPUTE} answers {answer.status}, name={str(said)[:80]!r}; expected this VM's name")
         return said
@@ -90,23 +91,27 @@ class Azure(Source):
             raise SourceFailed(f"{self._service.endpoint}{EVENTS} answers {answer.status}; expected 200")
         return answer
 
-    def _notices(self, answer: Answer, name: str) -> Iterator[Notice]:
-        events = _object(answer, EVENTS).get("Events")
+    def _notices(self, answer: Answer, name: str) -> list[Notice]:
+        events = answer.json_object(EVENTS).get("Events")
         if not isinstance(events, list):
             raise SourceFailed(f"{EVENTS} has Events={str(events)[:80]}; expected a list")
-        for event in events:
-            if not isinstance(event, dict):
-                raise SourceFailed(f"{EVENTS} has the event {str(event)[:80]}; expected an object")
-            kind, named, id = event.get("EventType"), event.get("Resources"), event.get("EventId")
-            if not isinstance(kind, str) or not isinstance(named, list) or not isinstance(id, str):
-                raise SourceFailed(f"{EVENTS} has the event {str(event)[:200]}; expected EventType, Resources, EventId")
-            ours = name.lower() in (str(one).lower() for one in named)  # Azure's names have no case
-            if ours and kind in _LEAVE:
-                by_s = self._by_s(event, answer)
-                yield Notice(source=self.name, id=id, why=_LEAVE[kind], by_s=by_s)
-            elif ours and kind in _HINT:
-                by_s = self._by_s(event, answer)
-                yield Notice(source=self.name, id=id, kind=Kind.HINT, why=_HINT[kind], by_s=by_s)
+        # The list itself is an answer, whatever is wrong with an event in it: it is asked for as often as before.
+        return ask_each([list, *(partial(self._of_event, event, answer, name) for event in events)])
+
+    def _of_event(self, event: object, answer: Answer, name: str) -> list[Notice]:
+        """Empty for what is said of other machines, or is over when it has happened."""
+        if not isinstance(event, dict):
+            raise SourceFailed(f"{EVENTS} has the event {str(event)[:80]}; expected an object")
+        kind, named, id = event.get("EventType"), event.get("Resources"), event.get("EventId")
+        if not isinstance(kind, str) or not isinstance(named, list) or not isinstance(id, str):
+            raise SourceFailed(f"{EVENTS} has the event {str(event)[:200]}; expected EventType, Resources, EventId")
+        ours = name.lower() in (str(one).lower() for one in named)  # Azure's names have no case
+        if ours and kind in _LEAVE:
+            return [Notice(source=self.name, id=id, why=_LEAVE[kind], by_s=self._by_s(event, answer))]
+        if ours and kind in _HINT:
+            by_s = self._by_s(event, answer)
+            return [Notice(source=self.name, id=id, kind=Kind.HINT, why=_HINT[kind], by_s=by_s)]
+        return []
 
     def _by_s(self, event: dict[str, Any], answer: Answer) -> float | None:
         """NotBefore is empty once the event has started."""
@@ -121,17 +126,4 @@ class Azure(Source):
         return by_clock_s(at_t, clock_t=clock_t, wall_t=wall_t, now_s=answer.at_s, at_most_s=AHEAD_S)
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> Answer:
-        try:
-            return self._service.ask(method, path, _HEADERS, within_s=self._within_s, body=body)
-        except Unanswered as unanswered:
-            raise SourceFailed(str(unanswered)) from unanswered
-
-
-def _object(answer: Answer, path: str) -> dict[str, Any]:
-    try:
-        said = json.loads(answer.body)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise SourceFailed(f"{path} answers {answer.status}: {answer.body[:80]!r}; expected a JSON object")
-    return said
+        return self._service.ask(method, path, _HEADERS, within_s=self._within_s, body=body)

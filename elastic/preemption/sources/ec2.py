@@ -7,14 +7,14 @@ Source: "Spot Instance interruption notices" and "EC2 instance rebalance recomme
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 
-from elastic.preemption.metadata import Answer, MetadataService, Unanswered
+from elastic.events import words
 from elastic.preemption.notice import Kind, Notice, by_clock_s
-from elastic.preemption.sources.source import Source, SourceFailed
+from elastic.preemption.sources.metadata import Answer, MetadataService, Unanswered
+from elastic.preemption.sources.source import Source, SourceFailed, ask_each
 
 ACTION, REBALANCE = "/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"
 TOKEN = "/latest/api/token"
@@ -43,35 +43,39 @@ class Ec2(Source):
         self._token: str | None = None
 
     def look(self) -> list[Notice]:
-        notices: list[Notice] = []
-        if (answer := self._get(ACTION)) is not None:
-            notices.append(self._interruption(answer))
-        if (answer := self._get(REBALANCE)) is not None:
-            said = _document(answer, REBALANCE).get("noticeTime")
-            why = "EC2 recommends to rebalance: this Spot Instance is at a higher risk"
-            notices.append(Notice(source=self.name, id=f"rebalance {said}", kind=Kind.HINT, why=why))
-        return notices
+        return ask_each([self._interruption, self._recommendation])
 
     def abort(self) -> None:
         self._service.abort()
 
-    def _interruption(self, answer: Answer) -> Notice:
-        said = _document(answer, ACTION)
+    def _interruption(self) -> list[Notice]:
+        """Whatever the action is called: EC2 says one only where it takes the instance."""
+        if (answer := self._get(ACTION)) is None:
+            return []
+        said = answer.json_object(ACTION)
         action, at = said.get("action"), said.get("time")
-        if not isinstance(action, str) or action not in _WORDS:
-            raise SourceFailed(f"{ACTION} says action={str(action)[:80]!r}; expected one of {', '.join(_WORDS)}")
+        if not isinstance(action, str):
+            raise SourceFailed(f"{ACTION} says action={str(action)[:80]}; expected a word, as {', '.join(_WORDS)}")
         at_t = _unix(at)
         by_s = answer.at_s + AHEAD_S
         if at_t is not None:
             clock_t, wall_t = answer.clock_t, self._wall()
             by_s = by_clock_s(at_t, clock_t=clock_t, wall_t=wall_t, now_s=answer.at_s, at_most_s=AHEAD_S)
-        return Notice(source=self.name, id=f"{action} {at}", why=_WORDS[action], by_s=by_s)
+        why = _WORDS.get(action, f"EC2 interrupts this Spot Instance (action {words.printable(action[:80])})")
+        return [Notice(source=self.name, id=f"{action} {at}", why=why, by_s=by_s)]
+
+    def _recommendation(self) -> list[Notice]:
+        if (answer := self._get(REBALANCE)) is None:
+            return []
+        said = answer.json_object(REBALANCE).get("noticeTime")
+        why = "EC2 recommends to rebalance: this Spot Instance is at a higher risk"
+        return [Notice(source=self.name, id=f"rebalance {said}", kind=Kind.HINT, why=why)]
 
     def _get(self, path: str) -> Answer | None:
         """None: there is nothing to say."""
         for _ in range(2):
             token = self._token or self._new_token()
-            answer = self._ask("GET", path, {TOKEN_HEADER: token})
+            answer = self._service.ask("GET", path, {TOKEN_HEADER: token}, within_s=self._within_s)
             if answer.status == 401:  # it is too old, or the service forgot it
                 self._token = None
                 continue
@@ -98,22 +102,6 @@ class Ec2(Source):
         except Unanswered:
             return False
         return True
-
-    def _ask(self, method: str, path: str, headers: dict[str, str]) -> Answer:
-        try:
-            return self._service.ask(method, path, headers, within_s=self._within_s)
-        except Unanswered as unanswered:
-            raise SourceFailed(str(unanswered)) from unanswered
-
-
-def _document(answer: Answer, path: str) -> dict[str, object]:
-    try:
-        said = json.loads(answer.body)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise SourceFailed(f"{path} says {answer.body[:80]!r}; expected a JSON object")
-    return said
 
 
 def _unix(at: object) -> float | None:

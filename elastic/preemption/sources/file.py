@@ -33,8 +33,7 @@ class File(Source):
         except OSError as failure:
             raise SourceFailed(f"{self._path} cannot be read: {failure}") from failure
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise SourceFailed(f"{self._path} is no plain file")
             text = os.read(fd, _READ_MAX).decode("utf-8", "replace").strip()
         except OSError as failure:
@@ -44,4 +43,5 @@ class File(Source):
         kind, left_s, why = spoken(text) or (Kind.LEAVE, None, words.printable(text.partition("\n")[0][:200]))
         by_s = None if left_s is None else self._clock() + left_s
         said = f"{self._path} says {kind.value}" + (f": {why}" if why else "")
-        return [Notice(source=self.name, id=f"{found.st_mtime_ns} {text[:200]}", kind=kind, why=said, by_s=by_s)]
+        # Seconds that are counted down, by a daemon that writes the file again and again, are one notice.
+        return [Notice(source=self.name, id=f"{kind.value} {why}", kind=kind, why=said, by_s=by_s)]

@@ -7,9 +7,9 @@ Source: "Preemptible VM instances", "Query metadata server for maintenance event
 
 from __future__ import annotations
 
-from elastic.preemption.metadata import Answer, MetadataService, Unanswered
 from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.sources.source import Source, SourceFailed
+from elastic.preemption.sources.metadata import Answer, MetadataService
+from elastic.preemption.sources.source import Source, SourceFailed, ask_each
 
 PREEMPTED, MAINTENANCE = (f"/computeMetadata/v1/instance/{key}" for key in ("preempted", "maintenance-event"))
 FLAVOR = "Metadata-Flavor"
@@ -30,7 +30,7 @@ class Gcp(Source):
         self._etag: str | None = None
 
     def look(self) -> list[Notice]:
-        return [*self._preemption(), *self._maintenance()]
+        return ask_each([self._preemption, self._maintenance])
 
     def abort(self) -> None:
         self._service.abort()
@@ -62,10 +62,7 @@ class Gcp(Source):
         return []
 
     def _ask(self, path: str, *, within_s: float) -> Answer:
-        try:
-            answer = self._service.ask("GET", path, {FLAVOR: "Google"}, within_s=within_s)
-        except Unanswered as unanswered:
-            raise SourceFailed(str(unanswered)) from unanswered
+        answer = self._service.ask("GET", path, {FLAVOR: "Google"}, within_s=within_s)
         if answer.status != 200 or answer.headers.get(FLAVOR.lower()) != "Google":
             raise SourceFailed(
                 f"{self._service.endpoint}{path.partition('?')[0]} answers {answer.status}, not as Google's"

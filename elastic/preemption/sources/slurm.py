@@ -18,6 +18,7 @@ from elastic.preemption.sources.source import Source, SourceFailed
 
 LEAD_S = 120.0
 _LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_JOB = re.compile(r"\d+(_\d+)?")
 _UNBOUNDED = ("UNLIMITED", "NOT_SET")
 _EVERY_S = 300.0  # the controller of a large site is not to be asked often
 _WITHIN_S = 10.0
@@ -39,7 +40,7 @@ class Slurm(Source):
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._job = environ.get("SLURM_JOB_ID", "")
+        self._job = _job(environ)
         self._end = environ.get("SLURM_JOB_END_TIME", "")
         self._starts = environ.get("SLURM_RESTART_COUNT", "")
         self._lead_s = lead_s
@@ -66,7 +67,7 @@ class Slurm(Source):
 
     def _left_s(self) -> float | None:
         """None: as long as it likes."""
-        if self._job.isdigit():
+        if _JOB.fullmatch(self._job):
             try:
                 asked = f"squeue --noheader --jobs={self._job} --format=%L 2>/dev/null"
                 return left_s(output_of(asked, within_s=_WITHIN_S, wanted=lambda: self._wanted))
@@ -82,9 +83,23 @@ class Slurm(Source):
         )
 
 
+def _job(environ: Mapping[str, str]) -> str:
+    """As squeue takes it for this job alone: the id of one task of an array is that of the whole array, too."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
+
+
 def left_s(said: str) -> float | None:
-    """Of squeue's %L: [days-][hours:]minutes:seconds. None: there is no limit. Raises ValueError for anything else."""
-    text = said.strip()
+    """Of squeue's %L, a line for each component of a job: the least of what they have left.
+
+    Each is [days-][hours:]minutes:seconds. None: there is no limit. Raises ValueError for anything else.
+    """
+    bounded = [left for line in said.strip().splitlines() or [""] if (left := _line_s(line)) is not None]
+    return min(bounded, default=None)
+
+
+def _line_s(line: str) -> float | None:
+    text = line.strip()
     if text in _UNBOUNDED:
         return None
     found = _LEFT.fullmatch(text)

@@ -1,15 +1,27 @@
-"""What every source of notices is: something that can be asked, again and again, which notices are in force now."""
+"""What every source of notices is: something that can be asked, again and again, which notices are in force now.
+
+One that asks several questions tells what the answers say, whatever became of the other questions (`ask_each`): a
+notice that was heard is worth more than the fault of what was to be asked next.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from elastic.preemption.notice import Notice
 
 
 class SourceFailed(Exception):
     """It could not be asked, or what it says makes no sense: why, and what to do, in words. It is asked again."""
+
+
+class PartlyFailed(SourceFailed):
+    """Some of what was asked failed, see above. heard: the notices that the rest says are in force"""
+
+    def __init__(self, why: str, heard: Sequence[Notice]) -> None:
+        super().__init__(why)
+        self.heard = heard
 
 
 class Source(ABC):
@@ -25,7 +37,7 @@ class Source(ABC):
     def look(self) -> Sequence[Notice]:
         """The notices that are in force now; the same one each time as long as it is. May wait for some seconds.
 
-        Raises SourceFailed.
+        Raises SourceFailed; PartlyFailed where some of its questions were answered.
         """
 
     def gone(self, ids: Collection[str]) -> None:  # noqa: B027  # most have nobody to tell
@@ -33,3 +45,25 @@ class Source(ABC):
 
     def abort(self) -> None:  # noqa: B027  # most are never long in a look
         """Nobody asks any more: a look that is under way, in another thread, ends soon."""
+
+
+def ask_each(questions: Iterable[Callable[[], Iterable[Notice]]]) -> list[Notice]:
+    """What all of them say. Raises SourceFailed where none is answered, PartlyFailed where some are not."""
+    heard: list[Notice] = []
+    failures: list[Exception] = []
+    answered = False
+    for question in questions:
+        try:
+            heard += question()
+            answered = True
+        except Exception as failed:  # SourceFailed; or what nobody foresaw that a service may say
+            failures.append(failed)
+    if not failures:
+        return heard
+    if not answered:
+        raise failures[0]
+    raise PartlyFailed(in_words(failures[0]), heard) from failures[0]
+
+
+def in_words(failed: Exception) -> str:
+    return str(failed) if isinstance(failed, SourceFailed) else f"{type(failed).__name__}: {failed}"

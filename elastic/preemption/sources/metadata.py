@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import json
 import re
 import socket
 import threading
@@ -16,16 +17,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from typing import Any
 from urllib.parse import urlsplit
 
 from elastic.errors import ConfigError
+from elastic.preemption.sources.source import SourceFailed
 
 LINK_LOCAL = "http://169.254.169.254"  # of EC2, GCP and Azure alike
 BYTES_MAX = 1 << 16
 _READ = 4096
 
 
-class Unanswered(Exception):
+class Unanswered(SourceFailed):
     """Why, in words."""
 
 
@@ -48,6 +51,16 @@ class Answer:
             return parsedate_to_datetime(self.headers["date"]).timestamp()
         except (KeyError, ValueError, TypeError, OverflowError):
             return None
+
+    def json_object(self, path: str) -> dict[str, Any]:
+        """What its body holds. path: of the question. Raises SourceFailed for anything else."""
+        try:
+            said = json.loads(self.body)
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            raise SourceFailed(f"{path} answers {self.status}: {self.body[:80]!r}; expected a JSON object")
+        return said
 
 
 class MetadataService:

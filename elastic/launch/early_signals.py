@@ -1,0 +1,80 @@
+"""Signals to leave that come before the agent takes them: while `elastic run` imports, and waits for other nodes.
+
+Promises  none of them ends the process by itself, past --leave-status and without a word. One is kept until what was
+          begun can be given up (`interruptible`), and raises `ToldEarly` there; one that comes later is the agent's.
+          Nor does one that comes after the agent's end.
+Leaves    Ctrl-C to Python.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+NUMBERS = (signal.SIGTERM, signal.SIGUSR1)  # preemption.signals.TOLD_TO_LEAVE, which is not loaded yet
+
+
+class ToldEarly(BaseException):
+    """By which signal."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+class EarlySignals:
+    """From its making to the end of the process. Main thread only; one at a time."""
+
+    def __init__(self) -> None:
+        global _present
+        self._arrived: list[int] = []
+        self._interrupts = False
+        self._handlers = {number: signal.signal(number, self._keep) for number in NUMBERS}
+        _present = self
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Raises ToldEarly, wherever it is, for a signal that comes or has come."""
+        self._interrupts = True
+        try:
+            self._raise_if_told()
+            yield
+        finally:
+            self._interrupts = False
+
+    def take(self) -> list[int]:
+        """Those that nobody was told of."""
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def give_back(self) -> None:
+        """To whom they belonged, in a process that is no `elastic run`."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _keep(self, number: int, _frame: FrameType | None) -> None:
+        self._arrived.append(number)
+        if self._interrupts:
+            self._raise_if_told()
+
+    def _raise_if_told(self) -> None:
+        if self._arrived:
+            raise ToldEarly(signal.Signals(self.take()[0]))
+
+
+_present: EarlySignals | None = None
+
+
+def fork() -> int:
+    """As os.fork: the child's handlers are those that this process had before, and it hears none of its signals."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+    try:
+        pid = os.fork()
+        if pid == 0 and _present is not None:
+            _present.give_back()
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
