@@ -256,7 +256,7 @@ class _Meets:
                     publish=_publisher(store, self._key, nonce),
                 )
                 return self._leave_word(meeting, found.endpoint, store)
-            if round_.completed_for_s() > _HUB_S:
+            if round_.is_lost(_HUB_S) and time.monotonic() < self._deadline_s:
                 self._say(
                     "the node that was to have the run's hub has met the others, and is not to be reached\n"
                     "  state  nothing was started here\n  next   nothing; those who are left meet again"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed import DistError
+from torch.distributed import DistError, DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from checkpoint.net.transport import ANOTHER, SAME_FOR_ALL
@@ -57,11 +57,14 @@ class Round:
 
     def begin(self) -> None:
         """Once more, too: this node leaves the round before, and those who are left meet without who is lost."""
-        self.begun, self.info = True, None
+        self.begun, self.info, self.error = True, None, None
         threading.Thread(target=self._run, name="elastic-rendezvous", daemon=True).start()
 
-    def completed_for_s(self) -> float:
-        return time.monotonic() - self._completed_s if self.info is not None else 0.0
+    def is_lost(self, within_s: float) -> bool:
+        """Whether all have met, and the first of them has not done its part since: here within that time, or in torch,
+        whose nodes wait in the store for what it is to say there."""
+        completed_long = self.info is not None and time.monotonic() - self._completed_s > within_s
+        return completed_long or isinstance(self.error, DistStoreError)
 
     def _run(self) -> None:
         try:
