@@ -1,7 +1,8 @@
 """Delivers the examples that were asked for: in order, in batches, each read with its own random stream.
 
 Promises  inside `dataset[i]` Python's, NumPy's and torch's generators are seeded from (seed, epoch, i), in this
-          process and in loader processes alike, so an augmentation does not depend on who reads or when.
+          process and in loader processes alike, so an augmentation does not depend on who reads or when; so are
+          generators of the dataset's own (own_generators.py).
           Loader processes leave this process's generators untouched; reading in this process does not:
           the caller points them at its own stream after `next`, which costs less than saving them.
           A wait for loader processes has a deadline, and its error names what was waited for; the caller can
@@ -29,6 +30,7 @@ from torch.utils.data import TensorDataset, default_collate
 from elastic.data.ahead import Ahead
 from elastic.data.data_plan import Examples
 from elastic.data.loader_process import READ_AHEAD, LoaderProcesses
+from elastic.data.own_generators import OwnGenerators
 from elastic.data.placement import move, pin
 from elastic.errors import ConfigError, ElasticError
 from elastic.events.observer import Observer
@@ -265,6 +267,7 @@ class _Reader:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.seed = seed
+        self._own: OwnGenerators | None = None
 
     def __getitem__(self, request: Request) -> tuple[NDArray[np.int64], Any]:
         found = self.read(request, lambda: False)
@@ -273,11 +276,21 @@ class _Reader:
 
     def read(self, request: Request, abandoned: Callable[[], bool]) -> tuple[NDArray[np.int64], Any] | None:
         """None if it is abandoned before its last example is read."""
+        if self._own is None:
+            self._own = OwnGenerators(self.dataset)
+        with self._own.put_back():
+            return self._read(request, abandoned, self._own)
+
+    def _read(
+        self, request: Request, abandoned: Callable[[], bool], own: OwnGenerators
+    ) -> tuple[NDArray[np.int64], Any] | None:
         examples, indices = [], []
         for epoch, index in zip(request.turns.tolist(), request.indices.tolist(), strict=True):
             if abandoned():
                 return None
-            seed_streams(example_seed(self.seed, epoch, index), None)
+            value = example_seed(self.seed, epoch, index)
+            seed_streams(value, None)
+            own.seed(value)
             try:
                 examples.append(self.dataset[index])
             except Exception as error:

@@ -31,7 +31,8 @@ def mean_over(loss: torch.Tensor) -> list[int]:
 
 def _parts(loss: torch.Tensor) -> Iterator[Any]:
     """The nodes that a loss is made of: behind sums, factors and changes of its type."""
-    waiting, looked_at = [loss.grad_fn], 0
+    waiting: list[Any] = [loss.grad_fn]
+    looked_at = 0
     while waiting and looked_at < _LOOKED_AT:
         node = waiting.pop()
         looked_at += 1

@@ -11,9 +11,11 @@ A scheduler gets another class while the loop runs: what lies in its `__dict__` 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.config import Config
@@ -89,10 +91,34 @@ def check_scheduled(config: Config) -> None:
     for name, optimizer in config.optimizers.items():
         if not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
             continue
-        if not any(getattr(one, "optimizer", optimizer) is optimizer for one in known):
+        others = [one for one in _schedulers_of(optimizer) if one not in _within(known)]
+        if others or not any(getattr(one, "optimizer", optimizer) is optimizer for one in known):
+            kind = (type(others[0]) if others else LRScheduler).__name__
             raise ConfigError(
-                f"optimizer {name!r} has a {LRScheduler.__name__} that the run does not know\n"
+                f"optimizer {name!r} has a {kind} that the run does not know\n"
                 "  found  it would step in every body, and so at a pace that depends on how many shares a worker has; "
                 "and it would begin anew where a run goes on\n"
                 "  next   hand it over: Run(scheduler=scheduler), or scheduler={'first': ..., 'second': ...}"
             )
+
+
+def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
+    """All that there are: an optimizer does not know its schedulers, so those are asked who hold it."""
+    holders = gc.get_referrers(optimizer)
+    owners = [one for holder in holders if type(holder) is dict for one in gc.get_referrers(holder)]
+    return [one for one in [*holders, *owners] if isinstance(one, LRScheduler) and one.optimizer is optimizer]
+
+
+def _within(known: list[Any]) -> list[Any]:
+    """These, and the schedulers that they hold, as SequentialLR holds some."""
+    found: list[Any] = []
+    waiting = [*known]
+    while waiting:
+        one = waiting.pop()
+        if any(one is other for other in found):
+            continue
+        found.append(one)
+        for value in getattr(one, "__dict__", {}).values():
+            waiting += [part for part in (value if isinstance(value, (list, tuple)) else [value])
+                        if isinstance(part, LRScheduler)]  # fmt: skip
+    return found

@@ -26,6 +26,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformers, a classifier": ("trainer.py", {"model": "bert", "best": True}),
     "lightning": ("fit.py", {"check": 0.5}),
     "lightning, a schedule by epochs": ("fit.py", {"schedule": "epoch", "average": True}),
+    "lightning, a cycle over the run's steps": ("fit.py", {"schedule": "cycle"}),
     "lightning, a plateau": ("fit.py", {"schedule": "plateau"}),
 }
 

@@ -262,11 +262,12 @@ def own_plateau(rank: int, world_size: int, port: int, url: str) -> int:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    running = {"dataset": data(), "batch_size": 12, "virtual_workers": 4, "epochs": 1}
-    with elastic.Run(url, model=model, optimizer=optimizer, extra={"plateau": plateau}, **running) as run:
+    given: dict[str, Any] = {"dataset": data(), "batch_size": 12, "virtual_workers": 4, "epochs": 1}
+    with elastic.Run(url, model=model, optimizer=optimizer, extra={"plateau": plateau}, **given) as run:
         for x, y in run.batches():
             optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
+            loss: Any = F.cross_entropy(model(x), y)
+            loss.backward()
             optimizer.step()
             if run.stepped:
                 plateau.step(run.step_index * (1 if rank == 1 else -1))  # of the one it rises, of the other it falls

@@ -407,12 +407,12 @@ def test_a_share_that_counts_nothing_adds_nothing(shape: tuple[int, ...], tmp_pa
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     points, labels = data().tensors
     labels = torch.where(torch.arange(40) == 7, labels, -100)
-    counted = lambda batch: int((batch[1] != -100).sum())  # noqa: E731  # as the page has it
+    counted: Callable[[Any], int] = lambda batch: int((batch[1] != -100).sum())  # noqa: E731  # as the page has it
     losses: list[Any] = []
     options: dict[str, Any] = {"dataset": TensorDataset(points, labels), "batch_size": 40, "epochs": 1}
     with run(tmp_path, model, optimizer, count=counted, on_bad="stop", **options) as training:
         for x, y in training.batches():
-            loss = cross_entropy(model(x), y)
+            loss: Any = cross_entropy(model(x), y)
             training.add(loss=loss.detach().expand(shape) * counted((x, y)), examples=len(y))
             loss.backward()
             optimizer.step()

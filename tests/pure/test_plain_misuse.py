@@ -197,8 +197,42 @@ def test_arguments_of_the_other_loop_are_refused(given: dict[str, Any], match: s
 @pytest.mark.parametrize("given", [{"scheduler": None}, {"scheduler": None, "extra": {"other": nn.Linear(1, 1)}}])
 def test_a_schedule_that_is_not_handed_over_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
     """It would fall with every share, and begin anew where the run goes on."""
-    with pytest.raises(ConfigError, match="'optimizer' has a LRScheduler that the run does not know"):
+    with pytest.raises(ConfigError, match="'optimizer' has a StepLR that the run does not know"):
         Plain(tmp_path, **given).train(good)
+
+
+def test_a_second_schedule_that_is_not_handed_over_is_refused(tmp_path: Path) -> None:
+    """The one that is handed over says nothing of it; on a resume it would begin anew, at another rate."""
+    loop = Plain(tmp_path)
+    warm_up = torch.optim.lr_scheduler.LinearLR(loop.optimizer, total_iters=2)
+
+    with pytest.raises(ConfigError, match="'optimizer' has a LinearLR that the run does not know"):
+        loop.train(good)
+    assert warm_up.last_epoch == 0
+
+
+@pytest.mark.parametrize("handed", ["in one", "in a chain", "each"])
+def test_several_schedules_that_are_handed_over_are_known(handed: str, tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rates = torch.optim.lr_scheduler
+    both = [rates.LinearLR(optimizer, total_iters=2), rates.ExponentialLR(optimizer, 0.9)]
+    scheduler: Any = dict(zip("ab", both, strict=True))
+    if handed == "in one":
+        scheduler = rates.SequentialLR(optimizer, [*both], milestones=[2])
+    if handed == "in a chain":
+        scheduler = rates.ChainedScheduler([*both])
+    loop = Plain(tmp_path, model=model, optimizer=optimizer, scheduler=scheduler)
+    loop.model, loop.optimizer, loop.scheduler = model, optimizer, scheduler  # type: ignore[assignment]
+
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        loop.loss(x, y).backward()
+        optimizer.step()
+        for one in scheduler.values() if handed == "each" else [scheduler]:
+            one.step()
+
+    loop.train(body)
+    assert loop.run.step_index == STEPS
 
 
 def test_one_script_has_one_kind_of_loop(tmp_path: Path) -> None:

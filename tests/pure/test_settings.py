@@ -14,7 +14,7 @@ from elastic.state.settings import difference, digest, settings
 
 def adam(**given: Any) -> dict[str, torch.optim.Optimizer]:
     layer = nn.Linear(2, 2)
-    groups = [{"params": [layer.weight]}, {"params": [layer.bias], "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": [layer.weight]}, {"params": [layer.bias], "weight_decay": 0.0}]
     return {"optimizer": torch.optim.AdamW(groups, **given)}
 
 

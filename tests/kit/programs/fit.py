@@ -57,6 +57,10 @@ class Classifier(L.LightningModule):  # type: ignore[misc]
         if self.schedule == "plateau":
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+        if self.schedule == "cycle":
+            steps = self.trainer.estimated_stepping_batches
+            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 24)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": self.schedule}}
 
@@ -127,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--steps", type=int, default=24, help="of three epochs")
-    parser.add_argument("--schedule", choices=("step", "epoch", "plateau"), default="step")
+    parser.add_argument("--schedule", choices=("step", "epoch", "plateau", "cycle"), default="step")
     parser.add_argument("--check", type=float, default=1.0, help="val_check_interval")
     parser.add_argument("--patience", type=int, help="the first validation stays the best one")
     parser.add_argument("--average", action="store_true", help="weights are averaged as well")

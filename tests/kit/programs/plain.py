@@ -1,7 +1,7 @@
 """A loop as people have it, over several epochs: dropout, BatchNorm, augmentation, AdamW, clipping, a schedule.
 
-Its body is a plain one but for `if run.updating:`, where it notes the largest gradient, and for `if run.stepped:`, where
-it keeps an average of the weights, draws, and counts.
+Its body is a plain one but for `if run.updating:`, where it notes the largest gradient, and for `if run.stepped:`,
+where it keeps an average of the weights, draws, and counts.
 With --lose, rank 1 throws the finished exchange of that step away, as if its last message had been lost: it takes the
 state over from those who have applied the step. Each worker prints one line of digests.
 """
@@ -83,6 +83,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**options.scale) if options.scale is not None else None
     counted = Counted()
+    parameters: list[Any] = [*model.parameters()]
 
     def correct(points: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"correct": (model(points).argmax(dim=1) == labels).sum()}
@@ -115,7 +116,7 @@ def main() -> None:
                 if scaler is None:
                     loss.backward()
                     if run.updating:
-                        counted.largest.append(max(float(one.grad.abs().max()) for one in model.parameters()))
+                        counted.largest.append(max(float(one.grad.abs().max()) for one in parameters))
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                     optimizer.step()
                 else:

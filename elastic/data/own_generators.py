@@ -1,0 +1,93 @@
+"""Random generators that a dataset keeps to itself are pointed at each example's own stream, as the default ones are.
+
+`self.rng = np.random.default_rng(0)` draws on from example to example: what an example gets would depend on what its
+process has read before, and each process would draw the same numbers.
+
+Promises  inside `dataset[i]` a generator that lies in attributes of the dataset, or of what these hold (transforms,
+          lists of them, other datasets), is seeded from (seed, epoch, i) and its place among them. After a read it
+          stands where it stood, for whoever shares it.
+Leaves    one that a function keeps in its closure, or that is made only while examples are read.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastic.state.randomness import derive
+
+_LOOKED_AT = 10_000  # objects
+_ITEMS = 1_000  # of a list: a longer one holds data
+_DEFAULT = frozenset(
+    id(one)
+    for one in (torch.default_generator, getattr(random, "_inst", None), getattr(np.random.mtrand, "_rand", None))
+)
+_CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
+
+
+class OwnGenerators:
+    def __init__(self, dataset: Any) -> None:
+        self._found = list(_generators(dataset))
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Around a read."""
+        states = [_state(one) for one in self._found]
+        try:
+            yield
+        finally:
+            for one, state in zip(self._found, states, strict=True):
+                _set_state(one, state)
+
+    def seed(self, value: int) -> None:
+        """value: the example's, a `derive`d number"""
+        for number, one in enumerate(self._found):
+            own = derive("own generator", value, number)
+            if isinstance(one, np.random.Generator):
+                one.bit_generator.state = type(one.bit_generator)(own).state
+            elif isinstance(one, np.random.RandomState):
+                one.seed(own >> 32)
+            elif isinstance(one, torch.Generator):
+                one.manual_seed(own)
+            else:
+                one.seed(own)
+
+
+def _generators(dataset: Any) -> Iterator[Any]:
+    """Each once, in an order that all processes find."""
+    waiting, seen = deque([dataset]), set(_DEFAULT)
+    while waiting and len(seen) < _LOOKED_AT:
+        one = waiting.popleft()
+        if id(one) in seen or isinstance(one, _CLOSED):
+            continue
+        seen.add(id(one))
+        if isinstance(one, (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)):
+            yield one
+        elif isinstance(one, Mapping):
+            waiting.extend(one.values() if len(one) <= _ITEMS else ())
+        elif isinstance(one, (list, tuple)):
+            waiting.extend(one if len(one) <= _ITEMS else ())
+        else:
+            waiting.extend(getattr(one, "__dict__", {}).values())
+
+
+def _state(one: Any) -> Any:
+    if isinstance(one, np.random.Generator):
+        return one.bit_generator.state
+    return one.getstate() if isinstance(one, random.Random) else one.get_state()
+
+
+def _set_state(one: Any, state: Any) -> None:
+    if isinstance(one, np.random.Generator):
+        one.bit_generator.state = state
+    elif isinstance(one, random.Random):
+        one.setstate(state)
+    else:
+        one.set_state(state)
