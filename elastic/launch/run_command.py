@@ -130,6 +130,7 @@ def _run(
     try:
         if arguments.nodes_max > 1:
             say_errors_only()
+        early.also(arguments.leave_on)
         with early.interruptible():
             waits(starter)
             meeting = _meet(arguments, secret, say)
