@@ -514,9 +514,10 @@ class Agent:
     def _late(self, now_s: float) -> None:
         late = list(self._workers.values())
         names = ", ".join(worker.called for worker in late)
-        by_notice = self._deadline_s == self._leave_by_s
-        within = "while this node was said to be there" if by_notice else f"within {self._rules.leave_s:.0f} s"
-        self._say(f"not ended {within} (--shutdown-timeout), killed: {names}")
+        within = f"within {self._rules.leave_s:.0f} s (--shutdown-timeout)"
+        if self._leave_by_s is not None:
+            within += ", nor while this node was said to be there"
+        self._say(f"not ended {within}, killed: {names}")
         self._disorder = True
         self._deadline_s = now_s + _TERM_S
         for worker in late:

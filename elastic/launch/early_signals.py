@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -34,6 +34,12 @@ class EarlySignals:
         self._interrupts = False
         self._handlers = {number: signal.signal(number, self._keep) for number in NUMBERS}
         _present = self
+
+    def also(self, numbers: Iterable[signal.Signals]) -> None:
+        """What the command line names beside them."""
+        for number in numbers:
+            if number not in self._handlers and number != signal.SIGINT:
+                self._handlers[number] = signal.signal(number, self._keep)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

@@ -132,6 +132,7 @@ def _run(
         try:
             if arguments.nodes_max > 1:
                 say_errors_only()
+            early.also(arguments.leave_on)
             with early.interruptible():
                 waits(starter)
                 beacon = stack.enter_context(contextlib.closing(_beacon(arguments)))

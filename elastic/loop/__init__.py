@@ -12,12 +12,13 @@
 
     loop                 steps, one after the other, and the script's own code between them
     step_in_hand         this worker's shares, and the exchange that completes them
+    script_step          what a script may ask of its step, in either loop
     step                 a step as a script takes it: `for batch in step`
     plain_loop           a loop that knows of no steps: `for batch in run.batches()`
     plain_step           a step of such a loop
     assignment           which rank computes which shares, and in which order their sums are added
     exchange             gradients, buffers and sums of one step, together
-    first_loss           is the loss a mean? asked of a plain loop's first batch
+    first_loss           is the loss a mean? asked of a plain loop's first batch; mean_over: over how many targets?
 
     update               what an exact gradient is made of: opened, computed, closed, and the step committed
     own_update           the same where the script steps its optimizers itself
@@ -33,6 +34,7 @@
 
     saver                the coordinator's hand on the run's storage
     save_schedule        when the next save is due
+    save_duration        how long it will take
     hub_notice           where storage says that the hub is, for those who find it no other way
     portable             one instruction set on machines of several kinds
 

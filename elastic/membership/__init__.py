@@ -6,7 +6,8 @@ leaving      may a worker leave?
 endings      is a worker replaced, or does the run end? kills: of those that are killed from outside; ended_before: of
              those that an earlier hub had counted
 stalls       who hangs? hang_watch: from second to second; standstill: views break, and nobody is lost
-messages     what is said, as types; wire: as lines; known_lists: without what the other end knows already
+messages     what is said, as types; failure: those of a worker that load quickly; wire: as lines; known_lists: without
+             what the other end knows already
 live         a worker's end of the channel to its agent
 progress     what a worker does, in memory that its agent reads
 environment  what a launcher tells a worker
@@ -15,6 +16,6 @@ signal_pipe  signals, for whoever waits for something else as well
 rendezvous   one view for the ranks that torchrun started; missing: who of a view is gone
 succession   the hub is lost, or nodes are: may those who are left go on? going_on: what is asked and done for it;
              takeover: for whom the next hub waits
-node_report  what a node tells the next hub; hub_file: where newcomers find it
+node_report  what a node tells the next hub; hub_file: where newcomers find it; written_hub: what is believed of that
 view         the list of workers that all of this is about
 """

@@ -46,7 +46,7 @@ class ProcessNotices:
             return  # who has begun to leave cannot know who has seen that; and a save harms nobody
         with self._lock:
             if notice.kind is Kind.HINT:
-                self._hints.append(notice)
+                self._hints += [] if notice.sooner else [notice]
                 return
             before = self.leave
             if before is None or (notice.by_s is not None and (before.by_s is None or notice.by_s < before.by_s)):

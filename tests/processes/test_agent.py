@@ -295,7 +295,7 @@ def test_a_notice_during_the_start_ends_everything_too(run: Run, tmp_path: Path)
     assert launch.finish(within_s=WITHIN_S) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_notice_to_a_node_that_waits_for_others_is_a_leave_too(
     run: Run, tmp_path: Path, number: signal.Signals
 ) -> None:
