@@ -57,6 +57,16 @@ ALLOWED = (
         "_saved_reduction _saved_self _saved_other",
         "elastic/loop/first_loss.py",
     ),
+    Allowed(
+        "over how many targets a loss is a mean, as autograd's graph has it",
+        "_saved_reduction _saved_total_weight _saved_weight",
+        "elastic/loop/mean_over.py",
+    ),
+    Allowed(
+        "Python's and NumPy's own generators, which are none of the script's",
+        "_inst _rand",
+        "elastic/data/own_generators.py",
+    ),
     Allowed("how torch's schedulers mark an optimizer", "_wrapped_by_lr_sched", "elastic/loop/own_schedule.py"),
     Allowed("the stages of a stream of Hugging Face's datasets", "_ex_iterable", "elastic/data/streams.py"),
     Allowed("options of process groups", "_Options _devices _timeout", "elastic/group/form.py elastic/group/nccl.py"),
@@ -96,14 +106,15 @@ ALLOWED = (
     ),
     Allowed(
         "ElasticMixin's, for the classes beside it: a public name would be one of the Trainer that a user extends",
-        "_count _elastic _progress _steps",
+        "_elastic _is_apart _items _loss_shifts_labels _progress _steps",
         "elastic/integrations/transformers.py",
     ),
     Allowed(
         "what Lightning's Trainer knows beside its loops' and callbacks' states, and how it collects what is logged",
         "_ResultCollection _batches_that_stepped _call_callbacks_load_state_dict _call_callbacks_state_dict "
         "_call_callbacks_on_load_checkpoint _call_callbacks_on_save_checkpoint _call_lightning_module_hook "
-        "_callback_metrics _logged_metrics _enable_version_counter _logger_connector _restarting _result",
+        "_callback_metrics _logged_metrics _enable_version_counter _logger_connector _restarting _result "
+        "_train_time_interval _val_check_time_interval",
         "elastic/integrations/lightning.py",
     ),
     Allowed("fsspec's session, and a path without its protocol", "_s3 _strip_protocol", "checkpoint"),
