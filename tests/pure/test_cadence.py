@@ -188,6 +188,14 @@ def test_one_save_that_a_busy_machine_stretched_changes_nothing() -> None:
     assert [one["stall"] for one in clocked.emitted] == [None, 0.5]
 
 
+def test_a_save_that_came_to_nothing_is_due_at_once() -> None:
+    """It was under way when a machine was lost, and is of an older claim."""
+    clocked = Clocked("1h")
+    assert not clocked.schedule.is_due()
+    clocked.schedule.owes_one = True
+    assert clocked.schedule.is_due()
+
+
 def test_a_time_of_day_is_due_once() -> None:
     clocked = Clocked(["2h", "22:30 UTC"])  # began_t is 22:13:20 UTC
     assert [clocked.due_after(at) for at in (0, 999, 1000)] == [False, False, True]
