@@ -48,6 +48,11 @@ ALLOWED = (
     ),
     Allowed("options of process groups", "_Options _devices _timeout", "elastic/group/form.py elastic/group/nccl.py"),
     Allowed("the end of a backward pass that others call", "_execution_engine", "elastic/group/backward_end.py"),
+    Allowed(
+        "over how much a cross entropy is a mean",
+        "_saved_reduction _saved_total_weight _saved_weight",
+        "elastic/loop/mean_over.py",
+    ),
     Allowed("an operator's arguments, of which some are written", "_schema", "elastic/drill/inject/hooks.py"),
     Allowed("CUDA's word on forks", "_is_in_bad_fork", "elastic/launch/importing.py"),
     Allowed(
@@ -67,15 +72,16 @@ ALLOWED = (
     Allowed("who accelerate takes for the main process", "_shared_state", "elastic/integrations/accelerate.py"),
     Allowed(
         "what transformers' Trainer knows beside its TrainerState",
-        "_get_num_items_in_batch _get_output_dir _globalstep_last_logged _initial_global_step _total_loss_scalar "
-        "_tr_loss",
+        "_get_num_items_in_batch _get_output_dir _globalstep_last_logged _initial_global_step _loss_shifts_labels "
+        "_total_loss_scalar _tr_loss",
         "elastic/integrations/transformers.py",
     ),
     Allowed(
         "what Lightning's Trainer knows beside its loops' and callbacks' states, and how it collects what is logged",
         "_ResultCollection _batches_that_stepped _call_callbacks_load_state_dict _call_callbacks_state_dict "
         "_call_callbacks_on_load_checkpoint _call_callbacks_on_save_checkpoint _call_lightning_module_hook "
-        "_callback_metrics _logged_metrics _enable_version_counter _logger_connector _restarting _result",
+        "_callback_metrics _logged_metrics _enable_version_counter _logger_connector _restarting _result "
+        "_train_time_interval _val_check_time_interval",
         "elastic/integrations/lightning.py",
     ),
     Allowed("fsspec's session, and a path without its protocol", "_s3 _strip_protocol", "checkpoint"),
