@@ -466,7 +466,7 @@ def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, argumen
         ("val_check_interval= in time", trainer._val_check_time_interval is not None,
          "steps, or a part of an epoch: each worker would validate by its own clock"),
         ("a ModelCheckpoint with train_time_interval", any(
-            getattr(one, "_train_time_interval", None) is not None for one in trainer.callbacks),
+            isinstance(one, ModelCheckpoint) and one._train_time_interval is not None for one in trainer.callbacks),
          "every_n_train_steps=: each worker would save by its own clock"),
         (f"precision={trainer.precision}", getattr(trainer.precision_plugin, "scaler", None) is not None, "bf16-mixed"),
         ("on_before_batch_transfer", is_overridden("on_before_batch_transfer", module), "on_after_batch_transfer"),
