@@ -97,7 +97,7 @@ class GroupMember:
     def load(self, state: Tree, rules: LoadRules) -> Loaded:
         """See `load_together`."""
         channel = self._joined().channel
-        with channel.telling():
+        with channel.reporting_errors():
             return load_together(channel, self._storage, state, rules)
 
     def close(self, *, finish: bool) -> None:

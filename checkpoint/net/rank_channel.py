@@ -8,7 +8,7 @@ alive and silent is named at a deadline, which is long, for it may be slow. All 
 answer stands: a rank that comes late hears what was decided without it.
 
 Whatever a rank raises, KeyboardInterrupt too, it tells the others before they wait for it: as its message where it has
-one to give; else, between two of them (`telling`), by hanging up with its reason.
+one to give; else, between two of them (`reporting_errors`), by hanging up with its reason.
 
 Bytes travel by gloo, in a group of our own, so that nothing of training's is in their way.
 """
@@ -153,7 +153,7 @@ class RankChannel:
         return Failed(call=call, what=what, error=error_document(mine, self.scrub), leaves=leaves)
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """What is raised in here without the others' knowing makes this rank hang up on them, with its reason: they
         would wait for it, and be at another call than it for good."""
         try:

@@ -24,7 +24,7 @@ class Lease:
     def __init__(self, storage: Storage, claim: int) -> None:
         self._storage, self._key = storage, lease_key(claim)
         self._pid = os.getpid()
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="checkpoint-lease", daemon=True)
         self._thread.start()
 
@@ -32,13 +32,13 @@ class Lease:
         """Idempotent. A storage that hangs is not waited for."""
         if self._pid != os.getpid():  # a forked child has no thread to end, and its locks are as they were
             return
-        self._over.set()
+        self._stopping.set()
         with contextlib.suppress(RuntimeError):  # called from the thread itself, by the garbage collector
             self._thread.join(1.0)
 
     def _renew(self) -> None:
         beat = 0
-        while not self._over.wait(EVERY_S):
+        while not self._stopping.wait(EVERY_S):
             beat += 1
             with contextlib.suppress(CheckpointError, OSError):  # the next one may come through
                 put_lightly(self._storage, self._key, str(beat).encode("ascii"))

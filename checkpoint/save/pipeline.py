@@ -68,7 +68,7 @@ class SavePipeline:
 
     def warm(self, state: Tree, context: Context) -> None:
         """Plans, then starts the process and makes the arena, in a thread. Collective as far as the plan goes."""
-        with self._ranks.telling():
+        with self._ranks.reporting_errors():
             save = self._ranks.plan(Asked(0, state, {}, context, "warm()"), dict, _nothing)
         assert isinstance(save, Save)
         plan, text_bytes, pinned = save.plan, _text_bytes(save.draft), on_gpu(save.tensors)
@@ -87,7 +87,7 @@ class SavePipeline:
         self._resources.join_warming()
         with self._resources.lock:
             saving = Saving(step)
-            with self._ranks.telling():
+            with self._ranks.reporting_errors():
                 save = self._ranks.plan(Asked(step, state, meta, context, "blocking=False"), self._say, self._decide)
                 if not isinstance(save, Save):
                     saving.fail(dropped(step, save["stop"]))
@@ -132,7 +132,7 @@ class SavePipeline:
     # In the foreground
 
     def _saved(self, asked: Asked) -> Commit:
-        with self._ranks.telling():
+        with self._ranks.reporting_errors():
             save = self._ranks.plan(asked, dict, _nothing)
             assert isinstance(save, Save)
             with asked.context.sparing(save.draft.id):
@@ -143,7 +143,7 @@ class SavePipeline:
         self._resources.say_why_not(why)
         self._in_flight.in_foreground(saving)
         try:
-            with self._ranks.telling():
+            with self._ranks.reporting_errors():
                 self._ranks.write(self._storage, save)
         except CheckpointError as error:
             self._in_flight.report(saving, save.commit, error)

@@ -82,7 +82,7 @@ class SavingRanks(Protocol):
         """Commits the save, and returns when it is durable. Collective. Raises ClaimLost, StorageError and others, with
         nothing committed."""
 
-    def telling(self) -> contextlib.AbstractContextManager[None]:
+    def reporting_errors(self) -> contextlib.AbstractContextManager[None]:
         """What is raised inside, without the others' knowing, they learn of."""
 
 
@@ -112,5 +112,5 @@ class OneRank:
     def write(self, storage: Storage, save: Save) -> None:
         save_now(storage, save)
 
-    def telling(self) -> contextlib.AbstractContextManager[None]:
+    def reporting_errors(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

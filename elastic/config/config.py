@@ -118,7 +118,7 @@ class Config:
             return self
         plan = self.plan
         check_streams(plan.epochs, self.num_workers, order, self.extra)
-        streams.deal(share_sizes(plan.batch_size, plan.batch_size, plan.virtual_workers))
+        streams.assign(share_sizes(plan.batch_size, plan.batch_size, plan.virtual_workers))
         return replace(self, extra={**self.extra, "streams": streams})
 
     def check(self) -> None:

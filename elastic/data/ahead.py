@@ -129,4 +129,4 @@ class Ahead:
 
 def _examples(request: Examples) -> bytes:
     """Equal for requests that read the same; both halves are as long as the request."""
-    return request.turns.tobytes() + request.indices.tobytes()
+    return request.visits.tobytes() + request.indices.tobytes()

@@ -106,9 +106,9 @@ class DataPlan:
         """
         number = first // _TOGETHER
         if (end - 1) // _TOGETHER == number:
-            turns, indices = self._some(epoch, number)
+            visits, indices = self._some(epoch, number)
             part = slice(first - number * _TOGETHER, end - number * _TOGETHER)
-            return turns[part], indices[part]
+            return visits[part], indices[part]
         return self.epoch_order.at(epoch, np.arange(first, end, dtype=np.int64))
 
     @cached_property
@@ -218,25 +218,25 @@ class StepPlan:
         if len(parts) == 1:
             return Examples(*parts[0])
         return Examples(
-            np.concatenate([turns for turns, _ in parts]), np.concatenate([indices for _, indices in parts])
+            np.concatenate([visits for visits, _ in parts]), np.concatenate([indices for _, indices in parts])
         )
 
 
 @dataclass(eq=False)
 class Examples:
-    """Some examples in reading order: turns int64[n] and dataset indices int64[n].
+    """Some examples in reading order: visits int64[n] and dataset indices int64[n].
 
     A turn is the epoch; in orders that visit an example several times in an epoch, see EpochOrder.at.
     """
 
-    turns: NDArray[np.int64]
+    visits: NDArray[np.int64]
     indices: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, part: slice) -> Examples:
-        return Examples(self.turns[part], self.indices[part])
+        return Examples(self.visits[part], self.indices[part])
 
 
 def share_sizes(count: int, batch_size: int, virtual_workers: int) -> tuple[int, ...]:

@@ -285,7 +285,7 @@ class _Reader:
         self, request: Request, abandoned: Callable[[], bool], own: OwnGenerators
     ) -> tuple[NDArray[np.int64], Any] | None:
         examples, indices = [], []
-        for epoch, index in zip(request.turns.tolist(), request.indices.tolist(), strict=True):
+        for epoch, index in zip(request.visits.tolist(), request.indices.tolist(), strict=True):
             if abandoned():
                 return None
             value = example_seed(self.seed, epoch, index)
@@ -340,6 +340,6 @@ def _is_plain(dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> bool:
 
 
 def _named(request: Request) -> str:
-    pairs = list(zip(request.turns.tolist(), request.indices.tolist(), strict=True))
+    pairs = list(zip(request.visits.tolist(), request.indices.tolist(), strict=True))
     shown = ", ".join(f"{index} of epoch {epoch}" for epoch, index in pairs[:4])
     return f"{len(pairs)} examples ({shown}{', …' if len(pairs) > 4 else ''})"

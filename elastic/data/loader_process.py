@@ -41,7 +41,7 @@ _JOIN_S = 5.0  # the kernel needs far less to end a killed process
 
 # A ticket that is abandoned is noted in its slot; if a later one takes the slot, the earlier is read to its end.
 _SLOTS = 4096
-_TOLD_TO_LEAVE = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_LEAVE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 Reader = Callable[[Any, Callable[[], bool]], Any]
@@ -79,7 +79,7 @@ class LoaderProcesses:
             multiprocessing_context="fork",
         )
         # A child that has not come to `Birth` would leave at a signal, or do what its worker does at one.
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_TO_LEAVE)
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, _LEAVE_SIGNALS)
         try:
             results: Any = iter(loader)
         finally:
@@ -175,12 +175,12 @@ class Birth:
     def __call__(self, worker_id: int) -> None:
         die_with_parent(self.parent)
         signal.set_wakeup_fd(-1)  # the worker's own pipe: a signal here is no news there
-        for told_to_leave in _TOLD_TO_LEAVE:
-            if told_to_leave is signal.SIGUSR1 and is_taken(told_to_leave):
+        for number in _LEAVE_SIGNALS:
+            if number is signal.SIGUSR1 and is_taken(number):
                 continue  # by the script, for something of its own
-            signal.signal(told_to_leave, _stay)  # unlike SIG_IGN not inherited by a decoder that the dataset starts
-            signal.siginterrupt(told_to_leave, False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_TO_LEAVE)
+            signal.signal(number, _stay)  # unlike SIG_IGN not inherited by a decoder that the dataset starts
+            signal.siginterrupt(number, False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEAVE_SIGNALS)
         hang_up_inherited_connections()
 
 

@@ -94,17 +94,17 @@ class _Mixed:
     def at(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
         periods, places = np.divmod(epoch * self.length + positions, len(self._part))
         parts = self._part[places]
-        turns, indices = np.empty_like(positions), np.empty_like(positions)
+        visits, indices = np.empty_like(positions), np.empty_like(positions)
         for part in np.unique(parts).tolist():
             here = parts == part
-            visits = periods[here] * self._counts[part] + self._rank[places[here]]
-            turns[here], indices[here] = self._visited(part, visits)
-        return turns, indices
+            count = periods[here] * self._counts[part] + self._rank[places[here]]
+            visits[here], indices[here] = self._visited(part, count)
+        return visits, indices
 
-    def _visited(self, part: int, visits: Indices) -> tuple[Indices, Indices]:
-        """Of one dataset, from the number of the visit."""
-        epochs, within = np.divmod(visits, self._lengths[part])
-        indices = np.empty_like(visits)
+    def _visited(self, part: int, count: Indices) -> tuple[Indices, Indices]:
+        """Of one dataset. count: how many of its examples came before"""
+        epochs, within = np.divmod(count, self._lengths[part])
+        indices = np.empty_like(count)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
             order = permutation(self._lengths[part], "mixture", self._names[part], self._seed, epoch)

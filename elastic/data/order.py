@@ -65,8 +65,8 @@ class EpochOrder(Protocol):
             positions: Any shape, int64, each from 0 to `length` - 1.
 
         Returns:
-            turns: Like `positions`: the numbers that with an example's index name its visit. The visit's random stream
-                (augmentation) is drawn from both: the turn is the epoch where an epoch visits each example once at
+            visits: Like `positions`: the numbers that with an example's index name its visit. The visit's random stream
+                (augmentation) is drawn from both: the visit is the epoch where an epoch visits each example once at
                 most.
             indices: Like `positions`: the examples, from 0 to dataset_length - 1.
         """

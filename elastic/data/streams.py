@@ -104,7 +104,7 @@ class Streams:
             self._known = self._identity()
         return self._known
 
-    def deal(self, sizes: Sequence[int]) -> None:
+    def assign(self, sizes: Sequence[int]) -> None:
         """sizes: how many examples each virtual worker has in a step."""
         self._edges = [0, *accumulate(sizes)]
 

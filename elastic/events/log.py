@@ -86,18 +86,18 @@ class EventLog:
             else FileSink(folder / "events", self._worker_id)
         )
         if self._whole:
-            sink.keep_all()
+            sink.keep_uncompacted()
         self._sinks.append(sink)
 
     def hear(self, hear: Callable[[Event], None]) -> None:
         """From now on, hear(record) is called with each, in the thread that emits it; it must be quick."""
         self._hearing.append(hear)
 
-    def keep_all(self) -> None:
+    def keep_uncompacted(self) -> None:
         """Nothing is folded, however long the log: for evidence."""
         self._whole = True
         for sink in self._sinks:
-            sink.keep_all()
+            sink.keep_uncompacted()
 
     def flush(self, *, wait: bool = False) -> None:
         """Has what waits uploaded; wait: it has been tried on return."""

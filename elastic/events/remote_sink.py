@@ -52,7 +52,7 @@ class RemoteSink:
             self._take_overflow()
             self._take(record, line)
 
-    def keep_all(self) -> None:
+    def keep_uncompacted(self) -> None:
         self._bounded = False
 
     def flush(self, *, wait: bool) -> None:

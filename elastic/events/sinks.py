@@ -19,7 +19,7 @@ log = logging.getLogger("elastic.events")
 
 class Sink(Protocol):
     def write(self, record: Event, line: bytes) -> None: ...
-    def keep_all(self) -> None: ...
+    def keep_uncompacted(self) -> None: ...
     def flush(self, *, wait: bool) -> None: ...
     def close(self) -> None: ...
 
@@ -61,7 +61,7 @@ class FileSink:
             except OSError as error:
                 self._complain(error)
 
-    def keep_all(self) -> None:
+    def keep_uncompacted(self) -> None:
         self._bounded = False
 
     def flush(self, *, wait: bool) -> None:

@@ -78,7 +78,7 @@ class Buffers:
         self._agreed: dict[Buffer, torch.Tensor] = {}
         self.moving: list[str] = []
         self._moving: frozenset[str] = frozenset()
-        self._kept: tuple[int, FlatSum] | None = None
+        self._cached: tuple[int, FlatSum] | None = None
 
     def begin(self) -> None:
         """Notes the values that every share of the step starts from. Call with the model in its applied state."""
@@ -202,10 +202,10 @@ class Buffers:
         if not self._moves:
             return
         elements = sum(numel for _, numel in self._moves)
-        if self._kept is None or self._kept[0] != elements + len(self._moves):
+        if self._cached is None or self._cached[0] != elements + len(self._moves):
             total = tree_sum(self._group, elements + len(self._moves), torch.float32, self._device, ordered=True)
-            self._kept = elements + len(self._moves), total
-        self._sum = self._kept[1]
+            self._cached = elements + len(self._moves), total
+        self._sum = self._cached[1]
         self._sum.begin(schedule)
         for row in self._sum.rows:
             row.fill_(NOTHING)

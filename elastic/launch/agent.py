@@ -71,7 +71,7 @@ from elastic.membership.signal_pipe import SignalPipe
 from elastic.membership.stalls import Sighting
 from elastic.membership.wire import Message, WireError
 from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.signals import TOLD_TO_LEAVE
+from elastic.preemption.signals import LEAVE_SIGNALS
 from elastic.status.terminal import StatusTerminal
 
 FAILED, INTERRUPTED = 1, 130
@@ -177,7 +177,7 @@ class Agent:
         self._left_on = ""
         self._leave_by_s: float | None = None  # this node is gone then
         self._hints: list[Notice] = []  # in force
-        self._over: RunIsOver | None = None
+        self._run_ended: RunIsOver | None = None
         self._hub_gone = self._no_place = False
         self._deadline_s: float | None = None  # for the workers' end
         self._written_by_s: float | None = None
@@ -215,7 +215,7 @@ class Agent:
                 next_tick_s = time.monotonic() + _TICK_S
                 self._hub.settle()
                 while not self._is_done(time.monotonic()):
-                    event_loop.turn(self._loop, max(0.0, next_tick_s - time.monotonic()))
+                    event_loop.run_once(self._loop, max(0.0, next_tick_s - time.monotonic()))
                     self._hub.settle()
                     if (now_s := time.monotonic()) >= next_tick_s:
                         self._tick(now_s)
@@ -240,7 +240,7 @@ class Agent:
     @property
     def _has_ended(self) -> bool:
         """For this node, whatever its workers do."""
-        return self._over is not None or self._hub_gone or self._no_place
+        return self._run_ended is not None or self._hub_gone or self._no_place
 
     def _take_leave(self, now_s: float) -> None:
         """Of the hub, once the last worker of a node that leaves has ended; and says what is still waited for."""
@@ -259,7 +259,7 @@ class Agent:
 
     def _places(self) -> tuple[int, list[int]]:
         starting = [worker.local_rank for worker in self._workers.values() if not worker.pid]
-        return 0 if self._leaving or self._over is not None else self._rules.workers, starting
+        return 0 if self._leaving or self._run_ended is not None else self._rules.workers, starting
 
     def _moved_on(self, why: str) -> None:
         """This node comes back with other workers, which the hub orders then."""
@@ -301,14 +301,14 @@ class Agent:
     def _status(self) -> int:
         if self._killed:
             return INTERRUPTED
-        if self._over is not None and self._over.failed:
-            self._explain(self._over.why)
+        if self._run_ended is not None and self._run_ended.failed:
+            self._explain(self._run_ended.why)
             return FAILED
-        if self._no_place and self._over is None:
+        if self._no_place and self._run_ended is None:
             return NO_PLACE
-        if self._over is not None and self._over.why:
-            self._say(self._over.why)
-        unsafe = self._taken and self._over is None  # else the hub says that what it held is not lost
+        if self._run_ended is not None and self._run_ended.why:
+            self._say(self._run_ended.why)
+        unsafe = self._taken and self._run_ended is None  # else the hub says that what it held is not lost
         if self._hub_gone or self._disorder or unsafe:
             return FAILED
         if self._leaving and not self._finished:
@@ -320,7 +320,7 @@ class Agent:
     # starting
 
     def _start(self, local_rank: int) -> None:
-        if self._leaving or self._over is not None or self._hub_gone:
+        if self._leaving or self._run_ended is not None or self._hub_gone:
             self._hub.tell(as_message(Unstarted(local_rank=local_rank)))
             return
         rules, token, restart = self._rules, secrets.token_hex(3), self._starts[local_rank]
@@ -412,11 +412,11 @@ class Agent:
             case KillHung() as verdict:
                 self._kill_hung(verdict)
             case RunIsOver() as over:
-                self._over = over
+                self._run_ended = over
                 self._end_workers(lambda worker: None)
 
     def _lost_hub(self, why: str) -> None:
-        if self._over is not None:
+        if self._run_ended is not None:
             return  # its process has ended before this one, as the run has
         self._hub_gone = True
         self._say(
@@ -615,7 +615,7 @@ class Agent:
         if not worker.expected and (ended.code != 0 or worker.stuck):
             at = f", at step {step}" if step is not None else ""
             self._say(f"{worker.called} ended: {ended.text}{at}" + (f"\n  kernel  {kernel}" if out_of_memory else ""))
-        if worker.expected and ended.code != 0 and worker.ready and self._over is None and not worker.moved_on:
+        if worker.expected and ended.code != 0 and worker.ready and self._run_ended is None and not worker.moved_on:
             self._taken |= killed
             self._disorder |= not killed
             self._say(f"{worker.called} was told to leave and ended otherwise: {ended.text}")
@@ -682,7 +682,7 @@ class Agent:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        pipe = SignalPipe({*self._rules.leave_on, *TOLD_TO_LEAVE, signal.SIGINT, signal.SIGCHLD})
+        pipe = SignalPipe({*self._rules.leave_on, *LEAVE_SIGNALS, signal.SIGINT, signal.SIGCHLD})
         self._loop.register(pipe.fd, selectors.EVENT_READ, lambda: self._signalled(pipe.read()))
         try:
             yield
@@ -698,7 +698,7 @@ class Agent:
                     self._say("interrupted twice; ending at once, what was committed stays")
                     self._killed = True
                 self._interrupted_s = self._interrupted_s or now_s
-            if number in (*self._rules.leave_on, *TOLD_TO_LEAVE, signal.SIGINT):
+            if number in (*self._rules.leave_on, *LEAVE_SIGNALS, signal.SIGINT):
                 grace_s = None if number == signal.SIGINT else self._rules.grace_s
                 name, by_s = signal.Signals(number).name, None if grace_s is None else now_s + grace_s
                 self.leave(name, by_s)

@@ -1,7 +1,7 @@
 """Signals to leave that come before the agent takes them: while `elastic run` imports, and waits for other nodes.
 
 Promises  none of them ends the process by itself, past --leave-status and without a word. One is kept until what was
-          begun can be given up (`interruptible`), and raises `ToldEarly` there; one that comes later is the agent's.
+          begun can be given up (`interruptible`), and raises `LeftEarly` there; one that comes later is the agent's.
           Nor does one that comes after the agent's end.
 Leaves    Ctrl-C to Python.
 """
@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-NUMBERS = (signal.SIGTERM, signal.SIGUSR1)  # preemption.signals.TOLD_TO_LEAVE, which is not loaded yet
+NUMBERS = (signal.SIGTERM, signal.SIGUSR1)  # preemption.signals.LEAVE_SIGNALS, which is not loaded yet
 
 
-class ToldEarly(BaseException):
+class LeftEarly(BaseException):
     """By which signal."""
 
     def __init__(self, number: signal.Signals) -> None:
@@ -43,10 +43,10 @@ class EarlySignals:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Raises ToldEarly, wherever it is, for a signal that comes or has come."""
+        """Raises LeftEarly, wherever it is, for a signal that comes or has come."""
         self._interrupts = True
         try:
-            self._raise_if_told()
+            self._raise_if_arrived()
             yield
         finally:
             self._interrupts = False
@@ -64,11 +64,11 @@ class EarlySignals:
     def _keep(self, number: int, _frame: FrameType | None) -> None:
         self._arrived.append(number)
         if self._interrupts:
-            self._raise_if_told()
+            self._raise_if_arrived()
 
-    def _raise_if_told(self) -> None:
+    def _raise_if_arrived(self) -> None:
         if self._arrived:
-            raise ToldEarly(signal.Signals(self.take()[0]))
+            raise LeftEarly(signal.Signals(self.take()[0]))
 
 
 _present: EarlySignals | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 
 
-def turn(loop: selectors.BaseSelector, timeout_s: float | None) -> bool:
+def run_once(loop: selectors.BaseSelector, timeout_s: float | None) -> bool:
     """Waits for what is ready, `timeout_s` at most, and calls it. Whether anything was.
 
     What one of them closes or changes is not called in this turn any more. It lies in the same batch all the same, and

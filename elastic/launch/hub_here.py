@@ -38,7 +38,7 @@ from elastic.membership.wire import Message, WireError, encode
 Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
 
 PING_S = 0.4
-_REFUSALS_TOLD = 10  # of one node: what comes after them is dropped without a word
+_REFUSALS_SHOWN = 10  # of one node: what comes after them is dropped without a word
 
 
 class HubHere:
@@ -138,8 +138,8 @@ class HubHere:
 
     def _refuse(self, node: str, wrong: WireError) -> None:
         self._refusals[node] += 1
-        if self._refusals[node] <= _REFUSALS_TOLD:
-            last = "; more of the kind is dropped in silence" if self._refusals[node] == _REFUSALS_TOLD else ""
+        if self._refusals[node] <= _REFUSALS_SHOWN:
+            last = "; more of the kind is dropped in silence" if self._refusals[node] == _REFUSALS_SHOWN else ""
             self._say(f"a message of {node} is dropped: {wrong}{last}")
 
     def settle(self) -> None:

@@ -66,7 +66,7 @@ _SEEK_S = 600.0
 _SURE_S = 1.0  # who has heard the hub since then says where it is
 _MEET_S = 1.0  # between two looks for a hub that those who are missing may have
 _HANDED_OVER_S = 5.0
-_REFUSALS_TOLD = 10  # hosts; what strangers do fills no log
+_REFUSALS_SHOWN = 10  # hosts; what strangers do fills no log
 _ACCEPTED_MAX = 64  # in one turn: of thousands that come at a takeover, who is here already is heard between them
 
 
@@ -169,7 +169,7 @@ class HubLink:
         self._callers: list[_Caller] = []
         self._unknown: Strangers[LoopConnection] = Strangers(_HELLO_S, most_strangers(expected))  # have not said hello
         self._refused: set[str] = set()  # hosts of which it was said
-        self._over = False
+        self._run_ended = False
         self._handed_over_s: float | None = None
         self._deaf = False  # the listener is left alone for a moment, as no descriptor was left
 
@@ -218,11 +218,11 @@ class HubLink:
 
     def say_bye_or_hand_over(self, now_s: float) -> None:
         """The workers of this node have left, and none will come: the hub hears of it, or goes elsewhere. Once."""
-        if self._attending is not None and not self._over:
-            self._over = True
+        if self._attending is not None and not self._run_ended:
+            self._run_ended = True
             self._attending.connection.say(as_message(Bye()))
         if self._serving is not None and self._serving.others and self._handed_over_s is None:
-            self._over, self._handed_over_s = True, now_s
+            self._run_ended, self._handed_over_s = True, now_s
             self._serving.hands_over()
 
     @property
@@ -244,7 +244,7 @@ class HubLink:
             self._watch_port(self._listener)
         for connection in self._unknown.overdue(now_s):
             connection.close()
-        if self._wait is not None and not self._over:
+        if self._wait is not None and not self._run_ended:
             self._wait_for_place(now_s, self._wait)
         if self._serving is not None:
             self._serving.tick(now_s)
@@ -258,7 +258,7 @@ class HubLink:
             self._attend_found(found)
 
     def close(self) -> None:
-        self._over = True
+        self._run_ended = True
         self._end_search()
         for dial in self._dials:
             dial.close()
@@ -308,7 +308,7 @@ class HubLink:
             case Refusal(why=why):
                 self._is_refused(why)
             case _:
-                self._over |= isinstance(said, RunIsOver)
+                self._run_ended |= isinstance(said, RunIsOver)
                 self._to_node(worker, message)
 
     def _attend(self, name: str | None, address: Address, sock: socket.socket) -> None:
@@ -372,7 +372,7 @@ class HubLink:
             self._answer_callers()
 
     def _lost_hub(self, why: str) -> None:
-        if not self._over:
+        if not self._run_ended:
             count = len(self._candidates())
             follows = f"the next of {count} nodes is asked" if count else "it is looked for where this node found it"
             self._say(f"the connection to the run's hub is lost: {why}; {follows}")
@@ -393,7 +393,7 @@ class HubLink:
         wrong = self._attending.address
         self._roster = [(name, at) for name, at in self._roster if at != wrong]
         self._met = {name: at for name, at in self._met.items() if at != wrong}
-        if not self._over:
+        if not self._run_ended:
             self._say(f"the agent at {wrong[0]}:{wrong[1]} is none of this run, and is not asked any more: {why}")
         self._seek(left=False)
 
@@ -425,7 +425,7 @@ class HubLink:
 
     def _wait_for_place(self, now_s: float, wait: PlaceWait) -> None:
         if wait.is_over(now_s):
-            self._wait, self._over = None, True
+            self._wait, self._run_ended = None, True
             self._on_no_place(f"no place in the run came free within {wait.within_s:.0f} s")
         elif self._attending is not None and wait.is_due(now_s):
             self._attending.connection.say(self._hello())
@@ -437,7 +437,7 @@ class HubLink:
         assert self._attending is not None
         name = self._attending.name
         self._end_attendance()
-        if self._over:
+        if self._run_ended:
             return
         if name is not None:
             self._lost[name] = left
@@ -483,7 +483,7 @@ class HubLink:
             dial.close()
         self._dials = []
         if self._seeks_since_s is not None and now_s - self._seeks_since_s > _SEEK_S:
-            self._seeking, self._over = None, self._newcomer
+            self._seeking, self._run_ended = None, self._newcomer
             self._end_search()
             (self._on_no_place if self._newcomer else self._gone)(f"no hub was found within {_SEEK_S:.0f} s")
         elif not self._seeking:
@@ -667,9 +667,9 @@ class HubLink:
             crowded_out.close()
 
     def _tell_refused(self, host: str, why: str) -> None:
-        if host not in self._refused and len(self._refused) < _REFUSALS_TOLD:
+        if host not in self._refused and len(self._refused) < _REFUSALS_SHOWN:
             self._refused.add(host)
-            last = "; of other hosts nothing more is said" if len(self._refused) == _REFUSALS_TOLD else ""
+            last = "; of other hosts nothing more is said" if len(self._refused) == _REFUSALS_SHOWN else ""
             self._say(
                 f"a process on {host} is refused: {why}{last}\n"
                 "  state  it is not let in, and the run goes on without it\n"

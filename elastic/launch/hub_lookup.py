@@ -97,24 +97,24 @@ class LookupByUrl:
         self.hubs = HubLookup(secret, own)
         self._url = url
         self._was_read = False
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         threading.Thread(target=self._run, name="elastic-url", daemon=True).start()
 
     def end(self) -> None:
         """Nothing is wanted any more, but what was found. A look that has begun is left to itself."""
-        self._over.set()
+        self._stopping.set()
 
     def _run(self) -> None:
         from elastic.membership import hub_file  # which loads fsspec
 
-        while not self._over.is_set():
+        while not self._stopping.is_set():
             try:
                 written = hub_file.read(self._url)
                 self._was_read = True
                 connected = self.hubs.connect(written)
                 if connected is not None and written is not None:
                     self.found = connected, written["nonce"]
-                    if self._over.is_set():
+                    if self._stopping.is_set():
                         connected.close()
                     return
             except hub_file.CheckpointError as failure:
@@ -123,7 +123,7 @@ class LookupByUrl:
                     return
             finally:
                 self.looked.set()
-            self._over.wait(_LOOK_S)
+            self._stopping.wait(_LOOK_S)
 
 
 class HubSearch:
@@ -132,12 +132,12 @@ class HubSearch:
     def __init__(self, find: Callable[[], socket.socket | None]) -> None:
         self.found: socket.socket | None = None
         self._find = find
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         threading.Thread(target=self._run, name="elastic-hub-search", daemon=True).start()
 
     def end(self) -> None:
         """Nothing is wanted any more. A question that is being asked is left to itself."""
-        self._over.set()
+        self._stopping.set()
         if self.found is not None:
             self.found.close()
 
@@ -148,11 +148,11 @@ class HubSearch:
         return found
 
     def _run(self) -> None:
-        while not self._over.is_set():
+        while not self._stopping.is_set():
             found = self._find()
             if found is not None:
                 self.found = found
-                if self._over.is_set():
+                if self._stopping.is_set():
                     found.close()
                 return
-            self._over.wait(_LOOK_S)
+            self._stopping.wait(_LOOK_S)

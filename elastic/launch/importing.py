@@ -44,7 +44,7 @@ ARROW_MALLOC = "JE_ARROW_MALLOC_CONF"
 """By it the allocator of pyarrow, which `datasets` imports, starts no thread as it is loaded; memory then goes back to
 the system a little later. jemalloc.net/jemalloc.3.html, opt.background_thread"""
 
-_TOLD_LATER = ("lightning.fabric.utilities.rank_zero", "torchmetrics.utilities.prints")
+_ASKED_AGAIN_LATER = ("lightning.fabric.utilities.rank_zero", "torchmetrics.utilities.prints")
 """Modules that look, as they are imported, for who is to print, and are told so again by a Trainer's strategy."""
 
 _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "anon_inode:")
@@ -138,7 +138,7 @@ class Importing:
     def _reads_variable(self, variable: str, *, of_libraries: bool) -> None:
         """of_libraries: by an installed module, too. Many of those look through all variables for some of theirs."""
         frame = _importing_frame(sys._getframe(2))
-        if frame is None or frame.f_globals.get("__name__") in _TOLD_LATER:
+        if frame is None or frame.f_globals.get("__name__") in _ASKED_AGAIN_LATER:
             return
         if frame.f_globals is sys.modules["__main__"].__dict__:
             self.read_by_script = True

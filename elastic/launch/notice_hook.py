@@ -67,14 +67,14 @@ class NoticeHook:
 
     def _run(self, line: str, notice: Notice) -> None:
         left_s = notice.left_s(time.monotonic())
-        told = {
+        facts = {
             "ELASTIC_NOTICE_KIND": notice.kind.value,
             "ELASTIC_NOTICE_SOURCE": notice.source,
             "ELASTIC_NOTICE_WHY": notice.why,
             "ELASTIC_NOTICE_LEFT_S": "" if left_s is None else f"{left_s:.0f}",
             "ELASTIC_NOTICE_HOST": notice.node,
         }
-        command, env = ["/bin/sh", "-c", line], {**self._environ, **told}
+        command, env = ["/bin/sh", "-c", line], {**self._environ, **facts}
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=env)
         except OSError as failure:

@@ -76,21 +76,21 @@ class StoreSearch:
         self.failures: dict[str, object] = {}
         self._hosts = hosts
         self._params = params
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         threading.Thread(target=self._run, name="elastic-store", daemon=True).start()
 
     def end(self) -> None:
         """No store is wanted any more. A call of torch that has begun is left to itself."""
-        self._over.set()
+        self._stopping.set()
 
     def _run(self) -> None:
         began_s = time.monotonic()
         try:
-            while not self._over.is_set():
+            while not self._stopping.is_set():
                 for endpoint, is_there in self._candidates(time.monotonic() - began_s):
                     if self._tries(endpoint, is_there=is_there):
                         return
-                self._over.wait(_POLL_S)
+                self._stopping.wait(_POLL_S)
         except Exception as error:
             self.error = error
 

@@ -21,7 +21,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.net.secret import MAKE_ONE, VARIABLE, generated_secret, secret_of_run
 from checkpoint.net.secured import prepare
 from elastic.errors import ConfigError
-from elastic.launch.early_signals import EarlySignals, ToldEarly
+from elastic.launch.early_signals import EarlySignals, LeftEarly
 from elastic.status.console import Console
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _run(
                 waits(starter)
                 beacon = stack.enter_context(contextlib.closing(_beacon(arguments)))
                 meeting = _meet(arguments, secret, say)
-        except ToldEarly as told:
+        except LeftEarly as told:
             starter.close()
             return _leave_early(told.number, arguments, hook, say)
         except BaseException:

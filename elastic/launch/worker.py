@@ -38,7 +38,7 @@ SHARED_STDERR = "ELASTIC_SHARED_STDERR"  # set where this worker's stderr is the
 STREAMS = {"stdout": 1, "stderr": 2}
 _CHANNEL, _PROGRESS = "ELASTIC_CHANNEL", "ELASTIC_PROGRESS"
 
-_TOLD_MAX, _HEAD = 1 << 15, 1 << 12  # characters
+_SHOWN_MAX, _HEAD = 1 << 15, 1 << 12  # characters
 
 
 def main(command: Sequence[str]) -> NoReturn:
@@ -101,7 +101,7 @@ def _tell_failure(error: BaseException, *, shown: bool) -> bool:
 def cut(text: str) -> str:
     """The channel takes no line of a megabyte. An exception begins with its type, a trace with the script, and both end
     with the reason."""
-    return text if len(text) <= _TOLD_MAX else f"{text[:_HEAD]} … {text[_HEAD - _TOLD_MAX :]}"
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_HEAD]} … {text[_HEAD - _SHOWN_MAX :]}"
 
 
 def _step() -> int | None:

@@ -74,13 +74,13 @@ class Giving:
         self._group = group
         self._written = written
         self._failure: PeerLost | CollectiveFailed | None = None
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         arguments = to, own, flats
         threading.Thread(target=self._give, args=arguments, name="elastic-giving", daemon=True).start()
 
     def finish(self) -> None:
         """Returns when all of it has left. Raises PeerLost, CollectiveFailed."""
-        while not self._over.wait(_LOOK_S):
+        while not self._stopping.wait(_LOOK_S):
             self._group.check()
         if self._failure is not None:
             self._group.check()  # what fails in a group that was severed meanwhile is no fault of this rank's
@@ -95,7 +95,7 @@ class Giving:
         except BaseException as raised:
             self._failure = _failure(raised)
         finally:
-            self._over.set()
+            self._stopping.set()
 
     def _sent(self, to: Collection[int], own: Sequence[Piece], flats: Mapping[str, torch.Tensor]) -> Iterator[Work]:
         for piece in own:

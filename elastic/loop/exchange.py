@@ -60,7 +60,7 @@ class Exchange:
         self._trained = trained
         self._health = health
         self._set: TrainedSet | None = None
-        self._kept: dict[tuple[bool, ...], GradientSum] = {}
+        self._cached: dict[tuple[bool, ...], GradientSum] = {}
         self.buffers = Buffers(config.models, config.extra, config.buffers, group, config.device, attributes)
         self._sums = StepSums(group)
         self.assignment: ShareAssignment
@@ -148,7 +148,7 @@ class Exchange:
 
     def close(self, *, in_order: bool = False) -> None:
         """in_order: nothing is in flight, so the next view may have the memory"""
-        for gradients in self._kept.values():
+        for gradients in self._cached.values():
             gradients.close()
             if in_order:
                 gradients.release()
@@ -158,13 +158,13 @@ class Exchange:
         before, self._set = self._set, trained
         if before is not None and not trained.same_parameters(before):
             self.close()
-            self._kept = {}
-        for gradients in self._kept.values():
+            self._cached = {}
+        for gradients in self._cached.values():
             gradients.close()
         # Two networks that take turns are two sets; what was trained before those two is let go.
-        known = self._kept.pop(trained.trained, None)
+        known = self._cached.pop(trained.trained, None)
         self.gradients = known if known is not None else self._gradient_sum(trained)
-        self._kept = dict([*self._kept.items()][-1:]) | {trained.trained: self.gradients}
+        self._cached = dict([*self._cached.items()][-1:]) | {trained.trained: self.gradients}
         self.gradients.open()
 
     def _meet(self) -> None:

@@ -33,7 +33,7 @@ from elastic.loop.step import Step
 from elastic.loop.step_in_hand import StepInHand
 from elastic.loop.update import Update
 from elastic.membership import environment
-from elastic.membership.live import RunEnded, ToldToLeave
+from elastic.membership.live import LeaveRequested, RunEnded
 from elastic.membership.progress import Phase
 from elastic.preemption.notice import Notice
 from elastic.preemption.process_notices import ProcessNotices
@@ -102,7 +102,7 @@ class Loop:
             session.tell_end(ended)
             session.close(abruptly=True)
             raise SystemExit(EXIT_RESTART) from ended
-        except ToldToLeave as leaves:
+        except LeaveRequested as leaves:
             session.close(abruptly=True)
             raise SystemExit(0) from leaves
         except BaseException:
@@ -122,7 +122,7 @@ class Loop:
     def _take_notices(self) -> None:
         """For as long as the session is open."""
         notices, session = self._notices, self.session
-        notices.install(self._told)
+        notices.install(self._on_notice)
         session.on_close(lambda: notices.close(gone=notices.leave is not None and session.is_orderly))
 
     def exit(self, error: BaseException | None) -> None:
@@ -256,10 +256,10 @@ class Loop:
         step.leave_to_the_script()
         self.session.phases.enter_script()
 
-    def _told(self, notice: Notice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         """In a thread of its own; this worker may wait for a view."""
         if self._context.live is not None:
-            self._context.live.told_to_leave(notice.why, notice.by_s)
+            self._context.live.request_leave(notice.why, notice.by_s)
 
     def _pass_own_over(self, step: PlainStep, agreed: Agreed) -> None:
         self._update.pass_over(step.in_hand, agreed)

@@ -22,7 +22,7 @@ from elastic.loop.departure import Departure
 from elastic.loop.saver import Saver
 from elastic.loop.session import Session
 from elastic.membership.endings import AGAIN
-from elastic.membership.live import AskedToClaim, AskedToSave, RunEnded, ToldToLeave
+from elastic.membership.live import AskedToClaim, AskedToSave, LeaveRequested, RunEnded
 from elastic.membership.missing import seen_missing, sentence
 from elastic.membership.progress import Phase
 from elastic.membership.rules import BOUNDARY
@@ -200,7 +200,7 @@ class Recovery:
                     self.departure.save_for_all(patiently=False)  # the run has failed, maybe of the storage
             except AskedToClaim as asked:
                 session.restorer.claim_for_next_view(asked.words)
-            except ToldToLeave:
+            except LeaveRequested:
                 self.departure.leave_where_it_waits()
             except RunEnded as ended:
                 session.tell_end(ended)

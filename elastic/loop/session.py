@@ -96,7 +96,7 @@ class Session:
         )
         context.events.hear(tracker.hear)
         if launch.observer is not None:
-            context.events.keep_all()  # evidence
+            context.events.keep_uncompacted()  # evidence
 
     @property
     def group(self) -> Group:

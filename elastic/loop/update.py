@@ -123,7 +123,7 @@ class Update:
                 **self._facts(step),
                 first=passed.first,
                 why=passed.why,
-                signs=plain_values(over.signs.told),
+                signs=plain_values(over.signs.by_name),
                 examples=self._examples(over.new[:_LISTED]) if coordinates else ABSENT,
                 examples_count=sum(self._session.step_plan(new).count for new in over.new) if coordinates else ABSENT,
             )

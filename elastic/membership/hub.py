@@ -153,7 +153,7 @@ class Hub:
         self._ending: str | None = None
         self._repeated = False  # one failure, which is why the run ends
         self._ending_since_s = 0.0
-        self._over = self._failed = False
+        self._run_ended = self._failed = False
         self._moved_on: str | None = None  # why others have gone on with the run, and nobody here has a part in it
         self._begun_elsewhere = False  # nobody has come here who was in a view, and there were some
         self._handed_over = False
@@ -309,7 +309,7 @@ class Hub:
         if self._moved_on is not None:
             self._tell(node, MovedOn(why=self._moved_on))
             return
-        if self._over:
+        if self._run_ended:
             self._tell(node, RunIsOver(failed=self._failed, why=_OVER))
             return
         if report is not None and not self._may_come_back(node, report):
@@ -473,7 +473,7 @@ class Hub:
         if may_ask is None or not holding:
             return
         if may_ask.isdisjoint(holding):
-            self._over, self._moved_on = True, said.why
+            self._run_ended, self._moved_on = True, said.why
             for node in reversed(self._nodes):  # the hub's own, which came first, last: it steps down then
                 self._tell(node, MovedOn(why=said.why))
         else:
@@ -501,7 +501,7 @@ class Hub:
         worker.shares, worker.identity, worker.since_s = said.shares, said.identity, now_s
         worker.accepted, worker.status = said.accepted, WorkerStatus.READY
         self._going_on.is_here(worker.node, said.newest)
-        if self._over:  # it was being started when the run ended
+        if self._run_ended:  # it was being started when the run ended
             self._say(worker, self._last_word)
             return
         self._compare(worker)
@@ -637,7 +637,7 @@ class Hub:
             return [order for order in orders if order.worker is None]
         if self._reported:
             self._move_on()
-        if not self._over:
+        if not self._run_ended:
             self._decide(now_s)
         if self._put:
             for part in OnBoard.of(self.generation, self._put):
@@ -934,11 +934,11 @@ class Hub:
     def _tell_broken(self, now_s: float, running: list[Worker]) -> None:
         gone = [id for id in self._view if id not in self._workers]
         why = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "a worker lost a peer"
-        untold = [worker for worker in running if worker.told_broken != self.generation]
-        for worker in untold:
+        to_tell = [worker for worker in running if worker.told_broken != self.generation]
+        for worker in to_tell:
             worker.told_broken, worker.since_s = self.generation, now_s
-        if untold:
-            self._say_all(untold, Broken(generation=self.generation, why=why))
+        if to_tell:
+            self._say_all(to_tell, Broken(generation=self.generation, why=why))
         silent = [worker for worker in running if now_s - worker.since_s > _SILENT_S]
         if silent and self._complained != self.generation:
             self._complained = self.generation
@@ -948,7 +948,7 @@ class Hub:
 
     def _finish(self, *, failed: bool, why: str) -> None:
         """Tells everyone. What could be saved is saved."""
-        self._over, self._failed, self._last_word = True, failed, End(why=why, repeated=self._repeated)
+        self._run_ended, self._failed, self._last_word = True, failed, End(why=why, repeated=self._repeated)
         leavers = self._leavers()
         self._release([worker.id for worker in leavers if worker.step <= self._saved], safe=True)
         self._release([worker.id for worker in leavers if worker.step > self._saved], safe=False)

@@ -74,7 +74,7 @@ class RunEnded(ElasticError):
         self.repeated = repeated
 
 
-class ToldToLeave(ElasticError):
+class LeaveRequested(ElasticError):
     """This worker was told to leave while it waited for a view that did not come."""
 
 
@@ -221,7 +221,7 @@ class Live:
     def put(self, generation: int, key: str, value: bytes) -> None:
         self._say(Put(worker=ME, generation=generation, key=key, value=base64.b64encode(value).decode()))
 
-    def told_to_leave(self, why: str, by_s: float | None = None) -> None:
+    def request_leave(self, why: str, by_s: float | None = None) -> None:
         """By a signal to this process; the agent's word comes over the channel. by_s: see `leave_by_s`"""
         with self._changed:
             self._leaves(why, by_s)
@@ -232,7 +232,7 @@ class Live:
     def next_view(self, *, within_s: float) -> tuple[View, NewView]:
         """Waits for a view that is newer than the present one.
 
-        Raises RunEnded, ToldToLeave, AskedToSave, AskedToClaim, IdentityDiffers, and RendezvousTimeout.
+        Raises RunEnded, LeaveRequested, AskedToSave, AskedToClaim, IdentityDiffers, and RendezvousTimeout.
         """
         began_s = time.monotonic()
         deadline = began_s + within_s
@@ -258,7 +258,7 @@ class Live:
                     self._board = {at: value for at, value in self._board.items() if at[0] >= self._generation}
                     return View(generation=self._generation, workers=tuple(view.workers)), view
                 if self.leave is not None and time.monotonic() - began_s > _LEAVE_S:
-                    raise ToldToLeave(self.leave)
+                    raise LeaveRequested(self.leave)
                 if not self._changed.wait(_LOOK_S) and time.monotonic() >= deadline:
                     raise RendezvousTimeout(
                         f"no view came within {within_s:.0f} s\n"

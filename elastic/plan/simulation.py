@@ -46,8 +46,8 @@ class Policy:
     durable_s   from a save's begin to its being what a restart goes back to
     interval_s  of training between two saves; None: the best one (`auto`: as the run finds it out, else by hindsight)
     at_risk_max_s, save_costs_s  of `auto`, see cadence.decide
-    notice_s    so long before it goes a node is told; it then leaves after its step, and nothing is redone. What is
-                told to all is saved, if a save is that quick
+    notice_s    so long before it goes a node is noticed; it then leaves after its step, and nothing is redone. What is
+                noticed to all is saved, if a save is that quick
     nodes_min   the fewest that train
     """
 
@@ -209,11 +209,11 @@ class _Run:
         for node in gone:
             self.nodes.pop(node, None)
             self.spares.pop(node, None)
-        told = policy.notice_s > 0
+        noticed = policy.notice_s > 0
         if lost and not (policy.survives and self.nodes):
-            self._lose_all(saved=told and self.running and policy.stall_s + policy.durable_s <= policy.notice_s)
+            self._lose_all(saved=noticed and self.running and policy.stall_s + policy.durable_s <= policy.notice_s)
         elif lost and self.running:
-            self._owe(policy.join_s if told else policy.loss_s, redo=not told)
+            self._owe(policy.join_s if noticed else policy.loss_s, redo=not noticed)
         enough = len(self.nodes) >= policy.nodes_min
         self.spares.update(dict.fromkeys(come))
         if not self.running:

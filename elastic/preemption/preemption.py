@@ -18,7 +18,7 @@ from elastic.membership.missing import ranks_named_by_torch
 from elastic.preemption.notice import Notice
 from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources
-from elastic.preemption.signals import TOLD_TO_LEAVE, SignalNotices
+from elastic.preemption.signals import LEAVE_SIGNALS, SignalNotices
 from elastic.status.console import Console
 
 _NAMING_S = 5.0  # for those who came to say so, once somebody did not
@@ -56,7 +56,7 @@ class Preemption:
         watched = sources(setting, environment.settings_of_sources())
         self._timeout_s = timeout_s
         self._process = ProcessNotices(
-            SignalNotices(TOLD_TO_LEAVE, grace_s=environment.grace_s()),
+            SignalNotices(LEAVE_SIGNALS, grace_s=environment.grace_s()),
             watched if environment.local_rank() == 0 else [],
             say=Console(quiet=False).warn,
         )

@@ -20,7 +20,7 @@ class ProcessNotices:
     def __init__(self, signals: SignalNotices, sources: Sequence[Source] = (), *, say: Callable[[str], None]) -> None:
         self.leave: Notice | None = None
         self._signals = signals
-        self._watcher = Watcher(sources, tell=self._told, say=say)
+        self._watcher = Watcher(sources, tell=self._on_notice, say=say)
         self._tell: Callable[[Notice], None] | None = None
         self._hints: list[Notice] = []
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class ProcessNotices:
     def install(self, tell: Callable[[Notice], None] | None = None) -> None:
         """tell  called with each notice to leave, in the thread that it comes in"""
         self._tell = tell
-        self._signals.install(self._told)
+        self._signals.install(self._on_notice)
         self._watcher.start()
 
     def close(self, *, gone: bool = False) -> None:
@@ -41,7 +41,7 @@ class ProcessNotices:
         with self._lock:
             return self._hints.pop(0) if self._hints else None
 
-    def _told(self, notice: Notice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         if notice.withdrawn:
             return  # who has begun to leave cannot know who has seen that; and a save harms nobody
         with self._lock:

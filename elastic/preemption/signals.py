@@ -22,7 +22,7 @@ from checkpoint import linux
 from elastic.membership.signal_pipe import WOKEN, SignalPipe
 from elastic.preemption.notice import Notice
 
-TOLD_TO_LEAVE = (signal.SIGTERM, signal.SIGUSR1)
+LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _TWICE_S = 0.5
 
 
@@ -34,7 +34,7 @@ class SignalNotices:
     """
 
     def __init__(
-        self, numbers: Sequence[signal.Signals] = (*TOLD_TO_LEAVE, signal.SIGINT), *, grace_s: float | None = None
+        self, numbers: Sequence[signal.Signals] = (*LEAVE_SIGNALS, signal.SIGINT), *, grace_s: float | None = None
     ) -> None:
         self._numbers = numbers
         self._grace_s = grace_s

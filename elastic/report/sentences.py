@@ -53,13 +53,13 @@ def sentence(change: ViewChange) -> str:
         case ChangeKind.BROKEN:
             return f"a collective failed, and nobody was lost: {on} go on" + _paused(change) + _noticed(change)
         case ChangeKind.LEAVE:
-            return f"{words.workers(change.left)} left{_told(change)}: {on} go on" + _paused(change)
+            return f"{words.workers(change.left)} left{_leave_reasons(change)}: {on} go on" + _paused(change)
         case _:
-            left = f", {change.left} left{_told(change)}" if change.left else ""
+            left = f", {change.left} left{_leave_reasons(change)}" if change.left else ""
             return f"{change.joined} joined{left}: {on} go on" + _paused(change)
 
 
-def _told(change: ViewChange) -> str:
+def _leave_reasons(change: ViewChange) -> str:
     return f" ({'; '.join(map(words.short_cause, change.left_on))})" if change.left_on else ""
 
 

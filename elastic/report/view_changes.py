@@ -51,7 +51,7 @@ class ViewChange:
     step         steps applied when it formed; None: unknown
     lost         worker id -> cause; "" where nobody saw it
     redone       steps that came round again
-    left_on      what those who left were told, of each word one
+    left_on      what those who left were signal_of, of each word one
     """
 
     launch: int
@@ -155,7 +155,7 @@ def view_changes(events: Sequence[Event]) -> list[ViewChange]:
     """In order."""
     seen = views(events)
     faults = Faults(events)
-    told = {event["worker"]: event["signal"] for event in events if event["event"] == "notice" and event["signal"]}
+    signal_of = {event["worker"]: event["signal"] for event in events if event["event"] == "notice" and event["signal"]}
     gathered = [_Gathered(view) for view in seen]
     at: dict[tuple[str, int], _Gathered] = {}  # (worker, generation) -> its view
     places: dict[tuple[int, tuple[str, ...]], list[_Gathered]] = {}
@@ -169,10 +169,12 @@ def view_changes(events: Sequence[Event]) -> list[ViewChange]:
             at[event["worker"], generation] = (before or same)[-1]  # none before: its clock was set back
         if (view := at.get((event["worker"], generation))) is not None:
             view.take(event)
-    return [_change(one, gathered[index - 1] if index else None, faults, told) for index, one in enumerate(gathered)]
+    return [
+        _change(one, gathered[index - 1] if index else None, faults, signal_of) for index, one in enumerate(gathered)
+    ]
 
 
-def _change(one: _Gathered, before: _Gathered | None, faults: Faults, told: Mapping[str, str]) -> ViewChange:
+def _change(one: _Gathered, before: _Gathered | None, faults: Faults, signal_of: Mapping[str, str]) -> ViewChange:
     view = one.view
     formed_t = float(view.record["t"])
     restarted = before is not None and before.view.launch != view.launch
@@ -213,7 +215,7 @@ def _change(one: _Gathered, before: _Gathered | None, faults: Faults, told: Mapp
         transfer_s=one.transfer_s,
         transfer_bytes=one.transfer_bytes,
         redone=len(one.redone),
-        left_on=tuple(sorted({told[worker] for worker in gone if worker in told and worker not in lost})),
+        left_on=tuple(sorted({signal_of[worker] for worker in gone if worker in signal_of and worker not in lost})),
     )
 
 

@@ -40,7 +40,7 @@ _LOOK_EVERY = 16  # steps, after the first ones; in between only versions are co
 
 
 @dataclass
-class _Kept:
+class _Marked:
     document: Any
     tensors: dict[str, torch.Tensor]
     marks: dict[str, Mark]
@@ -77,7 +77,7 @@ class Applied:
         self.weights = Weights(optimizers, trained)
         self._lively: set[tuple[str, str]] = set()
         self._looks = 0
-        self._kept: dict[str, _Kept] = {}
+        self._marked: dict[str, _Marked] = {}
         self._settings: dict[str, list[dict[str, Any]]] = {}
 
     def note(self) -> None:
@@ -112,9 +112,9 @@ class Applied:
     def _note_objects(self, objects: Mapping[str, Any]) -> None:
         for name, thing in objects.items():
             document, tensors = checkpoint.encode(thing.state_dict())
-            kept = _Kept(document, tensors, {key: mark(tensor) for key, tensor in tensors.items()})
+            kept = _Marked(document, tensors, {key: mark(tensor) for key, tensor in tensors.items()})
             kept.copies = {key: tensor.clone() for key, tensor in tensors.items() if (name, key) in self._lively}
-            self._kept[name] = kept
+            self._marked[name] = kept
 
     def _note_modules(self) -> None:
         self._set, self._eval = self._trained.now(), self._modes.now()
@@ -125,7 +125,7 @@ class Applied:
         """The beginning of the next update: what has changed since `note`, the script's own code has changed."""
         self._looks += 1
         closely = self._looks <= _LOOK_EVERY or self._looks % _LOOK_EVERY == 0
-        for name, kept in self._kept.items():
+        for name, kept in self._marked.items():
             self._lively |= {(name, key) for key in self._changed(kept, closely=closely)}
         self._buffers.look(self._modules())
         self.weights.look()
@@ -138,19 +138,19 @@ class Applied:
             now = {id(parameter) for group in self._optimizers[name].param_groups for parameter in group["params"]}
             if not now.issuperset(id(parameter) for then in settings for parameter in then["params"]):
                 return False
-        lost = any(self._changed(kept) - kept.copies.keys() for kept in self._kept.values())
+        lost = any(self._changed(kept) - kept.copies.keys() for kept in self._marked.values())
         return not lost and not self.weights.written() and self._buffers.known(self._modules())
 
     def tree(self, objects: Tree) -> Tree:
         """`objects` with these things as they were at `note`. Ask `known` first."""
         found = dict(objects)
-        for name, kept in self._kept.items():
+        for name, kept in self._marked.items():
             found[name] = checkpoint.decode(kept.document, {**kept.tensors, **kept.copies})
         if self._set is not None:
             found |= {"trained": self._set.document, "modes": self._eval, "attributes": self._plain}
         for name, settings in self._settings.items():
             found[name] = self._as_grouped(self._optimizers[name], settings)
-        for name in objects.keys() & self._modules().keys() - self._kept.keys():
+        for name in objects.keys() & self._modules().keys() - self._marked.keys():
             found[name] = self._buffers.state(name, objects[name].state_dict())
         for name, thing in objects.items():
             if isinstance(thing, LeftOutBuffers):
@@ -172,7 +172,7 @@ class Applied:
             count += len(kept)
         return {**state, "state": entries, "param_groups": groups}
 
-    def _changed(self, kept: _Kept, *, closely: bool = True) -> set[str]:
+    def _changed(self, kept: _Marked, *, closely: bool = True) -> set[str]:
         return {
             key
             for key, tensor in kept.tensors.items()

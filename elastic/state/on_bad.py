@@ -96,7 +96,7 @@ class Signs:
     scale: float | None = None
 
     @property
-    def told(self) -> dict[str, float]:
+    def by_name(self) -> dict[str, float]:
         """By name, as events have them."""
         return {**({} if self.loss is None else {"loss": self.loss}), "norm": self.norm}
 

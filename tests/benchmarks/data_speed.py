@@ -56,7 +56,7 @@ def main() -> int:
     figures: dict[int, Figures] = {length: {} for length in LENGTHS}
     resumed: Figures = {}
     with interruptible():
-        for turn in progress("turns", range(options.turns)):
+        for turn in progress("turns", range(options.visits)):
             for length, found in figures.items():
                 lists = length <= LISTED or (options.large and not turn)
                 orders(found, length, turn, lists=lists and 3 * 8 * length < available_bytes())

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secret import generated_secret
 from checkpoint.net.secured import client_side, server_side
-from elastic.launch.event_loop import turn
+from elastic.launch.event_loop import run_once
 from elastic.launch.hub_here import PING_S
 from elastic.launch.loop_connection import LoopConnection
 from elastic.membership.wire import Message
@@ -78,7 +78,7 @@ def _round_trips(
         heard.clear()
         agent.say(MESSAGE)
         while not heard:
-            turn(loop, None)
+            run_once(loop, None)
     return time.perf_counter() - begun
 
 
@@ -90,7 +90,7 @@ def _answer(server: socket.socket, secret: str | None) -> None:
         ended: list[str | None] = []
         hub = LoopConnection(loop, connected, lambda said: hub.say(said), ended.append, server_side(secret))  # noqa: PLW0108
         while not ended:
-            turn(loop, None)
+            run_once(loop, None)
 
 
 def _show(what: str, without: Sequence[float], secured: Sequence[float]) -> None:

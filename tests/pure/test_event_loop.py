@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from elastic.launch.dialing import Dial
-from elastic.launch.event_loop import turn
+from elastic.launch.event_loop import run_once
 
 WITHIN_S = 20.0
 
@@ -40,7 +40,7 @@ def test_a_dial_that_another_one_closes_in_the_same_turn_is_not_answered(
 
     dials += [Dial(loop, address, done) for _ in range(3)]
     _until_connected(dials, loop)
-    assert turn(loop, WITHIN_S)
+    assert run_once(loop, WITHIN_S)
 
     assert len(answered) == 1
     assert not loop.get_map()
@@ -56,7 +56,7 @@ def test_of_this_machine_s_own_addresses_a_refusal_is_the_word_of_its_kernel(
         taken.bind((own, 0))  # and does not listen
         dial = Dial(loop, taken.getsockname()[:2], lambda sock: None)
         while loop.get_map():
-            assert turn(loop, WITHIN_S)
+            assert run_once(loop, WITHIN_S)
     assert (dial.refused, dial.here) == (True, True)
 
 
@@ -80,7 +80,7 @@ def test_who_takes_the_number_of_a_closed_one_is_not_called_for_it(loop: selecto
     loop.register(ours[1], selectors.EVENT_READ, lambda: handle(0))
     for _, theirs in pairs:
         theirs.send(b"x")
-    assert turn(loop, WITHIN_S)
+    assert run_once(loop, WITHIN_S)
 
     assert called == ["one of both"]
     for sock in [*opened, *(sock for pair in pairs for sock in pair)]:
@@ -100,11 +100,11 @@ def test_what_was_changed_in_a_turn_is_called_in_the_next(loop: selectors.BaseSe
     for number, (ours, theirs) in enumerate(pairs):
         loop.register(ours, selectors.EVENT_READ, lambda number=number: handle(number))
         theirs.send(b"x")
-    assert turn(loop, WITHIN_S)
-    assert turn(loop, WITHIN_S)
+    assert run_once(loop, WITHIN_S)
+    assert run_once(loop, WITHIN_S)
 
     assert sorted(called) == [0, 1]
-    assert not turn(loop, 0.0)
+    assert not run_once(loop, 0.0)
     for pair in pairs:
         for sock in pair:
             sock.close()

@@ -90,7 +90,7 @@ def test_facts_that_json_cannot_say_are_written_as_text(tmp_path: Path) -> None:
 
 def test_threads_do_not_tear_each_other_s_lines(tmp_path: Path) -> None:
     log = EventLog(tmp_path, worker_id="w0")
-    log.keep_all()
+    log.keep_uncompacted()
 
     def write(name: str) -> None:
         for at in range(200):
@@ -217,7 +217,7 @@ def test_where_even_losses_are_too_many_the_oldest_are_forgotten_and_it_is_said(
 
 def test_evidence_is_never_folded(tmp_path: Path) -> None:
     log = EventLog(tmp_path, worker_id="w0")
-    log.keep_all()
+    log.keep_uncompacted()
     steps(log, 15_000)
     log.close()
     assert [e["step"] for e in read_events(tmp_path) if e["event"] == "step_applied"] == list(range(15_000))

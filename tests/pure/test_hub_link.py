@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elastic.launch.event_loop import turn
+from elastic.launch.event_loop import run_once
 from elastic.launch.hub_link import HubLink, ThisNode
 from elastic.membership.hub import Hub
 from elastic.membership.messages import Hello, HubIs, MovedOn, Roster, Started, ViewIsOver, as_message
@@ -139,11 +139,11 @@ class Node:
         deadline = time.monotonic() + WITHIN_S
         while not holds():
             assert time.monotonic() < deadline, self.said
-            turn(self._loop, 0.05)
+            run_once(self._loop, 0.05)
             self.link.tick(time.monotonic())
 
     def turn(self, within_s: float = WITHIN_S) -> None:
-        turn(self._loop, within_s)
+        run_once(self._loop, within_s)
 
     def _catch_up(self) -> None:
         while self.its_workers_say:

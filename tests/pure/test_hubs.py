@@ -21,8 +21,8 @@ from checkpoint.net.secured import client_side
 from checkpoint.net.strangers import LEAST
 from checkpoint.net.transport import Transport, TransportError
 from elastic.launch import addresses
-from elastic.launch.event_loop import turn
-from elastic.launch.hub_link import _HELLO_S, _REFUSALS_TOLD, HubLink, ThisNode
+from elastic.launch.event_loop import run_once
+from elastic.launch.hub_link import _HELLO_S, _REFUSALS_SHOWN, HubLink, ThisNode
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists
 from elastic.membership.messages import Hello, NewView, Ready, Started
@@ -114,13 +114,13 @@ class Stand:
         while True:
             for caller in self._callers:
                 caller.read()
-            if not turn(self._loop, 0.05) or time.monotonic() > deadline:
+            if not run_once(self._loop, 0.05) or time.monotonic() > deadline:
                 return
             self.hub.settle()
 
     def turn_once(self) -> bool:
         """Whether anything was ready."""
-        return turn(self._loop, 0.0)
+        return run_once(self._loop, 0.0)
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WITHIN_S
@@ -441,7 +441,7 @@ def test_a_node_says_its_hello_in_full_where_it_is_asked_to(stand: Stand) -> Non
             catch_up=lambda: None,
         )
         theirs.sendall(b'{"to":null,"say":"in_full"}\n')
-        turn(loop, WITHIN_S)
+        run_once(loop, WITHIN_S)
         lines, hellos = Lines(), list[Any]()
         theirs.settimeout(WITHIN_S)
         while len(hellos) < 2:
@@ -507,7 +507,7 @@ def test_half_a_handshake_has_a_deadline(secured: Stand) -> None:
 def test_garbage_is_hung_up_on_at_once(secured: Stand) -> None:
     """None of it reaches what reads messages, and the log is not filled."""
     rng = random.Random(7)
-    for _ in range(3 * _REFUSALS_TOLD):
+    for _ in range(3 * _REFUSALS_SHOWN):
         stranger = secured.connect(b"\x16\x03\x01\x02\x00" + rng.randbytes(600), secret=None)
         secured.wait_for(lambda: stranger.ended)  # noqa: B023
     assert len(secured.said) <= 1

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastic.launch.dialing import Dial
-from elastic.launch.event_loop import turn
+from elastic.launch.event_loop import run_once
 from elastic.launch.hub_here import HubHere
 from elastic.launch.loop_connection import LoopConnection
 from elastic.membership.hub import Hub
@@ -205,5 +205,5 @@ def test_what_is_no_address_here_is_told_as_any_that_cannot_be_reached(address: 
     with selectors.DefaultSelector() as loop:
         Dial(loop, (address, 7000), heard.append)
         assert heard == [], "not while it is being made: who dials has nothing to take away yet"
-        turn(loop, WITHIN_S)
+        run_once(loop, WITHIN_S)
     assert heard == [None]

@@ -187,9 +187,9 @@ def test_a_process_remembers_the_notice_that_leaves_it_least_time_and_each_hint_
     process.install(told.append)
     try:
         for one in (notice("a"), notice("b", by_s=90.0), notice("c", by_s=120.0), notice("h", Kind.HINT)):
-            process._told(one)
-        process._told(Notice(source="test", id="b", withdrawn=True))
-        process._told(replace(notice("h", Kind.HINT, by_s=9.0), sooner=True))
+            process._on_notice(one)
+        process._on_notice(Notice(source="test", id="b", withdrawn=True))
+        process._on_notice(replace(notice("h", Kind.HINT, by_s=9.0), sooner=True))
         assert process.leave is not None
         assert (process.leave.id, [one.id for one in told]) == ("b", ["a", "b", "c"])
         assert [one and one.id for one in (process.take_hint(), process.take_hint())] == ["h", None]

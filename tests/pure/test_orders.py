@@ -79,7 +79,7 @@ def test_a_visit_has_a_random_stream_of_its_own(name: str) -> None:
     pairs: Counter[tuple[int, int]] = Counter()
     for index in range(run.total_steps):
         examples = [run.step(index).examples(share) for share in range(len(run.step(index).sizes))]
-        pairs.update(pair for one in examples for pair in zip(one.turns.tolist(), one.indices.tolist(), strict=True))
+        pairs.update(pair for one in examples for pair in zip(one.visits.tolist(), one.indices.tolist(), strict=True))
 
     assert max(pairs.values()) == 1
     assert pairs.total() == 4 * run.epoch_length

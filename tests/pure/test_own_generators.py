@@ -47,7 +47,7 @@ class Drawn:
 
 def read(dataset: Any, *indices: int, epoch: int = 0) -> list[list[float]]:
     turns = np.full(len(indices), epoch, dtype=np.int64)
-    request = Examples(indices=np.array(indices, dtype=np.int64), turns=turns)
+    request = Examples(indices=np.array(indices, dtype=np.int64), visits=turns)
     found: list[list[float]] = read_once(dataset, request, seed=3, collate_fn=list, to=torch.device("cpu"))
     return found
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from elastic.launch import place_wait
-from elastic.launch.event_loop import turn
+from elastic.launch.event_loop import run_once
 from elastic.launch.hub_link import HubLink, ThisNode
 from elastic.launch.place_wait import PAUSE_MAX_S, PlaceWait
 from elastic.membership.hub import Hub
@@ -69,7 +69,7 @@ class Party:
         deadline = time.monotonic() + within_s
         while not holds():
             assert time.monotonic() < deadline, (self.said, self.ordered)
-            turn(self._loop, 0.02)
+            run_once(self._loop, 0.02)
             for link in self.links.values():
                 link.tick(time.monotonic())
 

@@ -43,7 +43,7 @@ def applied(plan: DataPlan) -> Counter[tuple[int, int]]:
         step = plan.step(index)
         for share in range(len(step.sizes)):
             examples = step.examples(share)
-            read.update(zip(examples.turns.tolist(), examples.indices.tolist(), strict=True))
+            read.update(zip(examples.visits.tolist(), examples.indices.tolist(), strict=True))
     return read
 
 
@@ -89,7 +89,7 @@ def test_micro_batches_are_the_share_in_sequence(plan: DataPlan) -> None:
         sizes = [len(part) for part in parts]
 
         assert np.concatenate([part.indices for part in parts]).tolist() == step.examples(share).indices.tolist()
-        assert np.concatenate([part.turns for part in parts]).tolist() == step.examples(share).turns.tolist()
+        assert np.concatenate([part.visits for part in parts]).tolist() == step.examples(share).visits.tolist()
         assert max(sizes) - min(sizes) <= 1
         assert max(sizes) <= (plan.micro_batch_size or step.count)
         needed = 1 if plan.micro_batch_size is None else -(-max(step.sizes) // plan.micro_batch_size)
@@ -176,7 +176,7 @@ def test_carry_runs_on_through_epochs_shorter_than_a_batch() -> None:
     assert plan.total_steps == 2
     assert step.epoch == 0
     assert step.last_of_epoch
-    assert np.concatenate([step.examples(s).turns for s in (0, 1)]).tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert np.concatenate([step.examples(s).visits for s in (0, 1)]).tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
     assert plan.step(1).count == 7
     assert applied(plan) == Counter((epoch, index) for epoch in range(5) for index in range(3))
 

@@ -58,7 +58,7 @@ class OfHuggingFace(Counting):
 
 def dealt(make: Any, batch_size: int = 7, workers: int = 3) -> Streams:
     streams = Streams(make)
-    streams.deal(share_sizes(batch_size, batch_size, workers))
+    streams.assign(share_sizes(batch_size, batch_size, workers))
     return streams
 
 
@@ -152,11 +152,11 @@ def test_lines_are_read_by_their_bytes(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_bytes(text.encode())
     files = [str(file) for file in sorted(tmp_path.iterdir())]
     streams = Streams.lines(files, bytes.decode)
-    streams.deal((1,))
+    streams.assign((1,))
 
     assert [streams[index] for index in range(7)] == ["a", "bb", "ccc", "dd", "e", "a", "bb"]
     streams = Streams.lines(files, bytes.decode)
-    streams.deal((1, 1, 1, 1))
+    streams.assign((1, 1, 1, 1))
     with pytest.raises(ConfigError, match="3 files for 4 virtual workers"):
         streams.check()
     with pytest.raises(ConfigError, match="is compressed"):

@@ -58,7 +58,7 @@ class InTurns:
     """`Storage` of one actor, which loses power after `operations` of them."""
 
     def __init__(self, inner: Storage, turns: Turns, actor: str, operations: int = 10**9) -> None:
-        self.inner, self.turns, self.actor, self.left = inner, turns, actor, operations
+        self.inner, self.visits, self.actor, self.left = inner, turns, actor, operations
 
     @property
     def url(self) -> str:
@@ -95,7 +95,7 @@ class InTurns:
         self.left -= 1
         if self.left < 0:
             raise PowerCut
-        return self.turns.take(self.actor, act)
+        return self.visits.take(self.actor, act)
 
 
 def state(step: int) -> dict[str, Any]:

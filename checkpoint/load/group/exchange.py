@@ -50,7 +50,7 @@ class ReadPlan:
     def of(cls, message: Message) -> ReadPlan:
         return cls(
             [(_run(run), ranks) for run, ranks in message["sends"]],
-            [(turn, reader, _run(run)) for turn, reader, run in message["gets"]],
+            [(round_, reader, _run(run)) for round_, reader, run in message["gets"]],
             [_run(run) for run in message["alone"]],
             message["rounds"],
         )
@@ -66,27 +66,27 @@ def exchange(channel: RankChannel, storage: Storage, manifest: Manifest, wanted:
 
     Raises what this rank failed of. When another one did, returns early: what that one says comes next.
     """
-    turn = _Turn(channel, manifest, wanted)
+    round_ = _Round(channel, manifest, wanted)
     gets = deque(sorted(share.gets))
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="checkpoint-read") as pool:
         reads = _ahead(pool, storage, manifest, [*(run for run, _ in share.sends), *share.alone])
         for number in range(share.rounds):
             sends = share.sends[number : number + 1]
-            data = turn.read(reads) if sends else None
-            if any(channel.all_gather(int(turn.failure is not None))):
+            data = round_.read(reads) if sends else None
+            if any(channel.all_gather(int(round_.failure is not None))):
                 break
             coming = []
             while gets and gets[0][0] == number:
                 coming.append(gets.popleft()[1:])
-            turn.pass_on(number, sends, data, coming)
+            round_.pass_on(number, sends, data, coming)
         else:
             for run in share.alone:
-                if (data := turn.read(reads)) is None:
+                if (data := round_.read(reads)) is None:
                     break
-                turn.fill(run, data)
+                round_.fill(run, data)
         pool.shutdown(cancel_futures=True)
-    if turn.failure is not None:
-        raise turn.failure
+    if round_.failure is not None:
+        raise round_.failure
 
 
 def _ahead(pool: ThreadPoolExecutor, storage: Storage, manifest: Manifest, runs: list[Run]) -> Iterator[Future[bytes]]:
@@ -100,7 +100,7 @@ def _ahead(pool: ThreadPoolExecutor, storage: Storage, manifest: Manifest, runs:
         yield begun.popleft()
 
 
-class _Turn:
+class _Round:
     """What a rank does in a round. Whatever fails is kept, and the rank goes on as the others expect.
 
     failure  the first one

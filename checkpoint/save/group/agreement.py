@@ -164,7 +164,7 @@ class Agreement:
         except BaseException as error:
             mine = error
 
-        def deal(said: list[Message]) -> list[Message]:
+        def assign(said: list[Message]) -> list[Message]:
             parts = assign_boxes(said)
             self._whole = whole(parts, kinds_of(said, tensors), self._shard_bytes)
             drafting.finish(self._whole)
@@ -173,7 +173,7 @@ class Agreement:
             total = {"objects": len(self._whole.sizes), "bytes": sum(self._whole.sizes)}
             return [{"boxes": boxes, "first": first, **total} for boxes, first in zip(parts, firsts, strict=True)]
 
-        part = self._channel.agree(what, mine, deal)
+        part = self._channel.agree(what, mine, assign)
         try:
             made, mine = layout(part, holding, tensors, self._shard_bytes), {}
         except BaseException as error:

@@ -231,11 +231,11 @@ def _write_items(held: Held) -> list[WriteItem]:
             data = TensorWriteData(chunk, TensorProperties(dtype=DTYPES[dtype]), torch.Size(shape))
             items.append(_Item(MetadataIndex(name, torch.Size(offsets)), WriteItemType.SHARD, tensor_data=data))
 
-    def turn(item: WriteItem) -> tuple[bool, bool, int]:
+    def order(item: WriteItem) -> tuple[bool, bool, int]:
         described = held[item.index.fqn]
         return described[2] not in (RANK_0, OWN), described[2] == SHARD, -(item.tensor_storage_size() or 0)
 
-    return sorted(items, key=turn)
+    return sorted(items, key=order)
 
 
 def _check_same(held: Sequence[Held]) -> None:

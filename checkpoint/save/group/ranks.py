@@ -75,8 +75,8 @@ class GroupRanks:
         what = f"the save of step {save.commit.step}: its objects"
         self._channel.agree(what, mine, finish, last=True, state=self._committed_or_not(save.commit))
 
-    def telling(self) -> contextlib.AbstractContextManager[None]:
-        return self._channel.telling()
+    def reporting_errors(self) -> contextlib.AbstractContextManager[None]:
+        return self._channel.reporting_errors()
 
     def _committed_or_not(self, commit: Commit) -> str:
         if self.rank == 0:

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     called, *arguments = argv
     drill = os.getppid()
     from elastic.launch import run_command
-    from elastic.launch.event_loop import turn
+    from elastic.launch.event_loop import run_once
 
     def stand_ready(starter: Starter) -> None:
         for name in _IMPORTS:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         while not Path(called).exists():
             if os.getppid() != drill:
                 raise SystemExit(1)
-            turn(starter.loop, _LOOK_S)
+            run_once(starter.loop, _LOOK_S)
 
     return run_command.main(arguments, waits=stand_ready)
 
