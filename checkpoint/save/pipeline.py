@@ -3,8 +3,9 @@
     planned (of a group: agreed, in one round)  ->  a free half of the arena  ->  this rank's share is copied
       ->  "staged"  ->  (the writer processes, writer/) objects, count, look again, manifest  ->  "done"
 
-Training stands still up to "staged". What is staged, on all ranks, is committed even if all are killed right after;
-what was being staged then is never looked at. Two saves can be under way, one in each half; what happens to a third is
+Training stands still up to "staged". What is staged, on all ranks, is committed even if all are killed right after,
+unless that takes longer than finish_s, or a newer claim is taken meanwhile; what was being staged then is never looked
+at. Two saves can be under way, one in each half; what happens to a third is
 `when_busy`. Which half is filled, whether a save is skipped or replaces another, and whether too many have failed,
 rank 0 decides for all. A rank that dies before it has staged means no commit: the others' saves fail at once, with an
 error that names it. So does one whose writer process dies before it has stored its part.

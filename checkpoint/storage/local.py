@@ -1,10 +1,12 @@
-"""A folder as storage: everything that is visible is whole and was fsynced.
+"""A folder as storage: everything that is visible is whole and was fsynced, but for leases (`put_lightly`).
 
     write a temporary file  ->  fsync it  ->  link (new) or rename (over)  ->  fsync the folder  ->  unlink it
 
-A crash before the third arrow leaves a temporary file that `list` does not show and `tidy` removes; after it, the
-object is complete, and at worst the temporary name lies beside it. `os.link` is what makes `put_new` exclusive: it
-fails if the name exists, on local disks and on NFS, where "check, then write" would race.
+A process that is killed before the link or rename leaves a temporary file that `list` does not show and `tidy` removes;
+after it, the object is there, complete, and at worst the temporary name lies beside it. When the machine loses its
+power, the object is there for sure once the folder was fsynced; before that it may be gone again, but never torn.
+`os.link` is what makes `put_new` exclusive: it fails if the name exists, on local disks and on NFS, where "check, then
+write" would race.
 
 Large objects go around the page cache where the filesystem can do that (O_DIRECT), and are mapped when they are read.
 Copying 1 GiB into the cache took 0.3 to 2.5 s of a processor that training wants too, beside what the cache held for

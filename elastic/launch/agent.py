@@ -429,7 +429,8 @@ class Agent:
     # ending
 
     def leave(self, why: str, by_s: float | None = None) -> None:
-        """Every worker of this node goes at its next boundary; one that is not in any view goes at once.
+        """Every worker of this node goes at its next boundary, or, where it waits for a view, once it has for 5 s
+        (live.py). One whose script has not come to its Run yet is ended.
 
         by_s  this node is gone then, by time.monotonic()
         """

@@ -228,8 +228,8 @@ class StateRestorer:
             self._hub_notice.write(live.beacon, self._claimed)
 
     def claim_for_next_view(self, words: TakeClaim) -> None:
-        """The hub has lost nodes to silence, or an earlier hub: if the storage gives us the next claim, nobody else
-        goes on with the run."""
+        """Nodes are lost that had not left in order, and may be going on elsewhere: if the storage gives us the next
+        claim, nobody else goes on with the run."""
         live = self._context.live
         assert live is not None
         assert self._claimed is not None

@@ -38,7 +38,7 @@ class Parting:
     go     may go: what they hold is safe
     stays  takes part in the next view
     saves  saves first; until it has, or has failed, nobody goes on
-    lost   may go, and what they hold goes with them
+    lost   may go, and what they hold is lost with them
     """
 
     go: tuple[str, ...] = ()

@@ -4,7 +4,8 @@ Two sides of a cut network cannot tell each other from the dead. So that never t
 of the last view's nodes needs one of
 
     the run's storage, where all nodes of that view see it   the next claim, of which storage gives one (claims.py)
-    a strict majority of the last view's nodes               where the storage is a folder of each node's own
+    a strict majority of that view's nodes, without those    where the storage is a folder of each node's own
+    that have left or are known to be dead
 
 A machine that refuses connections proves nothing: a firewall in between may say so, and what is behind it go on. Only
 of its own processes a machine's kernel knows that they have ended.
@@ -81,8 +82,8 @@ def may_go_on(
     known    the last views of all nodes that are present: those that they have met in, and what was published since
     present  nodes that are here
     left     nodes that said that they go
-    dead     nodes of this machine whose process has ended, as its kernel says; the storage is not told that, so it is
-             asked all the same
+    dead     nodes of this machine whose process has ended, as its kernel says; the claim is needed all the same,
+             because storage knows nothing of processes
     refusing  nodes whose address refuses connections: they are dead, it seems, and a majority of the others need not
              let anybody ask the storage first
     """
