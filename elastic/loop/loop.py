@@ -224,10 +224,10 @@ class Loop:
             self._step_in_hand(),
             count=self._count,
             closely=self._plain_steps <= _LOOK_FIRST or self._plain_steps % _LOOK_EVERY == 0,
-            looks=self._first_loss.watch,
-            opens=own.opens,
-            passes=self._pass_own_over,
-            closed=own.check_closed,
+            on_batch=self._first_loss.watch,
+            on_exact=own.opens,
+            on_pass_over=self._pass_own_over,
+            check=own.check_closed,
         )
         own.next_step(step)
         self.plain_step = step

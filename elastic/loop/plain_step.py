@@ -33,14 +33,16 @@ Count = Callable[[Any], Any]
 
 class PlainStep(ScriptStep):
     """
-    count   of a batch, what its loss is a mean over; None: its examples
-    closely whether it is looked at what the body does behind its update
-    looks   before a batch's loss, a mean over so many, is passed back
-    opens   is called when exact gradients are in `.grad`: the loop's own code is the update from there on
-    passes  is called in its place where the step is passed over: the loop's optimizers have nothing to do
-    closed  raises StepError unless the loop has carried it out
-    over    the loop's body, its own update included, has ended
-    taken   a peer had applied this step: its state came from there, and the loop's optimizers have nothing to do
+    count         of a batch, what its loss is a mean over; None: its examples
+    closely       whether it is looked at what the body does behind its update
+    on_batch      is called before a batch's loss, a mean over so many, is passed back
+    on_exact      is called when exact gradients are in `.grad`: the loop's own code is the update from there on
+    on_pass_over  is called in its place where the step is passed over: the loop's optimizers have nothing to do
+    check         raises StepError unless the loop has carried its update out
+
+    over            the loop's body, its own update included, has ended
+    taken           a peer had applied this step: its state came from there, and the loop's optimizers have nothing to
+                    do
     items           what the loss of the batch in hand is a mean over
     has_begun       its first batch has been asked for
     update_follows  the loop's update comes behind all of the step's batches, and not behind the last one's backward
@@ -53,20 +55,20 @@ class PlainStep(ScriptStep):
         *,
         count: Count | None,
         closely: bool,
-        looks: Callable[[int], None],
-        opens: Callable[[PlainStep, Agreed], None],
-        passes: Callable[[PlainStep, Agreed], None],
-        closed: Callable[[PlainStep], None],
+        on_batch: Callable[[int], None],
+        on_exact: Callable[[PlainStep, Agreed], None],
+        on_pass_over: Callable[[PlainStep, Agreed], None],
+        check: Callable[[PlainStep], None],
     ) -> None:
         super().__init__(in_hand)
         self._session = in_hand.session
         self._count = count
         self._closely = closely
         self._moved: Callable[[], list[str]] = list
-        self._looks = looks
-        self._opens = opens
-        self._passes = passes
-        self._closed = closed
+        self._on_batch = on_batch
+        self._on_exact = on_exact
+        self._on_pass_over = on_pass_over
+        self._check = check
         self._unit = _unit(in_hand.context.config, in_hand.plan) if count is None else 1
         self.items = 0
         self._idle = False
@@ -86,7 +88,7 @@ class PlainStep(ScriptStep):
 
     def check_closed(self) -> None:
         """Raises StepError unless the loop has carried its update out."""
-        self._closed(self)
+        self._check(self)
         self.over = True
 
     def batches(self) -> Iterator[Any]:
@@ -133,7 +135,7 @@ class PlainStep(ScriptStep):
             holds_back=True,
         )
         gradients.at_next_pass(self._pass_begins)
-        self._looks(self.items)
+        self._on_batch(self.items)
         step.context.moment("backward", step.share)
 
     def body_has_ended(self) -> bool:
@@ -187,7 +189,7 @@ class PlainStep(ScriptStep):
             self._recover(lost, exchange)
             return
         self._done = True
-        (self._opens if step.bad is None else self._passes)(self, agreed)
+        (self._on_exact if step.bad is None else self._on_pass_over)(self, agreed)
 
     def _take(self, exchange: Exchange) -> None:
         step = self.in_hand
