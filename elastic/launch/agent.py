@@ -130,7 +130,7 @@ class _Worker:
     id: str = ""
     ready: bool = False
     expected: bool = False
-    moved_on: bool = False  # the run has, from it
+    useless: bool = False  # what it holds does not count: the run has gone on without it, or has no place for it
     stuck: bool = False
     stuck_s: float | None = None
     stuck_at: Phase = Phase.STARTING
@@ -291,7 +291,7 @@ class Agent:
             worker.channel.close()
             self._close(worker)
         for worker in self._workers.values():
-            worker.expected = worker.moved_on = True
+            worker.expected = worker.useless = True
             if last is not None and worker.ready:
                 worker.channel.say(as_message(last))
                 worker.kill_at_s = time.monotonic() + _LAST_WORD_S
@@ -368,7 +368,7 @@ class Agent:
     # hearing
 
     def _heard(self, worker: _Worker, message: Message) -> None:
-        if worker.moved_on:
+        if worker.useless:
             return
         signed = {**message, "worker": worker.id}
         try:
@@ -384,7 +384,7 @@ class Agent:
             case Ready():
                 worker.ready = True
                 if self._leaving:
-                    worker.channel.say(as_message(self._leave()))
+                    worker.channel.say(as_message(self._leave_message()))
                 for notice in self._hints:
                     if not any(_known_as(notice) in other.hinted for other in self._workers.values()):
                         self._pass_on(notice, [worker])  # else somebody here has seen, or sees, to the save
@@ -443,12 +443,12 @@ class Agent:
             if self._workers:
                 left = "" if by_s is None else f", in {words.seconds(max(0.0, by_s - time.monotonic()))}"
                 self._say(f"{why}{left}: the {len(self._workers)} workers of this node leave")
-            self._end_workers(lambda worker: worker.channel.say(as_message(self._leave())))
+            self._end_workers(lambda worker: worker.channel.say(as_message(self._leave_message())))
         elif sooner:
             for worker in [worker for worker in self._workers.values() if worker.ready]:
-                worker.channel.say(as_message(self._leave()))
+                worker.channel.say(as_message(self._leave_message()))
 
-    def _leave(self) -> Leave:
+    def _leave_message(self) -> Leave:
         return Leave(why=self._left_on, left_s=_left_s(self._leave_by_s))
 
     def _noticed(self, notice: Notice) -> None:
@@ -616,7 +616,7 @@ class Agent:
         if not worker.expected and (ended.code != 0 or worker.stuck):
             at = f", at step {step}" if step is not None else ""
             self._say(f"{worker.called} ended: {ended.text}{at}" + (f"\n  kernel  {kernel}" if out_of_memory else ""))
-        if worker.expected and ended.code != 0 and worker.ready and self._run_ended is None and not worker.moved_on:
+        if worker.expected and ended.code != 0 and worker.ready and self._run_ended is None and not worker.useless:
             self._taken |= killed
             self._disorder |= not killed
             self._say(f"{worker.called} was told to leave and ended otherwise: {ended.text}")

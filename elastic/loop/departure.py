@@ -111,7 +111,7 @@ class Departure:
             self._save()
         self._wait_for_all(Kind.LEAVE, None)
 
-    def leave_all(self) -> NoReturn:
+    def leave_with_all(self) -> NoReturn:
         """What all of the view hold is saved, and all know it. Raises SystemExit(0)."""
         live = self._context.live
         if live is not None:
@@ -132,7 +132,7 @@ class Departure:
             self._wait_for_others_to_save()
         self._save()
 
-    def leave_others(self) -> None:
+    def leave_while_others_go_on(self) -> None:
         """This worker leaves at a boundary, and the others go on. Raises SystemExit; returns where the next view needs
         what this worker holds.
 
@@ -144,7 +144,7 @@ class Departure:
         self._needed = True
 
     def leave_where_it_waits(self) -> None:
-        """As `leave_others`, for a worker that waits for a view."""
+        """As `leave_while_others_go_on`, for a worker that waits for a view."""
         if self._goes():
             self._has_left("it waited for a view, and none came")
 

@@ -207,7 +207,7 @@ class PlainStep(ScriptStep):
         self.in_hand.due = False
         exchange.gradients.at_next_pass(None)
         self._moved = list
-        if self.in_hand.recovers(lost, exchange):
+        if self.in_hand.comes_again(lost, exchange):
             self._comes_again = True
         else:
             self._done = self.taken = True

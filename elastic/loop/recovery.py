@@ -135,7 +135,7 @@ class Recovery:
             self.agree_to_stop()
             self.agree("leave", self.departure.saved_by_all, "waiting for the save on leaving")
         self.part()
-        self.departure.leave_all()
+        self.departure.leave_with_all()
 
     def part(self) -> None:
         """Wait for the others, so that nobody's last collective fails because we were faster."""
@@ -150,7 +150,7 @@ class Recovery:
             if _REGROUPED in self._state.agreements:
                 return
             if leaves:
-                self.departure.leave_others()
+                self.departure.leave_while_others_go_on()
                 self.next_view(at=BOUNDARY, lost=False)  # which waits for what this worker holds
             else:
                 self._state.agreements[_REGROUPED] = True  # who comes to this boundary later finds it done
@@ -184,7 +184,7 @@ class Recovery:
                 restorer = session.restorer
                 own = state.side_state(restorer.claim_document(), restorer.losses().document())
                 whole = state.is_whole
-                side_state = session.regroup(standing, own, at=at, lost=lost, whole=whole)
+                side_state = session.change_view(standing, own, at=at, lost=lost, whole=whole)
                 break
             except PeerLost as again:
                 lost = True

@@ -3,7 +3,7 @@
     a view and its group (view_group.py)  ->  the run's state (restorer.py)  ->  the exchange and the loader for them
 
 Under plain torchrun there is one view in the life of a process; under `elastic run` a worker goes from view to
-view (`regroup`) with the same model, optimizer and loader processes.
+view (`change_view`) with the same model, optimizer and loader processes.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Session:
         self.context.progress.at(Phase.ENDED, generation=self.view_group.generation, step=self.state.step)
         self._closing.close()
 
-    def regroup(self, standing: Standing, side_state: Tree, *, at: str, lost: bool, whole: bool) -> Tree | None:
+    def change_view(self, standing: Standing, side_state: Tree, *, at: str, lost: bool, whole: bool) -> Tree | None:
         """Leaves the view, and enters the next one. Returns the side state of those who stand ahead of this worker.
 
         side_state  what this rank has to tell those behind, beside the state

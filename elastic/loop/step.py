@@ -65,7 +65,7 @@ class Step(ScriptStep):
                 agreed = step.carry_out(exchange)
                 break
             except PeerLost as lost:
-                if not step.recovers(lost, exchange):
+                if not step.comes_again(lost, exchange):
                     step.leave_to_the_script()
                     return
         self._apply(self, agreed)

@@ -212,7 +212,7 @@ class StepInHand:
             self.bad = self._bad_steps.look(self.index, agreed)
         return agreed
 
-    def recovers(self, lost: PeerLost, exchange: Exchange) -> bool:
+    def comes_again(self, lost: PeerLost, exchange: Exchange) -> bool:
         """Comes into the next view, and says whether the step comes round again: not if a peer had applied it before
         the exchange failed here; then its state and sums came from there."""
         self.session.body.end(self.index)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.membership.node_report import NodeReport, number_of
-from elastic.membership.succession import Claim, GoOn, KnownView, Share, Stay, may_go_on, suffices
+from elastic.membership.succession import GoOn, KnownView, NeedsClaim, SideSize, Stay, may_go_on, suffices
 
-LET_FIRST_S = {Share.MOST: 0.0, Share.HALF: 1.0, Share.FEW: 2.5}  # so long a side leaves the claim to the others
+# so long a side leaves the claim to the others
+LET_FIRST_S = {SideSize.MOST: 0.0, SideSize.HALF: 1.0, SideSize.FEW: 2.5}
 _AGAIN_S = 1.0  # after a storage that failed
 _PATIENCE_S = 5.0  # with a worker that is at its storage, before another one is asked; then twice as long, and so on
 ClaimDocument = dict[str, Any]
@@ -201,7 +202,9 @@ class GoingOn:
             self._ask = None
         return nodes_of(theirs) if (number_of(theirs) or 0) > (number_of(self.claim) or 0) else None
 
-    def verdict(self, now_s: float, present: Collection[str], *, holding: Collection[str]) -> GoOn | Claim | Stay | str:
+    def verdict(
+        self, now_s: float, present: Collection[str], *, holding: Collection[str]
+    ) -> GoOn | NeedsClaim | Stay | str:
         """A text: it is not time yet, and why.
 
         present  nodes that are here
@@ -210,7 +213,7 @@ class GoingOn:
         found = self._may_go_on(present)
         newest = number_of(self.claim)
         if isinstance(found, GoOn) and self._unsure and newest is not None:
-            found = Claim(after=newest, share=Share.MOST, why="a worker that was to take the next claim is gone")
+            found = NeedsClaim(after=newest, size=SideSize.MOST, why="a worker that was to take the next claim is gone")
         if isinstance(found, GoOn):
             self._alone_since_s = None
             return found
@@ -220,7 +223,7 @@ class GoingOn:
             return found
         if self._granted is not None and suffices(self._granted, holding=holding, left=self._left):
             return GoOn()
-        if now_s - self._alone_since_s < LET_FIRST_S[found.share]:
+        if now_s - self._alone_since_s < LET_FIRST_S[found.size]:
             return found.why
         return found if now_s >= self._again_s else found.why
 
@@ -253,7 +256,7 @@ class GoingOn:
         self._busy.discard(worker)
         self._unanswered.discard(worker)
 
-    def _may_go_on(self, present: Collection[str]) -> GoOn | Claim | Stay:
+    def _may_go_on(self, present: Collection[str]) -> GoOn | NeedsClaim | Stay:
         return may_go_on(self._known, present=present, left=self._left, dead=self._dead, refusing=self._refusing)
 
     def waits_s(self, now_s: float) -> float:

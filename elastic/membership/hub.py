@@ -69,7 +69,7 @@ from elastic.membership.messages import (
 from elastic.membership.node_report import NodeReport, number_of
 from elastic.membership.rules import BOUNDARY, next_view
 from elastic.membership.standstill import Standstill
-from elastic.membership.succession import Claim, GoOn, Stay
+from elastic.membership.succession import GoOn, NeedsClaim, Stay
 from elastic.membership.takeover import Takeover
 from elastic.membership.wire import Message, WireError
 from elastic.membership.workers import Worker, WorkerStatus
@@ -700,10 +700,10 @@ class Hub:
         """Nobody trains here: whether nobody does elsewhere either, who would be in our way."""
         survivors = {worker.id: worker.node for worker in self._survivors() if worker.has_a_step}
         verdict = self._going_on.verdict(now_s, self._nodes, holding=set(survivors.values()))
-        if isinstance(verdict, GoOn) or (isinstance(verdict, Claim) and not survivors):
+        if isinstance(verdict, GoOn) or (isinstance(verdict, NeedsClaim) and not survivors):
             self._stays = None
             return True  # newcomers claim the run's storage as they begin from it
-        if isinstance(verdict, Claim):
+        if isinstance(verdict, NeedsClaim):
             ask = self._going_on.asks(now_s, self._next_generation, survivors)
             if ask is not None:
                 words = TakeClaim(

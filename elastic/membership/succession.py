@@ -40,7 +40,9 @@ class KnownView:
     met: bool = False
 
 
-class Share(Enum):
+class SideSize(Enum):
+    """Of a cut network: how many of those who might go on are on this side."""
+
     MOST, HALF, FEW = auto(), auto(), auto()
 
 
@@ -50,16 +52,16 @@ class GoOn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class NeedsClaim:
     """They may go on once they have the next claim.
 
     after  the newest claim that they know of
-    share  of the last view's nodes that are here: those who are fewer let the others try first
+    size   of the last view's nodes that are here: those who are fewer let the others try first
     why    they need it, for people
     """
 
     after: int
-    share: Share
+    size: SideSize
     why: str = field(compare=False)
 
 
@@ -77,7 +79,7 @@ def may_go_on(
     left: Collection[str],
     dead: Collection[str],
     refusing: Collection[str] = (),
-) -> GoOn | Claim | Stay:
+) -> GoOn | NeedsClaim | Stay:
     """
     known    the last views of all nodes that are present: those that they have met in, and what was published since
     present  nodes that are here
@@ -89,7 +91,7 @@ def may_go_on(
     """
     bases = _possible(known)
     claims = [view.claim for view in bases if view.claim is not None]
-    shares = [Share.MOST]
+    sizes = [SideSize.MOST]
     why = ""
     for view in bases:
         missing = view.nodes - set(present) - set(left)
@@ -97,18 +99,18 @@ def may_go_on(
         if not missing:
             continue
         voters = view.nodes - set(left) - set(dead)
-        if (view.claim is None or view.counted) and _share(len(here), len(voters)) != Share.MOST:
+        if (view.claim is None or view.counted) and _side_size(len(here), len(voters)) != SideSize.MOST:
             return Stay(_stay(view, here, missing))
         if view.claim is not None:
-            shares.append(_share(len(here), len(voters - set(refusing))))
+            sizes.append(_side_size(len(here), len(voters - set(refusing))))
             why = f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere"
-    return Claim(after=max(claims), share=max(shares, key=lambda one: one.value), why=why) if why else GoOn()
+    return NeedsClaim(after=max(claims), size=max(sizes, key=lambda one: one.value), why=why) if why else GoOn()
 
 
-def _share(here: int, voters: int) -> Share:
+def _side_size(here: int, voters: int) -> SideSize:
     if 2 * here > voters or not voters:
-        return Share.MOST
-    return Share.HALF if 2 * here == voters else Share.FEW
+        return SideSize.MOST
+    return SideSize.HALF if 2 * here == voters else SideSize.FEW
 
 
 def _possible(known: Iterable[KnownView]) -> Sequence[KnownView]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from elastic.membership.succession import Claim, GoOn, KnownView, Share, Stay, may_go_on, may_succeed, suffices
+from elastic.membership.succession import GoOn, KnownView, NeedsClaim, SideSize, Stay, may_go_on, may_succeed, suffices
 from tests.kit.sampling import NIGHTLY
 
 
@@ -54,7 +54,7 @@ def test_may_go_on(known: list[KnownView], present: str, left: str, dead: str, v
     if isinstance(found, GoOn | Stay):
         assert verdict == ("on" if isinstance(found, GoOn) else "stay")
     else:
-        assert verdict == f"{'claim' if found.share == Share.MOST else found.share.name.lower()} {found.after}"
+        assert verdict == f"{'claim' if found.size == SideSize.MOST else found.size.name.lower()} {found.after}"
 
 
 def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first() -> None:
@@ -64,7 +64,7 @@ def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first()
     assert isinstance(may_go_on([view("abcde")], **alone, refusing="bcde"), Stay)
     assert isinstance(may_go_on([view("ab", claim=1, counted=True)], **alone, refusing="b"), Stay)
     witnessed = [may_go_on([view("abc", claim=1)], **alone, refusing=refusing) for refusing in ("", "bc")]
-    assert [found.share for found in witnessed if isinstance(found, Claim)] == [Share.FEW, Share.MOST]
+    assert [found.size for found in witnessed if isinstance(found, NeedsClaim)] == [SideSize.FEW, SideSize.MOST]
 
 
 def test_why_they_stay_names_those_who_are_missing() -> None:
@@ -161,7 +161,7 @@ class Rules:
     regroups  whether a view is published for the nodes of the last one, too
     """
 
-    may_go_on: Callable[..., GoOn | Claim | Stay] = may_go_on
+    may_go_on: Callable[..., GoOn | NeedsClaim | Stay] = may_go_on
     may_succeed: Callable[..., bool] = may_succeed
     suffices: Callable[..., bool] = suffices
     forgets_who_is_away: bool = True
@@ -272,7 +272,7 @@ def _of_hub(world: Small, number: int, hub: HubOf, rules: Rules) -> Iterator[Sma
             case GoOn():
                 if rules.regroups or fresh.nodes != newest.nodes:
                     yield world.set_hub(number, published=replace(fresh, claim=max(claims, default=None)))
-            case Claim(after=after):
+            case NeedsClaim(after=after):
                 granted = hub.granted
                 if granted is not None and rules.suffices(granted[1], holding=survivors, left=hub.left):
                     yield world.set_hub(number, published=replace(fresh, claim=granted[0]), granted=None, asked=None)
@@ -287,7 +287,7 @@ def _of_hub(world: Small, number: int, hub: HubOf, rules: Rules) -> Iterator[Sma
 
 def _verdicts(
     world: Small, hub: HubOf, known: frozenset[KnownView], here: set[str], rules: Rules
-) -> set[GoOn | Claim | Stay]:
+) -> set[GoOn | NeedsClaim | Stay]:
     """Of one that knows nothing of those who are not here; and of one that knows who of them is dead, and to whom a
     firewall says so of all."""
     dead = {name for name, node in world.nodes if not node.alive}
@@ -424,15 +424,15 @@ def test_whoever_is_left_goes_on_in_the_end(faults: int) -> None:
     assert not searched.stuck()
 
 
-def _half_is_enough(known: Iterable[KnownView], *, present: set[str], **gone: Any) -> GoOn | Claim | Stay:
+def _half_is_enough(known: Iterable[KnownView], *, present: set[str], **gone: Any) -> GoOn | NeedsClaim | Stay:
     found = may_go_on(known, present=present, **gone)
     newest = max(known, key=lambda one: one.generation)
     return GoOn() if isinstance(found, Stay) and 2 * len(newest.nodes & present) >= len(newest.nodes) - 1 else found
 
 
-def _a_majority_asks_nobody(known: Iterable[KnownView], *, present: set[str], **gone: Any) -> GoOn | Claim | Stay:
+def _a_majority_asks_nobody(known: Iterable[KnownView], *, present: set[str], **gone: Any) -> GoOn | NeedsClaim | Stay:
     found = may_go_on(known, present=present, **gone)
-    return GoOn() if isinstance(found, Claim) and found.share == Share.MOST else found
+    return GoOn() if isinstance(found, NeedsClaim) and found.size == SideSize.MOST else found
 
 
 def _any_of_us_is_enough(*, to: int, nodes: set[str], newest: int, its_nodes: set[str]) -> bool:
@@ -441,7 +441,7 @@ def _any_of_us_is_enough(*, to: int, nodes: set[str], newest: int, its_nodes: se
 
 def _what_refuses_is_dead(
     known: Iterable[KnownView], *, dead: set[str], refusing: set[str], **who: Any
-) -> GoOn | Claim | Stay:
+) -> GoOn | NeedsClaim | Stay:
     return may_go_on(known, dead=dead | refusing, **who)
 
 

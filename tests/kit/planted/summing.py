@@ -221,14 +221,14 @@ _SEEN: dict[int, Any] = {}
 _STALE: dict[int, Any] = {}
 
 
-@keep_a_dead_generation_s_gradients.also("elastic.loop.session:Session.regroup")
+@keep_a_dead_generation_s_gradients.also("elastic.loop.session:Session.change_view")
 def _(right: Any, act: Act) -> Any:
-    def regroup(self: Any, *arguments: Any, lost: bool, **named: Any) -> Any:
+    def change_view(self: Any, *arguments: Any, lost: bool, **named: Any) -> Any:
         if lost:
             _STALE.update(_SEEN)
         return right(self, *arguments, lost=lost, **named)
 
-    return regroup
+    return change_view
 
 
 @planted("elastic.group.buffers:Snapshot", plan="teacher", caught_by={"final"})
