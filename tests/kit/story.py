@@ -55,6 +55,14 @@ class Story:
         self._form(workers)
         return self
 
+    def claim_under_way(self, workers: int) -> Story:
+        """The first `workers` workers go on under the run's next claim, with the state that they have: hosts were lost."""
+        self._claim += 1
+        self.shrink(workers)
+        source = None if self.saved[0] is None else {"claim": self.saved[0], "step": self.saved[1], "nonce": "n"}
+        self._emit(0, "claimed", claim=self._claim, resumed_from=source)
+        return self
+
     def regroup(self, stay: list[int], *, newcomers: int = 0, behind: tuple[int, ...] = ()) -> Story:
         """`elastic run`: these ranks go on in the next view, with new workers after them. These of the new ranks, and
         the newcomers, take the state from the others."""

@@ -207,10 +207,12 @@ def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Viola
         source = event["from_claim"] if event["from_claim"] != event["claim"] else None  # its own first commit: new
         origin[event["claim"]] = (source, event["step"])
         first[event["claim"]] = event
-    for claim, step in _taken_under_way(of_kind).items():
+    under_way = _taken_under_way(of_kind)
+    for claim, step in under_way.items():
         origin[claim] = max((one for one in origin if one < claim), default=None), step
 
     broken = []
+    durable_at: dict[int, int] = {}  # claim -> the step that was saved when it was taken
     saved = {event.get("claim") for event in of_kind["saved"]}
     for before, claim in pairwise(sorted(origin)):
         source, step = origin[claim]
@@ -220,7 +222,8 @@ def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Viola
             what = f"claim {claim} went on from step {step} of claim {source}, which claim {before} had left behind"
             broken.append(Violation("zombie", what, (first[before], first[claim])))
         durable = [e for e in of_kind["saved"] if e.get("claim") == before and e["t"] <= first[claim]["t"]]
-        newest = max((e["step"] for e in durable), default=origin[before][1])
+        newest = max((e["step"] for e in durable), default=durable_at.get(before, origin[before][1]))
+        durable_at[claim] = newest if claim in under_way else step
         if step < newest and not may_fall_back:
             what = f"claim {claim} went back to step {step}, though step {newest} was saved"
             broken.append(Violation("durable", what, (*durable[-1:], first[claim])))
