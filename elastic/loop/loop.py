@@ -23,7 +23,7 @@ from elastic.loop.context import Context
 from elastic.loop.evaluation import Evaluations
 from elastic.loop.first_loss import FirstLoss
 from elastic.loop.on_coordinator import OnCoordinator
-from elastic.loop.own_update import OwnUpdate
+from elastic.loop.own_update import OwnUpdate, known_as_of_a_run
 from elastic.loop.plain_loop import PlainLoop
 from elastic.loop.plain_step import Count, PlainStep
 from elastic.loop.recovery import EXIT_RESTART, Recovery
@@ -114,6 +114,7 @@ class Loop:
             state.take_side_state(session.side_state_of_those_ahead)
         for optimizer in context.config.optimizers.values():
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
+            session.on_close(known_as_of_a_run(optimizer))
         if context.live is None:
             self._take_notices()
         seed_streams(start_seed(context.config.plan.seed), context.config.device)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -27,6 +27,15 @@ from elastic.errors import UNTOUCHED, StepError
 from elastic.group.sums import Agreed
 from elastic.loop.own_schedule import OwnSchedules, check_scheduled
 from elastic.loop.plain_step import PlainStep
+
+_of_runs: WeakSet[torch.optim.Optimizer] = WeakSet()
+
+
+def known_as_of_a_run(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """An optimizer of any run that is open in this process: what it trains is that run's to save and to give. Returns
+    what ends that."""
+    _of_runs.add(optimizer)
+    return functools.partial(_of_runs.discard, optimizer)
 
 
 class OwnUpdate:
@@ -135,6 +144,8 @@ class OwnUpdate:
                         f"body\n{UNTOUCHED}"
                         "  next   hand it over: Run(optimizer={'first': ..., 'second': ...})"
                     )
+        if optimizer in _of_runs:
+            return
         step = None if self._step is None else self._step.in_hand
         body = step and (step.index, step.attempt, step.share, step.piece)
         if self._strangers.setdefault(optimizer, body) != body:

@@ -291,6 +291,28 @@ def test_an_optimizer_that_keeps_nothing_to_itself_may_step(in_extra: bool, tmp_
     assert torch.allclose(kept, torch.full((4,), -0.1 * STEPS if in_extra else 0.0))
 
 
+def test_another_run_s_optimizer_may_step_in_the_loop_s_body(tmp_path: Path) -> None:
+    """Two runs may be open in one process: what the other one trains, it saves and gives to newcomers."""
+    other = Plain(tmp_path / "other")
+    with other.run:
+        steps = iter(other.run)
+
+        def other_step() -> int | None:
+            step = next(steps, None)
+            for x, y in step or ():
+                assert step is not None
+                step.backward(F.cross_entropy(other.model(x), y, reduction="sum"), len(y))
+            return None if step is None else step.index
+
+        def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+            good(loop, x, y)
+            if loop.run.stepped:
+                assert other_step() == loop.run.step_index - 1
+
+        Plain(tmp_path / "plain").train(body)
+        assert other_step() is None
+
+
 def test_an_optimizer_steps_in_the_loop_only(tmp_path: Path) -> None:
     def early(loop: Plain) -> None:
         with loop.run as run:
