@@ -56,7 +56,7 @@ class Story:
         return self
 
     def claim_under_way(self, workers: int) -> Story:
-        """The first `workers` workers go on under the run's next claim, with the state that they have: hosts were lost."""
+        """The first `workers` workers go on under the next claim, with the state that they have: hosts were lost."""
         self._claim += 1
         self.shrink(workers)
         source = None if self.saved[0] is None else {"claim": self.saved[0], "step": self.saved[1], "nonce": "n"}
