@@ -85,6 +85,7 @@ def become(program: dict[str, Any], mark: str) -> None:
     os.environ.clear()
     _show(mark, environ.get(mark, ""))
     os.environ.update(environ)
+    sys.orig_argv = [sys.executable, *program["argv"]]  # by which it may start itself again
     run(program["argv"], [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder])
 
 

@@ -244,7 +244,7 @@ def _(right: Any, act: Act) -> Any:
 def read_before_the_claim(right: Any, act: Act) -> Any:
     """A second launch reads the newest state at once and claims when the first one has ended, whose work it buries."""
 
-    def claim(self: Any, *nodes: Any) -> Any:
+    def claim(self: Any, *nodes: Any, **options: Any) -> Any:
         import time
 
         from checkpoint.errors import ClaimHeld
@@ -252,7 +252,7 @@ def read_before_the_claim(right: Any, act: Act) -> Any:
         until_s = time.monotonic() + 60
         while True:
             try:
-                return right(self, *nodes)
+                return right(self, *nodes, **options)
             except ClaimHeld:
                 if not hasattr(self, "early"):
                     self.early = self.read()
