@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -349,11 +349,14 @@ class _Progress:
     """What of the Trainer must be the same on all workers, on one that joins, and after a restart.
 
     is_looping  this process has begun to train
+
+    The results lie behind a function: of modules that an object in `extra=` holds, attributes travel, too, and what a
+    metric caches on one worker, another one need not have.
     """
 
     def __init__(self, trainer: Any, results: _StepResults) -> None:
         self._trainer = trainer
-        self._results = results
+        self._results: Callable[[], _StepResults] = lambda: results
         self.is_looping = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -369,7 +372,7 @@ class _Progress:
             "callbacks": call._call_callbacks_state_dict(trainer),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "logged metrics": {name: float(value) for name, value in trainer.logged_metrics.items()},
-            "logged": self._results.state_dict(),
+            "logged": self._results().state_dict(),
             "checkpoint": self._of_hooks(),
         }
 
@@ -427,7 +430,7 @@ class _Progress:
             (connector._logged_metrics, saved.get("logged metrics", {})),
         ):
             metrics.update({name: torch.tensor(value) for name, value in of_run.items()})
-        self._results.load_state_dict(saved["logged"])
+        self._results().load_state_dict(saved["logged"])
 
         def reset() -> None:
             """Once in place of the epoch loop's own, which takes a resumed epoch for one that broke off."""

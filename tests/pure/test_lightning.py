@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 import elastic
 from elastic.errors import ConfigError, StepError
 from elastic.integrations.lightning import ElasticStrategy
+from elastic.state.modules import roots
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -110,6 +111,19 @@ def test_what_hooks_add_to_a_checkpoint_is_part_of_the_run(module: type, callbac
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
     if module is Counting:
         assert whole.counter.steps == resumed.counter.steps == 16
+
+
+def test_what_metrics_cache_is_no_state_of_the_run(tmp_path: Path) -> None:
+    """A worker that had joined gave its state with others, without a cache that they had, and ended with KeyError."""
+    carried: list[dict[str, nn.Module]] = []
+
+    class Looks(L.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            carried.append(roots({}, {"trainer": trainer.strategy._progress}))
+
+    fit(tmp_path, Looks())
+    assert carried
+    assert [name for found in carried for name in found if "_results" in name] == []
 
 
 class OneCycle(Module):
