@@ -369,6 +369,7 @@ class _Progress:
         return {
             "loops": loops,
             "stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
+            "should_stop": trainer.should_stop,
             "callbacks": call._call_callbacks_state_dict(trainer),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "logged metrics": {name: float(value) for name, value in trainer.logged_metrics.items()},
@@ -422,6 +423,7 @@ class _Progress:
             return  # the run begins
         fit.load_state_dict(saved["loops"])
         epoch._batches_that_stepped = saved["stepped"]
+        trainer.should_stop = saved.get("should_stop", False)
         call._call_callbacks_load_state_dict(trainer, {"callbacks": saved["callbacks"]})
         self._take_hooks(saved.get("checkpoint", {}), saved["callbacks"])
         connector = trainer._logger_connector

@@ -44,27 +44,32 @@ class Boundary:
             wishes |= Wish.SAVE
         return int(wishes)
 
-    def cross(self) -> None:
-        """Raises SystemExit on workers that leave here, StepError and SavesFailed."""
-        session, state, recovery = self._session, self._state, self._recovery
-        assert state.agreed is not None
+    def reach(self) -> None:
+        """The step is whole, and the run ends here where it was the last one, or somebody has called run.stop.
+
+        Raises StepError and SavesFailed.
+        """
+        session, state = self._session, self._state
         state.at_boundary = True
         if session.compiling is not None:
             session.compiling.check(f"step {state.step - 1} is applied; it is not saved")
         if session.restorer.saver is not None:
             session.restorer.saver.look()
-        wishes = 0
-        for wish in state.agreed.wishes:
-            wishes |= wish
         if state.step < state.total_steps:
             state.epoch = session.step_plan(state.step).epoch
-        every = session.context.config.saves.steps
-        if wishes & Wish.STOP:
-            state.stopped = recovery.first_answer(Kind.STOP, state.stop_wish)
+        if self._agreed_wishes() & Wish.STOP:
+            state.stopped = self._recovery.first_answer(Kind.STOP, state.stop_wish)
             state.stop_wish = None
         state.look_for_end()
+
+    def cross(self) -> None:
+        """Raises as `reach`, and SystemExit on workers that leave here."""
+        session, state, recovery = self._session, self._state, self._recovery
+        self.reach()
         if state.finished:
             return
+        assert state.agreed is not None
+        wishes, every = self._agreed_wishes(), session.context.config.saves.steps
         leaving = [rank for rank, wish in enumerate(state.agreed.wishes) if wish & Wish.LEAVE]
         if leaving and (session.context.live is None or len(leaving) == len(state.agreed.wishes)):
             recovery.leave()
@@ -80,3 +85,10 @@ class Boundary:
                 recovery.departure.saved_on_hint()
         if leaving or wishes & Wish.REGROUP:
             recovery.regroup(leaves=self._leaves)
+
+    def _agreed_wishes(self) -> Wish:
+        assert self._state.agreed is not None
+        wishes = Wish(0)
+        for wish in self._state.agreed.wishes:
+            wishes |= wish
+        return wishes

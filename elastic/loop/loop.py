@@ -26,7 +26,7 @@ from elastic.loop.on_coordinator import OnCoordinator
 from elastic.loop.own_update import OwnUpdate, known_as_of_a_run
 from elastic.loop.plain_loop import PlainLoop
 from elastic.loop.plain_step import Count, PlainStep
-from elastic.loop.recovery import EXIT_RESTART, Recovery
+from elastic.loop.recovery import BREAKING, EXIT_RESTART, Recovery
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
 from elastic.loop.step import Step
@@ -77,6 +77,7 @@ class Loop:
         self.step: StepInHand | None = None
         self.plain_step: PlainStep | None = None
         self.own_update: OwnUpdate | None = None  # of a plain loop
+        self._others_break = False  # this worker joined those whose scripts are leaving the loop
         self._count: Count | None = None
         self._plain_steps = 0
 
@@ -112,6 +113,7 @@ class Loop:
             is_late = session.side_state_of_those_ahead["in_loop"]
             self._evaluations.are_made_alone = self._on_coordinator.all_are_past = is_late
             state.take_side_state(session.side_state_of_those_ahead)
+            self._others_break = BREAKING in state.agreements
         for optimizer in context.config.optimizers.values():
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
             session.on_close(known_as_of_a_run(optimizer))
@@ -133,6 +135,8 @@ class Loop:
             if error is None:
                 if self._state.in_loop:
                     self._broke_off()
+                elif self._others_break and self._ends_by_break():
+                    self._finish()
                 self._recovery.part()
                 orderly = True
                 return
@@ -176,6 +180,8 @@ class Loop:
         self._evaluations.are_made_alone = self._on_coordinator.all_are_past = False
         session.trained.begin_loop()
         session.train_state.begin_loop()
+        if self._others_break:
+            self._ends_by_break()
         while not state.finished:
             session.phases.enter_script()
             driver = next_step()
@@ -289,22 +295,29 @@ class Loop:
         session.tell_finished()
 
     def _broke_off(self) -> None:
-        """The script left the outer loop by `break`. If all workers do so at one step, the run ends there."""
+        """The script left the outer loop by `break`. If all workers do so at one step, the run ends there.
+
+        That is asked before anything else: who waits to join, or is told to leave, has nothing more to wait for.
+        """
         session, state = self.session, self._state
         step = self.step
         if step is not None and not step.applied:
             session.exchange.buffers.restore()
             raise self._left_open(step)
         self._leave_step()
-        self._boundary.cross()
-        if state.finished:
-            self._finish()
-        elif self._recovery.all_break():
-            state.stopped = "the script left the loop"
-            state.finished = True
+        self._boundary.reach()
+        if state.finished or self._ends_by_break():
             self._finish()
         else:
             self._recovery.departure.break_off()
+
+    def _ends_by_break(self) -> bool:
+        """Whether all workers have left the loop at this step, or wait for those who have. The run ends then."""
+        self._others_break, state = False, self._state
+        if self._recovery.all_break():
+            state.stopped = "the script left the loop"
+            state.finished = True
+        return state.finished
 
     def _left_open(self, step: StepInHand) -> StepError:
         """For a step whose inner loop did not come to its end: break, return, or an exception that was caught."""

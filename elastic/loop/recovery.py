@@ -35,6 +35,7 @@ _QUICK = 1 / 3  # of the time from SIGTERM to SIGKILL
 _GRACE_S = 30.0  # torchrun's, where nobody says another
 _ASKED_S = 1.0
 _REGROUPED = "regroup"
+BREAKING = "break"
 
 
 class Recovery:
@@ -116,7 +117,11 @@ class Recovery:
         self._context.moment("saved")
 
     def all_break(self) -> bool:
-        """Whether all workers leave the loop by `break`, at this step. Known once each has come to something."""
+        """Whether all workers leave the loop by `break`, at this step. Known once each has come to something.
+
+        A newcomer of the view that follows a loss meanwhile learns of it by the agreement, and asks, too.
+        """
+        self._state.agreements[BREAKING] = True
         while True:
             self._session.phases.enter(Phase.WAITING)
             try:

@@ -177,13 +177,18 @@ def test_one_that_breaks_off_leaves_as_soon_as_it_knows_that_others_do_not(tmp_p
 
 
 SCRIPT = """
-    import sys, torch, elastic
+    import os, signal, sys, time, torch, elastic
+    from elastic.loop.boundary import Wish
+
+    def newcomer_waits(run):
+        return any(wishes & Wish.REGROUP for wishes in run._state.agreed.wishes)
+
     elastic.seed(0)
     model = torch.nn.Linear(4, 1)
     data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
     with elastic.Run(
         sys.argv[1], model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), dataset=data, batch_size=16,
-        virtual_workers=4, steps=6,
+        virtual_workers=4, steps=int(sys.argv[3]) if len(sys.argv) > 3 else 6,
     ) as run:
         for step in run:
             for x, y in step:
@@ -192,6 +197,14 @@ SCRIPT = """
                 run.evaluate(data, lambda x, y: {"e": ((model(x) - y) ** 2).sum()})
             if sys.argv[2] == "breaks" and step.index == 2 + run.rank:
                 break
+            if sys.argv[2] in ("all break", "all but the lost break"):
+                time.sleep(0.05)
+                if step.index == 2 and run.rank == 1 and run.world_size == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if newcomer_waits(run):
+                    if sys.argv[2] == "all but the lost break" and run.rank == 1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    break
     print("stopped", run.step_index, run.stopped)
 """
 
@@ -201,9 +214,9 @@ def elastic_run(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
     script, launches = tmp_path / "script.py", []
     script.write_text(textwrap.dedent(SCRIPT))
 
-    def start(workers: int, what: str) -> Launch:
+    def start(workers: int, what: str, *more: object) -> Launch:
         flags = ["run", "--standalone", "--no-status", f"--nproc-per-node={workers}"]
-        launches.append(Launch("elastic", [*flags, script, tmp_path / "run", what]))
+        launches.append(Launch("elastic", [*flags, script, tmp_path / "run", what, *more]))
         return launches[-1].__enter__()
 
     yield start
@@ -217,8 +230,8 @@ def test_under_elastic_run_it_is_the_scripts_bug_and_shown_once(
     """Nobody is replaced, no other view is tried, and the run does not wait for a deadline."""
     launch = elastic_run(3, "evaluates")
     assert launch.finish(within_s=240) == 1, launch.output
-    assert re.search(r"^  ranks 1, 2: step 3, at .*script\.py:11$", launch.output, re.M), launch.output
-    assert re.search(r"^  rank 0: run\.evaluate after step 2 .*, at .*script\.py:14$", launch.output, re.M)
+    assert re.search(r"^  ranks 1, 2: step 3, at .*script\.py:16$", launch.output, re.M), launch.output
+    assert re.search(r"^  rank 0: run\.evaluate after step 2 .*, at .*script\.py:19$", launch.output, re.M)
     assert launch.output.count("Traceback (most recent call last)") == 1, launch.output
     assert "the run failed: the script does not do the same on all workers" in launch.output
     views = [event["generation"] for event in read_events(tmp_path / "run") if event["event"] == "view_formed"]
@@ -231,13 +244,29 @@ def test_ctrl_c_while_it_is_reported_ends_the_run_as_the_failure_that_it_is(elas
     launch.wait_for(lambda: "errors.CollectiveMismatch" in launch.output, "the report", within_s=240)
     launch.send(signal.SIGINT)
     assert launch.finish(within_s=240) in (1, 130), launch.output  # 130: the agent was past its signals by then
-    assert re.search(r"^  rank 1: step 3, at .*script\.py:11$", launch.output, re.M), launch.output
+    assert re.search(r"^  rank 1: step 3, at .*script\.py:16$", launch.output, re.M), launch.output
 
 
 def test_under_elastic_run_one_that_breaks_off_leaves_and_the_others_go_on(elastic_run: Callable[..., Launch]) -> None:
     output = elastic_run(3, "breaks").succeed(within_s=240)
     assert "rank 0 left the loop at step 3 and others did not" in output
     assert len(re.findall(r"^stopped ", output, re.M)) == 3
+
+
+@pytest.mark.parametrize("what", ["all break", "all but the lost break"])
+def test_who_waits_to_join_a_run_whose_script_leaves_the_loop_ends_with_it(
+    elastic_run: Callable[..., Launch], what: str
+) -> None:
+    """It was admitted at the boundary that the others broke off at, went on by itself, and trained further than they.
+
+    Where one of them is lost in the act, the next view has newcomers, and they end where the others do.
+    """
+    output = elastic_run(3, what, 400).succeed(within_s=240)
+    ends = re.findall(r"^stopped (\d+) (.*)$", output, re.M)
+    assert len(set(ends)) == 1, output
+    assert ends[0][1] == "the script left the loop"
+    assert len(ends) >= (2 if what == "all break" else 1), output
+    assert "others did not" not in output
 
 
 def one_freezes(run: elastic.Run, index: int, rank: int) -> None:
