@@ -33,7 +33,7 @@ FRESH = "TESTS_FRESH_INTERPRETER"
 _ROOT = Path(__file__).parents[2]
 _READY_S = 120.0
 _PROGRAMS = (("-m", "elastic", "run"), ("-m", "torch.distributed.run"))
-_OTHERS = (
+OTHERS = (
     "torch._dynamo",
     "torch.distributed.run",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
@@ -45,7 +45,7 @@ _OTHERS = (
     "tenacity",
     "xxhash",
 )
-_OURS = (
+OURS = (
     "elastic.launch.agent",
     "elastic.launch.arguments",
     "elastic.launch.ending",
@@ -76,7 +76,7 @@ def start(command: Sequence[str], *, env: Mapping[str, str], cwd: str | os.PathL
     """A program in a session of its own, without standard input; both its streams are `output`."""
     if _may_be_forked(command, env):
         path_is_ours = env.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
-        server = _forkserver(os.getpid(), (*_OTHERS, *_OURS) if path_is_ours else _OTHERS)
+        server = _forkserver(os.getpid(), (*OTHERS, *OURS) if path_is_ours else OTHERS)
         return server.start(command[1:], env, os.fspath(cwd), output)
     return subprocess.Popen(
         command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

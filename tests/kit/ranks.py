@@ -1,6 +1,6 @@
 """Runs one function in several real processes at once, as the ranks of something, and brings their answers back.
 
-The processes are forked from a server that has imported torch and computed nothing, so they start within
+The processes are forked from a server that has imported what they will and computed nothing, so they start within
 milliseconds and share no state with pytest. All of them end by the deadline, whatever they do.
 """
 
@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+from tests.kit.forkserver import OTHERS, OURS
+
 _CONTEXT = multiprocessing.get_context("forkserver")
-_SLOW_IMPORTS = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.tensor.parallel"]
-_CONTEXT.set_forkserver_preload(["torch", "tests.kit.ranks", "elastic.run", *_SLOW_IMPORTS])
+_SHARDING = ("torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.tensor.parallel")
+_CONTEXT.set_forkserver_preload([*OTHERS, *OURS, *_SHARDING, "pytest", "tests.kit.ranks"])
 
 
 @dataclass(frozen=True)
