@@ -103,9 +103,15 @@ def check_scheduled(config: Config) -> None:
 
 
 def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
-    """All that there are: an optimizer does not know its schedulers, so those are asked who hold it."""
+    """All that there are: an optimizer does not know its schedulers, so those are asked who hold it.
+
+    That walks over every object of the process, as seldom as it can: a scheduler holds it by itself, or, where somebody
+    has asked for its `__dict__`, by that.
+    """
     holders = gc.get_referrers(optimizer)
-    owners = [one for holder in holders if type(holder) is dict for one in gc.get_referrers(holder)]
+    attributes = [one for one in holders if type(one) is dict and one.get("optimizer") is optimizer]
+    of_schedulers = [one for one in attributes if "last_epoch" in one]
+    owners = gc.get_referrers(*of_schedulers) if of_schedulers else []
     return [one for one in [*holders, *owners] if isinstance(one, LRScheduler) and one.optimizer is optimizer]
 
 
