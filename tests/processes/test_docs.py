@@ -78,7 +78,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
                 at = said.index(line, at) + len(line)
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="how-to pages in processes")
 @pytest.mark.parametrize("which", [0, 1], ids=["random faults", "a fault at a moment"])
 def test_the_lines_that_test_a_script(tmp_path: Path, which: int) -> None:
     """docs/how-to/test-your-script.md, on the small script of the tests."""
@@ -244,6 +244,7 @@ def test_the_mixture_of_the_page_on_orders(tmp_path: Path) -> None:
     assert (tmp_path / "runs/mixture/commits").is_dir()
 
 
+@pytest.mark.nightly(sample=1, of="how-to pages in processes")
 def test_the_ddp_loop_that_is_kept(tmp_path: Path) -> None:
     """docs/how-to/keep-ddp.md: killed after a save, it goes on with more ranks."""
     (script,) = (block for block in blocks(HOW_TO / "keep-ddp.md", "python") if block.title)
@@ -260,7 +261,7 @@ def test_the_ddp_loop_that_is_kept(tmp_path: Path) -> None:
     assert re.findall(r"^epoch (\d) step (\d+)", said, re.MULTILINE) == [("1", "20"), ("2", "30")], said
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="how-to pages in processes")
 @pytest.mark.parametrize(
     ("title", "command", "leave"),
     [

@@ -117,7 +117,7 @@ def test_a_recorded_fleet_is_replayed_with_nodes_that_die_and_join(
     assert sizes == [2, 1, 2]
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 @pytest.mark.parametrize(("option", "every"), [((), 4), (("--save-every", "3"), 3), (("--save-every", "script"), None)])
 def test_a_run_that_loses_all_has_saved_before(
     here: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...], every: int | None
@@ -229,7 +229,7 @@ def test_all_that_stands_around_a_worker_can_fail(here: Path, capsys: pytest.Cap
     assert list((here / "drills").iterdir()) == []
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="what a drill notices")
 @pytest.mark.parametrize(
     ("program", "says", "look"),
     [
