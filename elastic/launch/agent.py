@@ -42,6 +42,7 @@ from elastic.launch.memory import OomKills, oom_kills, sentence, struck
 from elastic.launch.node_notices import NodeNotices
 from elastic.launch.notice_hook import NoticeHook
 from elastic.launch.sightings import Doubts, Patience, sighting
+from elastic.launch.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.starter import Request, Starter
 from elastic.launch.worker import SHARED_STDERR
 from elastic.membership.endings import AGAIN, KILLED
@@ -162,8 +163,10 @@ class Agent:
         hook: NoticeHook,
         *,
         say: Callable[[str], None],
+        timing: StartTimes | None = None,
     ) -> None:
         self._rules = rules
+        self._timing = timing
         self._hub = hub
         self._logs = logs
         self._say = say
@@ -360,6 +363,8 @@ class Agent:
         worker = self._workers[token]
         worker.pid, worker.id = pid, f"{self._hostname}-{pid}-{token}"
         self._ids[worker.id] = worker
+        if self._timing is not None:
+            self._timing.count(STARTED)
         worker.oom_kills = oom_kills()
         worker.its_end.close()
         worker.streams.given()
@@ -383,6 +388,8 @@ class Agent:
                 return
             case Ready():
                 worker.ready = True
+                if self._timing is not None:
+                    self._timing.count(IN_RUN)
                 if self._leaving:
                     worker.channel.say(as_message(self._leave_message()))
                 for notice in self._hints:
@@ -511,6 +518,13 @@ class Agent:
             self._late(now_s)
         if now_s - self._looked_s >= _LOOK_S:
             self._look(now_s)
+        if self._timing is not None and not self._timing.told:
+            self._look_at_start(self._timing)
+
+    def _look_at_start(self, timing: StartTimes) -> None:
+        if self._starter.imported_s is not None:
+            timing.mark(IMPORTED, self._starter.imported_s)
+        timing.look((token, Record.read(worker.progress)) for token, worker in self._workers.items())
 
     def _late(self, now_s: float) -> None:
         late = list(self._workers.values())

@@ -77,6 +77,7 @@ class Arguments:
     grace_s     from a signal to leave to SIGKILL; None: nobody has said
     fresh       each worker is a fresh interpreter
     status      show the run's status, where stderr is a terminal
+    timing      say where the time from the command to the first step went
     rdzv        torchrun's configuration of the rendezvous; empty where there is one node
     """
 
@@ -98,6 +99,7 @@ class Arguments:
     local_addr: str | None = None
     ports: range | None = None
     status: bool = True
+    timing: bool = False
     rdzv_endpoint: str = ""
     rdzv: Mapping[str, Any] = field(default_factory=dict)
     logs: LogRules = field(default_factory=LogRules)
@@ -136,6 +138,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="Do not keep the terminal's last two lines for the run's status: step, loss, speed, workers, last fault, "
         "last save. Where stderr is no terminal, a line is written after each change of the view instead.",
+    )
+    made.add_argument(
+        "--timing",
+        action="store_true",
+        help="Once this node's workers have applied a step, say where the time since the command went.",
     )
     made.add_argument(
         "--notices",
@@ -232,6 +239,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         run_id=None if options.standalone or config.run_id == "none" else config.run_id,
         fresh=options.start_method == "spawn",
         status=not options.no_status,
+        timing=options.timing,
         local_addr=config.local_addr,
         ports=port_range(options.port_range) if options.port_range is not None else None,
         rdzv_endpoint=config.rdzv_endpoint,

@@ -119,11 +119,15 @@ def _run(
     from elastic.launch.node_notices import NodeNotices
     from elastic.launch.notice_hook import NoticeHook
     from elastic.launch.quiet_torch import say_errors_only
+    from elastic.launch.start_times import LOADED, StartTimes
     from elastic.launch.starter import Starter
     from elastic.preemption.setting import sources
     from elastic.status.terminal import wanted
 
     node = f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
+    timing = StartTimes(arguments.workers, say) if arguments.timing else None
+    if timing is not None:
+        timing.mark(LOADED)
     loop = selectors.DefaultSelector()
     starter = Starter(loop, arguments.script, environ, fresh=arguments.fresh, preloaded=preloaded, say=say)
     hook = NoticeHook(arguments.on_notice, environ, say=say)
@@ -174,7 +178,7 @@ def _run(
             status=arguments.status and wanted(sys.stderr.fileno(), environ),
         )
         logs = Logs(arguments.logs, say=say)
-        return Agent(rules, hub, logs, starter, notices, hook, say=say).run(early.take)
+        return Agent(rules, hub, logs, starter, notices, hook, say=say, timing=timing).run(early.take)
 
 
 def _leave_early(number: signal.Signals, arguments: Arguments, hook: NoticeHook, say: Callable[[str], None]) -> int:

@@ -58,6 +58,7 @@ class Starter:
                process is a fork of it
     started    called as started(token, pid) once per request, whose descriptors can be closed then
     ready      a worker can be started at once, or nothing can be done ahead
+    imported_s when the first warm process had made the script's imports, by time.monotonic()
     """
 
     started: Callable[[str, int], None]
@@ -81,6 +82,7 @@ class Starter:
         self._warm: int | None = None  # its pid
         self._socket: socket.socket | None = None  # to the warm process
         self._ready = False
+        self.imported_s: float | None = None
         self._deaths = 0
         self._spare: _Spare | None = None
         self._asked_s = 0.0  # the warm process: for its imports, then for a spare
@@ -212,6 +214,7 @@ class Starter:
                     self._give_up(why)
                 case Ready():
                     self._ready, self._deaths = True, 0
+                    self.imported_s = self.imported_s or time.monotonic()
                     self._ask_for_spare()
                 case Forked(pid=pid):
                     assert self._spare is not None

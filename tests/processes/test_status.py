@@ -19,9 +19,12 @@ import pytest
 from elastic.drill.cluster import Cluster
 from elastic.drill.faults import At
 from elastic.events.reading import read_events
+from elastic.launch.start_times import APPLIED, HELD, IMPORTED, IN_RUN, LOADED, STARTED
+from tests.kit.launch import Launch
 from tests.kit.observed import assert_observed
 
 ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / "tests" / "kit" / "programs"
 WITHIN_S = 240.0
 
 
@@ -67,6 +70,19 @@ def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
         assert f"step {step} loss ".encode() in shown
     assert b"after the loss" not in shown
     assert_observed(read_events(url))
+
+
+@pytest.mark.nightly(sample=1, of="where the status is shown")
+def test_the_time_from_the_command_to_the_first_step_is_said_once(tmp_path: Path) -> None:
+    """By whoever wonders where a start's ten seconds go; a replaced worker's start is not the command's."""
+    flags = ["run", "--standalone", "--no-status", "--timing", "--nproc-per-node=2"]
+    with Launch("elastic", [*flags, PROGRAMS / "small.py", tmp_path / "run", "--steps=30", "--unhurried=2"]) as launch:
+        output = launch.succeed(within_s=WITHIN_S)
+
+    assert output.count("from the command to a step of 2 workers: ") == 1, output
+    rows = re.findall(r"^ +(\d+\.\d\d) s  (.*)$", output, re.M)
+    assert [what for _, what in rows] == [LOADED, IMPORTED, STARTED, IN_RUN, HELD, APPLIED], output
+    assert [float(at) for at, _ in rows] == sorted(float(at) for at, _ in rows)
 
 
 @pytest.mark.nightly(sample=1, of="where the status is shown")
