@@ -1,0 +1,124 @@
+"""Jobs of a real Slurm: told to end, taken for others, or at their limit, they leave whole, queue again and go on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkpoint.net.secret import VARIABLE, generated_secret
+from elastic.drill.end import End
+from elastic.drill.faults.plan import Plan
+from elastic.drill.folder import DrillFolder
+from elastic.drill.hosts.network import address
+from elastic.drill.judge.review import review
+from elastic.events.event import Event
+from elastic.events.reading import read_events
+from tests.kit.host_runs import ROOT, SCRIPT
+from tests.kit.hosts import Hosts
+from tests.kit.slurm import HOST, Slurm, missing
+
+STEPS, WITHIN_S, POLL_S = 160, 240.0, 0.2
+LEFT = 75
+
+# As docs/how-to/use-spot-notices.md has it.
+JOB = """
+export {secret}={value} ELASTIC_OBSERVER={observer} TMPDIR=/var/tmp OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
+cd {root}
+echo "begun ${{SLURM_RESTART_COUNT:-0}}"
+srun --mpi=none --wait=0 --kill-on-bad-exit=0 {python} -m elastic run --nnodes=1:2 --nproc-per-node=1 \\
+    --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint={address}:29466,{url} \\
+    --leave-status={left} {flags} {script} {url} --steps={steps} --save-every=50 --slow-until={hurry}
+status=$?
+echo "ended with $status"
+if [ $status -eq {left} ]; then scontrol requeue $SLURM_JOB_ID; fi
+exit $status
+"""
+
+
+@pytest.fixture
+def slurm(hosts: Callable[[int], Hosts], tmp_path: Path) -> Slurm:
+    lab = hosts(1)
+    if (why := missing()) is not None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"slurm: {why}")
+    return Slurm(lab, tmp_path / "slurm")
+
+
+@pytest.mark.nightly(sample=1)
+@pytest.mark.parametrize("why", ["scancel", "an urgent job", "the end of its allocation"])
+def test_a_job_leaves_whole_is_queued_again_and_goes_on(
+    slurm: Slurm, elastic_undisturbed: Callable[..., End], tmp_path: Path, why: str
+) -> None:
+    """Slurm says SIGTERM twice, to agents and to their workers; of the end of an allocation it says nothing."""
+    url, hurry = tmp_path / "run", tmp_path / "hurry"
+    job = slurm.submit(
+        _job(tmp_path / "drill", url, hurry, flags="--notices=slurm:45" if "allocation" in why else "--notices=none"),
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+        "--requeue",
+        "--time=1" if "allocation" in why else "--time=30",
+    )
+    _wait(slurm, url, "steps of both nodes", lambda events: _trained_by(events) == 2)
+    if why == "scancel":
+        slurm.ask("scancel", "--signal=TERM", f"{job}.0")
+    elif why == "an urgent job":
+        slurm.submit("sleep 1", "--partition=urgent", "--nodes=2", "--cpus-per-task=2")
+    _wait(slurm, url, "both to have left", lambda events: sum(event["event"] == "left" for event in events) == 2)
+    hurry.touch()
+    _wait(slurm, url, "the end of the run", lambda events: any(event["event"] == "finished" for event in events))
+    _until(slurm, "an empty queue", lambda: not slurm.states())
+
+    events = read_events(url)
+    undisturbed = elastic_undisturbed(steps=STEPS, seed=7).events
+    verdict = review(str(url), events, steps=STEPS, reference=undisturbed, lost_max=0, one_launch=False)
+    assert verdict.ok, f"{verdict}\n{slurm.said()}"
+    assert verdict.redone == 0
+    said = slurm.said()
+    assert said.count("this node has left (") == 2, said
+    assert [line for line in said.splitlines() if line.startswith(("begun ", "ended with "))] == [
+        "begun 0",
+        f"ended with {LEFT}",
+        "begun 1",
+        "ended with 0",
+    ], said
+
+
+def _job(folder: Path, url: Path, hurry: Path, *, flags: str) -> str:
+    drill = DrillFolder(folder)
+    drill.begin_launch()
+    drill.plan.write_text(Plan().to_json())
+    return JOB.format(
+        secret=VARIABLE,
+        value=generated_secret(),
+        observer=f"elastic.drill.inject.injector:observer:{drill.path}",
+        root=ROOT,
+        python=sys.executable,
+        address=address(HOST),
+        url=url,
+        hurry=hurry,
+        left=LEFT,
+        flags=flags,
+        script=SCRIPT,
+        steps=STEPS,
+    )
+
+
+def _trained_by(events: list[Event]) -> int:
+    """How many workers have applied three steps."""
+    return len({event["worker"] for event in events if event["event"] == "step_applied" and event["step"] >= 2})
+
+
+def _wait(slurm: Slurm, url: Path, what: str, holds: Callable[[list[Event]], bool]) -> None:
+    _until(slurm, what, lambda: (url / "events").exists() and holds(read_events(url)))
+
+
+def _until(slurm: Slurm, what: str, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {WITHIN_S:g} s: {what}\n{slurm.states()}\n{slurm.said()}"
+        time.sleep(POLL_S)
