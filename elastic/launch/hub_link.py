@@ -56,7 +56,7 @@ from elastic.membership.messages import (
 from elastic.membership.node_report import NodeReport
 from elastic.membership.wire import Message, WireError
 
-_WELCOME_S = 2.0  # for an agent that has taken our hello, and may be about to become the hub
+WELCOME_S = 2.0  # for an agent that has taken our hello, and may be about to become the hub
 _CALLER_S = 1.5  # another agent has lost the hub: if we have not within this, it is told where the hub is
 _HELLO_S = 10.0  # for one that connects, to say who it is
 _TRY_S = 0.5  # for a candidate to answer; then the next one is asked
@@ -67,7 +67,7 @@ _SURE_S = 1.0  # who has heard the hub since then says where it is
 _MEET_S = 1.0  # between two looks for a hub that those who are missing may have
 _HANDED_OVER_S = 5.0
 _REFUSALS_SHOWN = 10  # hosts; what strangers do fills no log
-_ACCEPTED_MAX = 64  # in one turn: of thousands that come at a takeover, who is here already is heard between them
+ACCEPTED_MAX = 64  # in one turn: of thousands that come at a takeover, who is here already is heard between them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +366,7 @@ class HubLink:
             hub.pinged_s = now_s
             hub.connection.say(as_message(Ping()))
         silent_s = hub.lease.silent_s(now_s)
-        if self._attending is hub and silent_s > (EVICT_S if hub.welcome else _WELCOME_S):
+        if self._attending is hub and silent_s > (EVICT_S if hub.welcome else WELCOME_S):
             self._lost_hub(f"nothing was heard of it for {silent_s:.1f} s")
         elif any(now_s - caller.since_s > _CALLER_S for caller in self._callers):
             self._answer_callers()
@@ -608,7 +608,7 @@ class HubLink:
     def _accept(self) -> None:
         """So many at most; the others come with the next turn."""
         assert self._listener is not None
-        for _ in range(_ACCEPTED_MAX):
+        for _ in range(ACCEPTED_MAX):
             try:
                 sock, (host, *_) = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
