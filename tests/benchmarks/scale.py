@@ -39,7 +39,8 @@ from rich.table import Table
 
 from checkpoint.net.secret import generated_secret
 from elastic.launch.hub_here import HubHere
-from elastic.launch.hub_link import ACCEPTED_MAX, WELCOME_S
+from elastic.launch.hub_link import ACCEPTED_MAX
+from elastic.launch.hub_seeking import WELCOME_S
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists
 from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, Broken, NewView, Roster, parse
@@ -61,7 +62,7 @@ class Figures:
     """seconds  on the simulated clock   hub_s  of its processor   node_s  of the slowest node's
 
     welcome_s  that a node has waited for the next hub's first word, after its hello; it gives that one up after
-               hub_link.py's WELCOME_S
+               hub_seeking.py's WELCOME_S
     """
 
     workers: int

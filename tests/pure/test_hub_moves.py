@@ -537,6 +537,22 @@ def test_a_hub_that_has_handed_over_decides_nothing_and_says_where_to_go() -> No
     assert run.heard["X"] == [{"say": "hub_is", "address": "10.0.0.66", "port": 1, "stays": False}]
 
 
+def test_who_is_in_no_view_knows_of_it_by_the_roster() -> None:
+    """Most of the view before would begin anew, beside those two who go on."""
+    run = Run("ABCDE", witness=False)
+    for node in "CDE":
+        run.is_killed(node, f"{node}0", step=7)
+    run.over("AB")
+    assert run.view("B") == "A0 B0"
+    run.moves("CDE", lost="AB")
+    for node in "CDE":
+        run.tell(node, "started", worker=f"{node}1", local_rank=0)
+    for node in "CDE":
+        run.tell(node, "ready", worker=f"{node}1", shares=8, identity="one")
+    run.later(20.0)
+    assert run.view("C") == "A0 B0 C0 D0 E0"
+
+
 def test_one_that_was_moved_on_from_votes_for_no_older_view() -> None:
     run = Run("ABCDE", witness=False)
     run.orders(run.hub.lost(0.0, "D", dead=False))
