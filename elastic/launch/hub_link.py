@@ -25,10 +25,12 @@ from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secured import client_side, server_side
 from checkpoint.net.strangers import Strangers, most_strangers
 from checkpoint.net.transport import SAME_FOR_ALL
+from elastic.launch import hub_seeking
 from elastic.launch.dialing import Address, Dial
 from elastic.launch.hub_here import PING_S, Deliver, HubHere
 from elastic.launch.hub_lookup import HubSearch
-from elastic.launch.lease import EVICT_S, HELD_UP_S, Lease
+from elastic.launch.hub_seeking import Candidate, Turn
+from elastic.launch.lease import HELD_UP_S, Lease
 from elastic.launch.loop_connection import LoopConnection
 from elastic.launch.place_wait import PlaceWait
 from elastic.membership.hub import Hub
@@ -56,18 +58,11 @@ from elastic.membership.messages import (
 from elastic.membership.node_report import NodeReport
 from elastic.membership.wire import Message, WireError
 
-_WELCOME_S = 2.0  # for an agent that has taken our hello, and may be about to become the hub
-_CALLER_S = 1.5  # another agent has lost the hub: if we have not within this, it is told where the hub is
 _HELLO_S = 10.0  # for one that connects, to say who it is
-_TRY_S = 0.5  # for a candidate to answer; then the next one is asked
-_PAUSE_S = 0.5  # between two rounds of asking all candidates
 _MET_MAX = 1024
 _SEEK_S = 600.0
-_SURE_S = 1.0  # who has heard the hub since then says where it is
-_MEET_S = 1.0  # between two looks for a hub that those who are missing may have
-_HANDED_OVER_S = 5.0
 _REFUSALS_SHOWN = 10  # hosts; what strangers do fills no log
-_ACCEPTED_MAX = 64  # in one turn: of thousands that come at a takeover, who is here already is heard between them
+ACCEPTED_MAX = 64  # in one turn: of thousands that come at a takeover, who is here already is heard between them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +91,6 @@ class Attendance:
         self.pinged_s = time.monotonic()
         self.lease = Lease(self.pinged_s)
         self.welcome = False
-
-    def is_sure(self, now_s: float) -> bool:
-        """Whether it is the hub: it has said so, and something lately."""
-        return self.welcome and self.lease.silent_s(now_s) < _SURE_S
 
     def welcomed(self, roster: list[tuple[str, Address]]) -> None:
         self.welcome = True
@@ -161,7 +152,7 @@ class HubLink:
         self._met: dict[str, Address] = {}  # all nodes that a roster ever named
         self._serving: HubHere | None = None
         self._attending: Attendance | None = None
-        self._seeking: list[tuple[str | None, Address]] | None = None  # who is to be asked yet
+        self._seeking: list[Candidate] | None = None  # who is to be asked yet
         self._seeks_since_s: float | None = None
         self._next_s = self._met_s = self._ticked_s = 0.0
         self._lost: dict[str, bool] = {}  # nodes that are no candidates, and whether they said that they go
@@ -230,7 +221,7 @@ class HubLink:
         """By others whose hub is here, until they have gone to the next one; or too long."""
         if self._serving is None or not self._serving.others:
             return False
-        return self._handed_over_s is None or time.monotonic() - self._handed_over_s <= _HANDED_OVER_S
+        return self._handed_over_s is None or time.monotonic() - self._handed_over_s <= hub_seeking.HANDED_OVER_S
 
     def settle(self) -> None:
         """Called when all that has arrived is told."""
@@ -366,9 +357,9 @@ class HubLink:
             hub.pinged_s = now_s
             hub.connection.say(as_message(Ping()))
         silent_s = hub.lease.silent_s(now_s)
-        if self._attending is hub and silent_s > (EVICT_S if hub.welcome else _WELCOME_S):
+        if self._attending is hub and hub_seeking.is_lost(silent_s, welcome=hub.welcome):
             self._lost_hub(f"nothing was heard of it for {silent_s:.1f} s")
-        elif any(now_s - caller.since_s > _CALLER_S for caller in self._callers):
+        elif any(now_s - caller.since_s > hub_seeking.CALLER_S for caller in self._callers):
             self._answer_callers()
 
     def _lost_hub(self, why: str) -> None:
@@ -451,7 +442,7 @@ class HubLink:
             self._seeking = self._candidates()
         if self._newcomer and self._search is None and self._find_hub is not None:
             self._search = HubSearch(self._find_hub)  # whom it knows may all be gone, and the run goes on with others
-        self._next_s = now_s + (_PAUSE_S if pause else 0.0)
+        self._next_s = now_s + (hub_seeking.PAUSE_S if pause else 0.0)
         if not pause:
             self._ask_next(now_s)
 
@@ -473,9 +464,8 @@ class HubLink:
             self._search.end()
             self._search = None
 
-    def _candidates(self) -> list[tuple[str | None, Address]]:
-        """In order; last those who may be on another side of a cut."""
-        return [(name, at) for name, at in dict([*self._roster, *self._met.items()]).items() if name not in self._lost]
+    def _candidates(self) -> list[Candidate]:
+        return hub_seeking.candidates(self._roster, self._met, self._lost)
 
     def _ask_next(self, now_s: float) -> None:
         assert self._seeking is not None
@@ -489,17 +479,17 @@ class HubLink:
         elif not self._seeking:
             self._lost = {}  # they may be back
             self._seeking = self._candidates()
-            self._next_s = now_s + _PAUSE_S
+            self._next_s = now_s + hub_seeking.PAUSE_S
         else:
-            name, address = self._seeking.pop(0)
-            is_here = name == self._place.node or address == self._own  # the latter: an agent was, before this one
-            if not is_here:
-                self._ask(name, address, now_s)
-            elif name == self._place.node and not self._newcomer:
-                self._serve(takes_over=True)
+            name, address = candidate = self._seeking.pop(0)
+            match hub_seeking.turn(candidate, node=self._place.node, own=self._own, newcomer=self._newcomer):
+                case Turn.ASK:
+                    self._ask(name, address, now_s)
+                case Turn.SERVE:
+                    self._serve(takes_over=True)
 
     def _ask(self, name: str | None, address: Address, now_s: float) -> None:
-        self._next_s = now_s + _TRY_S
+        self._next_s = now_s + hub_seeking.TRY_S
 
         def done(sock: socket.socket | None) -> None:
             self._dials.remove(dial)
@@ -548,7 +538,7 @@ class HubLink:
     def _look_for_another(self, now_s: float) -> None:
         """While this side may not go on: those who are missing may have a hub, and this one steps down for it."""
         assert self._serving is not None
-        if now_s - self._met_s < _MEET_S:
+        if now_s - self._met_s < hub_seeking.MEET_S:
             return
         self._met_s = now_s
         for dial in self._dials:
@@ -570,7 +560,7 @@ class HubLink:
                 said = None
                 with suppress(WireError):  # whoever has that address by now
                     said = parse(TO_AGENT, message)
-                if isinstance(said, HubIs) and said.address is not None and self._yields_to(said):
+                if isinstance(said, HubIs) and said.address is not None and hub_seeking.yields_to(said, self._own):
                     self._steps_down((said.address, said.port))
 
             transport = client_side(self._place.secret)
@@ -580,10 +570,6 @@ class HubLink:
 
         dial = Dial(self._loop, address, done)
         self._dials.append(dial)
-
-    def _yields_to(self, other: HubIs) -> bool:
-        theirs = (other.address or "", other.port)
-        return theirs != self._own and (not other.stays or theirs < self._own)
 
     def _steps_down(self, to: Address) -> None:
         if self._serving is None or not self._serving.missing():
@@ -608,7 +594,7 @@ class HubLink:
     def _accept(self) -> None:
         """So many at most; the others come with the next turn."""
         assert self._listener is not None
-        for _ in range(_ACCEPTED_MAX):
+        for _ in range(ACCEPTED_MAX):
             try:
                 sock, (host, *_) = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -683,7 +669,7 @@ class HubLink:
             caller.heard.append(self._serving.takes(hello.node, hello, caller.said[0], connection))
             for message in caller.said[1:]:
                 caller.heard[0](message)
-        elif self._attending is not None and time.monotonic() - caller.since_s > _CALLER_S:
+        elif self._attending is not None and time.monotonic() - caller.since_s > hub_seeking.CALLER_S:
             connection.say(self._where((hello.address, hello.port)))
         else:
             self._callers.append(caller)  # until we are the hub, or know where it is
@@ -694,13 +680,15 @@ class HubLink:
             self._came(caller)
 
     def _where(self, asks: tuple[str | None, int | None] = (None, None)) -> Message:
-        """Two who look for the hub and have reached each other are not sent to themselves. asks: where the caller
-        listens"""
-        where, hub = HubIs(), self._attending
+        """asks: where the caller listens"""
+        hub = self._attending
         if self._serving is not None:
-            where = HubIs(address=self._place.address, port=self._port or 0, stays=bool(self._serving.missing()))
-        elif hub is not None and hub.is_sure(time.monotonic()) and hub.address != asks:
-            where = HubIs(address=hub.address[0], port=hub.address[1])
+            where = hub_seeking.hub_here(self._own, missing=bool(self._serving.missing()))
+        elif hub is not None:
+            silent_s = hub.lease.silent_s(time.monotonic())
+            where = hub_seeking.hub_there(hub.address, welcome=hub.welcome, silent_s=silent_s, asks=asks)
+        else:
+            where = HubIs()
         return {"to": None, **as_message(where)}
 
     def _introduced(self, message: Message) -> Hello | WhereIsTheHub:

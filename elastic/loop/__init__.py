@@ -35,6 +35,7 @@
     saver                the coordinator's hand on the run's storage
     save_schedule        when the next save is due
     save_duration        how long it will take
+    vain_uploads         those that come too late for the run's claims, again and again
     hub_notice           where storage says that the hub is, for those who find it no other way
     portable             one instruction set on machines of several kinds
 

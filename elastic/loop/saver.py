@@ -24,6 +24,7 @@ from elastic.events import schema
 from elastic.events.log import EventLog
 from elastic.loop.save_duration import SaveDuration, likely_s
 from elastic.loop.save_schedule import SaveSchedule, SoonSave
+from elastic.loop.vain_uploads import VainUploads
 from elastic.membership.environment import Launch
 from elastic.membership.going_on import nodes_of
 from elastic.membership.succession import may_succeed
@@ -100,6 +101,7 @@ class Saver:
         self._opened_s = clock()
         self.schedule = SaveSchedule(config.saves, losses, events, clock=clock)
         self._soon = SoonSave()
+        self._in_vain = VainUploads()
         self.duration = SaveDuration()
         self.seen = Losses()
         self._claim = 0
@@ -243,6 +245,9 @@ class Saver:
             except (checkpoint.SaveDropped, checkpoint.ClaimLost) as lost:
                 if one.claim < self._claim:
                     self.schedule.owes_one = True
+                    took_s = (one.saving.ended_s or self._clock()) - one.begun_s
+                    if (words := self._in_vain.came_too_late(took_s=took_s, newest=self.newest)) is not None:
+                        self._console.warn(words)
                 elif isinstance(lost, checkpoint.ClaimLost):
                     raise _evicted(lost) from lost
                 # else a newer save took its place
@@ -380,6 +385,7 @@ class Saver:
         self._saved = position.step, position.stopped
         self._saved_s = self._clock()
         self._failures = 0
+        self._in_vain.committed()
         self._soon.committed(position.step)
         self._events.emit(
             schema.Saved(step=position.step, bytes=commit.bytes, seconds=took_s, stall=stall_s, name=commit.name)

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.membership.node_report import NodeReport, number_of
-from elastic.membership.succession import GoOn, KnownView, NeedsClaim, SideSize, Stay, may_go_on, suffices
+from elastic.membership.succession import (
+    GoOn,
+    KnownView,
+    NeedsClaim,
+    SideSize,
+    Stay,
+    may_be_elsewhere,
+    may_go_on,
+    possible,
+    suffices,
+)
 
 # so long a side leaves the claim to the others
 LET_FIRST_S = {SideSize.MOST: 0.0, SideSize.HALF: 1.0, SideSize.FEW: 2.5}
@@ -19,6 +29,7 @@ _AGAIN_S = 1.0  # after a storage that failed
 _PATIENCE_S = 5.0  # with a worker that is at its storage, before another one is asked; then twice as long, and so on
 ClaimDocument = dict[str, Any]
 _Name = tuple[str, ...]
+_View = tuple[int, frozenset[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +51,7 @@ class GoingOn:
     def __init__(self) -> None:
         self.claim: ClaimDocument | None = None
         self._known: tuple[KnownView, ...] = ()
+        self._knowing: dict[_View, set[str]] = {}  # nodes here that know of a view, as they have said or were told here
         self._left: set[str] = set()
         self._dead: set[str] = set()
         self._refusing: set[str] = set()
@@ -72,6 +84,8 @@ class GoingOn:
     def is_away(self, node: str) -> None:
         """It is not with this hub any more. Even if it comes back: it may have been with others meanwhile, who took
         the next claim."""
+        for nodes in self._knowing.values():
+            nodes.discard(node)
         if self._granted is not None and node in self._granted:
             self._granted = None
         if self._ask is not None and node in self._ask.nodes:
@@ -90,9 +104,10 @@ class GoingOn:
         self._unsure |= worker in self._unanswered
         self._unanswered.discard(worker)
 
-    def reported(self, report: NodeReport) -> None:
+    def reported(self, node: str, report: NodeReport) -> None:
         """By a node that comes from another hub."""
         for view in report.known:
+            self._knowing.setdefault(_view(view), set()).add(node)
             if view.claim is not None and not view.counted:
                 self._sees |= view.nodes
         self._known = (*self._known, *(view for view in report.known if view not in self._known))
@@ -106,6 +121,14 @@ class GoingOn:
         found = self._may_go_on(present)
         return frozenset() if isinstance(found, GoOn) else self.nodes - set(present) - self._left
 
+    def may_be_elsewhere(self, *, took_over: bool) -> bool:
+        """Nobody here holds the state: see succession.py.
+
+        took_over  this hub may not know what an earlier one of its agent's has asked for
+        """
+        asked = took_over or bool(self._unanswered)  # by a worker that may go on with another hub
+        return may_be_elsewhere(self._known, knowing=self._knows, left=self._left, asked=asked)
+
     @property
     def nodes(self) -> frozenset[str]:
         """Of the views in which the run may stand."""
@@ -113,12 +136,20 @@ class GoingOn:
 
     # views
 
-    def publishes(self, generation: int, nodes: Collection[str]) -> bool:
-        """A view. Whether the storage is its witness."""
+    def publishes(self, generation: int, nodes: Collection[str], *, anew: bool = False) -> bool:
+        """A view. Whether the storage is its witness.
+
+        anew  nobody in it holds the state: until it has met, others may go on in one that was published before
+        """
         witness = self.claim is not None and all(self._sees_storage(node) for node in nodes)
         claim = number_of(self.claim) if witness else None
         fresh = KnownView(generation=generation, nodes=frozenset(nodes), claim=claim)
-        self._known = (*self._newest_met(), fresh)
+        before = self._newest_met()
+        if anew:
+            before += tuple(view for view in possible(self._known) if view not in before and self._is_away(view))
+        self._known = (*before, fresh)
+        self._knowing = {_view(view): self._knows(view) for view in self._known}
+        self._knowing[_view(fresh)] = set(nodes)
         self._unsure &= self._granted is None
         self._granted = self._alone_since_s = self._ask = None
         self._patience_s = _PATIENCE_S
@@ -247,11 +278,6 @@ class GoingOn:
         self._unanswered.add(worker)
         return self._ask
 
-    @property
-    def is_unanswered(self) -> bool:
-        """Whether a worker may have got a claim that this hub has asked for, and go on under it with another one."""
-        return bool(self._unanswered)
-
     def _has_answered(self, worker: str) -> None:
         self._busy.discard(worker)
         self._unanswered.discard(worker)
@@ -263,9 +289,21 @@ class GoingOn:
         """Since when somebody is missing."""
         return now_s - self._alone_since_s if self._alone_since_s is not None else 0.0
 
+    def _knows(self, view: KnownView) -> set[str]:
+        """Nodes that are here."""
+        return self._knowing.get(_view(view), set())
+
+    def _is_away(self, view: KnownView) -> bool:
+        """Whether any of its nodes is."""
+        return not view.nodes <= self._knows(view) | self._left
+
     def _newest_met(self) -> tuple[KnownView, ...]:
         met = [view for view in self._known if view.met]
         return (max(met, key=lambda view: view.generation),) if met else ()
+
+
+def _view(view: KnownView) -> _View:
+    return view.generation, view.nodes
 
 
 def nodes_of(claim: Mapping[str, Any]) -> frozenset[str]:

@@ -354,7 +354,7 @@ class Hub:
         """Of a node that comes from another hub."""
         self._begun = True
         self._takeover.above = max(self._takeover.above, report.generation)
-        self._going_on.reported(report)
+        self._going_on.reported(node, report)
         self._finished |= report.finished
         self._saved = max(self._saved, report.saved)
         for one in report.workers.values():
@@ -894,8 +894,9 @@ class Hub:
         self._takeover.published()
         self._broken = self._asked = False
         self._put = {}
-        unanswered = self._takeover.is_one or self._going_on.is_unanswered  # by this hub's asking, or an earlier one's
-        witness = self._going_on.publishes(self.generation, {worker.node for worker in chosen})
+        newcomers = not any(worker.has_a_step for worker in chosen)
+        unanswered = newcomers and self._going_on.may_be_elsewhere(took_over=self._takeover.is_one)
+        witness = self._going_on.publishes(self.generation, {worker.node for worker in chosen}, anew=newcomers)
         if not self._finished:
             self._loss = None
         view = NewView(
@@ -910,7 +911,7 @@ class Hub:
             claim=self._going_on.claim,
             witness=witness,
             begun_elsewhere=self._begun_elsewhere,
-            unanswered=unanswered and not any(worker.has_a_step for worker in chosen),
+            unanswered=unanswered,
         )
         self._claim, self._storage_said = number_of(self._going_on.claim), None
         for worker in chosen:

@@ -373,7 +373,7 @@ class NewView:
     witness  all nodes of the view see it in the storage
     begun_elsewhere  the run has had views, and nobody of them is here: its storage must show that it has begun
     unanswered  nobody here holds the run's state, and others may be going on under a claim for which this hub's agent
-                answers: one that is away now was asked for it
+                answers (succession.py: may_be_elsewhere)
     """
 
     generation: int

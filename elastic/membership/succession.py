@@ -18,7 +18,7 @@ tests/pure/test_succession.py tries all interleavings of a small world.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -89,7 +89,7 @@ def may_go_on(
     refusing  nodes whose address refuses connections: they are dead, it seems, and a majority of the others need not
              let anybody ask the storage first
     """
-    bases = _possible(known)
+    bases = possible(known)
     claims = [view.claim for view in bases if view.claim is not None]
     sizes = [SideSize.MOST]
     why = ""
@@ -113,7 +113,7 @@ def _side_size(here: int, voters: int) -> SideSize:
     return SideSize.HALF if 2 * here == voters else SideSize.FEW
 
 
-def _possible(known: Iterable[KnownView]) -> Sequence[KnownView]:
+def possible(known: Iterable[KnownView]) -> Sequence[KnownView]:
     """Those in which the run may stand: the last one that was met, and what was published after it."""
     views = list(known)
     newest = max((view.generation for view in views if view.met), default=0)
@@ -130,6 +130,27 @@ def _stay(view: KnownView, here: Collection[str], missing: Collection[str]) -> s
         f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere, and the run's storage, which not "
         "all of them see, cannot tell"
     )
+
+
+def may_be_elsewhere(
+    known: Iterable[KnownView], *, knowing: Callable[[KnownView], Collection[str]], left: Collection[str], asked: bool
+) -> bool:
+    """Nobody here holds the state: whether others may go on under a claim for which the agent of this hub answers.
+
+    knowing  nodes that are here and have said that they know of that view, or were told of it here
+    asked    this agent's hub, or an earlier one of its, may have asked for a claim of which it does not know
+
+    Who holds the state got it in the last view, or in one that came of that, and there from a node of the last one.
+    That node would have told of the newer one as it came here. One that knows less than others may have gone back to
+    them, and its end of the connection has not been noticed yet. What refuses connections may be there, and go on.
+    Without a node of that view which is here the others need another claim, for which another hub asks; unless this one
+    has, before.
+    """
+    bases = possible(known)
+    away = [view.nodes - set(knowing(view)).union(left) for view in bases]
+    if asked:
+        return not bases or any(away)
+    return any(gone and gone == view.nodes - set(left) for gone, view in zip(away, bases, strict=True))
 
 
 def may_succeed(*, to: int, nodes: Collection[str], newest: int, its_nodes: Collection[str]) -> bool:

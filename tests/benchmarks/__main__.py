@@ -16,6 +16,7 @@ BENCHMARKS = {
     "goodput": "recorded spot fleets replayed under elastic run and plain torchrun, beside the simulation",
     "hosts": "what the loss of a whole host costs, beside plain torchrun",
     "scale": "how long views of up to 16,384 workers take to form",
+    "connection_costs": "what a connection of the control plane, and a line of it, cost either end",
     "topology": "bytes that leave a host in a step, beside a ring's",
     "checkpoints": "a save and a load, beside torch.save and DCP",
     "checkpoints_group": "what comparing replicas costs ranks that save together",

@@ -1,22 +1,25 @@
 """How long does a view of thousands of workers take to form? The real hub, and workers that only talk to it.
 
-    python -m tests.benchmarks.scale [--workers 16 256 1024 4096 16384] [--of-a-node 8] [--loss 0.001] [--json FILE]
+    python -m tests.benchmarks.scale [--workers 16 256 1024 4096 16384] [--of-a-node 8] [--loss 0.001] [--clear]
+                                     [--json FILE]
 
 One process, no torch, a simulated network and clock. The hub and what nodes read are the real code, whose processor
 time is measured as it runs and passes on the simulated clock; what arrives while the hub is busy is heard in its next
-turn.
+turn. What sockets and TLS take of either end's processor is measured first, over loopback, and passes there, too
+(connection_costs.py): for each line, each byte, and each connection. The hub accepts so many of a turn as agents do,
+and the others wait in its queue.
 The network has 0.5 ms one way, and 10 Gbit/s at the hub; a line is lost now and then, and then sent again after 0.2 s,
 with those behind it. For each size, from the moment of the cause until the last node has heard what follows, of
 
     the first view          all workers say `ready`
     a worker is lost        its agent says so, all others that they left the view
     1 % of nodes are lost   their connections end, at the same time (at least one)
-    the hub's host is lost  every node says hello to the next hub, with its report, and that one forms a view
+    the hub's host is lost  every node connects to the next hub and says hello, with its report; that one forms a view
 
 it prints that time, the hub's part of it, messages heard and lines said, megabytes both ways, and the hub's time for
-each worker: what grows faster than the workers shows there. Not in it: gloo's and NCCL's own connections, which form
-afterwards. Gloo's full mesh connects each rank with each, and what each leaves on the board for all others is as long
-as there are ranks: it is measured up to --board workers.
+each worker: what grows faster than the workers shows there; and at which size one hub takes a second for it. Not in it:
+gloo's and NCCL's own connections, which form afterwards. Gloo's full mesh connects each rank with each, and what each
+leaves on the board for all others is as long as there are ranks: it is measured up to --board workers.
 """
 
 from __future__ import annotations
@@ -34,13 +37,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from checkpoint.net.secret import generated_secret
 from elastic.launch.hub_here import HubHere
+from elastic.launch.hub_link import ACCEPTED_MAX
+from elastic.launch.hub_seeking import WELCOME_S
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists
 from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, Broken, NewView, Roster, parse
 from elastic.membership.node_report import NodeReport
 from elastic.membership.wire import LONG_LINE_MAX, Lines, Message, encode
-from tests.benchmarks import harness
+from tests.benchmarks import connection_costs, harness
+from tests.benchmarks.connection_costs import Costs, End
 from tests.benchmarks.harness import interruptible, progress
 from tests.kit.gloo_values import gloo_value
 
@@ -52,13 +59,18 @@ LOST = {"step": 3, "at": "in the exchange of step 3", "lost": True, "whole": Tru
 
 @dataclass
 class Figures:
-    """seconds  on the simulated clock   hub_s  of its processor   nodes_s  of the slowest node's"""
+    """seconds  on the simulated clock   hub_s  of its processor   node_s  of the slowest node's
+
+    welcome_s  that a node has waited for the next hub's first word, after its hello; it gives that one up after
+               hub_seeking.py's WELCOME_S
+    """
 
     workers: int
     what: str
     seconds: float = 0.0
     hub_s: float = 0.0
     node_s: float = 0.0
+    welcome_s: float = 0.0
     heard: int = 0
     heard_bytes: int = 0
     lines: int = 0
@@ -106,14 +118,17 @@ class Wire:
 class Fleet:
     """Nodes without processes, the network, and the hub that they talk to."""
 
-    def __init__(self, workers: int, of_a_node: int, loss: float) -> None:
-        self.count, self.loss = workers, loss
+    def __init__(self, workers: int, of_a_node: int, loss: float, costs: Costs) -> None:
+        self.count, self.loss, self.costs = workers, loss, costs
         names = [f"host{number:05d}-4711-ab12" for number in range(max(2, workers // of_a_node))]
         self.ids = {node: [f"{node[:-5]}-{rank}-{rank:06x}" for rank in range(workers // len(names))] for node in names}
         self.reports = {node: NodeReport() for node in names}
         self.lists = KnownLists()  # of all nodes: each knows what all have been told, and room for one is here
         self._read: dict[bytes, tuple[Any, float]] = {}
-        self._arriving: list[tuple[float, int, str, bytes]] = []  # at the hub
+        self._arriving: list[
+            tuple[float, int, str, bytes | Message]
+        ] = []  # lines at the hub; whose hello follows, dials
+        self._hello_s: dict[str, float] = {}  # when a node has said hello, and nothing was heard since
         self._number = 0
         self.now_s = 0.0
         self.figures = Figures(workers, "")
@@ -136,11 +151,18 @@ class Fleet:
     def says(self, node: str, message: Message, after_s: float = 0.0) -> None:
         line = encode(message)
         self.reports[node].note_said(parse(TO_HUB, message))
-        self._number += 1
         self.figures.heard += 1
         self.figures.heard_bytes += len(line)
-        at_s = self.network.arrives_s(self.now_s + after_s, node, len(line), to_hub=True)
-        heapq.heappush(self._arriving, (at_s, self._number, node, line))
+        begun_s = self.now_s + after_s + _line_s(self.costs.node, line)
+        self._arrives(self.network.arrives_s(begun_s, node, len(line), to_hub=True), node, line)
+
+    def dials(self, node: str, hello: Message, after_s: float) -> None:
+        """It connects to the hub, and says hello once they have shaken hands."""
+        self._arrives(self.now_s + after_s + ONE_WAY_S, node, hello)
+
+    def _arrives(self, at_s: float, node: str, what: bytes | Message) -> None:
+        self._number += 1
+        heapq.heappush(self._arriving, (at_s, self._number, node, what))
 
     def of_all(self, say: str, **facts: Any) -> None:
         for node in self.nodes:
@@ -163,13 +185,32 @@ class Fleet:
         begun_s = last_s = self.now_s
         while self._arriving:
             self.now_s = max(self.now_s, self._arriving[0][0])
-            begun = time.process_time()
-            while self._arriving and self._arriving[0][0] <= self.now_s:
-                _, _, node, line = heapq.heappop(self._arriving)
-                self._hears(node, line)
-            self.hub.settle()
-            last_s = max(last_s, self._turn_is_over(time.process_time() - begun, answers, until))
+            last_s = max(last_s, self._turn(answers, until))
         self.figures.seconds = last_s - begun_s
+
+    def _turn(self, answers: Callable[[str, Any], None], until: type) -> float:
+        """Of the hub's loop: it accepts some of those who have connected, and hears what has arrived."""
+        lines, dials, queue = list[tuple[str, bytes]](), list[tuple[str, Message]](), list[Any]()
+        while self._arriving and self._arriving[0][0] <= self.now_s:
+            at_s, number, node, what = heapq.heappop(self._arriving)
+            if isinstance(what, bytes):
+                lines.append((node, what))
+            elif len(dials) < ACCEPTED_MAX:
+                dials.append((node, what))
+            else:
+                queue.append((at_s, number, node, what))
+        for one in queue:
+            heapq.heappush(self._arriving, one)
+        begun = time.process_time()
+        for node, line in lines:
+            self._hears(node, line)
+        self.hub.settle()
+        took_s = time.process_time() - begun + sum(_line_s(self.costs.hub, line) for _, line in lines)
+        for node, hello in dials:
+            took_s += self.costs.hub.connection
+            self._hello_s[node] = self.now_s + took_s + ONE_WAY_S + self.costs.node.connection
+            self.says(node, hello, self._hello_s[node] - self.now_s)
+        return self._turn_is_over(took_s, answers, until)
 
     def loses(self, nodes: list[str], answers: Callable[[str, Any], None]) -> None:
         """Their connections end."""
@@ -198,7 +239,7 @@ class Fleet:
         for node in self.nodes:
             report = {**self.reports[node].document(), **shared}
             words = self.hello(node, starting=[], report=report, knows=self.lists.hashes())
-            self.says(node, words, 3 * ONE_WAY_S + self.figures.node_s)
+            self.dials(node, words, self.figures.node_s)
 
     @property
     def lost(self) -> Message:
@@ -220,9 +261,13 @@ class Fleet:
         for node, wire in self.wires.items():
             while wire.said:
                 line = wire.said.popleft()
+                self.now_s += (sent_s := _line_s(self.costs.hub, line))
+                self.figures.hub_s += sent_s
                 self.figures.lines += 1
                 self.figures.bytes += len(line)
                 at_s = self.network.arrives_s(self.now_s, node, len(line), to_hub=False)
+                if (hello_s := self._hello_s.pop(node, None)) is not None:
+                    self.figures.welcome_s = max(self.figures.welcome_s, at_s - hello_s)
                 said, read_s = self._reads(node, line)
                 if isinstance(said, until):
                     last_s = max(last_s, at_s + read_s)
@@ -251,8 +296,12 @@ class Fleet:
         return said, read_s
 
 
-def measure(workers: int, of_a_node: int, loss: float, board: int) -> Iterator[Figures]:
-    fleet = Fleet(workers, of_a_node, loss)
+def _line_s(end: End, line: bytes) -> float:
+    return end.line + end.byte * len(line)
+
+
+def measure(workers: int, of_a_node: int, loss: float, board: int, costs: Costs) -> Iterator[Figures]:
+    fleet = Fleet(workers, of_a_node, loss, costs)
 
     def begins(what: str) -> None:
         fleet.figures = Figures(workers, what)
@@ -327,20 +376,43 @@ def table(found: list[Figures]) -> Table:
     return shown
 
 
+def sizes_of_a_second(found: list[Figures]) -> Iterator[str]:
+    """For each cause, how many workers one hub can have before it takes a second; beyond what was measured, in a
+    straight line from the largest."""
+    for what in dict.fromkeys(one.what for one in found):
+        of_it = [one for one in found if one.what == what]
+        within = [one for one in of_it if one.seconds <= 1.0]
+        slower = [one for one in of_it if one.seconds > 1.0]
+        if not within or of_it[-1].seconds <= 0:
+            continue
+        if slower:
+            low, high = within[-1], slower[0]
+            part = (1.0 - low.seconds) / (high.seconds - low.seconds)
+            yield f"{what}: a second at {low.workers + part * (high.workers - low.workers):,.0f} workers"
+        else:
+            yield f"{what}: a second at some {of_it[-1].workers / of_it[-1].seconds:,.0f} workers"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=SIZES)
     parser.add_argument("--of-a-node", type=int, default=8)
     parser.add_argument("--loss", type=float, default=0.0, help="how many of the lines are lost; 0.001: one of 1,000")
     parser.add_argument("--board", type=int, default=1024, help="up to so many workers gloo's addresses are exchanged")
+    parser.add_argument("--clear", action="store_true", help="a run without a secret: no TLS")
     parser.add_argument("--json", help="writes the figures there, too")
     options = parser.parse_args()
     found: list[Figures] = []
     with interruptible():
+        costs = connection_costs.measure(None if options.clear else generated_secret())
         for workers in progress("sizes", options.workers):
-            for figures in measure(workers, options.of_a_node, options.loss, options.board):
+            for figures in measure(workers, options.of_a_node, options.loss, options.board, costs):
                 found.append(figures)  # one by one: interrupted, all that are done are shown
     Console().print(table(found))
+    for line in sizes_of_a_second(found):
+        print(line)
+    if welcome_s := max((one.welcome_s for one in found), default=0.0):
+        print(f"the longest wait for the next hub's first word: {welcome_s:.2f} s; a node waits for {WELCOME_S:g} s")
     if options.json:
         with open(options.json, "w") as file:
             json.dump([asdict(one) for one in found], file, indent=1)

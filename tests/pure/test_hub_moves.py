@@ -433,6 +433,84 @@ def test_newcomers_hear_that_one_who_is_away_may_go_on_under_a_claim_of_this_hub
     assert run.said("A", "view")[-1]["unanswered"] == (not answers)
 
 
+@pytest.mark.parametrize(
+    ("away", "unanswered"),
+    [
+        pytest.param("", False, id="all agents of the last view are here"),
+        pytest.param("left", False, id="one has left in order"),
+        pytest.param("lost", True, id="one is away, and its worker may go on"),
+        pytest.param("refuses", True, id="one refuses connections, or a firewall does"),
+    ],
+)
+def test_newcomers_of_a_hub_that_took_over_ask_the_storage_only_where_somebody_may_be_elsewhere(
+    away: str, unanswered: bool
+) -> None:
+    """From the loss of the first host on, a loss of all workers cost 15 s of looking for signs of life, for the life of
+    the run: nobody but dead processes of agents that were here could have given any."""
+    run = Run("ABC", witness=True)
+    run.moves("BC", lost="A")
+    run.over("BC")
+    run.claims("B")
+    assert run.view("C") == "B0 C0"
+    run.meets("BC")
+    if away == "left":
+        run.tell("C", "bye")
+    elif away:
+        run.hub.loses("C", dead=False, refuses=away == "refuses")
+    here = "B" if away else "BC"
+    for node in here:
+        run.is_killed(node, f"{node}0", step=9)
+        run.tell(node, "started", worker=f"{node}1", local_rank=0)
+    for node in here:
+        run.tell(node, "ready", worker=f"{node}1", shares=8, identity="one")
+    run.later(3.0)
+    assert run.view("B") == " ".join(f"{node}1" for node in here)
+    assert run.said("B", "view")[-1]["unanswered"] == unanswered
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_newcomers_look_for_one_that_went_on_without_their_hub_s_node(met: bool) -> None:
+    """It needs no other claim, and asks nobody. Until its beacon had moved, they took its run: their own answered."""
+    run = Run("AB", witness=True)
+    run.is_killed("A", "A0", step=7)
+    run.over("B")
+    assert run.view("B") == "B0"
+    if met:
+        run.meets("B")
+    run.orders(run.hub.lost(run.now_s, "B", dead=False))
+    for life in (1, 2):
+        run.tell("A", "started", worker=f"A{life}", local_rank=0)
+        run.tell("A", "ready", worker=f"A{life}", shares=8, identity="one")
+        run.later(3.0)
+        assert run.view("A") == f"A{life}"
+        assert run.said("A", "view")[-1]["unanswered"]
+        run.fails("A", f"A{life}", step=life)  # it found that somebody lives
+
+
+@pytest.mark.parametrize(("knowing", "unanswered"), [("ABC", False), ("AC", True), ("C", True)])
+def test_who_has_not_told_this_hub_of_the_last_view_may_be_with_others_meanwhile(
+    knowing: str, unanswered: bool
+) -> None:
+    """The end of its connection has not been noticed: with those who came here since, it may hold the state."""
+    run = Run("ABC", witness=True)
+    before = {node: NodeReport.from_document(report.document()) for node, report in run.reports.items()}
+    run.over("ABC", at=BOUNDARY)
+    assert run.hub.generation == 2
+    run.meets("ABC")
+    for node in "ABC":
+        run.is_killed(node, f"{node}0", step=9)
+        if node not in knowing:
+            run.reports[node] = before[node].without_workers()
+    run.moves("ABC")
+    for node in "ABC":
+        run.tell(node, "started", worker=f"{node}1", local_rank=0)
+    for node in "ABC":
+        run.tell(node, "ready", worker=f"{node}1", shares=8, identity="one")
+    run.later(20.0)
+    assert run.view("A") == "A1 B1 C1"
+    assert run.said("A", "view")[-1]["unanswered"] == unanswered
+
+
 def test_an_answer_that_comes_when_all_are_back_makes_the_next_view_save_under_that_claim() -> None:
     run = Run("ABC", witness=True)
     run.orders(run.hub.lost(0.0, "C", dead=False))
@@ -457,6 +535,22 @@ def test_a_hub_that_has_handed_over_decides_nothing_and_says_where_to_go() -> No
     run.orders(run.hub.lost(0.1, "C", dead=False))
     run.later(30.0)
     assert run.heard["X"] == [{"say": "hub_is", "address": "10.0.0.66", "port": 1, "stays": False}]
+
+
+def test_who_is_in_no_view_knows_of_it_by_the_roster() -> None:
+    """Most of the view before would begin anew, beside those two who go on."""
+    run = Run("ABCDE", witness=False)
+    for node in "CDE":
+        run.is_killed(node, f"{node}0", step=7)
+    run.over("AB")
+    assert run.view("B") == "A0 B0"
+    run.moves("CDE", lost="AB")
+    for node in "CDE":
+        run.tell(node, "started", worker=f"{node}1", local_rank=0)
+    for node in "CDE":
+        run.tell(node, "ready", worker=f"{node}1", shares=8, identity="one")
+    run.later(20.0)
+    assert run.view("C") == "A0 B0 C0 D0 E0"
 
 
 def test_one_that_was_moved_on_from_votes_for_no_older_view() -> None:

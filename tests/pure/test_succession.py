@@ -1,22 +1,21 @@
-"""Whoever is lost and whoever is cut off from whom: of one view at most one side goes on.
+"""Whoever is lost and whoever is cut off from whom: of one view at most one side goes on, and one does.
 
-A small world in which every interleaving is tried: nodes crash, lose their hub, attach to another or become it; hubs
-ask the storage, publish views, and die; messages arrive or do not; the workers of a view meet in it one after the
-other. What must hold: the views in which all have met follow each other in one line.
+The rules, and all interleavings of a small world in which they hold (tests/kit/small_world.py).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from elastic.membership.succession import GoOn, KnownView, NeedsClaim, SideSize, Stay, may_go_on, may_succeed, suffices
+from elastic.membership.succession import GoOn, KnownView, NeedsClaim, SideSize, Stay, may_be_elsewhere, may_go_on
 from tests.kit.sampling import NIGHTLY
+from tests.kit.small_world.moves import Rules
+from tests.kit.small_world.search import explore, goes_on, may_majority_go_on
+from tests.kit.small_world.state import first
 
 
 def view(nodes: str, *, generation: int = 1, **facts: Any) -> KnownView:
@@ -74,312 +73,6 @@ def test_why_they_stay_names_those_who_are_missing() -> None:
     assert "c, d may be going on elsewhere" in found.why
 
 
-@dataclass(frozen=True)
-class Node:
-    """known  the views that it was told of and may be in
-    hub    the one that it is with, its own or another's; None: it looks for one
-    given  the generation in whose view its workers have given their part, to meet the others
-    over   the newest generation whose view they have left
-    """
-
-    known: frozenset[KnownView]
-    hub: int | None = 0
-    alive: bool = True
-    given: int = 1
-    over: int = 0
-
-
-@dataclass(frozen=True)
-class HubOf:
-    """asked    for which nodes the claim is being asked for, if none of them has been away since
-    granted  the number of the claim that it has won, and its nodes
-    left     nodes that have said that they go
-    """
-
-    node: str
-    asked: frozenset[str] | None = None
-    granted: tuple[int, frozenset[str]] | None = None
-    published: KnownView | None = None
-    left: frozenset[str] = frozenset()
-    over: bool = False
-
-    def without(self, name: str) -> HubOf:
-        asked = None if self.asked is None or name in self.asked else self.asked
-        granted = None if self.granted is None or name in self.granted[1] else self.granted
-        return replace(self, asked=asked, granted=granted)
-
-
-@dataclass(frozen=True)
-class Asking:
-    """A worker is at the storage, whatever becomes of the hub that has sent it there.
-
-    to  the newest claim that its hub knows
-    """
-
-    hub: int
-    worker: str
-    to: int
-    nodes: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Small:
-    """claims: the nodes of each, in order   line: the views that have trained, in order of time"""
-
-    nodes: tuple[tuple[str, Node], ...]
-    hubs: tuple[HubOf, ...]
-    claims: tuple[frozenset[str], ...]
-    line: tuple[tuple[int, frozenset[str]], ...]
-    faults: int
-    asking: frozenset[Asking] = frozenset()
-
-    def of(self, name: str) -> Node:
-        return dict(self.nodes)[name]
-
-    def set(self, name: str, **facts: Any) -> Small:
-        return replace(self, nodes=tuple((n, replace(o, **facts) if n == name else o) for n, o in self.nodes))
-
-    def set_hub(self, number: int, **facts: Any) -> Small:
-        hubs = list(self.hubs)
-        hubs[number] = replace(hubs[number], **facts)
-        return replace(self, hubs=tuple(hubs))
-
-    def leaves_hub(self, name: str, **facts: Any) -> Small:
-        """Its hub notices, if only when it comes back."""
-        hub = self.of(name).hub
-        world = self.set(name, hub=None, **facts)
-        if hub is None:
-            return world
-        return replace(world, hubs=tuple(o.without(name) if n == hub else o for n, o in enumerate(world.hubs)))
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The product's, or wrong ones in their place.
-
-    generations, hubs  how many there may be in this small world
-    regroups  whether a view is published for the nodes of the last one, too
-    """
-
-    may_go_on: Callable[..., GoOn | NeedsClaim | Stay] = may_go_on
-    may_succeed: Callable[..., bool] = may_succeed
-    suffices: Callable[..., bool] = suffices
-    forgets_who_is_away: bool = True
-    generations: int = 4
-    hubs: int = 3
-    regroups: bool = False
-
-
-def _moves(world: Small, rules: Rules) -> Iterator[Small]:
-    for name, node in world.nodes:
-        if not node.alive:
-            continue
-        if world.faults:
-            fewer = replace(world, faults=world.faults - 1)
-            yield _without(fewer, name)
-            if node.hub is not None and world.hubs[node.hub].node != name:
-                yield _goes_away(fewer, name, rules)
-                if all(one.generation <= node.over for one in node.known):
-                    hub = world.hubs[node.hub]
-                    yield _without(fewer.set_hub(node.hub, left=hub.left | {name}), name)  # it leaves in order
-        if node.hub is None:
-            if len(world.hubs) < rules.hubs:
-                yield replace(world, hubs=(*world.hubs, HubOf(name))).set(name, hub=len(world.hubs))
-            for number, hub in enumerate(world.hubs):
-                if not hub.over and hub.node != name and world.of(hub.node).hub == number:
-                    yield world.set(name, hub=number).set_hub(number, left=hub.left - {name})
-        yield from _of_workers(world, name, node)
-    for number, hub in enumerate(world.hubs):
-        if not hub.over:
-            yield from _of_hub(world, number, hub, rules)
-    for asking in world.asking:
-        yield _answered(world, asking, rules)
-
-
-def _goes_away(world: Small, name: str, rules: Rules) -> Small:
-    return world.leaves_hub(name) if rules.forgets_who_is_away else world.set(name, hub=None)
-
-
-def _without(world: Small, name: str) -> Small:
-    """That node has crashed, and its hub with it."""
-    world = world.leaves_hub(name, alive=False)
-    for number, hub in enumerate(world.hubs):
-        if hub.node == name:
-            world = world.set_hub(number, over=True, asked=None, granted=None)
-            for other, node in world.nodes:
-                if node.hub == number:
-                    world = world.set(other, hub=None)
-    return replace(world, asking=frozenset(one for one in world.asking if one.worker != name))
-
-
-def _of_workers(world: Small, name: str, node: Node) -> Iterator[Small]:
-    """They give their part in the view that was published, meet once all have, train, and leave it at any time.
-
-    One that is at the storage hears of nothing meanwhile.
-    """
-    if any(one.worker == name for one in world.asking):
-        return
-    newest = max(node.known, key=lambda one: one.generation)
-    if newest.generation > node.over:
-        yield world.set(name, over=newest.generation)
-        if newest.generation > node.given:
-            yield world.set(name, given=newest.generation)
-        others = [world.of(other) for other in newest.nodes]
-        if not newest.met and all(other.given >= newest.generation for other in others):
-            yield world.set(name, known=frozenset([replace(newest, met=True)]))
-
-
-def _trains(world: Small) -> Small:
-    """A step is applied only where the workers of all nodes of a view have met, and none has left it."""
-    for trained in _training(world):
-        if trained != world.line[-1]:
-            world = replace(world, line=(*world.line, trained))
-    return world
-
-
-def _training(world: Small) -> set[tuple[int, frozenset[str]]]:
-    within = {
-        name: {(one.generation, one.nodes) for one in node.known if one.met and one.generation > node.over}
-        for name, node in world.nodes
-        if node.alive
-    }
-    views = {one for views in within.values() for one in views}
-    return {one for one in views if all(one in within.get(name, ()) for name in one[1])}
-
-
-def _of_hub(world: Small, number: int, hub: HubOf, rules: Rules) -> Iterator[Small]:
-    here = {name for name, node in world.nodes if node.hub == number and node.alive}
-    if hub.node not in here:
-        return
-    if hub.published is not None:
-        for name in here & hub.published.nodes:
-            node = world.of(name)
-            if all(one.generation < hub.published.generation for one in node.known):
-                yield world.set(name, known=node.known | {hub.published})
-    known = frozenset(one for name in here for one in world.of(name).known)
-    if hub.published is not None:
-        known |= {hub.published}
-    newest = max(known, key=lambda one: one.generation)
-    survivors = frozenset(newest.nodes & here)
-    if not survivors or newest.generation == rules.generations:
-        return
-    if any(one.generation > world.of(name).over for name in here for one in world.of(name).known):
-        return  # somebody may still train
-    fresh = KnownView(generation=newest.generation + 1, nodes=survivors)
-    claims = [one.claim for one in known if one.claim is not None]
-    for found in _verdicts(world, hub, known, here, rules):
-        match found:
-            case GoOn():
-                if rules.regroups or fresh.nodes != newest.nodes:
-                    yield world.set_hub(number, published=replace(fresh, claim=max(claims, default=None)))
-            case NeedsClaim(after=after):
-                granted = hub.granted
-                if granted is not None and rules.suffices(granted[1], holding=survivors, left=hub.left):
-                    yield world.set_hub(number, published=replace(fresh, claim=granted[0]), granted=None, asked=None)
-                elif hub.asked != survivors and len(world.asking) < 2:
-                    to = max([after, *([granted[0]] if granted is not None else [])])
-                    for worker in sorted(survivors):
-                        if all(one.worker != worker for one in world.asking):
-                            asking = world.asking | {Asking(number, worker, to, survivors)}
-                            yield replace(world, asking=asking).set_hub(number, asked=survivors, granted=None)
-                            break
-
-
-def _verdicts(
-    world: Small, hub: HubOf, known: frozenset[KnownView], here: set[str], rules: Rules
-) -> set[GoOn | NeedsClaim | Stay]:
-    """Of one that knows nothing of those who are not here; and of one that knows who of them is dead, and to whom a
-    firewall says so of all."""
-    dead = {name for name, node in world.nodes if not node.alive}
-    absent = {name for name, _ in world.nodes} - here
-    silence = rules.may_go_on(known, present=here, left=hub.left, dead=set(), refusing=set())
-    word = rules.may_go_on(known, present=here, left=hub.left, dead=dead, refusing=absent)
-    return {silence, word}
-
-
-def _answered(world: Small, asking: Asking, rules: Rules) -> Small:
-    """At one instant: the next claim is taken, or those whom the newest does not name are moved on from."""
-    hub = world.hubs[asking.hub]
-    newest = world.claims[-1]
-    world = replace(world, asking=world.asking - {asking})
-    counts = hub.asked == asking.nodes and not hub.over
-    facts = {"to": asking.to, "nodes": asking.nodes, "newest": len(world.claims), "its_nodes": newest}
-    if rules.may_succeed(**facts):
-        number = len(world.claims) + 1
-        world = replace(world, claims=(*world.claims, asking.nodes))
-        return world.set_hub(asking.hub, asked=None, granted=(number, asking.nodes)) if counts else world
-    if counts:
-        world = world.set_hub(asking.hub, asked=None)
-        for name in asking.nodes - newest:
-            world = _without(world, name)
-    return world
-
-
-def judge(world: Small) -> None:
-    for before, after in pairwise(world.line):
-        assert after[0] > before[0], f"{after} trained after {before}"
-        assert after[1] & before[1], f"{after} goes on from {before}"
-
-
-@dataclass
-class Searched:
-    """leads_to: from each state that was looked at, those that follow it   complete: whether that was all of them"""
-
-    rules: Rules
-    leads_to: dict[Small, list[Small]]
-    complete: bool
-
-    def stuck(self) -> list[Small]:
-        """States from which nobody ever trains, though somebody holds the state, and neither hubs nor generations are
-        at the bounds of this small world."""
-        backwards: dict[Small, list[Small]] = {}
-        for world, following in self.leads_to.items():
-            for one in following:
-                backwards.setdefault(one, []).append(world)
-        fine = [world for world in self.leads_to if _training(world) or self._is_at_a_bound(world)]
-        fine += [world for following in self.leads_to.values() for world in following if world not in self.leads_to]
-        live = set(fine)
-        while fine:
-            for before in backwards.get(fine.pop(), ()):
-                if before not in live:
-                    live.add(before)
-                    fine.append(before)
-        return [world for world in self.leads_to if world not in live and _has_a_holder(world)]
-
-    def _is_at_a_bound(self, world: Small) -> bool:
-        known = [one.generation for _, node in world.nodes for one in node.known]
-        known += [hub.published.generation for hub in world.hubs if hub.published is not None]
-        return len(world.hubs) >= self.rules.hubs or max(known) >= self.rules.generations
-
-
-def _has_a_holder(world: Small) -> bool:
-    last = world.line[-1][1]
-    return any(node.alive and name in last for name, node in world.nodes)
-
-
-def explore(first: Small, *, states_max: int, rules: Rules = Rules()) -> Searched:
-    seen, waiting = {first}, deque([first])
-    searched = Searched(rules, {}, complete=False)
-    while waiting and len(seen) < states_max:
-        world = waiting.popleft()
-        following = [_trains(moved) for moved in _moves(world, rules)]
-        searched.leads_to[world] = following
-        for one in following:
-            if one not in seen:
-                judge(one)
-                seen.add(one)
-                waiting.append(one)
-    searched.complete = not waiting
-    return searched
-
-
-def _first(views: dict[str, KnownView], *, faults: int) -> Small:
-    nodes = frozenset(views)
-    claims = (nodes,) if any(known.claim for known in views.values()) else ()
-    every = tuple((name, Node(frozenset([known]))) for name, known in views.items())
-    return Small(every, (HubOf(min(nodes)),), claims, ((1, nodes),), faults)
-
-
 WITNESS: dict[str, Any]
 MAJORITY: dict[str, Any]
 TOLD: dict[str, Any]
@@ -406,7 +99,7 @@ def test_at_most_one_side_goes_on_in_any_interleaving(world: str, faults: int) -
     """Worlds of two nodes are searched to the end, those of three as far as the time allows: further at night."""
     rules = Rules(generations=3, hubs=2, regroups=True) if world in SMALL else Rules()
     states_max = 400_000 if NIGHTLY or world in SMALL else 6_000
-    searched = explore(_first(WORLDS[world], faults=faults), states_max=states_max, rules=rules)
+    searched = explore(first(WORLDS[world], faults=faults), states_max=states_max, rules=rules)
     print(f"{world}, {faults} faults: {len(searched.leads_to)} states{'' if searched.complete else ', not all'}")
     assert searched.complete or world not in SMALL
 
@@ -418,10 +111,64 @@ def test_whoever_is_left_goes_on_in_the_end(faults: int) -> None:
     With a second fault those who took the claim may die before they have gone on. The others are newcomers then, whom
     this world lacks.
     """
-    first = _first(WORLDS["two, and the storage"], faults=faults)
-    searched = explore(first, states_max=400_000, rules=Rules(generations=3, hubs=3, regroups=True))
+    begin = first(WORLDS["two, and the storage"], faults=faults)
+    searched = explore(begin, states_max=400_000, rules=Rules(generations=3, hubs=3, regroups=True))
     assert searched.complete
     assert not searched.stuck()
+
+
+def test_newcomers_take_no_run_from_those_who_go_on_with_it() -> None:
+    """Workers were all killed and agents stay; whose own agent answers for the newest claim looks for nobody else."""
+    begin = first(WORLDS["two, and the storage"], faults=2 if NIGHTLY else 1, kills=2 if NIGHTLY else 1)
+    searched = explore(begin, states_max=400_000, rules=Rules(generations=3, hubs=3))
+    assert searched.complete
+    assert any(claim.anew for world in searched.leads_to for claim in world.claims)
+
+
+def test_what_was_reported_as_saved_stays_the_run_s_whoever_goes_on() -> None:
+    """A side that has lost may still be uploading: what it commits then is nobody's, and nobody was told otherwise."""
+    begin = first(WORLDS["two, and the storage"], faults=1, saves=2)
+    searched = explore(begin, states_max=400_000, rules=Rules(generations=3, hubs=2))
+    assert searched.complete
+    assert any(world.commits - set(world.saved()) for world in searched.leads_to), "no side that lost has committed"
+
+
+TWO_OF_THREE = ("ab", "ac", "bc", "abc")
+
+
+@pytest.mark.parametrize(
+    ("world", "faults"), [("a majority counts", 1), ("a majority counts", 2), ("the storage is a witness", 1)]
+)
+def test_some_side_goes_on_where_a_majority_is_connected(world: str, faults: int) -> None:
+    """From every state that was reached, once the two or three are left alone. Where the storage is the witness, the
+    third may have the claim, and goes on in their place."""
+    assert not _stand_still(world, Rules(), faults=faults)
+
+
+def _stand_still(world: str, rules: Rules, *, faults: int) -> bool:
+    searched = explore(
+        first(WORLDS[world], faults=faults),
+        states_max=100_000 if NIGHTLY else 2_500,
+        rules=replace(rules, generations=3, hubs=2),
+    )
+    looked_at = [(one, side) for one in searched.leads_to for side in TWO_OF_THREE if may_majority_go_on(one, side)]
+    assert looked_at
+    for one, side in looked_at:
+        third = set("abc") - set(side) if one.claims else set()
+        if not goes_on(one, side, rules) and not (third and goes_on(one, third, rules)):
+            return True
+    return False
+
+
+def _all_must_be_here(known: Iterable[KnownView], *, present: set[str], **gone: Any) -> GoOn | NeedsClaim | Stay:
+    newest = max(known, key=lambda one: one.generation)
+    found = may_go_on(known, present=present, **gone)
+    return found if newest.nodes <= present else Stay("somebody is missing")
+
+
+@pytest.mark.parametrize("world", ["a majority counts", "the storage is a witness"])
+def test_the_search_finds_a_rule_under_which_a_majority_stands_still(world: str) -> None:
+    assert _stand_still(world, Rules(may_go_on=_all_must_be_here), faults=1)
 
 
 def _half_is_enough(known: Iterable[KnownView], *, present: set[str], **gone: Any) -> GoOn | NeedsClaim | Stay:
@@ -481,4 +228,26 @@ def test_the_search_finds_rules_that_let_two_sides_go_on(
 ) -> None:
     views = {name: replace(known, nodes=frozenset(views)) for name, known in views.items()}
     with pytest.raises(AssertionError, match=r"trained after|goes on from"):
-        explore(_first(views, faults=faults), states_max=150_000, rules=replace(rules, generations=3))
+        explore(first(views, faults=faults), states_max=150_000, rules=replace(rules, generations=3))
+
+
+def _whom_nobody_asked_is_not_there(*known: object, asked: bool, **here: Any) -> bool:
+    return asked and may_be_elsewhere(*known, asked=asked, **here)  # type: ignore[arg-type]
+
+
+def _whom_somebody_asked_is_here(*known: object, asked: bool, **here: Any) -> bool:
+    return may_be_elsewhere(*known, asked=False, **here)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [_whom_nobody_asked_is_not_there, _whom_somebody_asked_is_here])
+def test_the_search_finds_newcomers_that_believe_their_own_agent_too_soon(wrong: Callable[..., bool]) -> None:
+    """One goes on alone, in a view without the hub's node, or under a claim of which that hub has not heard."""
+    begin = first(WORLDS["the storage is a witness"], faults=1, kills=1).set("c", alive=False, hub=None)
+    with pytest.raises(AssertionError, match=r"begun anew|trained after"):
+        explore(begin, states_max=150_000, rules=Rules(may_be_elsewhere=wrong, generations=3, hubs=2))
+
+
+def test_the_search_finds_a_coordinator_that_does_not_look_again_after_a_commit() -> None:
+    begin = first(WORLDS["two, and the storage"], faults=1, saves=2)
+    with pytest.raises(AssertionError, match="were reported as saved"):
+        explore(begin, states_max=100_000, rules=Rules(looks_again=False, generations=3, hubs=2))

@@ -1,4 +1,5 @@
-"""A node's agent: the real hub and the real report, and what launch/hub_link.py and hub_here.py make of them.
+"""A node's agent: the real hub and the real report, and what launch/hub_link.py and hub_here.py make of them. Whom it
+asks for the hub, for how long, and what it answers who asks, is theirs too (launch/hub_seeking.py).
 
 serves   the hub is here             attends  it is elsewhere
 seeks    it was lost: the next of the roster is asked, and the next, until one of them is the hub
@@ -10,8 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from elastic.launch import hub_seeking
+from elastic.launch.dialing import Address
+from elastic.launch.hub_seeking import Candidate, Turn
+from elastic.launch.lease import EVICT_S, HELD_UP_S
 from elastic.membership.hub import Hub, Order
-from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
+from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, HubIs, as_message, parse
 from elastic.membership.node_report import NodeReport
 from tests.kit.simulated_hosts.network import Wire
 from tests.kit.simulated_hosts.worker import Worker
@@ -21,8 +26,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-TICK_S, EVICT_S, WELCOME_S, CALLER_S, TRY_S, PAUSE_S, SURE_S, MEET_S = 0.2, 3.6, 2.0, 1.5, 0.5, 0.5, 1.0, 1.0
-FINDS_S, HELD_UP_S, HANDED_OVER_S, SEEK_S, LEAVE_S = 10.0, 1.0, 5.0, 60.0, 30.0
+TICK_S, FINDS_S, SEEK_S, LEAVE_S = 0.2, 10.0, 60.0, 30.0
 
 
 class _Caller:
@@ -60,17 +64,17 @@ class Agent:
         self._started = 0
         self.starting = 0
         self.newcomer = self.first = True
-        self.roster: list[str] = []
-        self.met: dict[str, None] = {}
+        self.roster: list[tuple[str, Address]] = []
+        self.met: dict[str, Address] = {}
         self.lost: dict[str, bool] = {}
         self.serving: Hub | None = None
         self._attached: dict[str, Wire] = {}
         self.listens: set[str] = set()
-        self.attending: tuple[str | None, str, Wire] | None = None
+        self.attending: tuple[str | None, Address, Wire] | None = None
         self._attended_s = 0.0
         self._welcome = False
         self._callers: list[_Caller] = []
-        self.seeking: list[str] | None = None
+        self.seeking: list[Candidate] | None = None
         self.seeks_since_s: float | None = None
         self._next_s = self._met_s = self._ticked_s = 0.0
         self._dial = 0
@@ -81,6 +85,10 @@ class Agent:
         self.ended: str | None = None
         self.said_to_people: list[str] = []
         self._leave_by_s = float("inf")
+
+    @property
+    def own(self) -> Address:
+        return self.name, 1
 
     @property
     def now_s(self) -> float:
@@ -99,7 +107,7 @@ class Agent:
 
     def looks_up(self, at: str) -> None:
         """Where the rendezvous, or what lies beside the checkpoints, says that the hub is."""
-        self._ask(at, first=True)
+        self._ask(None, (at, 1), first=True)
         self.machine.after(FINDS_S, self._gives_up)
 
     def _gives_up(self) -> None:
@@ -182,12 +190,15 @@ class Agent:
             case "roster":
                 self.newcomer, self.seeking, self.lost, self.seeks_since_s = False, None, {}, None
                 self._welcome = True
-                self.roster = [name for name, _, _ in message["nodes"]]
-                self.met.update(dict.fromkeys(self.roster))
+                self.roster = [(name, (address, port)) for name, address, port in message["nodes"]]
+                self.met.update(self.roster)
+                if self.attending is not None:
+                    _, at, wire = self.attending
+                    self.attending = next((name for name, its in self.roster if its == at), self.attending[0]), at, wire
             case "handover":
                 self._seek(left=True)
             case "hub_is":
-                self._sent_elsewhere(message["address"])
+                self._sent_elsewhere(message["address"], message["port"])
             case "moved_on":
                 self._moved_on()
             case "start":
@@ -221,21 +232,19 @@ class Agent:
 
     # attending
 
-    def _attend(self, name: str | None, address: str, wire: Wire) -> None:
-        attendance = (name, address, wire)
-
+    def _attend(self, name: str | None, address: Address, wire: Wire) -> None:
         def heard(message: Message) -> None:
-            if self.attending is attendance:
+            if self.attending is not None and self.attending[2] is wire:
                 self._attended_s = self.now_s
                 self._deliver(message.get("to"), {key: value for key, value in message.items() if key != "to"})
 
         def ended() -> None:
-            if self.attending is attendance:
+            if self.attending is not None and self.attending[2] is wire:
                 self._seek()
 
         self._attended_s, self._welcome = self.now_s, False
         hello = self._hello()
-        self.attending, self.seeking = attendance, None
+        self.attending, self.seeking = (name, address, wire), None
         wire.hears(self.machine, heard, ended)
         wire.say(self.machine, hello)
         if not self._started and not self.starting and self.newcomer:
@@ -271,12 +280,12 @@ class Agent:
             self.seeks_since_s = self.now_s
         if self.seeking is None:
             self.seeking = self._candidates()
-        self._next_s = self.now_s + (PAUSE_S if pause else 0.0)
+        self._next_s = self.now_s + (hub_seeking.PAUSE_S if pause else 0.0)
         if not pause:
             self._ask_next()
 
-    def _candidates(self) -> list[str]:
-        return [name for name in dict.fromkeys([*self.roster, *self.met]) if name not in self.lost]
+    def _candidates(self) -> list[Candidate]:
+        return hub_seeking.candidates(self.roster, self.met, self.lost)
 
     def _ask_next(self) -> None:
         self._dial += 1  # those before are closed
@@ -285,16 +294,17 @@ class Agent:
         elif not self.seeking:
             self.lost = {}
             self.seeking = self._candidates()
-            self._next_s = self.now_s + PAUSE_S
+            self._next_s = self.now_s + hub_seeking.PAUSE_S
         else:
-            name = self.seeking.pop(0)
-            if name != self.name:
-                self._ask(name)
-            elif not self.newcomer:
-                self._serve(takes_over=True)
+            candidate = self.seeking.pop(0)
+            match hub_seeking.turn(candidate, node=self.name, own=self.own, newcomer=self.newcomer):
+                case Turn.ASK:
+                    self._ask(*candidate)
+                case Turn.SERVE:
+                    self._serve(takes_over=True)
 
-    def _ask(self, name: str, *, first: bool = False) -> None:
-        self._next_s = self.now_s + TRY_S
+    def _ask(self, name: str | None, address: Address, *, first: bool = False) -> None:
+        self._next_s = self.now_s + hub_seeking.TRY_S
         dial = self._dial
 
         def done(wire: Wire | None, refused: bool) -> None:
@@ -303,22 +313,23 @@ class Agent:
                     wire.close(self.machine)
             elif wire is not None:
                 seeking = self.seeking
-                self._attend(None if first else name, name, wire)
+                self._attend(name, address, wire)
                 self.seeking = seeking
             elif first:
                 self.ends("the hub that it was sent to refuses")
             else:
-                self.lost.setdefault(name, False)
+                if name is not None:
+                    self.lost.setdefault(name, False)
                 self._next_s = 0.0
 
-        self._world.network.dial(self.machine, name, done)
+        self._world.network.dial(self.machine, address[0], done)
 
-    def _sent_elsewhere(self, address: str | None) -> None:
+    def _sent_elsewhere(self, address: str | None, port: int) -> None:
         assert self.attending is not None
         at = self.attending[1]
         self._end_attendance()
-        if address is not None and address != at:
-            self.seeking = [address, *(self.seeking or [])]
+        if address is not None and (address, port) != at:
+            self.seeking = [(None, (address, port)), *(self.seeking or [])]
         self._begin_seeking(pause=address is None)
 
     def _end_attendance(self) -> None:
@@ -336,7 +347,7 @@ class Agent:
         self.listens.update(self.met)
         if takes_over:
             self._met_s = self.now_s
-            self.serving.expect(self.roster)
+            self.serving.expect(name for name, _ in self.roster)
             for node, left in self.lost.items():
                 self._carry_out(self.serving.without(self.now_s, node, left=left))
         self._told(self.name, self._hello())
@@ -422,7 +433,7 @@ class Agent:
 
     def _look_for_another(self) -> None:
         assert self.serving is not None
-        if self.now_s - self._met_s < MEET_S:
+        if self.now_s - self._met_s < hub_seeking.MEET_S:
             return
         self._met_s = self.now_s
         for node in self.serving.missing():
@@ -436,22 +447,20 @@ class Agent:
 
             def heard(message: Message) -> None:
                 wire.close(self.machine)
-                if message["say"] == "hub_is" and message["address"] is not None and self._yields_to(message):
-                    self._yields(message["address"])
+                said = parse(TO_AGENT, {key: value for key, value in message.items() if key != "to"})
+                if isinstance(said, HubIs) and said.address is not None and hub_seeking.yields_to(said, self.own):
+                    self._yields((said.address, said.port))
 
             wire.hears(self.machine, heard, lambda: wire.close(self.machine))
             wire.say(self.machine, {"say": "where_is_the_hub", "run": ""})
 
         self._world.network.dial(self.machine, node, done)
 
-    def _yields_to(self, other: Message) -> bool:
-        return bool(other["address"] != self.name and (not other["stays"] or other["address"] < self.name))
-
-    def _yields(self, to: str) -> None:
+    def _yields(self, to: Address) -> None:
         if self.serving is None or not self.serving.missing():
             return
-        self._steps_down(to)
-        self.seeking = [to, *self._candidates()]
+        self._steps_down(to[0])
+        self.seeking = [(None, to), *self._candidates()]
         self._begin_seeking()
 
     # others
@@ -472,8 +481,8 @@ class Agent:
             caller.heard = self.takes(hello["node"], hello, caller.wire)
             for message in caller.said[1:]:
                 caller.heard(message)
-        elif self.attending is not None and self.now_s - caller.since_s > CALLER_S:
-            caller.wire.say(self.machine, self.where())
+        elif self.attending is not None and self.now_s - caller.since_s > hub_seeking.CALLER_S:
+            caller.wire.say(self.machine, self.where((caller.said[0]["address"], caller.said[0]["port"])))
         else:
             self._callers.append(caller)
 
@@ -482,13 +491,14 @@ class Agent:
         for caller in callers:
             self.came(caller)
 
-    def where(self) -> Message:
-        hub_is: Message = {"to": None, "say": "hub_is", "address": None, "port": 0, "stays": False}
+    def where(self, asks: tuple[str | None, int | None] = (None, None)) -> Message:
+        where = HubIs()
         if self.serving is not None:
-            return {**hub_is, "address": self.name, "port": 1, "stays": bool(self.serving.missing())}
-        if self.attending is not None and self.attending[2].silent_s(self.machine) < SURE_S:
-            return {**hub_is, "address": self.attending[1], "port": 1}
-        return hub_is
+            where = hub_seeking.hub_here(self.own, missing=bool(self.serving.missing()))
+        elif self.attending is not None:
+            _, at, wire = self.attending
+            where = hub_seeking.hub_there(at, welcome=self._welcome, silent_s=wire.silent_s(self.machine), asks=asks)
+        return {"to": None, **as_message(where)}
 
     # time
 
@@ -515,9 +525,9 @@ class Agent:
 
     def _watch(self, wire: Wire) -> None:
         silent_s = wire.silent_s(self.machine) if self._welcome else self.now_s - self._attended_s
-        if silent_s > (EVICT_S if self._welcome else WELCOME_S):  # only a hub pings
+        if hub_seeking.is_lost(silent_s, welcome=self._welcome):  # only a hub pings
             self._seek()
-        elif any(self.now_s - caller.since_s > CALLER_S for caller in self._callers):
+        elif any(self.now_s - caller.since_s > hub_seeking.CALLER_S for caller in self._callers):
             self._answer_callers()
 
     def _leaves_if_done(self) -> None:
@@ -539,5 +549,5 @@ class Agent:
                 wire.say(self.machine, {"to": None, "say": "handover"})
             assert self.serving is not None
             self._carry_out(self.serving.hands_over(self.now_s, self.name))
-        elif self.now_s - self._handed_over_s > HANDED_OVER_S:
+        elif self.now_s - self._handed_over_s > hub_seeking.HANDED_OVER_S:
             self.ends("left")

@@ -29,7 +29,7 @@ class Storage:
     def __init__(self) -> None:
         self.claims: list[Document] = []
         self.step = 0
-        self.lives: Lives = lambda: False  # who saves under the newest claim, and renews its lease
+        self.lives: Lives = lambda: False  # who holds the newest claim, and renews its lease
         self.beacon = ""  # what answers for it
 
     @property
@@ -63,6 +63,12 @@ class Storage:
             return False
         self.step, self.lives = step, lives
         return True
+
+    def adopted(self, lives: Lives, *, claim: int) -> None:
+        """By the coordinator of the next view under it, which renews its lease from then on (checkpoint/runs/tenure.py:
+        adopt)."""
+        if claim == self.newest:
+            self.lives = lives
 
     def moves(self, beacon: str, *, claim: int) -> None:
         """What answers for the run has moved with its hub (checkpoint/runs/moved_beacon.py)."""

@@ -338,6 +338,7 @@ class Worker:
         self.trains = True
         self._world.meets(group)
         if group.ids[0] == self.id:
+            self._storage.adopted(self.lives, claim=self.claim["claim"] if self.claim is not None else 0)
             self._moves_beacon(group.view["beacon"]["nonce"])
             group.steps()
 

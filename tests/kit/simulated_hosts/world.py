@@ -206,7 +206,7 @@ class World:
         lines = [*self.log[-60:]]
         for agent in self.agents.values():
             what = f"ended: {agent.ended}" if agent.ended else "serves" if agent.serving else "seeks"
-            what = f"attends {agent.attending[1]}" if agent.attending else what
+            what = f"attends {agent.attending[1][0]}" if agent.attending else what
             lines.append(f"{agent.name}: {what}{'' if agent.machine.alive else ' (dead)'} {list(agent.workers)}")
             lines += [f"   {text}" for text in agent.said_to_people[-2:]]
         return "\n".join(lines)

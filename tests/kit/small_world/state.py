@@ -1,0 +1,154 @@
+"""A state of the small world: what nodes, hubs and the storage are at, and what is on its way. Immutable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from checkpoint.format.names import CommitId
+from checkpoint.runs.lineage import lineage
+from elastic.membership.succession import KnownView
+
+
+class Save(NamedTuple):
+    """Of a coordinator. next: what it does now, "look", "commit", or "look again" """
+
+    id: CommitId
+    next: str = "look"
+
+
+@dataclass(frozen=True)
+class Node:
+    """known  the views that it was told of and may be in
+    hub    the one that it is with, its own or another's; None: it looks for one
+    given  the generation in whose view its workers have given their part, to meet the others
+    over   the newest generation whose view they have left
+    holds  its workers have the run's state
+    claim  the newest that its agent has heard of
+    """
+
+    known: frozenset[KnownView]
+    hub: int | None = 0
+    alive: bool = True
+    given: int = 1
+    over: int = 0
+    holds: bool = True
+    claim: int = 0
+    save: Save | None = None
+
+
+@dataclass(frozen=True)
+class HubOf:
+    """asked    for which nodes the claim is being asked for, if none of them has been away since
+    granted  the number of the claim that it has won, and its nodes
+    left     nodes that have said that they go
+    unanswered  workers that were asked, and may have answered to another hub
+    claim    the newest that it has heard of
+    """
+
+    node: str
+    asked: frozenset[str] | None = None
+    granted: tuple[int, frozenset[str]] | None = None
+    published: KnownView | None = None
+    left: frozenset[str] = frozenset()
+    over: bool = False
+    unanswered: frozenset[str] = frozenset()
+    claim: int = 0
+
+    def without(self, name: str) -> HubOf:
+        asked = None if self.asked is None or name in self.asked else self.asked
+        granted = None if self.granted is None or name in self.granted[1] else self.granted
+        return replace(self, asked=asked, granted=granted)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A worker is at the storage, whatever becomes of the hub that has sent it there.
+
+    to  the newest claim that its hub knows
+    """
+
+    hub: int
+    worker: str
+    to: int
+    nodes: frozenset[str]
+
+
+class Claim(NamedTuple):
+    """beacon  the node whose agent answers for it   anew: newcomers took it, who went on from `resumed`"""
+
+    nodes: frozenset[str]
+    beacon: str
+    taker: str
+    resumed: CommitId | None = None
+    anew: bool = False
+
+
+class Anew(NamedTuple):
+    """A view of newcomers, which was published by the hub of `beacon`."""
+
+    view: KnownView
+    beacon: str
+    may_be_elsewhere: bool
+
+
+class Trained(NamedTuple):
+    generation: int
+    nodes: frozenset[str]
+    claim: int
+
+
+@dataclass(frozen=True)
+class Small:
+    """line: the views that have trained, in order of time   faults, kills, saves: how many there may still be"""
+
+    nodes: tuple[tuple[str, Node], ...]
+    hubs: tuple[HubOf, ...]
+    claims: tuple[Claim, ...]
+    line: tuple[Trained, ...]
+    faults: int
+    kills: int = 0
+    saves: int = 0
+    asking: frozenset[Asking] = frozenset()
+    anew: frozenset[Anew] = frozenset()
+    commits: frozenset[CommitId] = frozenset()
+    reported: frozenset[CommitId] = frozenset()
+
+    def of(self, name: str) -> Node:
+        return dict(self.nodes)[name]
+
+    def set(self, name: str, **facts: Any) -> Small:
+        return replace(self, nodes=tuple((n, replace(o, **facts) if n == name else o) for n, o in self.nodes))
+
+    def set_hub(self, number: int, **facts: Any) -> Small:
+        hubs = list(self.hubs)
+        hubs[number] = replace(hubs[number], **facts)
+        return replace(self, hubs=tuple(hubs))
+
+    def leaves_hub(self, name: str, **facts: Any) -> Small:
+        """Its hub notices, if only when it comes back."""
+        hub = self.of(name).hub
+        world = self.set(name, hub=None, **facts)
+        if hub is None:
+            return world
+        return replace(world, hubs=tuple(o.without(name) if n == hub else o for n, o in enumerate(world.hubs)))
+
+    def saved(self) -> list[CommitId]:
+        """The run's commits, newest first."""
+        top = max((id.claim for id in self.commits), default=None)
+        return lineage(top, self.commits, lambda number: self.claims[number - 1].resumed)
+
+    def claimed(self, nodes: frozenset[str], beacon: str, taker: str, *, anew: bool = False) -> Small:
+        """The next claim, at one instant: of two who take it at once, claims.py."""
+        resumed = next(iter(self.saved()), None)
+        return replace(self, claims=(*self.claims, Claim(nodes, beacon, taker, resumed, anew)))
+
+
+def first(views: dict[str, KnownView], *, faults: int, kills: int = 0, saves: int = 0) -> Small:
+    nodes = frozenset(views)
+    hub = min(nodes)
+    is_claimed = any(known.claim for known in views.values())
+    claims = (Claim(nodes, hub, hub),) if is_claimed else ()
+    every = tuple((name, Node(frozenset([known]))) for name, known in views.items())
+    line = (Trained(1, nodes, len(claims)),)
+    return Small(every, (HubOf(hub),), claims, line, faults, kills, saves)
