@@ -35,7 +35,7 @@ def _nothing_is_noticed(right: Any, act: Act) -> Any:
 
 
 @_late
-@planted("elastic.loop.update:Update._begin", plan="resumed", caught_by={"final", "state"})
+@planted("elastic.loop.update:Update._begin", plan="resumed", caught_by={"reference", "state"})
 def join_a_copy_after_the_update(right: Any, act: Act) -> Any:
     """An update writes to weights that a save is still copying, and no versions are compared."""
 
@@ -62,13 +62,17 @@ def _(right: Any, act: Act) -> Any:
 join_a_copy_after_the_update.also("checkpoint.save.steady:Filling.written")(_nothing_is_noticed)
 
 
+_LENT: list[Any] = []
+
+
 @_late
-@planted("elastic.state.staging:Staging.lend", plan="resumed", caught_by={"final"})
+@planted("elastic.state.staging:Staging.lend", plan="resumed", caught_by={"reference", "state"})
 def lend_buffers(right: Any, act: Act) -> Any:
     """BatchNorm's averages are copied while forward passes move them, and no versions are compared."""
 
     def lend(self: Any) -> Any:
         act()
+        _LENT[:] = [self]
         return [*right(self), *(buffer for module in self._modules().values() for buffer in module.buffers())]
 
     return lend
@@ -77,18 +81,25 @@ def lend_buffers(right: Any, act: Act) -> Any:
 lend_buffers.also("checkpoint.save.steady:Filling.written")(_nothing_is_noticed)
 
 
-@lend_buffers.also("elastic.state.staging:Staging.look")
+@lend_buffers.also("elastic.group.buffers:Buffers.share_done")
 def _(right: Any, act: Act) -> Any:
-    return lambda self: self.join()
+    """No bug: the copy is made just when a share has moved them."""
+
+    def share_done(self: Any, *share: Any) -> None:
+        for staging in _LENT:
+            staging.join()
+        right(self, *share)
+
+    return share_done
 
 
 @_late
-@planted("checkpoint.save.copying:Copying.finish", plan="resumed", caught_by={"final", "state"})
+@planted("checkpoint.save.copying:Copying.done", plan="resumed", caught_by={"reference", "state"})
 def commit_before_all_is_copied(right: Any, act: Act) -> Any:
     """The writer process is told that a half is whole when nothing of what was lent is copied."""
-    return lambda self: act()
 
+    def done(self: Any) -> bool:
+        act()
+        return True
 
-@commit_before_all_is_copied.also("checkpoint.save.copying:Copying.done")
-def _(right: Any, act: Act) -> Any:
-    return property(lambda self: True)
+    return property(done)
