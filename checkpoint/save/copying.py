@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -28,12 +29,13 @@ def move(moves: Iterable[Move]) -> None:
 
 
 class Copying:
-    """Begun when it is made. Both ends must stay where they are until it is done."""
+    """Begun when it is made. keeps: what the memory at both ends belongs to, so that it stays"""
 
-    def __init__(self, moves: Iterable[Move]) -> None:
+    def __init__(self, moves: Iterable[Move], keeps: object) -> None:
+        self._keeps = keeps
         self._left = deque(_pieces(moves))
         self._bytes = sum(size for _, _, size in self._left)
-        self._moved: deque[int] = deque()  # counted when made: one that an exception cut off is missing
+        self._moved: deque[tuple[int, float]] = deque()  # bytes and seconds; one that an exception cut off is missing
         self._thread = threading.Thread(target=self._work, name="checkpoint-copying", daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread is to be had: `finish` makes them all
             self._thread.start()
@@ -41,7 +43,12 @@ class Copying:
     @property
     def done(self) -> bool:
         """Whether all is copied."""
-        return sum(list(self._moved)) == self._bytes
+        return sum(size for size, _ in [*self._moved]) == self._bytes
+
+    @property
+    def took_s(self) -> float:
+        """Seconds that all pieces together have taken, whoever made them."""
+        return sum(seconds for _, seconds in [*self._moved])
 
     def finish(self) -> None:
         """Makes what is left. All is copied on return, unless an exception had cut off a piece: ask `done`."""
@@ -53,8 +60,9 @@ class Copying:
         with contextlib.suppress(IndexError):
             while True:
                 to, source, size = self._left.popleft()
+                begun_s = time.perf_counter()
                 _memmove(to, source, size)
-                self._moved.append(size)
+                self._moved.append((size, time.perf_counter() - begun_s))
 
 
 def _pieces(moves: Iterable[Move]) -> Iterator[Move]:

@@ -16,12 +16,13 @@ class Saving:
     Attributes:
         ended_s: When it was committed, failed or was dropped, on the clock time.monotonic().
         joined_s: How long callers of `staged` have waited for the copy, in seconds.
+        beside_s: How long the copy of what is steady took, whoever made it: of a processor, and not of training.
     """
 
     def __init__(self, step: int) -> None:
         self.step = step
         self._stage: Callable[[bool], bool] | None = None
-        self.joined_s = 0.0
+        self.joined_s = self.beside_s = 0.0
         self._ended = threading.Event()
         self._commit: Commit | None = None
         self._error: CheckpointError | None = None

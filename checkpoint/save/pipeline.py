@@ -3,13 +3,15 @@
     planned (of a group: agreed, in one round)  ->  a free half of the arena  ->  this rank's share is copied
       ->  "staged"  ->  (the writer processes, writer/) objects, count, look again, manifest  ->  "done"
 
-Training stands still up to "staged"; or, where the caller promises that tensors are steady for a while (steady.py), they
-are copied while it goes on, and it stands still for what is left of that when it ends its promise. What is staged, on all ranks, is committed even if all are killed right after,
-unless that takes longer than finish_s, or a newer claim is taken meanwhile; what was being staged then is never looked
-at. Two saves can be under way, one in each half; what happens to a third is
-`when_busy`. Which half is filled, whether a save is skipped or replaces another, and whether too many have failed,
-rank 0 decides for all. A rank that dies before it has staged means no commit: the others' saves fail at once, with an
-error that names it. So does one whose writer process dies before it has stored its part.
+Training stands still up to "staged"; or, where the caller promises that tensors are steady for a while (steady.py),
+they are copied while it goes on, and it stands still for what is left of that when it ends its promise (`staged`).
+
+What is staged, on all ranks, is committed even if all are killed right after, unless that takes longer than finish_s,
+or a newer claim is taken meanwhile; what was being staged then is never looked at. Two saves can be under way, one in
+each half; what happens to a third is `when_busy`. Which half is filled, whether a save is skipped or replaces another,
+and whether too many have failed, rank 0 decides for all. A rank that dies before it has staged means no commit: the
+others' saves fail at once, with an error that names it. So does one whose writer process dies before it has stored its
+part.
 
 Where a rank has no writer process or too little memory, all make the save in the foreground, and one line in the log
 says why.
@@ -270,7 +272,7 @@ class SavePipeline:
                     process.send(GiveUp(id=str(draft.id), error=said))
             raise
         if left:
-            self._filling = Filling(half, save, saving, context, Copying(left), versions)
+            self._filling = Filling(half, save, saving, context, Copying(left, (stage, save)), versions)
             saving.stages(self.staged)
         else:
             self._hand_over(half, save, saving, context, whole=True)
@@ -278,6 +280,7 @@ class SavePipeline:
     def _filled(self, filling: Filling) -> None:
         """All is copied, and nothing of it was written to before; or the save comes to nothing."""
         half, save, saving, context = filling.half, filling.save, filling.saving, filling.context
+        saving.beside_s = filling.copying.took_s
         if written := filling.written():
             error: CheckpointError = changed(saving.step, written)
         elif not filling.copying.done:

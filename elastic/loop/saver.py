@@ -1,9 +1,10 @@
 """The coordinator's hand on the run's storage: claims it, reads the state to go on from, saves on a cadence.
 
-Training stops for a periodic save only until what forward passes or the script may move is copied; weights and what
-optimizers keep are copied while the next step computes, and joined before its update (state/staging.py). The rest is
-done by a writer process, even if this one is killed (checkpoint/save/writer/). One that fails is reported and training goes on, until so many in a row have
-failed that the run stops (SavesFailed) before more work is at risk; the final one must succeed, and is tried again.
+Training stops for a periodic save only until what forward passes or the script may move is copied; weights, and what
+optimizers keep, are copied while the next step computes, and joined before its update (state/staging.py). The rest is
+done by a writer process, even if this one is killed (checkpoint/save/writer/). One that fails is reported and training
+goes on, until so many in a row have failed that the run stops (SavesFailed) before more work is at risk; the final one
+must succeed, and is tried again.
 A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written. Unless this side has it: then
 what was under way of the older one is made anew, as the state stands at the next boundary.
 """
@@ -76,6 +77,12 @@ class _UnderWay:
     def stall_s(self) -> float:
         """How long training has stopped for it."""
         return self.called_s + self.saving.joined_s
+
+    @property
+    def cost_s(self) -> float:
+        """What it has cost training at most: beside a step that leaves no processor free, the copy costs as much as if
+        training had stopped for it."""
+        return max(self.stall_s, self.called_s + self.saving.beside_s)
 
 
 class Saver:
@@ -252,7 +259,7 @@ class Saver:
                 commit = one.saving.wait()
                 took_s = (one.saving.ended_s or one.begun_s) - one.begun_s
                 self._committed(one.position, commit, took_s, one.stall_s)
-                self.schedule.committed(stall_s=one.stall_s, durable_s=took_s)
+                self.schedule.committed(stall_s=one.cost_s, durable_s=took_s)
             except (checkpoint.SaveDropped, checkpoint.ClaimLost) as lost:
                 if one.claim < self._claim or isinstance(lost, checkpoint.StateChanged):
                     self.schedule.owes_one = True

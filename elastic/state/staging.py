@@ -1,7 +1,7 @@
 """What is still being staged is joined before anything writes to weights, or to what optimizers keep beside them.
 
-A save lends them to the copy (Checkpointer.save, steady=) while the next step computes. Who writes to them, and so calls
-`join` first:
+A save lends them to the copy (Checkpointer.save, steady=) while the next step computes. Who writes to them, and so
+calls `join` first:
 
     an update, of either loop, and what passes a step over      loop/update.py, as it begins
     a state that comes from storage or from a peer              TrainState.apply

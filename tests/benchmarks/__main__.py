@@ -17,6 +17,7 @@ BENCHMARKS = {
     "scale": "how long views of up to 16,384 workers take to form",
     "topology": "bytes that leave a host in a step, beside a ring's",
     "checkpoints": "a save and a load, beside torch.save and DCP",
+    "save_overlap": "a save copied at once, and copied while the next step computes",
     "checkpoints_group": "what comparing replicas costs ranks that save together",
     "checkpoints_s3": "a save and a load on S3, beside plain PUTs and GETs",
     "storages_s3": "obstore beside s3fs",

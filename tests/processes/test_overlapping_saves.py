@@ -81,7 +81,8 @@ class Trained:
     def saved(self) -> dict[int, str]:
         with checkpoint.Checkpointer(self.url) as runs:
             trees = {commit.step: runs.read(step=commit.step).tree for commit in runs.list()}
-        return {step: self._digest({name: tree[name] for name in ("model", "optimizer")}) for step, tree in trees.items()}
+        kept = {step: {name: tree[name] for name in ("model", "optimizer")} for step, tree in trees.items()}
+        return {step: self._digest(tree) for step, tree in kept.items()}
 
     @staticmethod
     def _digest(tree: Any) -> str:

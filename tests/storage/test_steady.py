@@ -65,7 +65,8 @@ def held(folder: Path, step: int) -> str:
 def test_a_copy_is_whole_whoever_makes_its_pieces() -> None:
     source = torch.randint(0, 256, (3 * PIECE_BYTES + 5,), dtype=torch.uint8)
     into = torch.zeros_like(source)
-    one = Copying([(into.data_ptr(), source.data_ptr(), 7), (into.data_ptr() + 7, source.data_ptr() + 7, len(source) - 7)])
+    to, start = into.data_ptr(), source.data_ptr()
+    one = Copying([(to, start, 7), (to + 7, start + 7, len(source) - 7)], keeps=None)
     one.finish()
     assert one.done
     assert torch.equal(into, source)
@@ -74,14 +75,15 @@ def test_a_copy_is_whole_whoever_makes_its_pieces() -> None:
 def test_a_piece_that_an_exception_cuts_off_is_missed(no_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C may come between two pieces, when one is taken and not copied."""
     source, into = torch.ones(2 * PIECE_BYTES, dtype=torch.uint8), torch.zeros(2 * PIECE_BYTES, dtype=torch.uint8)
-    one = Copying([(into.data_ptr(), source.data_ptr(), len(source))])
+    one = Copying([(into.data_ptr(), source.data_ptr(), len(source))], keeps=None)
 
     def interrupted(*_: int) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(copying, "_memmove", interrupted)
-        one.finish()
+        with pytest.raises(KeyboardInterrupt):
+            one.finish()
     one.finish()
     assert not one.done
 
@@ -170,9 +172,10 @@ def test_an_interrupted_copy_is_dropped(tmp_path: Path, no_thread: None, monkeyp
         def interrupted(*_: int) -> None:
             raise KeyboardInterrupt
 
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patched:
             patched.setattr(copying, "_memmove", interrupted)
-            saving.staged()
+            with pytest.raises(KeyboardInterrupt):
+                saving.staged()
         with pytest.raises(SaveDropped, match="its copy was cut off"):
             saving.wait(WITHIN_S)
         assert runs.latest() is None
