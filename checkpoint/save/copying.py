@@ -39,7 +39,7 @@ class Copying:
         self._keeps = keeps
         self._left = deque(_pieces(moves))
         self._bytes = sum(size for _, _, size in self._left)
-        self._moved: deque[tuple[int, float]] = deque()  # bytes and seconds; one that an exception cut off is missing
+        self._moved: list[tuple[int, float]] = []  # bytes and seconds; one that an exception cut off is missing
         self._thread = threading.Thread(target=self._work_aside, name="checkpoint-copying", daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread is to be had: `finish` makes all copies
             self._thread.start()

@@ -20,6 +20,7 @@ says why.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -124,12 +125,14 @@ class SavePipeline:
                 self._in_foreground(why, save, saving, context)
             return saving
 
-    def staged(self, wait: bool = True) -> bool:
-        """Whether no state is being copied any more. See `Saving.staged`; everything here that needs the arena or the
-        writer process asks it first."""
+    def staged(self, wait: bool = True, *, of: Saving | None = None) -> bool:
+        """Whether no state is being copied any more, or not that of this save. See `Saving.staged`; everything here
+        that needs the arena or the writer process asks it first."""
         with self._filling_lock:
             filling = self._filling
             if filling is None or self._pid != os.getpid():  # a forked child has neither the arena nor the thread
+                return True
+            if of is not None and of is not filling.saving:
                 return True
             if wait:
                 filling.copying.finish()
@@ -273,7 +276,7 @@ class SavePipeline:
             raise
         if left:
             self._filling = Filling(half, save, saving, context, Copying(left, (stage, save)), versions)
-            saving.stages(self.staged)
+            saving.stages(functools.partial(self.staged, of=saving))
         else:
             self._hand_over(half, save, saving, context, whole=True)
 

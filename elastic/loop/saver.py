@@ -337,6 +337,7 @@ class Saver:
         """
         self.look()
         at_risk = self._soon.begun()
+        self._train_state.staging.join()
         self._events.emit(schema.SaveBegun(step=position.step))
         begun_s = self._clock()
         meta = {

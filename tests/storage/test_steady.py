@@ -105,6 +105,19 @@ def test_what_is_steady_is_copied_after_the_call_and_all_else_in_it(
     assert saving.joined_s > 0
 
 
+def test_a_save_that_is_copied_says_so_while_the_next_one_is_not(
+    tmp_path: Path, checkpointer: Make, no_thread: None
+) -> None:
+    """Else who waits for one save would make another's copy, too early or for nothing."""
+    runs, live = checkpointer(tmp_path), state(1)
+    first, second = begun(runs, 1, live), begun(runs, 2, live)
+    assert first.staged(wait=False)
+    first.wait(WITHIN_S)
+    assert not second.staged(wait=False)
+    second.wait(WITHIN_S)
+    assert [commit.step for commit in runs.list()] == [2, 1]
+
+
 def test_with_a_thread_the_copy_ends_by_itself_and_a_look_hands_it_over(tmp_path: Path, checkpointer: Make) -> None:
     runs, live = checkpointer(tmp_path), state(1)
     saving = begun(runs, 1, live)
