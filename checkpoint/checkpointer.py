@@ -46,6 +46,8 @@ from checkpoint.save.ranks import Context
 from checkpoint.storage import Storage, open_storage
 
 if TYPE_CHECKING:
+    import torch
+
     from checkpoint.distributed import Group, GroupMember
 
 BUDGET_BYTES = 512 * 2**20
@@ -318,16 +320,34 @@ class Checkpointer:
 
     @overload
     def save(
-        self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: Literal[False]
+        self,
+        step: int,
+        state: Tree,
+        *,
+        meta: dict[str, Any] | None = None,
+        blocking: Literal[False],
+        steady: Iterable[torch.Tensor] = (),
     ) -> Saving: ...
 
     @overload
     def save(
-        self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: bool
+        self,
+        step: int,
+        state: Tree,
+        *,
+        meta: dict[str, Any] | None = None,
+        blocking: bool,
+        steady: Iterable[torch.Tensor] = (),
     ) -> Commit | Saving: ...
 
     def save(
-        self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: bool = True
+        self,
+        step: int,
+        state: Tree,
+        *,
+        meta: dict[str, Any] | None = None,
+        blocking: bool = True,
+        steady: Iterable[torch.Tensor] = (),
     ) -> Commit | Saving:
         """Commits `state` as the checkpoint of `step`.
 
@@ -356,7 +376,7 @@ class Checkpointer:
         """
         self._check_open()
         if not blocking:
-            return self._here().pipeline().begin(step, state, meta or {}, self._context(step))
+            return self._here().pipeline().begin(step, state, meta or {}, self._context(step), steady)
         commit = self._here().pipeline().save(step, state, meta or {}, self._context(step))
         self._sweeps.saved(commit.id)  # where the claim is: of a group on rank 0
         return commit

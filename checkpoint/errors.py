@@ -12,6 +12,7 @@
       StorageError        the storage failed for good or for too long: the save is lost, training may go on
       WriterDied          the process that wrote was killed: the save is lost, the next one starts another process
       SaveDropped         another save was under way or took this one's place, as when_busy says: nothing is wrong
+        StateChanged      what was promised to be steady was written to before it was copied: save again, without that
 
 Facts are fields too. Messages never hold credentials: everything that names a URL went through `storage.redact`.
 """
@@ -179,3 +180,16 @@ class SaveDropped(CheckpointError):
     def __init__(self, message: str, *, step: int) -> None:
         super().__init__(message)
         self.step = step
+
+
+class StateChanged(SaveDropped):
+    """Tensors that were promised to be steady (`Checkpointer.save`) were written to before they were copied. Nothing of
+    the save was committed.
+
+    Attributes:
+        tensors: Their names.
+    """
+
+    def __init__(self, message: str, *, step: int, tensors: tuple[str, ...]) -> None:
+        super().__init__(message, step=step)
+        self.tensors = tensors

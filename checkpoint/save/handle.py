@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from checkpoint.errors import CheckpointError
 from checkpoint.format.manifest import Commit
@@ -14,10 +15,14 @@ class Saving:
 
     Attributes:
         ended_s: When it was committed, failed or was dropped, on the clock time.monotonic().
+        joined_s: How long callers of `staged` have waited for the copy, in seconds.
+        beside_s: How long the copy of what is steady took, whoever made it: of a processor, and not of training.
     """
 
     def __init__(self, step: int) -> None:
         self.step = step
+        self._stage: Callable[[bool], bool] | None = None
+        self.joined_s = self.beside_s = 0.0
         self._ended = threading.Event()
         self._commit: Commit | None = None
         self._error: CheckpointError | None = None
@@ -33,6 +38,26 @@ class Saving:
         """Why nothing was committed; None while it is under way, and after a commit."""
         return self._error
 
+    def staged(self, *, wait: bool = True) -> bool:
+        """Whether the state is copied, so that what was promised to be steady may change. From then on the save is
+        committed even if this process is killed.
+
+        To be called by the thread that changes the tensors, before it does; what was written to before that is noticed
+        here (`StateChanged`, raised by `wait`).
+
+        Args:
+            wait: False: only looks, and tells the process that writes if the copy is whole. True: makes what is left of
+                it, which takes no longer than to copy everything at once would have.
+        """
+        if self._stage is None:
+            return True
+        begun_s = time.monotonic()
+        if not self._stage(wait):
+            return False
+        self.joined_s += time.monotonic() - begun_s
+        self._stage = None
+        return True
+
     def wait(self, timeout_s: float | None = None) -> Commit:
         """The commit, as soon as it is durable.
 
@@ -43,15 +68,21 @@ class Saving:
             StorageError: The storage failed.
             ClaimLost: A newer claim was taken.
             SaveDropped: Another save took its place, or the job has gone on under another claim.
+            StateChanged: What was promised to be steady was written to before it was copied.
             CheckpointError: What else failed.
             TimeoutError: After `timeout_s`; the save goes on.
         """
+        self.staged()
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"the save of step {self.step} is still under way after {timeout_s:g} s, and goes on")
         if self._error is not None:
             raise self._error
         assert self._commit is not None
         return self._commit
+
+    def stages(self, stage: Callable[[bool], bool]) -> None:
+        """It is being copied: `staged` asks this, with its argument."""
+        self._stage = stage
 
     def succeed(self, commit: Commit) -> None:
         self._commit = commit

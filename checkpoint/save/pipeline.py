@@ -3,12 +3,15 @@
     planned (of a group: agreed, in one round)  ->  a free half of the arena  ->  this rank's share is copied
       ->  "staged"  ->  (the writer processes, writer/) objects, count, look again, manifest  ->  "done"
 
-Training stands still up to "staged". What is staged, on all ranks, is committed even if all are killed right after,
-unless that takes longer than finish_s, or a newer claim is taken meanwhile; what was being staged then is never looked
-at. Two saves can be under way, one in each half; what happens to a third is
-`when_busy`. Which half is filled, whether a save is skipped or replaces another, and whether too many have failed,
-rank 0 decides for all. A rank that dies before it has staged means no commit: the others' saves fail at once, with an
-error that names it. So does one whose writer process dies before it has stored its part.
+Training stands still up to "staged"; or, where the caller promises that tensors are steady for a while (steady.py),
+they are copied while it goes on, and it stands still for what is left of that when it ends its promise (`staged`).
+
+What is staged, on all ranks, is committed even if all are killed right after, unless that takes longer than finish_s,
+or a newer claim is taken meanwhile; what was being staged then is never looked at. Two saves can be under way, one in
+each half; what happens to a third is `when_busy`. Which half is filled, whether a save is skipped or replaces another,
+and whether too many have failed, rank 0 decides for all. A rank that dies before it has staged means no commit: the
+others' saves fail at once, with an error that names it. So does one whose writer process dies before it has stored its
+part.
 
 Where a rank has no writer process or too little memory, all make the save in the foreground, and one line in the log
 says why.
@@ -17,8 +20,13 @@ says why.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
 
 from checkpoint.errors import CheckpointError, TornManifest
 from checkpoint.format.document import Tree
@@ -26,11 +34,13 @@ from checkpoint.format.draft import Draft
 from checkpoint.format.manifest import Commit
 from checkpoint.net.errors import error_document
 from checkpoint.net.framing import Message
+from checkpoint.save.copying import Copying
 from checkpoint.save.handle import Saving
 from checkpoint.save.in_flight import InFlightSaves, Rules, dropped
 from checkpoint.save.planner import Save
 from checkpoint.save.ranks import Asked, Context, SavingRanks
 from checkpoint.save.resources import Unavailable, WriterResources, on_gpu
+from checkpoint.save.steady import Filling, changed, versions_of
 from checkpoint.save.writer.messages import GiveUp, Meet, Serve, Staged
 from checkpoint.storage import Storage
 
@@ -51,6 +61,9 @@ class SavePipeline:
         self._rules = rules
         self._in_flight = InFlightSaves(storage, rules, log, patience_s=self._patience_s)
         self._resources = WriterResources(opening, rules, self._in_flight, log=log)
+        self._filling: Filling | None = None
+        self._filling_lock = threading.RLock()
+        self._pid = os.getpid()
 
     @property
     def ready(self) -> bool:
@@ -69,6 +82,7 @@ class SavePipeline:
 
     def warm(self, state: Tree, context: Context) -> None:
         """Plans, then starts the process and makes the arena, in a thread. Collective as far as the plan goes."""
+        self.staged()
         with self._ranks.reporting_errors():
             save = self._ranks.plan(Asked(0, state, {}, context, "warm()"), dict, _nothing)
         assert isinstance(save, Save)
@@ -80,11 +94,20 @@ class SavePipeline:
 
         self._resources.warm(prepare)
 
-    def begin(self, step: int, state: Tree, meta: dict[str, Any], context: Context) -> Saving:
+    def begin(
+        self,
+        step: int,
+        state: Tree,
+        meta: dict[str, Any],
+        context: Context,
+        steady: Iterable[torch.Tensor] = (),
+    ) -> Saving:
         """Copies this rank's share and returns; the rest goes on elsewhere. Collective.
 
+        steady  may be copied until `staged` is called; of a group they are copied at once
         raises  as `SavingRanks.plan`; CheckpointError after too many failures, ClaimLost once the claim is lost
         """
+        self.staged()
         self._resources.join_warming()
         with self._resources.lock:
             saving = Saving(step)
@@ -97,10 +120,32 @@ class SavePipeline:
                 if why is None and (save.new or not save.decided["ready"]):
                     why = self._made_ready(save)
             if why is None:
-                self._stage(save.decided["half"], save, saving, context)
+                self._stage(save.decided["half"], save, saving, context, steady if self._ranks.size == 1 else ())
             else:
                 self._in_foreground(why, save, saving, context)
             return saving
+
+    def staged(self, wait: bool = True, *, of: Saving | None = None) -> bool:
+        """Whether no state is being copied any more, or not that of this save. See `Saving.staged`; everything here
+        that needs the arena or the writer process asks it first."""
+        with self._filling_lock:
+            filling = self._filling
+            if filling is None or self._pid != os.getpid():  # a forked child has neither the arena nor the thread
+                return True
+            if of is not None and of is not filling.saving:
+                return True
+            if wait:
+                filling.copying.finish()
+            elif not filling.copying.done:
+                return False
+            self._filling = None
+            try:
+                with self._resources.lock:
+                    self._filled(filling)
+            except BaseException:
+                filling.saving.fail(dropped(filling.saving.step, "it was cut off before the writer process had it"))
+                raise
+        return True
 
     def goes_on_under(self, claim: int) -> None:
         """See `InFlightSaves`."""
@@ -108,22 +153,27 @@ class SavePipeline:
 
     def settle(self) -> None:
         """Returns when no save is under way, whatever came of them."""
+        self.staged()
         self._in_flight.settle()
 
     def wait(self) -> None:
         """Returns when no save is under way. Raises what the newest one failed of."""
+        self.staged()
         self._in_flight.wait()
 
     def close(self) -> None:
         """Waits until what is staged is finished, and leaves no process, thread, descriptor or memory. Idempotent."""
+        self.staged()
         self._resources.close(self._patience_s)
 
     def let_go(self) -> None:
         """For when nobody calls `close`: the process finishes what is staged, and ends."""
+        self.staged()
         self._resources.let_go()
 
     def close_if_settled(self) -> bool:
         """Closes, if no save is under way; never waits long. Returns whether it did."""
+        self.staged()
         if self._in_flight.busy:
             self.let_go()
             return False
@@ -208,19 +258,45 @@ class SavePipeline:
 
     # The copy is made
 
-    def _stage(self, half: int, save: Save, saving: Saving, context: Context) -> None:
+    def _stage(
+        self, half: int, save: Save, saving: Saving, context: Context, steady: Iterable[torch.Tensor] = ()
+    ) -> None:
         """From its end on this rank's share counts. Whatever fails here, the other ranks' saves fail of it too."""
         draft, process = save.draft, self._resources.process
+        versions = versions_of(save.tensors, steady)
         try:
             self._in_flight.wait_for_half(half)
             stage = self._resources.fitting(save.plan, _text_bytes(draft), pinned=on_gpu(save.tensors))
-            stage.copy(half, save.tensors, [draft.head, draft.tail])
+            left = stage.copy(half, save.tensors, [draft.head, draft.tail], versions)
         except BaseException as error:
             said = error_document(error, self._ranks.scrub)
             with contextlib.suppress(OSError):
                 if process is not None:
                     process.send(GiveUp(id=str(draft.id), error=said))
             raise
+        if left:
+            self._filling = Filling(half, save, saving, context, Copying(left, (stage, save)), versions)
+            saving.stages(functools.partial(self.staged, of=saving))
+        else:
+            self._hand_over(half, save, saving, context, whole=True)
+
+    def _filled(self, filling: Filling) -> None:
+        """All is copied, and nothing of it was written to before; or the save comes to nothing."""
+        half, save, saving, context = filling.half, filling.save, filling.saving, filling.context
+        saving.beside_s = filling.copying.took_s
+        if written := filling.written():
+            error: CheckpointError = changed(saving.step, written)
+        elif not filling.copying.done:
+            error = dropped(saving.step, "its copy was cut off")
+        else:
+            self._hand_over(half, save, saving, context, whole=False)
+            return
+        self._in_flight.in_foreground(saving)
+        saving.fail(error)
+        self._log(str(error))
+
+    def _hand_over(self, half: int, save: Save, saving: Saving, context: Context, *, whole: bool) -> None:
+        """To the writer process. whole: the state is what was copied, still, and can be saved without that process"""
         if self._sent(half, save, saving, context):
             return
         if self._ranks.size > 1:
@@ -235,7 +311,11 @@ class SavePipeline:
         else:
             if self._sent(half, save, saving, context):
                 return
-        self._in_foreground(why, save, saving, context)
+        if whole:
+            self._in_foreground(why, save, saving, context)
+            return
+        self._in_flight.in_foreground(saving)
+        self._in_flight.report(saving, save.commit, _no_writer(saving.step))
 
     def _sent(self, half: int, save: Save, saving: Saving, context: Context) -> bool:
         """Whether the writer process was told what is staged; or has ended since, which was noticed, and reported."""

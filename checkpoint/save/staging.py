@@ -4,15 +4,17 @@ Where each piece goes is worked out once per plan. What lies contiguous in this 
 everything, is moved by memmove: torch's own copy joins a team of threads for every tensor, and where others use the
 machine too that took five times as long (2026-11, 1,200 tensors, 2 cores). Strided tensors are laid out by torch.
 
+What is promised to stay as it is for a while may be left out, for somebody to copy while training goes on (copying.py).
+
 From a GPU, the arena's memory is pinned and copied to on a stream of its own, behind the work that was already queued;
 the copy is complete on return. (That path was never run, for want of a GPU.)
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import weakref
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 
 from checkpoint.format.shards import Piece, run_start
 from checkpoint.save.arena import Arena, places
+from checkpoint.save.copying import Move, move
 from checkpoint.save.planner import Plan
 
 _THREADS_MAX = 4  # more do not copy faster than memory takes it
@@ -31,11 +34,6 @@ _COPIED_AS_THEY_ARE = {
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 }  # fmt: skip
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-_memmove = ctypes.CDLL(None).memmove  # called without the interpreter's lock
-_memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-
-Move = tuple[int, int, int]  # to, from, bytes
 
 
 class CannotPin(Exception):
@@ -65,8 +63,14 @@ class Stage:
         if pinned:
             _pin(self, self._memory)
 
-    def copy(self, half: int, tensors: dict[str, torch.Tensor], texts: list[bytes]) -> None:
-        """Fills the half: the plan's objects, then `texts`. On return the tensors may be changed."""
+    def copy(
+        self, half: int, tensors: dict[str, torch.Tensor], texts: list[bytes], later: Collection[str] = ()
+    ) -> list[Move]:
+        """Fills the half: the plan's objects, then `texts`. On return the tensors may be changed.
+
+        Not so those named in `later`: of them the moves are returned that are still to be made. What is not contiguous
+        in this machine's memory is copied all the same.
+        """
         base = half * self._half_bytes
         headers = [shard.header for shard in self.plan.shards]
         ends = places([*self.plan.sizes, *map(len, texts)])[len(headers) :]
@@ -75,11 +79,13 @@ class Stage:
 
         to = self._memory.data_ptr() + base
         moves: list[Move] = []
+        left: list[Move] = []
         others: list[tuple[torch.Tensor, torch.Tensor]] = []
         for piece, at, first in self._pieces:
             tensor = tensors[piece.tensor]
             if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-                moves.append((to + at, tensor.data_ptr() + first, piece.bytes))
+                waits = left if piece.tensor in later else moves
+                waits.append((to + at, tensor.data_ptr() + first, piece.bytes))
             else:
                 others.append(_laid_out(self._memory[base + at : base + at + piece.bytes], tensor, piece))
         begun = self._begin_on_gpus(others)
@@ -89,13 +95,14 @@ class Stage:
                 into.copy_(source)
         for stream in begun:
             stream.synchronize()
+        return left
 
     def _move(self, moves: list[Move]) -> None:
-        if self._threads == 1 or sum(move[2] for move in moves) < _WORTH_THREADS_BYTES:
-            _move(moves)
+        if self._threads == 1 or sum(size for _, _, size in moves) < _WORTH_THREADS_BYTES:
+            move(moves)
             return
         with ThreadPoolExecutor(self._threads) as pool:
-            list(pool.map(_move, [moves[first :: self._threads] for first in range(self._threads)]))
+            list(pool.map(move, [moves[first :: self._threads] for first in range(self._threads)]))
 
     def _begin_on_gpus(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.cuda.Stream]:
         """Queues the copies from GPUs, and returns the streams to wait for."""
@@ -111,11 +118,6 @@ class Stage:
                         into.copy_(source, non_blocking=True)
             begun.append(stream)
         return begun
-
-
-def _move(moves: list[Move]) -> None:
-    for to, source, size in moves:
-        _memmove(to, source, size)
 
 
 def _laid_out(memory: torch.Tensor, tensor: torch.Tensor, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:

@@ -100,9 +100,10 @@ class SoonSave:
         """For what is held after so many steps."""
         self._wanted_at, self._failures = step, 0
 
-    def begun(self) -> None:
-        """A save, of that or of what came later."""
+    def begun(self) -> bool:
+        """A save, of that or of what came later. Returns whether one is wanted soon."""
         self._again_s = None
+        return self._wanted_at is not None
 
     def committed(self, step: int) -> None:
         if self._wanted_at is not None and step >= self._wanted_at:

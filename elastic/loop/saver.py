@@ -1,8 +1,10 @@
 """The coordinator's hand on the run's storage: claims it, reads the state to go on from, saves on a cadence.
 
-Training stops for a periodic save only until the state is copied: the rest is done by a writer process, even if this
-one is killed (checkpoint/save/writer/). One that fails is reported and training goes on, until so many in a row have
-failed that the run stops (SavesFailed) before more work is at risk; the final one must succeed, and is tried again.
+Training stops for a periodic save only until what forward passes or the script may move is copied; weights, and what
+optimizers keep, are copied while the next step computes, and joined before its update (state/staging.py). The rest is
+done by a writer process, even if this one is killed (checkpoint/save/writer/). One that fails is reported and training
+goes on, until so many in a row have failed that the run stops (SavesFailed) before more work is at risk; the final one
+must succeed, and is tried again.
 A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written. Unless this side has it: then
 what was under way of the older one is made anew, as the state stands at the next boundary.
 """
@@ -16,6 +18,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
+
+import torch
 
 import checkpoint
 from elastic.config import Config
@@ -57,13 +61,29 @@ class Position:
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """A save that is not known to be committed. claim: under which it was begun   begun_s: by the clock"""
+    """A save that is not known to be committed.
+
+    claim     under which it was begun
+    begun_s   by the clock
+    called_s  how long the call has stopped training
+    """
 
     saving: checkpoint.Saving
     position: Position
     claim: int
     begun_s: float
-    stall_s: float
+    called_s: float
+
+    @property
+    def stall_s(self) -> float:
+        """How long training has stopped for it."""
+        return self.called_s + self.saving.joined_s
+
+    @property
+    def cost_s(self) -> float:
+        """What it has cost training at most: beside a step that leaves no processor free, the copy costs as much as if
+        training had stopped for it."""
+        return max(self.stall_s, self.called_s + self.saving.beside_s)
 
 
 class Saver:
@@ -241,9 +261,9 @@ class Saver:
                 commit = one.saving.wait()
                 took_s = (one.saving.ended_s or one.begun_s) - one.begun_s
                 self._committed(one.position, commit, took_s, one.stall_s)
-                self.schedule.committed(stall_s=one.stall_s, durable_s=took_s)
+                self.schedule.committed(stall_s=one.cost_s, durable_s=took_s)
             except (checkpoint.SaveDropped, checkpoint.ClaimLost) as lost:
-                if one.claim < self._claim:
+                if one.claim < self._claim or isinstance(lost, checkpoint.StateChanged):
                     self.schedule.owes_one = True
                     took_s = (one.saving.ended_s or self._clock()) - one.begun_s
                     if (words := self._in_vain.came_too_late(took_s=took_s, newest=self.newest)) is not None:
@@ -321,7 +341,8 @@ class Saver:
         Raises Evicted; CheckpointError where it must.
         """
         self.look()
-        self._soon.begun()
+        at_risk = self._soon.begun()
+        self._train_state.staging.join()
         self._events.emit(schema.SaveBegun(step=position.step))
         begun_s = self._clock()
         meta = {
@@ -334,10 +355,11 @@ class Saver:
         objects = self._train_state.objects()
         try:
             if self._warmed:
-                saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False)
-                stall_s = self._has_saved() - begun_s
-                self._underway.append(_UnderWay(saving, position, self._claim, begun_s, stall_s))
-                self._events.emit(schema.Staged(step=position.step, seconds=stall_s))
+                steady = [] if must or at_risk else self._lent()
+                saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False, steady=steady)
+                one = _UnderWay(saving, position, self._claim, begun_s, self._has_saved() - begun_s)
+                self._underway.append(one)
+                self._train_state.staging.follow(saving, partial(self._tell_staged, one))
                 commit = None
             else:
                 commit = self._checkpoints.save(position.step, objects, meta=meta)
@@ -357,6 +379,15 @@ class Saver:
             self._committed(position, commit, stall_s, stall_s)
         elif must:
             self._await(saving)
+
+    def _lent(self) -> list[torch.Tensor]:
+        """What is copied while training goes on. Nothing where bad steps go back to saves: which of them are there must
+        not depend on what the script wrote to meanwhile."""
+        return [] if self._config.goes_back else self._train_state.staging.lend()
+
+    def _tell_staged(self, one: _UnderWay) -> None:
+        if not isinstance(one.saving.error, checkpoint.StateChanged):
+            self._events.emit(schema.Staged(step=one.position.step, seconds=one.stall_s))
 
     def _has_saved(self) -> float:
         """The time, from which the next save is counted."""

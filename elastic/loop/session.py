@@ -108,6 +108,7 @@ class Session:
         self.on_close(context.events.close)
         self.body.open()
         self.on_close(self.body.close)
+        self.on_close(self.train_state.staging.watched())
         if context.live is not None:
             self.on_close(watch(self.train_state.applied.weights.reached))
         threads_before = torch.get_num_threads()

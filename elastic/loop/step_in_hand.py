@@ -135,6 +135,7 @@ class StepInHand:
             last_share = number == len(assignment.batches) - 1
             for micro in range(self.pieces):
                 context.moment("data", share)
+                self.session.train_state.staging.look()
                 exchange.announced.look()
                 self.session.group.check()
                 self._phases.sign(Phase.READING)
@@ -195,6 +196,7 @@ class StepInHand:
         self.last = False
         seed_streams(outside_seed(self.plan.plan.seed, self.index, _PHASE), self.context.config.device)
         self.context.moment("exchange")
+        self.session.train_state.staging.look()
         self._phases.enter(Phase.WAITING)
         agreed = exchange.carry_out(
             (self.epoch, self.index, _PHASE),

@@ -1,6 +1,7 @@
 """What exact gradients are made of: opened, computed, closed, and the step committed.
 
-    open     from here on a failure leaves a torn state; the modules get the step's buffers
+    open     what a save still copies is joined (state/staging.py); from here on a failure leaves a torn state; the
+             modules get the step's buffers
     compute  clip, optimizers, schedulers (`default_update`), or what the script passes as `update=`, and its `on_apply`
     close    the state is that of the next step, and whole as far as this worker's own doing goes
     commit   the step is announced: to the event log, and to whoever waits for it
@@ -102,6 +103,7 @@ class Update:
         self._context.moment("applied")
 
     def _begin(self) -> None:
+        self._session.train_state.staging.join()
         self._state.begin_update()
         self._context.moment("update")
         if self._context.live is not None:

@@ -28,6 +28,7 @@ from elastic.state.health import Health
 from elastic.state.leftout import LeftOutBuffers, make_room
 from elastic.state.modes import Modes
 from elastic.state.modules import modules, roots
+from elastic.state.staging import Staging
 from elastic.state.trained import Trained
 
 Tree = dict[str, Any]
@@ -37,6 +38,7 @@ class TrainState:
     """The live objects of a run that a state is captured from and applied to.
 
     applied  what of them the script may change between two steps, as the last update left it
+    staging  what of them a save is still copying
     health   see Health
     """
 
@@ -75,6 +77,7 @@ class TrainState:
             self.attributes,
             self._modules,
         )
+        self.staging = Staging(self.applied.weights, self._modules)
 
     def begin_loop(self) -> None:
         """What a state says of modes and attributes holds from the script's loop on."""
@@ -94,6 +97,7 @@ class TrainState:
         keeps_trained  train what the script trains here, and not what the state's owner trained
         Raises ConfigError and checkpoint.StateMismatch, before any weight is touched, if one misfits.
         """
+        self.staging.join()
         tree = {"trained": self._trained.state_dict(), "modes": self.modes.state_dict(), **tree}  # older runs lack them
         document = tree["trained"]
         self._trained.make_room(document, step=step)

@@ -27,9 +27,12 @@ class Weights:
         self._unsteady = False
         self._before: dict[int, tuple[torch.nn.Parameter, torch.Tensor]] = {}
 
+    def tensors(self) -> list[torch.Tensor]:
+        return [tensor for tensor, _ in self._now()]
+
     def memory(self) -> frozenset[int]:
         """Where they lie: the addresses of their storages."""
-        return frozenset(tensor.untyped_storage().data_ptr() for tensor, _ in self._now())
+        return frozenset(tensor.untyped_storage().data_ptr() for tensor in self.tensors())
 
     @property
     def steady(self) -> bool:

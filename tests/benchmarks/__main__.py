@@ -19,6 +19,7 @@ BENCHMARKS = {
     "connection_costs": "what a connection of the control plane, and a line of it, cost either end",
     "topology": "bytes that leave a host in a step, beside a ring's",
     "checkpoints": "a save and a load, beside torch.save and DCP",
+    "save_overlap": "a save copied at once, and copied while the next step computes",
     "checkpoints_group": "what comparing replicas costs ranks that save together",
     "checkpoints_s3": "a save and a load on S3, beside plain PUTs and GETs",
     "storages_s3": "obstore beside s3fs",

@@ -34,7 +34,11 @@ ALLOWED = (
         "_buffers _modules _non_persistent_buffers_set",
         "elastic/group/snapshot.py elastic/group/usual_buffers.py",
     ),
-    Allowed("the count of writes to a tensor", "_version", "elastic/state elastic/group/snapshot.py"),
+    Allowed(
+        "the count of writes to a tensor",
+        "_version",
+        "elastic/state elastic/group/snapshot.py checkpoint/save/steady.py",
+    ),
     Allowed(
         "one call for many copies, sums or products, as torch's optimizers make them",
         "_foreach_add_ _foreach_copy_ _foreach_mul",

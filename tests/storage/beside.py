@@ -87,12 +87,12 @@ print("claimed", runs.claim().number, flush=True)
 for line in sys.stdin:
     command, step = line.split()
     if command == "hold":  # the next copy stops in the middle, for good
-        move = checkpoint.save.staging._move
+        move = checkpoint.save.staging.move
         def half(moves):
             move(moves[: len(moves) // 2])
             print("held", flush=True)
             threading.Event().wait()
-        checkpoint.save.staging._move = half
+        checkpoint.save.staging.move = half
     if command == "fork":
         import os, time
         child = os.fork()

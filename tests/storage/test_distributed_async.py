@@ -130,8 +130,8 @@ def test_what_ranks_save_beside_training_loads_at_other_sizes(layout: str, size:
 def share(rank: int, size: int, folder: str) -> tuple[list[int], int]:
     """Bytes of tensors that this rank staged at each of three saves."""
     copied: list[int] = []
-    move = staging._move
-    staging._move = lambda moves: copied.append(sum(one[2] for one in moves)) or move(moves)  # type: ignore[func-returns-value]
+    move = staging.move
+    staging.move = lambda moves: copied.append(sum(one[2] for one in moves)) or move(moves)  # type: ignore[func-returns-value]
     with beside(folder, rank, size, name="share", shard_bytes=2**20) as runs:
         state = {"large": torch.rand(600_000), "small": [torch.rand(1000) for _ in range(50)], "one": torch.zeros(())}
         for step in range(3):
@@ -174,13 +174,13 @@ def killed(rank: int, size: int, folder: str, moment: str, victims: list[int]) -
         mine = own_writer(folder)
         dist.barrier()
         if moment == "copying" and rank in victims:
-            move = staging._move
+            move = staging.move
 
             def half(moves: list[Any]) -> None:
                 move(moves[: len(moves) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            staging._move = half
+            staging.move = half
         saving = runs.save(2, values(2), blocking=False)
         if moment == "staged":
             Path(folder, f"staged-{rank}").touch()
@@ -245,13 +245,13 @@ def test_a_rank_lost_with_its_writer_means_no_commit_and_the_others_name_it(vict
 def raises_in_the_copy(rank: int, size: int, folder: str) -> str:
     with beside(folder, rank, size, name="raises", finish_s=600.0) as runs:
         runs.save(1, values(1), blocking=False).wait(WITHIN_S)
-        move = staging._move
+        move = staging.move
         if rank == 1:
-            staging._move = lambda moves: 1 / 0  # type: ignore[assignment]
+            staging.move = lambda moves: 1 / 0  # type: ignore[assignment]
         try:
             runs.save(2, values(2), blocking=False).wait(WITHIN_S)
         except (ZeroDivisionError, CheckpointError) as error:
-            staging._move = move
+            staging.move = move
             assert runs.save(3, values(3), blocking=False).wait(WITHIN_S).step == 3
             return str(error)
         return "no error"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.kit.planted import ending, passing_over, reading, recovering, storing, summing
+from tests.kit.planted import copying, ending, passing_over, reading, recovering, storing, summing
 from tests.kit.planted.bug import Bug
 
 CATALOGUE: dict[str, Bug] = {
     bug.name: bug
-    for module in (reading, summing, recovering, passing_over, storing, ending)
+    for module in (reading, summing, recovering, passing_over, storing, copying, ending)
     for bug in vars(module).values()
     if isinstance(bug, Bug)
 }

@@ -1,0 +1,79 @@
+"""Copies that a thread makes while the caller computes; who needs their end makes what is left itself.
+
+The thread takes what the computing leaves of the processors, by its priority: where none is free it would stretch each
+product of matrices whose other threads wait for the one that it displaced (2026-11-25, two busy cores: now and then by
+six times the copy). It holds the interpreter's lock for moments only: memmove is called without it, for a piece at a
+time. Nothing depends on the thread: where none can be started, or it gets no processor, `finish` makes all copies. So
+nobody ever waits for it longer than for a piece.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+PIECE_BYTES = 2**22
+_NICENESS = 10  # a tenth of a processor that others want: at 19, who waits for the interpreter's lock could wait long
+
+Move = tuple[int, int, int]  # to, from, bytes
+
+_memmove = ctypes.CDLL(None).memmove  # called without the interpreter's lock
+_memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+def move(moves: list[Move]) -> None:
+    """Now, in this thread."""
+    for to, source, size in moves:
+        _memmove(to, source, size)
+
+
+class Copying:
+    """Begun when it is made. keeps: what the memory at both ends belongs to, so that it stays"""
+
+    def __init__(self, moves: Iterable[Move], keeps: object) -> None:
+        self._keeps = keeps
+        self._left = deque(_pieces(moves))
+        self._bytes = sum(size for _, _, size in self._left)
+        self._moved: list[tuple[int, float]] = []  # bytes and seconds; one that an exception cut off is missing
+        self._thread = threading.Thread(target=self._work_aside, name="checkpoint-copying", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread is to be had: `finish` makes all copies
+            self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether all is copied."""
+        return sum(size for size, _ in [*self._moved]) == self._bytes
+
+    @property
+    def took_s(self) -> float:
+        """Seconds that all pieces together have taken, whoever made them."""
+        return sum(seconds for _, seconds in [*self._moved])
+
+    def finish(self) -> None:
+        """Makes what is left. All is copied on return, unless an exception had cut off a piece: ask `done`."""
+        self._work()
+        if self._thread.is_alive():
+            self._thread.join()  # ends with the piece in hand
+
+    def _work_aside(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone
+        self._work()
+
+    def _work(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                to, source, size = self._left.popleft()
+                begun_s = time.perf_counter()
+                _memmove(to, source, size)
+                self._moved.append((size, time.perf_counter() - begun_s))
+
+
+def _pieces(moves: Iterable[Move]) -> Iterator[Move]:
+    for to, source, size in moves:
+        for start in range(0, size, PIECE_BYTES):
+            yield to + start, source + start, min(PIECE_BYTES, size - start)

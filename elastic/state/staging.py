@@ -1,0 +1,74 @@
+"""What is still being staged is joined before anything writes to weights, or to what optimizers keep beside them.
+
+A save lends them to the copy (Checkpointer.save, steady=) while the next step computes. Who writes to them, and so
+calls `join` first:
+
+    an update, of either loop, and what passes a step over      loop/update.py, as it begins
+    a state that comes from storage or from a peer              TrainState.apply
+    whatever is reached through `parameter.data`                Staging.watched, here
+    the next save, `wait` and the checkpointer's end            checkpoint/save/pipeline.py, by itself
+
+What the script writes by other ways between two steps is known by the tensor's version: that save is dropped, another
+is due, and from then on this run's saves are copied at once. Buffers, and all else in a state, always are.
+
+`look` is for places where this thread writes to nothing: a copy that is whole by then is told to the writer process,
+and needs this worker no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+import checkpoint
+from elastic.state.reached import watch
+from elastic.state.weights import Weights
+
+Modules = Callable[[], Mapping[str, torch.nn.Module]]
+
+
+class Staging:
+    """Of one worker. modules: those whose buffers forward passes may move"""
+
+    def __init__(self, weights: Weights, modules: Modules) -> None:
+        self._weights = weights
+        self._modules = modules
+        self._saving: checkpoint.Saving | None = None
+        self._on_staged: Callable[[], None] = lambda: None
+        self.at_once = False  # the script has written to what was lent
+
+    def lend(self) -> list[torch.Tensor]:
+        """What only updates of the run write to. Nothing, where the script was seen to."""
+        if self.at_once:
+            return []
+        modules = self._modules().values()
+        moving = {buffer.untyped_storage().data_ptr() for module in modules for buffer in module.buffers()}
+        return [one for one in self._weights.tensors() if one.untyped_storage().data_ptr() not in moving]
+
+    def follow(self, saving: checkpoint.Saving, on_staged: Callable[[], None]) -> None:
+        """From here on it is joined. on_staged: called once when it is copied, or has come to nothing"""
+        self._saving, self._on_staged = saving, on_staged
+        self.look()
+
+    def look(self) -> None:
+        """Costs nothing where nothing is under way."""
+        if self._saving is not None:
+            self._ended(self._saving.staged(wait=False))
+
+    def join(self) -> None:
+        """Afterwards all that was lent may be written to."""
+        if self._saving is not None:
+            self._ended(self._saving.staged())
+
+    def watched(self) -> Callable[[], None]:
+        """From here on `parameter.data` joins first, until what is returned is called."""
+        return watch(lambda _: self.join())
+
+    def _ended(self, staged: bool) -> None:
+        saving = self._saving
+        if not staged or saving is None:
+            return
+        self._saving = None
+        self.at_once |= isinstance(saving.error, checkpoint.StateChanged)
+        self._on_staged()

@@ -1,0 +1,95 @@
+"""Bugs in the copy of a state that a save makes while the next step computes.
+
+In their runs the first save is beside training, small tensors are lent, too, and the copy's thread gets no processor:
+what is left to the last moment is all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.kit.planted.bug import Act, Bug, planted
+
+
+def _late(bug: Bug) -> Bug:
+    """No bug: so that there is a copy under way at all, and how far it is does not depend on the machine."""
+    bug.also("elastic.loop.saver:_WARM_AFTER_S")(lambda right, act: 0.0)
+    bug.also("checkpoint.save.steady:_SMALL_BYTES")(lambda right, act: 1)
+    bug.also("checkpoint.save.steady:_WORTH_BYTES")(lambda right, act: 1)
+    bug.also("checkpoint.save.copying:Copying._work_aside")(lambda right, act: lambda self: None)
+    return bug
+
+
+def _nothing_is_noticed(right: Any, act: Act) -> Any:
+    return lambda self: ()
+
+
+@_late
+@planted("elastic.loop.update:Update._begin", plan="resumed", caught_by={"reference", "state"})
+def join_a_copy_after_the_update(right: Any, act: Act) -> Any:
+    """An update writes to weights that a save is still copying, and no versions are compared."""
+
+    def begin(self: Any) -> None:
+        staging = self._session.train_state.staging
+        saving, staging._saving = staging._saving, None
+        if saving is not None:
+            act()
+        right(self)
+        staging._saving = saving
+
+    return begin
+
+
+@join_a_copy_after_the_update.also("elastic.loop.update:Update._close")
+def _(right: Any, act: Act) -> Any:
+    def close(self: Any, agreed: Any) -> None:
+        right(self, agreed)
+        self._session.train_state.staging.join()
+
+    return close
+
+
+join_a_copy_after_the_update.also("checkpoint.save.steady:Filling.written")(_nothing_is_noticed)
+
+
+_LENT: list[Any] = []
+
+
+@_late
+@planted("elastic.state.staging:Staging.lend", plan="resumed", caught_by={"reference", "state"})
+def lend_buffers(right: Any, act: Act) -> Any:
+    """BatchNorm's averages are copied while forward passes move them, and no versions are compared."""
+
+    def lend(self: Any) -> Any:
+        act()
+        _LENT[:] = [self]
+        return [*right(self), *(buffer for module in self._modules().values() for buffer in module.buffers())]
+
+    return lend
+
+
+lend_buffers.also("checkpoint.save.steady:Filling.written")(_nothing_is_noticed)
+
+
+@lend_buffers.also("elastic.group.buffers:Buffers.share_done")
+def _(right: Any, act: Act) -> Any:
+    """No bug: the copy is made just when a share has moved them."""
+
+    def share_done(self: Any, *share: Any) -> None:
+        for staging in _LENT:
+            staging.join()
+        right(self, *share)
+
+    return share_done
+
+
+@_late
+@planted("checkpoint.save.copying:Copying.done", plan="resumed", caught_by={"reference", "state"})
+def commit_before_all_is_copied(right: Any, act: Act) -> Any:
+    """The writer process is told that a half is whole when nothing of what was lent is copied."""
+
+    def done(self: Any) -> bool:
+        act()
+        return True
+
+    return property(done)
