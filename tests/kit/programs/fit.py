@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--patience", type=int, help="the first validation stays the best one")
     parser.add_argument("--average", action="store_true", help="weights are averaged as well")
     parser.add_argument("--die", type=int, help="the step at whose checkpoint the one who writes it is killed")
+    parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--lose", type=int, help="the step whose last message rank 1 loses")
     options = parser.parse_args()
@@ -160,7 +161,9 @@ def main() -> None:
         strategy=ElasticStrategy(options.url, virtual_workers=8, save_every=3),  # a run's
     )
     model = Classifier(options.schedule)
-    train = DataLoader(points(options.steps // 3 * 24 - 7, 1), batch_size=24, shuffle=True)
+    train = DataLoader(
+        points(options.steps // 3 * 24 - 7, 1), batch_size=24, shuffle=True, num_workers=options.num_workers
+    )
     trainer.fit(model, train, DataLoader(points(100, 2), batch_size=32))
 
     told = {

@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--best", action="store_true", help="goes back to the best model at the end")
     parser.add_argument("--patience", type=int, help="the first evaluation stays the best one")
     parser.add_argument("--die", type=int, help="the step at whose checkpoint the one who writes it is killed")
+    parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--lose", type=int, help="the step whose last message rank 1 loses")
     options = parser.parse_args()
@@ -156,6 +157,7 @@ def main() -> None:
         metric_for_best_model="eval_loss",
         report_to="none",
         use_cpu=True,
+        dataloader_num_workers=options.num_workers,
         seed=0,
     )
     stopping = EarlyStoppingCallback(options.patience or 50, 10.0 if options.patience else 0.0)
