@@ -85,8 +85,8 @@ class SharedDrill(Drill):
     def _both_runs(self) -> Findings:
         with _alone(self._shared, "running"):
             found = super()._both_runs()
-        apart = _apart(self._shared / f"{BASELINE}-drill", self.folder / f"{FAULTED}-drill")
-        return replace(found, faulted=replace(found.faulted, violations=(*found.faulted.violations, *apart)))
+        found_apart = apart(self._shared / f"{BASELINE}-drill", self.folder / f"{FAULTED}-drill")
+        return replace(found, faulted=replace(found.faulted, violations=(*found.faulted.violations, *found_apart)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -150,7 +150,7 @@ def run(drill: RandomDrill, again: str, folder: Path) -> bool:
     return not broken
 
 
-def _apart(undisturbed: Path, faulted: Path) -> list[Violation]:
+def apart(undisturbed: Path, faulted: Path) -> list[Violation]:
     """What workers printed of their end that is not what the undisturbed one did. The folders are the drills'."""
     alone = _told(undisturbed)
     told = _told(faulted)
