@@ -47,7 +47,7 @@ class ExampleError(ElasticError, RuntimeError):
 
     epoch, index  the example, or None where the collate function failed
     read_for      what it was read for, such as "step 12"; None where the loader's caller has not said
-    is_of_step    that is a step, which can be applied without an example
+    may_be_left_out  whether on_bad_example="skip" would have helped
     trace         of a loader process, as text; "" where the error has a cause to show
     """
 
@@ -57,12 +57,12 @@ class ExampleError(ElasticError, RuntimeError):
         self.index = index
         self.trace = trace
         self.read_for: str | None = None
-        self.is_of_step = False
+        self.may_be_left_out = False
 
     def __str__(self) -> str:
         read_for = "" if self.read_for is None else f"\n  read for  {self.read_for}"
         alone = "that function, or its examples" if self.index is None else f"it; dataset[{self.index}] alone shows it"
-        if self.is_of_step and self.index is not None:
+        if self.may_be_left_out and self.index is not None:
             alone += '. Run(on_bad_example="skip") leaves such examples out'
         state = "nothing was applied with it; the model is as it was before"
         trace = f"\n\nIn a loader process:\n{self.trace}" if self.trace else ""

@@ -179,7 +179,8 @@ class StepInHand:
         try:
             return read()
         except ExampleError as error:
-            error.read_for, error.is_of_step = f"step {self.index}", True
+            error.read_for = f"step {self.index}"
+            error.may_be_left_out = self._streams is None and self.context.config.on_bad_example == "raise"
             raise
 
     def read_for_nothing(self) -> Any:

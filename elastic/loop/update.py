@@ -155,7 +155,7 @@ class Update:
         if step.left_out and not self._said_left_out:
             self._said_left_out = True
             self._context.console.say(
-                f"step {step.index}: {counted(step.left_out, 'example')} raised, and left out; elastic report lists all"
+                f"step {step.index} leaves out {counted(step.left_out, 'example')} that raised: see elastic report"
             )
         self._context.moment("applied")
 

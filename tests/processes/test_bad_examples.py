@@ -45,7 +45,7 @@ def test_a_loader_leaves_out_what_raises_and_says_so(num_workers: int) -> None:
     assert (third.batch.tolist(), third.left_out) == ([8], ())
 
 
-@pytest.mark.nightly(sample=2, of="examples that raise")
+@pytest.mark.nightly(sample=1, of="examples that raise")
 @pytest.mark.parametrize(
     ("workers", "options"),
     [
@@ -68,7 +68,7 @@ def test_the_world_size_changes_no_bit(
     assert len([event for event in end.events if event["event"] == "example_left_out"]) > 50
 
 
-@pytest.mark.nightly(sample=2, of="examples that raise")
+@pytest.mark.nightly(sample=1, of="examples that raise")
 @pytest.mark.parametrize("loop", ["steps", "batches"])
 def test_workers_that_are_lost_leave_the_bits_alone(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, loop: str
@@ -90,7 +90,7 @@ def test_workers_that_are_lost_leave_the_bits_alone(
     assert ends(end) == ends(alone), end.output
 
 
-@pytest.mark.nightly(sample=2, of="examples that raise")
+@pytest.mark.nightly(sample=1, of="examples that raise")
 @pytest.mark.parametrize("loop", ["steps", "batches"])
 def test_a_step_that_is_taken_over_or_goes_on_from_storage_counts_the_same(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, loop: str, tmp_path: Path
@@ -109,7 +109,7 @@ def test_a_step_that_is_taken_over_or_goes_on_from_storage_counts_the_same(
     assert ends(end) == ends(alone), end.output
 
 
-@pytest.mark.nightly(sample=2, of="examples that raise")
+@pytest.mark.nightly(sample=1, of="examples that raise")
 @pytest.mark.parametrize("loop", ["steps", "batches"])
 def test_an_example_that_raises_on_one_worker_only_is_left_out_by_all(elastic_cluster: MakeCluster, loop: str) -> None:
     """Its share is read by one worker, whose word counts for all; when that one is lost, the step decides anew."""
@@ -124,6 +124,7 @@ def test_an_example_that_raises_on_one_worker_only_is_left_out_by_all(elastic_cl
     assert any("did not come" in event["error"] for event in end.events if event["event"] == "example_left_out")
 
 
+@pytest.mark.nightly(sample=1, of="examples that raise")
 def test_in_fast_mode_they_are_left_out_too(elastic_cluster: MakeCluster) -> None:
     run = elastic_cluster(script=PROGRAM, steps=24, workers=2, launcher="elastic", mode="fast")
     end = run.finish(within_s=240)

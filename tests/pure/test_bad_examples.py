@@ -203,8 +203,9 @@ def test_without_the_rule_the_first_one_ends_the_run_and_says_that_there_is_one(
 
 def test_lack_of_memory_is_none_of_the_example_s(tmp_path: Path) -> None:
     """It depends on the worker, and leaves out whatever is read then."""
-    with pytest.raises(ExampleError, match="MemoryError"):
+    with pytest.raises(ExampleError, match="MemoryError") as failed:
         over_steps(tmp_path, Holed([3], MemoryError))
+    assert "on_bad_example" not in str(failed.value)  # which is set
 
 
 def test_what_was_left_out_is_recorded_and_reported(tmp_path: Path) -> None:
