@@ -17,6 +17,7 @@ from elastic.config import Config, Mode
 from elastic.config.checks import check_world, length_of, named
 from elastic.config.config import absolute, device_of, dict_of, order_of, save_rules
 from elastic.data.data_plan import DataPlan, LastBatch
+from elastic.data.loader import OnBadExample
 from elastic.data.order import Order
 from elastic.errors import ConfigError, StepError
 from elastic.events.log import EventLog
@@ -89,6 +90,8 @@ class Run:
             "skip" passes over its batch, "rollback" goes back to the newest regular save and passes over what came
             since; `elastic.OnBad` names bounds for spikes, too. Weights that are not finite are not saved then. None:
             nothing is looked at.
+        on_bad_example: What becomes of an example for which `dataset[i]` raises: "raise" ends the run, with
+            ExampleError; "skip" leaves it out of its step, on all counts, and records it.
         count: `count(batch)`: in a loop over `batches`, what a batch's loss is a mean over, such as its tokens; None:
             its examples.
         take_over: Claim the URL even if another live job holds it.
@@ -147,6 +150,7 @@ class Run:
         keep_every: int | None = None,
         save_failures_max: int | None = 10,
         on_bad: str | OnBad | None = None,
+        on_bad_example: OnBadExample = "raise",
         count: Callable[[Any], int] | None = None,
         take_over: bool = False,
         timeout_s: float = 600.0,
@@ -192,6 +196,7 @@ class Run:
             keep_every=keep_every,
             save_failures_max=save_failures_max,
             on_bad=rule,
+            on_bad_example=on_bad_example,
             take_over=take_over,
             timeout_s=timeout_s,
             storage_options=dict_of("storage_options", options),

@@ -124,6 +124,21 @@ def check_streams(epochs: int | None, num_workers: int, order: Order | None, ext
             raise ConfigError(f"{found}, and the dataset is elastic.Streams\n  next  {instead}")
 
 
+def check_bad_examples(on_bad_example: Any, micro_batch_size: int | None, *, streams: bool) -> None:
+    if on_bad_example not in ("raise", "skip"):
+        raise ConfigError(f"on_bad_example={on_bad_example!r}; expected 'raise' or 'skip'")
+    for found, refused, instead in (
+        ("the dataset is elastic.Streams", streams,
+         "pass over such examples in the streams themselves: what raises there has no number to be left out by, and "
+         "nobody knows where its stream stands behind it"),
+        (f"micro_batch_size={micro_batch_size}", micro_batch_size is not None,
+         "more virtual_workers bound memory likewise: a piece of a share that lost all of its examples cannot be "
+         "passed without moving what the share's other pieces leave in buffers"),
+    ):  # fmt: skip
+        if refused and on_bad_example == "skip":
+            raise ConfigError(f'on_bad_example="skip", and {found}\n  next  {instead}')
+
+
 def check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[str]) -> None:
     if launch.world_size > virtual_workers:
         raise ConfigError(

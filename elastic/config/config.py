@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from elastic.config.checks import (
     check_above_zero,
+    check_bad_examples,
     check_clip,
     check_extra,
     check_numerics,
@@ -25,6 +26,7 @@ from elastic.config.checks import (
     check_trained,
 )
 from elastic.data.data_plan import DataPlan, share_sizes
+from elastic.data.loader import OnBadExample
 from elastic.data.order import Order, Sequential, Shuffled
 from elastic.data.streams import Streams
 from elastic.errors import ConfigError
@@ -73,6 +75,7 @@ class Config:
     keep_every: int | None
     save_failures_max: int | None
     on_bad: OnBad | None
+    on_bad_example: OnBadExample
     take_over: bool
     timeout_s: float
     storage_options: dict[str, Any] = field(default_factory=dict)
@@ -108,6 +111,7 @@ class Config:
         check_numerics(self.mode, self.threads)
         check_schedulers(self.schedulers)
         check_extra(self.extra)
+        check_bad_examples(self.on_bad_example, self.plan.micro_batch_size, streams=self.streams is not None)
 
     def with_streams(self, order: Order | None) -> Config:
         """Where the dataset is read one example after another, how far it was read must survive, too.
@@ -146,6 +150,7 @@ class Config:
             "device": self.device.type,
             "scaled": self.scaler is not None,
             **self._on_bad_numerics(),
+            **({} if self.on_bad_example == "raise" else {"on_bad_example": self.on_bad_example}),
         }
 
     @property

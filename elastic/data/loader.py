@@ -5,6 +5,7 @@ Promises  inside `dataset[i]` Python's, NumPy's and torch's generators are seede
           generators of the dataset's own (own_generators.py).
           Loader processes leave this process's generators untouched; reading in this process does not:
           the caller points them at its own stream after `next`, which costs less than saving them.
+          With "skip", an example that raises is left out, and told; else its error comes out of `next`.
           A wait for loader processes has a deadline, and its error names what was waited for; the caller can
           end it earlier, and loses nothing.
           Processes outlive a change of the sequence of requests: forking them is no part of a recovery.
@@ -19,8 +20,8 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ from elastic.errors import ConfigError, ElasticError
 from elastic.events.observer import Observer
 from elastic.state.randomness import example_seed, seed_streams
 
+OnBadExample = Literal["raise", "skip"]
+_ERROR_CHARS = 500  # of what an example raised, where it is left out
 Request = Examples  # a request is some examples, read in this order and collated to one batch
 
 
@@ -44,6 +47,7 @@ class ExampleError(ElasticError, RuntimeError):
 
     epoch, index  the example, or None where the collate function failed
     read_for      what it was read for, such as "step 12"; None where the loader's caller has not said
+    may_be_left_out  whether on_bad_example="skip" would have helped
     trace         of a loader process, as text; "" where the error has a cause to show
     """
 
@@ -53,10 +57,13 @@ class ExampleError(ElasticError, RuntimeError):
         self.index = index
         self.trace = trace
         self.read_for: str | None = None
+        self.may_be_left_out = False
 
     def __str__(self) -> str:
         read_for = "" if self.read_for is None else f"\n  read for  {self.read_for}"
         alone = "that function, or its examples" if self.index is None else f"it; dataset[{self.index}] alone shows it"
+        if self.may_be_left_out and self.index is not None:
+            alone += '. Run(on_bad_example="skip") leaves such examples out'
         state = "nothing was applied with it; the model is as it was before"
         trace = f"\n\nIn a loader process:\n{self.trace}" if self.trace else ""
         return f"{super().__str__()}{read_for}\n  state     {state}\n  next      repair {alone}{trace}"
@@ -77,12 +84,28 @@ class LoaderTimeout(ElasticError, TimeoutError):
         self.request = request
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """An example that raised.
+
+    at     its place in the request
+    error  its type and message
+    """
+
+    at: int
+    epoch: int
+    index: int
+    error: str
+
+
 @dataclass(eq=False)
 class Loaded:
-    """A batch, and the dataset indices that went into it: int64[n], noted as each was read."""
+    """A batch, and the dataset indices that went into it: int64[n], noted as each was read. Where all were left out,
+    there is no batch."""
 
     batch: Any
     indices: NDArray[np.int64]
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class Loader:
@@ -94,6 +117,7 @@ class Loader:
     seed         the run's
     device       where batches go; None leaves them where they are
     pin_memory   copy through page-locked memory where `device` is a GPU
+    on_bad_example  "skip": an example for which the dataset raises is left out. Lack of memory is none of the example's
     timeout_s    how long `next` waits for loader processes; a read in this process cannot be cut short
     interrupt    called every 0.05 s or more often while `next` waits for loader processes. What it raises ends the
                  wait and comes out of `next`; the request stays the next one, for `next` or for `redirect`
@@ -109,6 +133,7 @@ class Loader:
         num_workers: int = 0,
         device: torch.device | None = None,
         pin_memory: bool = False,
+        on_bad_example: OnBadExample = "raise",
         timeout_s: float = 120.0,
         interrupt: Callable[[], None] | None = None,
     ) -> None:
@@ -119,7 +144,7 @@ class Loader:
         dataset = observer.dataset(dataset)
         collate_fn = observer.collate(default_collate if collate_fn is None else collate_fn)
         self._reader = _TensorReader(dataset) if _is_plain(dataset, collate_fn) else None
-        self._slow_reader = _Reader(dataset, collate_fn, seed)
+        self._slow_reader = _Reader(dataset, collate_fn, seed, on_bad_example)
         self._num_workers = 0 if self._reader else num_workers
         self._device = device
         self._is_there = self._reader is not None and all(tensor.device == device for tensor in dataset.tensors)
@@ -171,7 +196,7 @@ class Loader:
         loaded = self._receive() if self._num_workers else self._read()
         if self._device is None or self._is_there:
             return loaded
-        return Loaded(move(loaded.batch, self._device, non_blocking=self._pin), loaded.indices)
+        return replace(loaded, batch=move(loaded.batch, self._device, non_blocking=self._pin))
 
     def close(self) -> None:
         """End the loader processes and forget all requests. Harmless when repeated; `open` begins anew."""
@@ -182,8 +207,8 @@ class Loader:
             processes.end()
 
     def _read(self) -> Loaded:
-        indices, batch = (self._reader or self._slow_reader)[next(self._source)]
-        return Loaded(pin(batch) if self._pin else batch, indices)
+        indices, batch, left_out = (self._reader or self._slow_reader)[next(self._source)]
+        return Loaded(pin(batch) if self._pin else batch, indices, left_out)
 
     def _receive(self) -> Loaded:
         request = self._ahead.head()
@@ -198,8 +223,8 @@ class Loader:
         self._orderly = True
         if isinstance(result, ExampleError):
             raise result
-        indices, batch = result
-        return Loaded(batch, indices)
+        indices, batch, left_out = result
+        return Loaded(batch, indices, tuple(left_out))  # pinning makes a list of it
 
     def _wait(self, processes: LoaderProcesses, request: Request) -> None:
         """Until the result of `request`, the head, is here."""
@@ -254,38 +279,49 @@ class Loader:
 
 
 def read_once(
-    dataset: Any, request: Request, *, seed: int, collate_fn: Callable[[list[Any]], Any] | None, to: torch.device
+    dataset: Any,
+    request: Request,
+    *,
+    seed: int,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    to: torch.device,
+    on_bad_example: OnBadExample = "raise",
 ) -> Any:
-    """The batch of one request, read in this process. Raises ExampleError."""
-    return move(_Reader(dataset, collate_fn or default_collate, seed)[request][1], to, non_blocking=False)
+    """The batch of one request, read in this process; None where all of it was left out. Raises ExampleError."""
+    reader = _Reader(dataset, collate_fn or default_collate, seed, on_bad_example)
+    return move(reader[request][1], to, non_blocking=False)
+
+
+_Result = tuple[NDArray[np.int64], Any, tuple[LeftOut, ...]]  # as Loaded; of a type that DataLoader can pin
 
 
 class _Reader:
     """Reads a request example by example."""
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int) -> None:
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int, on_bad_example: OnBadExample
+    ) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.seed = seed
+        self._skips = on_bad_example == "skip"
         self._own: OwnGenerators | None = None
 
-    def __getitem__(self, request: Request) -> tuple[NDArray[np.int64], Any]:
+    def __getitem__(self, request: Request) -> _Result:
         found = self.read(request, lambda: False)
         assert found is not None
         return found
 
-    def read(self, request: Request, abandoned: Callable[[], bool]) -> tuple[NDArray[np.int64], Any] | None:
+    def read(self, request: Request, abandoned: Callable[[], bool]) -> _Result | None:
         """None if it is abandoned before its last example is read."""
         if self._own is None:
             self._own = OwnGenerators(self.dataset)
         with self._own.put_back():
             return self._read(request, abandoned, self._own)
 
-    def _read(
-        self, request: Request, abandoned: Callable[[], bool], own: OwnGenerators
-    ) -> tuple[NDArray[np.int64], Any] | None:
-        examples, indices = [], []
-        for epoch, index in zip(request.visits.tolist(), request.indices.tolist(), strict=True):
+    def _read(self, request: Request, abandoned: Callable[[], bool], own: OwnGenerators) -> _Result | None:
+        examples, indices, left_out = [], [], []
+        for at, (epoch, index) in enumerate(zip(request.visits.tolist(), request.indices.tolist(), strict=True)):
             if abandoned():
                 return None
             value = example_seed(self.seed, epoch, index)
@@ -294,11 +330,16 @@ class _Reader:
             try:
                 examples.append(self.dataset[index])
             except Exception as error:
-                message = f"dataset[{index}] in epoch {epoch} raised {type(error).__name__}: {error}"
+                raised = f"{type(error).__name__}: {error}"
+                if self._skips and not isinstance(error, MemoryError):
+                    left_out.append(LeftOut(at, epoch, index, raised[:_ERROR_CHARS]))
+                    continue
+                message = f"dataset[{index}] in epoch {epoch} raised {raised}"
                 raise ExampleError(message, epoch=epoch, index=index) from error
             indices.append(index)
         try:  # its random stream, should it want one, goes on from the last example's
-            return np.array(indices, dtype=np.int64), self.collate_fn(examples)
+            batch = self.collate_fn(examples) if examples else None
+            return np.array(indices, dtype=np.int64), batch, tuple(left_out)
         except Exception as error:
             raise ExampleError(f"collate_fn of {_named(request)} raised {type(error).__name__}: {error}") from error
 
@@ -309,9 +350,7 @@ class _Shipping:
     def __init__(self, reader: _Reader) -> None:
         self.reader = reader
 
-    def __call__(
-        self, request: Request, abandoned: Callable[[], bool]
-    ) -> tuple[NDArray[np.int64], Any] | ExampleError | None:
+    def __call__(self, request: Request, abandoned: Callable[[], bool]) -> _Result | ExampleError | None:
         try:
             return self.reader.read(request, abandoned)
         except ExampleError as error:
@@ -325,9 +364,9 @@ class _TensorReader:
     def __init__(self, dataset: TensorDataset) -> None:
         self.tensors = dataset.tensors
 
-    def __getitem__(self, request: Request) -> tuple[NDArray[np.int64], list[torch.Tensor]]:
+    def __getitem__(self, request: Request) -> _Result:
         chosen = torch.from_numpy(request.indices)
-        return request.indices, [tensor.index_select(0, chosen) for tensor in self.tensors]
+        return request.indices, [tensor.index_select(0, chosen) for tensor in self.tensors], ()
 
 
 def _is_plain(dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> bool:

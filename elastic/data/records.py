@@ -23,7 +23,7 @@ from elastic.data.record_index import Offsets, Scan, record_index
 from elastic.errors import ConfigError
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstandard", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
-_TAR_BLOCK = 512
+TAR_BLOCK = 512
 
 
 class RecordKind(Protocol):
@@ -216,7 +216,7 @@ def _samples(chunks: Iterator[bytes]) -> Iterator[Offsets]:
             archive.members.clear()  # type: ignore[attr-defined]  # it keeps all that it has seen
             if not member.isfile():
                 continue
-            this = _key(member.name)[0]
+            this = sample_key(member.name)[0]
             if this != key:
                 if this in over:
                     raise tarfile.TarError(
@@ -226,7 +226,7 @@ def _samples(chunks: Iterator[bytes]) -> Iterator[Offsets]:
                 key = this
                 over.add(this)
                 yield np.array([member.offset])
-            end = member.offset_data + -(-member.size // _TAR_BLOCK) * _TAR_BLOCK
+            end = member.offset_data + -(-member.size // TAR_BLOCK) * TAR_BLOCK
     if stream.at == end:
         raise tarfile.TarError("its end is missing")
     yield np.array([end])
@@ -238,12 +238,12 @@ def _sample(data: bytes) -> dict[str, Any]:
         for member in archive:
             content = archive.extractfile(member) if member.isfile() else None
             if content is not None:
-                sample["__key__"], extension = _key(member.name)
+                sample["__key__"], extension = sample_key(member.name)
                 sample[extension] = content.read()
     return sample
 
 
-def _key(name: str) -> tuple[str, str]:
+def sample_key(name: str) -> tuple[str, str]:
     """The sample's name and what the file is in it: a/b.seg.png is seg.png of a/b."""
     folder, slash, file = name.rpartition("/")
     stem, _, extension = file.partition(".")

@@ -1,7 +1,7 @@
 """Examples that can only be read one after another: each virtual worker has a stream of its own.
 
     elastic.Streams(make)        make(worker, workers) is the stream of one of so many virtual workers
-    elastic.Streams.lines(urls)  files of lines, dealt out to them
+    elastic.Streams.lines(urls)  files of lines, dealt out to them; elastic.Streams.tar(urls) WebDataset's archives
 
 Promises  a step's share is what its virtual worker's stream gives next, whoever carries that share. A stream's position
           after each step is known to all workers: it travels with the step's sums, in transfers and in checkpoints. So
@@ -16,15 +16,13 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Any
 
-import fsspec
 import numpy as np
 import torch
-import xxhash
 
-from checkpoint.storage import redact
+from elastic.data.file_streams import Lines, Samples, identity_of_files
 from elastic.errors import ConfigError, StepError
 from elastic.state.randomness import seed_streams
 
@@ -33,7 +31,7 @@ LENGTH = 2**48
 
 _PREFIX = "\0stream"  # no name that a script gives
 _BYTES, _NUMBERS = 6, 8  # in a number that a float64 holds; numbers at a time
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
+_COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
 
 
 class Streams:
@@ -79,24 +77,29 @@ class Streams:
             ConfigError: A file is compressed, or not there, or there are fewer than virtual workers; the two latter
                 from the run's beginning.
         """
-        packed = [url for url in urls if url.endswith(_COMPRESSED)]
-        if packed:
-            raise ConfigError(
-                f"{packed[0]} is compressed, and can only be read from its beginning: a run that goes on would have to "
-                "read and pass over all that it has trained on\n"
-                "  next  unpack it, or keep many small files"
-            )
-        files = sorted(urls)
+        return _of_files(urls, lambda files: Lines(files, decode, storage_options), storage_options)
 
-        def make(worker: int, workers: int) -> Lines:
-            if len(files) < workers:
-                raise ConfigError(
-                    f"{len(files)} files for {workers} virtual workers, of which each reads its own\n"
-                    f"  next  {workers} files or more, of about equal size"
-                )
-            return Lines(files[worker::workers], decode, storage_options)
+    @staticmethod
+    def tar(
+        urls: Sequence[str],
+        decode: Callable[[dict[str, Any]], Any] = dict,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Streams:
+        """The samples of WebDataset's archives, in order; the archives are dealt out to the virtual workers.
 
-        return Streams(make, lambda: _of_files(files, storage_options))
+        Args:
+            urls: Paths or fsspec URLs, as many as there are virtual workers at least.
+            decode: Makes an example of a sample, a dict: "__key__" is its name up to the first dot, and what follows
+                the dot (`jpg`, `cls`) has each file's bytes. A sample's files lie side by side.
+            storage_options: For fsspec's filesystem.
+
+        Their names and sizes are part of the run's identity, as those of `lines`.
+
+        Raises:
+            ConfigError: Likewise.
+        """
+        return _of_files(urls, lambda files: Samples(files, decode, storage_options), storage_options)
 
     def data_identity(self) -> Any:
         """What the streams are made of: a run refuses to go on by its positions in anything else."""
@@ -202,50 +205,28 @@ class _Reader:
         self._iterator = iter(self._stream)
 
 
-class Lines:
-    """The lines of some files, one after the other. state_dict: the file's number, and the byte that comes next."""
+def _of_files(
+    urls: Sequence[str], stream: Callable[[list[str]], Any], storage_options: Mapping[str, Any] | None
+) -> Streams:
+    """stream: of some of the files, in order. Raises ConfigError."""
+    packed = [url for url in urls if url.endswith(_COMPRESSED)]
+    if packed:
+        raise ConfigError(
+            f"{packed[0]} is compressed, and can only be read from its beginning: a run that goes on would have to "
+            "read and pass over all that it has trained on\n"
+            "  next  unpack it, or keep many small files"
+        )
+    files = sorted(urls)
 
-    def __init__(
-        self, urls: Sequence[str], decode: Callable[[bytes], Any], storage_options: Mapping[str, Any] | None
-    ) -> None:
-        self._urls = list(urls)
-        self._decode = decode
-        self._options = dict(storage_options or {})
-        self._file, self._offset = 0, 0
+    def make(worker: int, workers: int) -> Any:
+        if len(files) < workers:
+            raise ConfigError(
+                f"{len(files)} files for {workers} virtual workers, of which each reads its own\n"
+                f"  next  {workers} files or more, of about equal size"
+            )
+        return stream(files[worker::workers])
 
-    def __iter__(self) -> Iterator[Any]:
-        while self._file < len(self._urls):
-            with fsspec.open(self._urls[self._file], "rb", **self._options) as opened:
-                opened.seek(self._offset)
-                while line := opened.readline():
-                    self._offset += len(line)
-                    yield self._decode(line.rstrip(b"\r\n"))
-            self._file, self._offset = self._file + 1, 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"file": self._file, "offset": self._offset}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._file, self._offset = state["file"], state["offset"]
-
-
-def _of_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Positions are (file, byte): names in their order, and sizes."""
-    places = [fsspec.url_to_fs(url, **(storage_options or {})) for url in urls]
-    found: dict[tuple[Any, str], int] = {}
-    for system in {system for system, _ in places}:
-        paths = [path for of, path in places if of == system]
-        try:
-            found |= {(system, path): size for path, size in zip(paths, system.sizes(paths), strict=True)}
-        except FileNotFoundError as missing:
-            raise ConfigError(f"{redact(str(missing))}\n  next  correct the paths or URLs of the streams") from None
-    sizes = [found[place] for place in places]
-    names = [url.split("/") for url in urls]
-    folders = zip(*(name[:-1] for name in names), strict=False)
-    shared = len([*takewhile(lambda parts: len(set(parts)) == 1, folders)])
-    known = "".join(f"{'/'.join(name[shared:])}\n{size}\n" for name, size in zip(names, sizes, strict=True))
-    digest = xxhash.xxh3_128_hexdigest(known.encode())
-    return {"files": len(urls), "bytes": sum(sizes), "names and sizes": digest}
+    return Streams(make, lambda: identity_of_files(files, storage_options))
 
 
 def state_of(stream: Any, worker: int) -> Any:

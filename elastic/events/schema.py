@@ -82,6 +82,20 @@ class StepApplied(EndOfStretch):
     indices: Annotated[str, "digest_of_indices() of what this rank read, in order"]
     sums: Annotated[str, "digest_of_sums() of the global sums and count"]
     values: Annotated[dict[str, float | str], "rank 0: name -> global sum, of scalars; not finite: as text"] = ABSENT
+    left_out: Annotated[int, "examples of the whole batch that raised, and were left out; absent: none"] = ABSENT
+
+
+class ExampleLeftOut(TypedEvent):
+    """The dataset raised for an example that this worker was to read for a step, and `on_bad_example="skip"` leaves it
+    out. It counts as left out if the step is applied from this attempt."""
+
+    step: Annotated[int, "the step's index"]
+    attempt: Annotated[int, "how often the step has come round again"]
+    share: Annotated[int, "that it belongs to; in fast mode the first of this worker's"]
+    at: Annotated[int, "its place among the share's examples, from 0"]
+    epoch: Annotated[int, "in which it was to be read"]
+    index: Annotated[int, "its index in the dataset"]
+    error: Annotated[str, "what was raised: its type and message, cut at 500 characters"]
 
 
 class PassedOver(EndOfStretch):

@@ -28,6 +28,7 @@ from elastic.group.tree import Schedule
 Value = "int | float | torch.Tensor"
 Values = float | npt.NDArray[np.float64]
 
+LEFT_OUT = "\0left out"  # no name that a script gives: how many of a share's examples were
 _MARKS = 2  # how many shares added anything under a name, and how many of them something other than integers
 _HEADER = ("epoch", "step", "phase", "count", "wishes", "buffers", "news")
 
@@ -97,7 +98,7 @@ class ShareSums:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the ranks know together once a step's rows are exchanged."""
+    """What the ranks know together once a step's rows are exchanged. left_out: how many of the step's examples"""
 
     sums: dict[str, Any]
     count: int
@@ -105,6 +106,7 @@ class Agreed:
     buffers: tuple[int, ...]
     moving: tuple[str, ...]
     relaid: tuple[str, ...] = ()
+    left_out: int = 0
 
 
 class SubtreeSums:
@@ -163,13 +165,15 @@ class StepSums:
             all_relaid = self._agree_names(mine, newly_moving, relaid)
             rows = self._gather(header, parts, schedule)
         heads = rows.view(np.int64)
+        sums = self._total(rows, schedule)
         return Agreed(
-            sums=self._total(rows, schedule),
+            sums=sums,
             count=int(heads[:, _HEADER.index("count")].sum()),
             wishes=tuple(int(w) for w in heads[:, _HEADER.index("wishes")]),
             buffers=tuple(int(d) for d in heads[:, _HEADER.index("buffers")]),
             moving=self._moving,
             relaid=all_relaid,
+            left_out=int(sums.pop(LEFT_OUT, 0)),
         )
 
     def _gather(self, header: Iterable[int], parts: Sequence[ShareSums], schedule: Schedule) -> npt.NDArray[np.float64]:

@@ -130,6 +130,8 @@ class Exchange:
             relaid=self.buffers.relaid(),
             schedule=self.assignment.schedule,
         )
+        if agreed.left_out == examples:
+            raise nothing_to_read(position[1], examples)
         if agreed.count == 0:
             raise StepError(
                 f"step {position[1]} counted nothing on any worker, so its gradient has no divisor\n"
@@ -138,10 +140,10 @@ class Exchange:
         self.gradients.finish(agreed.count // unit)
         if len({digest for digest in agreed.buffers if digest}) > 1:
             self.buffers.settle()
-        self.buffers.finish(examples, self.assignment.schedule)
+        self.buffers.finish(examples - agreed.left_out, self.assignment.schedule)
         if list(agreed.moving) != moving or agreed.relaid:
             self.buffers.start(agreed.moving, agreed.relaid, self.assignment.schedule, self.assignment.merges)
-            self.buffers.finish(examples, self.assignment.schedule)
+            self.buffers.finish(examples - agreed.left_out, self.assignment.schedule)
         self._group.settle()
         self._memory.forget()
         return agreed
@@ -228,3 +230,11 @@ class Exchange:
             bucket_bytes=self._config.bucket_bytes,
             memory=self._memory,
         )
+
+
+def nothing_to_read(step: int, examples: int) -> StepError:
+    return StepError(
+        f"all {examples} examples of step {step} raised as they were read, so there is nothing to train it on\n"
+        f'{UNTOUCHED}  next   see whether the dataset\'s storage is there: on_bad_example="skip" is for a few bad '
+        'examples\n         of many; "raise" shows the first one\'s traceback'
+    )

@@ -15,7 +15,6 @@ a share passes the first one forward and back for nothing, so that its loop has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from elastic.config import Config
@@ -125,7 +124,7 @@ class PlainStep(ScriptStep):
     def body_begins(self, batch: Any, examples: int) -> None:
         """See Driver."""
         step, gradients = self.in_hand, self._session.exchange.gradients
-        self.items = examples if self._count is None else counted(self._count(batch), "count(batch) gave ")
+        self.items = self._items(batch, examples)
         gradients.begin_pass(
             step.merges,
             piece=step.piece,
@@ -137,6 +136,11 @@ class PlainStep(ScriptStep):
         gradients.at_next_pass(self._pass_begins)
         self._on_batch(self.items)
         step.context.moment("backward", step.share)
+
+    def _items(self, batch: Any, examples: int) -> int:
+        if self.in_hand.for_nothing:
+            return 0
+        return examples if self._count is None else counted(self._count(batch), "count(batch) gave ")
 
     def body_has_ended(self) -> bool:
         """See Driver."""
@@ -161,7 +165,7 @@ class PlainStep(ScriptStep):
     def _for_nothing(self, exchange: Exchange) -> Iterator[Any]:
         step = self.in_hand
         step.begin(exchange)
-        batch = step.read(partial(self._session.read_beside, step.plan.micro_batches(0)[0]))
+        batch = step.read_for_nothing()
         step.seed_share(0, 0)
         step.due = step.last = True
         exchange.gradients.at_next_pass(self._pass_begins)
@@ -235,8 +239,14 @@ class PlainStep(ScriptStep):
 def _unit(config: Config, step: StepPlan) -> int:
     """What divides the examples of all of a step's batches alike: of equal ones, their number, and 1 of others.
 
-    Means over equally many examples are added up as they are.
+    Means over equally many examples are added up as they are. Where examples may be left out, nobody knows before all
+    have read theirs.
     """
-    if config.mode != "exact" or len(set(step.sizes)) != 1 or step.sizes[0] % step.pieces(0):
+    if (
+        config.mode != "exact"
+        or config.on_bad_example == "skip"
+        or len(set(step.sizes)) != 1
+        or step.sizes[0] % step.pieces(0)
+    ):
         return 1
     return step.sizes[0] // step.pieces(0)

@@ -212,10 +212,15 @@ class Session:
         return side_state_of_those_ahead
 
     def read_beside(self, examples: Examples) -> Any:
-        """A batch of these that nobody counts: not the loader's, and not observed."""
+        """A batch of these that nobody counts: not the loader's, and not observed. None where all are left out."""
         config = self._config
         return read_once(
-            config.dataset, examples, seed=config.plan.seed, collate_fn=config.collate_fn, to=config.device
+            config.dataset,
+            examples,
+            seed=config.plan.seed,
+            collate_fn=config.collate_fn,
+            to=config.device,
+            on_bad_example=config.on_bad_example,
         )
 
     def read_from(self, first: int) -> None:
@@ -254,6 +259,7 @@ class Session:
             observer=self.context.observer,
             collate_fn=config.collate_fn,
             interrupt=self._interrupt,
+            on_bad_example=config.on_bad_example,
             **config.loading(),
         )
         self.on_close(self.loader.close)

@@ -129,7 +129,7 @@ class _Body:
                 f"step.backward was called {where} (step {step.index})\n{UNTOUCHED}"
                 "  next   call it once for each batch of `for batch in step`; add several losses up first"
             )
-        added = counted(count, "step.backward(loss, count=)")
+        added = 0 if step.for_nothing else counted(count, "step.backward(loss, count=)")
         _check_loss(loss)
         if self._session.compiling is not None:
             self._session.compiling.check("the model is as it was before this step")
@@ -139,7 +139,14 @@ class _Body:
         step.context.moment("backward", step.share)
         scaled = scaler.scale(loss) if scaler is not None else loss
         try:
-            gradients.begin_pass(step.merges, piece=step.piece, pieces=step.pieces, last=step.last, at_once=True)
+            gradients.begin_pass(
+                step.merges,
+                piece=step.piece,
+                pieces=step.pieces,
+                last=step.last,
+                weight=int(not step.for_nothing),
+                at_once=True,
+            )
             scaled.backward()
             gradients.end_pass()
         except PeerLost as lost:  # a bucket could not leave: the iterator deals with it, not the loop's body

@@ -11,22 +11,23 @@ group/tree.py's, and what applying means update.py's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elastic.data.data_plan import StepPlan
-from elastic.data.loader import ExampleError
+from elastic.data.loader import ExampleError, LeftOut
 from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.events import schema
 from elastic.events.timing import DATA
-from elastic.group.sums import Agreed, ShareSums
+from elastic.group.sums import LEFT_OUT, Agreed, ShareSums
 from elastic.loop.assignment import pieces
 from elastic.loop.bad_steps import BadSteps, PassOver
-from elastic.loop.exchange import Exchange
+from elastic.loop.exchange import Exchange, nothing_to_read
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase
@@ -60,6 +61,7 @@ class StepInHand:
         bad: Once it is exchanged: what passing it over is; None: it is to be applied.
         due: A batch has been handed out, and its backward pass has not come yet.
         share: The one in hand.
+        for_nothing: All of its examples were left out: the batch in hand is of others, and counts for nothing.
         last: Its batch in hand is this worker's last of the step.
         merges, piece, pieces: Of the batch in hand, see GradientSum.begin_pass.
     """
@@ -97,7 +99,9 @@ class StepInHand:
         self.piece = 0
         self.pieces = 0
         self.share: int | None = None
+        self.for_nothing = False
         self.examples = 0
+        self.left_out = 0
         self.share_sums: list[ShareSums] = []
         self.counted = 0
         self.indices_read: list[NDArray[np.int64]] = []
@@ -118,6 +122,8 @@ class StepInHand:
         """To the sums of the share in hand; returns whether there is one. of_nothing: see ShareSums.add"""
         if self.share is None or not self.share_sums:
             return False
+        if self.for_nothing:
+            return True
         for name, value in values.items():
             self.share_sums[-1].add(name, value, of_nothing=of_nothing)
         return True
@@ -128,7 +134,7 @@ class StepInHand:
         self.begin(exchange)
         assignment = exchange.assignment
         for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
-            self.examples = sum(plan.sizes[shares.start : shares.stop])
+            self.examples = 0
             self.share = share = shares[0]
             self.share_sums.append(ShareSums())
             self.merges, self.pieces = merges, pieces(context.config, plan, shares, assignment.blocks)
@@ -142,15 +148,22 @@ class StepInHand:
                 before = context.stopwatch.at(DATA)
                 try:
                     loaded = self.read(self.session.loader.next)
+                    self.for_nothing = loaded.batch is None
+                    beside = self.read_for_nothing() if self.for_nothing else None
                 finally:
                     context.stopwatch.at(before)
                 self._phases.sign(Phase.COMPUTING)
                 self.indices_read.append(loaded.indices)
+                self.examples += len(loaded.indices)
+                if loaded.left_out:
+                    self._leave_out(loaded.left_out, share)
                 if self._streams is not None and micro == self.pieces - 1:
                     for one in shares:
                         for name, position in self._streams.carried(one).items():
                             self.share_sums[-1].add(name, position)
-                batch = context.observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
+                batch = beside
+                if not self.for_nothing:
+                    batch = context.observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
                 self.piece = micro
                 self.last = last_share and micro == self.pieces - 1
                 self.seed_share(share, micro)
@@ -168,11 +181,27 @@ class StepInHand:
             return read()
         except ExampleError as error:
             error.read_for = f"step {self.index}"
+            error.may_be_left_out = self._streams is None and self.context.config.on_bad_example == "raise"
             raise
+
+    def read_for_nothing(self) -> Any:
+        """A batch of this step for a body that has none to count, and must pass one. Raises StepError."""
+        for share in range(len(self.plan.sizes)):
+            batch = self.read(partial(self.session.read_beside, self.plan.micro_batches(share)[0]))
+            if batch is not None:
+                return batch
+        raise nothing_to_read(self.index, self.plan.count)
+
+    def _leave_out(self, examples: Sequence[LeftOut], share: int) -> None:
+        self.share_sums[-1].add(LEFT_OUT, len(examples))
+        for one in examples:
+            self.context.events.emit(
+                schema.ExampleLeftOut(step=self.index, attempt=self.attempt, share=share, **vars(one))
+            )
 
     def begin(self, exchange: Exchange) -> None:
         self.share_sums, self.indices_read, self.counted = [], [], 0
-        self.sums, self.count = {}, 0
+        self.sums, self.count, self.for_nothing = {}, 0, False
         trained = exchange.begin(self.index, again=self.attempt > 0)
         self.session.body.begin(self.index, trained)
 
@@ -208,7 +237,7 @@ class StepInHand:
         )
         if self._streams is not None:
             self._streams.settle(agreed.sums)
-        self.sums, self.count = agreed.sums, agreed.count
+        self.sums, self.count, self.left_out = agreed.sums, agreed.count, agreed.left_out
         self._phases.enter(Phase.COMPUTING)
         if self._bad_steps is not None:
             self.bad = self._bad_steps.look(self.index, agreed)

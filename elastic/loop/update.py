@@ -23,6 +23,7 @@ from elastic.events import schema
 from elastic.events.digests import digest_of_indices, digest_of_sums, plain_values
 from elastic.events.event import ABSENT
 from elastic.events.timing import Spent
+from elastic.events.words import counted
 from elastic.group.sums import Agreed
 from elastic.loop.bad_steps import BadSteps, PassOver
 from elastic.loop.session import Session
@@ -52,6 +53,7 @@ class Update:
         self._compute = compute
         self._also = also
         self._bad_steps = bad_steps
+        self._said_left_out = False
 
     def __call__(self, step: Step, agreed: Agreed) -> None:
         if step.in_hand.bad is not None:
@@ -149,8 +151,14 @@ class Update:
                 **self._facts(step),
                 redone=step.attempt > 0,
                 values=plain_values(step.sums) if coordinates else ABSENT,
+                left_out=step.left_out or ABSENT,
             )
         )
+        if step.left_out and not self._said_left_out:
+            self._said_left_out = True
+            self._context.console.say(
+                f"step {step.index} leaves out {counted(step.left_out, 'example')} that raised: see elastic report"
+            )
         self._context.moment("applied")
 
     def _facts(self, step: StepInHand) -> _Facts:

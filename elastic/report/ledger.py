@@ -170,6 +170,11 @@ class Counting:
     def counts(self, applied: Event) -> bool:
         return self._survives(applied) and applied["step"] not in self.passed_over
 
+    def may_count(self, of_step: Event) -> bool:
+        """Of a record that belongs to an applied step: also where that step's own is folded, or not there yet."""
+        known = (self._launch(of_step), of_step["step"]) in self._newest_view
+        return self.counts(of_step) if known else of_step["step"] < self._kept_below(self._launch(of_step))
+
     def _survives(self, done: Event) -> bool:
         launch, step = self._launch(done), done["step"]
         newest = (done.get("generation") or 0) == self._newest_view.get((launch, step), 0)

@@ -58,7 +58,8 @@ def page(name: str, events: Sequence[Event], found: Report | None = None) -> str
         _head(name, found, axis),
         _tiles(found),
         _failures(found),
-        _passed_over(found),
+        _listed("What was passed over", [sentences.passed(one) for one in found.passed_over]),
+        _listed("What was left out", [sentences.left(one) for one in found.left_out]),
         "<section><h2>Workers over time</h2>",
         _workers(found, axis, saves, failed),
         _world_size(found.view_changes, axis),
@@ -119,13 +120,12 @@ def _failures(found: Report) -> str:
     return failed + sums
 
 
-def _passed_over(found: Report) -> str:
-    if not found.passed_over:
+def _listed(title: str, lines: Sequence[str]) -> str:
+    if not lines:
         return ""
-    lines = [sentences.passed(one) for one in found.passed_over]
     listed = "".join(f"<li>{escape(line[:2000])}</li>" for line in lines[:50])
     more = f"<li>and {len(lines) - 50} more</li>" if len(lines) > 50 else ""
-    return f"<section><h2>What was passed over</h2><ul>{listed}{more}</ul></section>"
+    return f"<section><h2>{title}</h2><ul>{listed}{more}</ul></section>"
 
 
 def _workers(found: Report, axis: Axis, saves: list[float], failed: list[float]) -> str:

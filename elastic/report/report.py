@@ -17,6 +17,7 @@ from typing import Any
 from elastic.events.event import Event
 from elastic.report.curves import step_seconds, values_by_step
 from elastic.report.ledger import Counting, Ledger, ledger
+from elastic.report.left_out import LeftOut, left_out
 from elastic.report.passed_over import PassedOver, passed_over
 from elastic.report.view_changes import ViewChange, view_changes
 from elastic.report.views import views
@@ -51,6 +52,7 @@ class Report:
     steps         applied by them, with what they went on from; a worker that lost its claim no longer counts, nor do
                   steps that were passed over
     passed_over   in order
+    left_out      likewise, of the steps that count
     redone        steps that had to be done again, as often as they were
     world_sizes   of the views, in order
     claims        how often the run was started or restarted
@@ -90,6 +92,7 @@ class Report:
     view_changes: tuple[ViewChange, ...]
     failures: tuple[Failure, ...]
     passed_over: tuple[PassedOver, ...]
+    left_out: tuple[LeftOut, ...]
     ledger: Ledger
     folded_steps: int
     forgotten: bool
@@ -99,7 +102,7 @@ class Report:
         facts = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("ledger", "view_changes", "failures", "passed_over")
+            if name not in ("ledger", "view_changes", "failures", "passed_over", "left_out")
         }
         accounts = self.ledger.workers.values()
         view_changes = [{**asdict(change), "cost_s": change.cost_s} for change in self.view_changes]
@@ -115,6 +118,7 @@ class Report:
             "turns": view_changes,  # as they were called: keys are stable
             "failures": [asdict(failure) for failure in self.failures],
             "passed_over": [asdict(one) for one in self.passed_over],
+            "left_out": [asdict(one) for one in self.left_out],
         }
 
 
@@ -141,6 +145,7 @@ def report(events: Sequence[Event]) -> Report:
         state=Completion.FINISHED if finished else Completion.LEFT if all_left else Completion.UNFINISHED,
         steps=steps - len(counting.passed_over),
         passed_over=passed_over(counting),
+        left_out=left_out(of_kind["example_left_out"], counting),
         redone=_redone([*of_kind["step_applied"], *of_kind["passed_over"]], of_kind["peer_lost"])
         + _redone_and_folded(folded, counting),
         epoch=epoch,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from elastic.events import words
+from elastic.report.left_out import LeftOut
 from elastic.report.passed_over import PassedOver
 from elastic.report.view_changes import ChangeKind, ViewChange
 
@@ -95,6 +96,18 @@ def passed_over(found: Sequence[PassedOver]) -> str:
     went = f", {back} rollback{'s' * (back > 1)}" if back else ""
     examples = sum(one.examples_count for one in found)
     return f"{words.counted(steps, 'step')} for {words.counted(len(found), 'bad one')}{went}, {examples:,} examples"
+
+
+def left_out(found: Sequence[LeftOut]) -> str:
+    """All of it in one line."""
+    different = len({one.index for one in found})
+    often = "" if different == len(found) else f", {words.counted(different, 'different one')}"
+    return f"{words.counted(len(found), 'example')} that raised{often}"
+
+
+def left(one: LeftOut) -> str:
+    """One example."""
+    return f"step {one.step}: example {one.index} of epoch {one.epoch} raised {one.error}"
 
 
 def passed(one: PassedOver) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -40,7 +40,10 @@ def summary(name: str, found: Report, *, now: float | None = None) -> Renderable
         _ledger(found),
     ]
     if found.passed_over:
-        parts += [Text(), _passed_over(found)]
+        passed = [sentences.passed(one) for one in found.passed_over]
+        parts += [Text(), _last_of("What was passed over", passed)]
+    if found.left_out:
+        parts += [Text(), _last_of("What was left out", [sentences.left(one) for one in found.left_out])]
     for failure in found.failures:
         times = f" ({failure.times} times)" if failure.times > 1 else ""
         parts += [Text(), Text(f"{words.printable(failure.what)}{times}", style="red")]
@@ -63,6 +66,8 @@ def facts(found: Report) -> Iterator[tuple[str, str]]:
     yield "steps", f"{found.steps:,} applied{redone}, epoch {found.epoch}"
     if found.passed_over:
         yield "passed over", sentences.passed_over(found.passed_over)
+    if found.left_out:
+        yield "left out", sentences.left_out(found.left_out)
     yield "time", words.seconds(found.seconds) + _between(found) + _pace(found)
     yield "goodput", f"{words.percent(found.ledger.goodput)} of {words.seconds(found.ledger.whole)} of workers' time"
     if found.last_values:
@@ -145,12 +150,12 @@ def _view_changes(found: Report) -> Table:
     return table
 
 
-def _passed_over(found: Report) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title="What was passed over", title_justify="left")
+def _last_of(title: str, lines: Sequence[str]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
     table.add_column(overflow="fold")
-    for one in found.passed_over[-_PASSED_MAX:]:
-        table.add_row(Text(words.printable(sentences.passed(one)), style="yellow"))
-    if (more := len(found.passed_over) - _PASSED_MAX) > 0:
+    for line in lines[-_PASSED_MAX:]:
+        table.add_row(Text(words.printable(line), style="yellow"))
+    if (more := len(lines) - _PASSED_MAX) > 0:
         table.add_row(Text(f"… and {more} before these: --json lists all", style="dim"))
     return table
 

@@ -109,7 +109,7 @@ def check(here: Identity, recorded: Identity, *, accept: Collection[str], where:
 
 def check_accept(accept: Collection[str], here: Identity) -> None:
     """Raises ConfigError for names that no identity has, or that cannot be accepted."""
-    known = (here.keys() | {*_OF_DEVICES, "on_bad"}) - NEVER_ACCEPTED
+    known = (here.keys() | {*_OF_DEVICES, "on_bad", "on_bad_example"}) - NEVER_ACCEPTED
     if isinstance(accept, str) or (unknown := sorted(set(accept) - known)):
         given = repr(accept) if isinstance(accept, str) else ", ".join(unknown)
         raise ConfigError(f"accept= takes a list of field names, not {given}; they are {', '.join(sorted(known))}")

@@ -36,7 +36,7 @@ def derive(*key: int | str) -> int:
 
 def example_seed(seed: int, epoch: int, index: int) -> int:
     """The stream inside `dataset[index]` in this epoch: augmentation."""
-    return derive("example", seed, epoch, index)
+    return _hashed(f"{_beginning('example', seed)}i{epoch:d};i{index:d};")
 
 
 def share_seed(seed: int, step: int, phase: int, share: int, micro: int) -> int:

@@ -24,7 +24,7 @@ BENCHMARKS = {
     "checkpoints_s3": "a save and a load on S3, beside plain PUTs and GETs",
     "storages_s3": "obstore beside s3fs",
     "secret": "what the run's secret costs agents and hub",
-    "data_speed": "the order of an epoch, beside a shuffled list",
+    "data_speed": "the order of an epoch, beside a shuffled list; loaders, beside a DataLoader",
     "data_correctness": "examples lost and repeated by a run that is killed and resized, beside other loaders",
     "events": "what recording costs a step",
 }

@@ -17,9 +17,12 @@ AT_ONCE = int(os.environ.get("DRILLS_AT_ONCE") or 2)
 ENDS_S = 60.0  # what a drill that is told to end needs for that
 
 
-def run_all(which: Sequence[str]) -> None:
-    """Fails if one of these drills does, after all of them."""
-    folder = Path(tempfile.mkdtemp(prefix="elastic-soak-"))
+def run_all(which: Sequence[str], shared: Path | None = None) -> None:
+    """Fails if one of these drills does, after all of them.
+
+    shared  a folder for drills of several tests, whose undisturbed runs are done once; it stays
+    """
+    folder = shared if shared is not None else Path(tempfile.mkdtemp(prefix="elastic-soak-"))
     running = [
         subprocess.Popen([sys.executable, "-m", "tests.kit.run_drills", str(folder), *which[job::AT_ONCE]], cwd=ROOT)
         for job in range(min(AT_ONCE, len(which)))
@@ -29,7 +32,8 @@ def run_all(which: Sequence[str]) -> None:
     finally:
         end(running)
     assert not any(statuses), f"a drill failed: what it printed is above, and its folder in {folder}"
-    shutil.rmtree(folder)
+    if shared is None:
+        shutil.rmtree(folder)
 
 
 def end(running: Sequence[subprocess.Popen[bytes]]) -> None:

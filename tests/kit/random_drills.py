@@ -31,6 +31,7 @@ from elastic.drill.faults import (
 from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 
+VARIED = "varied.py"
 SCRIPTS = 60
 HABITS = (
     *("unfreezing", "freezing", "later-group", "langevin", "teacher"),
@@ -48,7 +49,7 @@ _TAKES_A_WHILE_S = 4.0  # until a coordinator has a writer process for sure
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """Options of tests/kit/programs/varied.py.
+    """Options of a program of tests/kit/programs.
 
     steps  that it applies
     pause  after each step, seconds
@@ -66,26 +67,29 @@ class Script:
 @dataclass(frozen=True, kw_only=True)
 class RandomDrill:
     """
-    seed    that drew it
-    args    of the script
-    hang_s  --hang-limit; None: its default
+    seed     that drew it
+    args     of the script, after the run's URL
+    hang_s   --hang-limit; None: its default
+    program  the script, of tests/kit/programs
     """
 
     seed: int
     args: tuple[str, ...]
     plan: DrillPlan
     hang_s: float | None
+    program: str = VARIED
 
     def to_json(self) -> str:
-        plan = json.loads(self.plan.to_json())
-        return json.dumps({"seed": self.seed, "args": self.args, "hang_s": self.hang_s, "plan": plan}, indent=1) + "\n"
+        document = {"seed": self.seed, "program": self.program, "args": self.args, "hang_s": self.hang_s}
+        return json.dumps({**document, "plan": json.loads(self.plan.to_json())}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> RandomDrill:
         """The drill that to_json wrote, whatever its seed would draw today."""
         said = json.loads(text)
         plan = DrillPlan.from_json(json.dumps(said["plan"]))
-        return cls(seed=said["seed"], args=tuple(said["args"]), plan=plan, hang_s=said["hang_s"])
+        program = said.get("program", VARIED)
+        return cls(seed=said["seed"], args=tuple(said["args"]), plan=plan, hang_s=said["hang_s"], program=program)
 
 
 def script(number: int) -> Script:
@@ -152,8 +156,8 @@ def random_drill(seed: int) -> RandomDrill:
     workers = draw.choice((1, 2, 3, 3, 4, 4))
     nodes = 2 if workers % 2 == 0 and draw.random() < 0.5 else 1
     resume_workers = draw.choice((workers, workers, 1, 2, 3, 4))
-    fitting = _fitting(options)
-    kinds = draw.sample(fitting, min(len(fitting), draw.randrange(1, 7)))
+    possible = fitting(options)
+    kinds = draw.sample(possible, min(len(possible), draw.randrange(1, 7)))
     rate = min(draw.choice((0.05, 0.1, 0.2, 0.3, 0.4)), FAULTS_MAX / options.steps)
     faults = draw_faults(
         seed, kinds=kinds, rate=rate, steps=options.steps, workers=workers, nodes=nodes, resume_workers=resume_workers
@@ -164,8 +168,8 @@ def random_drill(seed: int) -> RandomDrill:
         resume_workers=resume_workers,
         seed=seed,
         grace_s=draw.choice((3.0, 30.0)),
-        storage=_storage(draw),
-        faults=_sharpened(draw, faults, options, workers=workers, nodes=nodes, resume_workers=resume_workers),
+        storage=storage_faults(draw),
+        faults=sharpened(draw, faults, options, workers=workers, nodes=nodes, resume_workers=resume_workers),
     )
     hang_s = STUCK_S if "stick-loader" in kinds else None
     return RandomDrill(seed=seed, args=options.args, plan=plan, hang_s=hang_s)
@@ -212,7 +216,7 @@ def _of_a_side(draw: random.Random, fault: Fault, hosts: int) -> Fault:
     return fault
 
 
-def _fitting(options: Script) -> list[str]:
+def fitting(options: Script) -> list[str]:
     """Kinds of faults whose moment comes for sure."""
     without = set()
     if options.num_workers == 0:
@@ -226,7 +230,7 @@ def _fitting(options: Script) -> list[str]:
     return [name for name, one in NAMED.items() if name not in without and not one.kind.needs_hosts]
 
 
-def _storage(draw: random.Random) -> StorageFaults:
+def storage_faults(draw: random.Random) -> StorageFaults:
     if draw.random() < 0.6:
         return StorageFaults()
     return StorageFaults(
@@ -237,7 +241,7 @@ def _storage(draw: random.Random) -> StorageFaults:
     )
 
 
-def _sharpened(
+def sharpened(
     draw: random.Random, faults: Sequence[Fault], options: Script, *, workers: int, nodes: int, resume_workers: int
 ) -> tuple[Fault, ...]:
     """The same plan with some faults at rarer moments, of several workers at once, or in a recovery from another."""
@@ -257,7 +261,9 @@ def _sharpened(
         else:
             found.append(fault)
         if isinstance(fault, Kill | Stop | Raise) and there > 2 and draw.random() < 0.35:
-            found.append(Kill(draw.randrange(2), At(step, draw.choice(OF_A_RECOVERY), later=True)))
+            of_recovery = Kill(draw.randrange(2), At(step, draw.choice(OF_A_RECOVERY), later=True))
+            if there - len(found[-1].ranks) > of_recovery.worker:  # a newcomer has applied nothing, so it is not struck
+                found.append(of_recovery)
         if isinstance(fault, KillAll):
             there = resume_workers
         elif isinstance(fault, KillAgent | LeaveNode):

@@ -1,8 +1,10 @@
 """Runs random drills one after the other, as `elastic drill` would: python -m tests.kit.run_drills FOLDER DRILL…
 
-A drill is a seed, or hosts-SEED for one of hosts, or a file as RandomDrill.to_json writes it. Each prints the command
-that replays it before it runs, and what became of it. One that fails keeps its folder. Several of these processes may
-share FOLDER: the undisturbed run of one set of the script's options is done once for all. Exit status 1 if one failed.
+A drill is a seed, or hosts-SEED for one of hosts, or TARGET-SEED (target_drills.py), or a file as RandomDrill.to_json
+writes it. Each prints the command that replays it before it runs, and what became of it. One that fails keeps its
+folder. Several of these processes may share FOLDER: the undisturbed run of one set of the script's options is done once
+for all. Where the script prints what its worker holds and knows at the end ("took part: ..."), that must be what the
+undisturbed worker printed, on every worker. Exit status 1 if one failed.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import re
 import shlex
 import shutil
 import sys
@@ -18,13 +21,15 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from elastic.drill.both_runs import BASELINE, CannotRun, Drill
+from elastic.drill.both_runs import BASELINE, FAULTED, CannotRun, Drill
 from elastic.drill.cluster import Cluster, Overrides
 from elastic.drill.faults import Fault
 from elastic.drill.interruption import Interrupted, interruptible
+from elastic.drill.judge.verdict import Violation
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.plan.options import Options, parse
 from elastic.drill.report.findings import Findings
@@ -32,13 +37,19 @@ from elastic.drill.watched_run import WatchedRun
 from elastic.errors import ConfigError
 from elastic.events.event import Event
 from tests.kit.random_drills import RandomDrill, random_drill, random_host_drill
+from tests.kit.target_drills import TARGETS, target_drill
 
-PROGRAM = Path(__file__).parent / "programs" / "varied.py"
+PROGRAMS = Path(__file__).parent / "programs"
+OWN = "own"
 WITHIN_S, A_JOIN_S = 240, 60  # each run of a drill, which takes some 15 s on a machine that does nothing else
 
 
 class SharedDrill(Drill):
-    """A drill that looks for its undisturbed run in `shared`, and leaves it there for others."""
+    """A drill that looks for its undisturbed run in `shared`, and leaves it there for others.
+
+    Beside OWN, which the script takes for its run's URL, it may write files, whose names may be part of its state: they
+    are the same for all runs of one script, of which one goes on at a time.
+    """
 
     def __init__(self, options: Options, console: Console, shared: Path) -> None:
         super().__init__(options, console)
@@ -46,7 +57,7 @@ class SharedDrill(Drill):
 
     def _baseline(self) -> tuple[WatchedRun, list[Event]]:
         done, own = self._shared / "done", self.folder
-        with _alone(self._shared):
+        with _alone(self._shared, "lock"):
             if not done.exists():
                 for name in (BASELINE, f"{BASELINE}-drill"):
                     shutil.rmtree(self._shared / name, ignore_errors=True)
@@ -61,8 +72,21 @@ class SharedDrill(Drill):
                 return baseline, events
         (own / BASELINE).symlink_to(self._shared / BASELINE)
         url = self._shared / BASELINE
-        cluster = Cluster(PROGRAM, url=url, folder=self._shared / f"{BASELINE}-drill", overrides=Overrides(str(url)))
+        cluster = Cluster(
+            self._options.script, url=url, folder=self._shared / f"{BASELINE}-drill", overrides=Overrides(str(url))
+        )
         return WatchedRun(cluster, self._console, None), cluster.events()
+
+    def _cluster(self, name: str, **of_the_run: Any) -> WatchedRun:
+        for written in self._shared.glob(f"{OWN}-*"):
+            shutil.rmtree(written)
+        return super()._cluster(name, **of_the_run)
+
+    def _both_runs(self) -> Findings:
+        with _alone(self._shared, "running"):
+            found = super()._both_runs()
+        found_apart = apart(self._shared / f"{BASELINE}-drill", self.folder / f"{FAULTED}-drill")
+        return replace(found, faulted=replace(found.faulted, violations=(*found.faulted.violations, *found_apart)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,33 +100,38 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _drill(which: str) -> tuple[RandomDrill, str]:
-    """Also: the command that runs it again. hosts-7 is the drill of hosts of seed 7."""
+    """Also: the command that runs it again. hosts-7 is the drill of hosts of seed 7, fabric-7 that of Fabric."""
     if (seed := which.removeprefix("hosts-")) != which:
         return random_host_drill(int(seed)), f"make soak HOSTS=1 SEED={seed}"
     if which.isdecimal():
         return random_drill(int(which)), f"make soak DRILLS=1 SEED={which}"
-    return RandomDrill.from_json(Path(which).read_text()), f"python -m tests.kit.run_drills FOLDER {which}"
+    again = f"python -m tests.kit.run_drills FOLDER {which}"
+    target, _, seed = which.rpartition("-")
+    if target in TARGETS:
+        return target_drill(target, int(seed)), again
+    return RandomDrill.from_json(Path(which).read_text()), again
 
 
 def run(drill: RandomDrill, again: str, folder: Path) -> bool:
     """Whether it held."""
-    own = folder / f"drill-{drill.seed}"
+    name = f"{Path(drill.program).stem}-{drill.seed}"
+    own = folder / f"drill-{name}"
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
-    plan_file = folder / f"drill-{drill.seed}.json"
+    plan_file = folder / f"drill-{name}.json"
     plan = _possible(drill.plan)
     plan_file.write_text(plan.to_json())
     hang = [] if drill.hang_s is None else [f"--hang-limit={drill.hang_s:g}"]
-    how = ["--plan", str(plan_file), *hang, str(PROGRAM), "--", "own", *drill.args]
-    say(f"seed {drill.seed}  {again}  {shlex.join(['elastic', 'drill', *how])}")
+    shared = folder / f"script-{hashlib.sha256(repr((drill.program, drill.args)).encode()).hexdigest()[:8]}"
+    shared.mkdir(exist_ok=True)
+    how = ["--plan", str(plan_file), *hang, str(PROGRAMS / drill.program), "--", str(shared / OWN), *drill.args]
+    say(f"{name}  {again}  {shlex.join(['elastic', 'drill', *how])}")
     begun_s = time.monotonic()
     log = own.with_suffix(".log")
     with log.open("w") as written:
         console = Console(file=written, width=120, highlight=False)
         within_s = WITHIN_S + A_JOIN_S * drill.plan.joining()  # a run stands still until the node is there
         options = parse(["--folder", str(own), f"--within={within_s}", *how])
-        shared = folder / f"script-{hashlib.sha256(repr(drill.args).encode()).hexdigest()[:8]}"
-        shared.mkdir(exist_ok=True)
         try:
             found = SharedDrill(options, console, shared).run()
             missed = bool(plan.faults) and not found.struck  # then it has shown nothing
@@ -112,13 +141,30 @@ def run(drill: RandomDrill, again: str, folder: Path) -> bool:
         except Exception:
             broken, words = True, traceback.format_exc()
     if broken:
-        say(log.read_text(), f"seed {drill.seed}  BROKEN  {words}", f"  kept {own}", sep="\n")
+        say(log.read_text(), f"{name}  BROKEN  {words}", f"  kept {own}", sep="\n")
     else:
-        say(f"seed {drill.seed}  held  {words}  {time.monotonic() - begun_s:.0f} s")
+        say(f"{name}  held  {words}  {time.monotonic() - begun_s:.0f} s")
         shutil.rmtree(own, ignore_errors=True)
         log.unlink()
         plan_file.unlink()
     return not broken
+
+
+def apart(undisturbed: Path, faulted: Path) -> list[Violation]:
+    """What workers printed of their end that is not what the undisturbed one did. The folders are the drills'."""
+    alone = _told(undisturbed)
+    told = _told(faulted)
+    if not alone:
+        return []
+    if not told:
+        return [Violation("final", f"no worker said what it holds at the end; the undisturbed one: {alone}")]
+    return [Violation("final", f"a worker ended with {one}, the undisturbed one with {alone}") for one in told - alone]
+
+
+def _told(folder: Path) -> set[str]:
+    """By the workers of the last launch."""
+    last = max(folder.glob("output-*.txt"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    return set(re.findall(r"took part: ([0-9a-f]{64}\b.*)", last.read_text(errors="replace")))
 
 
 def say(*lines: str, sep: str = "\n") -> None:
@@ -145,9 +191,9 @@ def _possible(plan: DrillPlan) -> DrillPlan:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(folder: Path, lock_name: str) -> Iterator[None]:
     """Of all processes that share it."""
-    with (folder / "lock").open("w") as lock:
+    with (folder / lock_name).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

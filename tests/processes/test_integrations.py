@@ -24,9 +24,11 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fabric": ("fabricated.py", {}),
     "transformers, a language model": ("trainer.py", {}),
     "transformers, a classifier": ("trainer.py", {"model": "bert", "best": True}),
+    "transformers, examples that raise": ("trainer.py", {"torn": True}),
     "lightning": ("fit.py", {"check": 0.5}),
     "lightning, a schedule by epochs": ("fit.py", {"schedule": "epoch", "average": True}),
     "lightning, a cycle over the run's steps": ("fit.py", {"schedule": "cycle"}),
+    "lightning, examples that raise": ("fit.py", {"torn": True, "check": 0.5}),
     "lightning, a plateau": ("fit.py", {"schedule": "plateau"}),
 }
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from elastic.drill.faults import NAMED, OF_A_VIEW, Fault
 from tests.kit.programs import habits
 from tests.kit.random_drills import FAULTS_MAX, HABITS, SCRIPTS, RandomDrill, random_drill, script
+from tests.kit.run_drills import apart
+from tests.kit.target_drills import TARGETS, target_drill
 
 PINNED = ["29732ac85ab75cc1", "542a6e3a82917cd4", "5c7ff9cefe17cf17"]
 
@@ -69,6 +72,38 @@ def test_seeds_draw_every_habit_of_scripts() -> None:
     drawn = Counter(script(number).habit for number in range(SCRIPTS))
     assert drawn.keys() - {None} == set(HABITS) == habits.HABITS.keys()
     assert drawn[None] > SCRIPTS / 3
+
+
+def test_seeds_draw_every_kind_of_fault_for_every_kind_of_loop() -> None:
+    """Of six in a drill, at numbers of workers over which eight shares are dealt evenly, and at others."""
+    of_one_machine = {name for name, one in NAMED.items() if not one.kind.needs_hosts}
+    for target, of_target in TARGETS.items():
+        of_target_s = [target_drill(target, seed) for seed in range(60)]
+        assert of_target_s[:3] == [target_drill(target, seed) for seed in range(3)]
+        assert {fault.name for one in of_target_s for fault in one.plan.faults} >= of_one_machine
+        assert {one.plan.workers for one in of_target_s} == {2, 3, 5}
+        assert min(len(one.plan.faults) for one in of_target_s) >= 6
+        for variant, _ in of_target.variants:
+            assert any(set(variant) <= set(one.args) for one in of_target_s), variant
+
+
+def test_a_worker_that_knows_something_else_at_the_end_is_found(tmp_path: Path) -> None:
+    """Weights are compared by the drill, and what a trainer knows is not all in them."""
+    one, other = "a" * 64, "b" * 64
+    for folder, launch, text in (
+        ("alone", 1, f"took part: {one} knows 1\n"),
+        ("faulted", 1, f"took part: {other} knows 9\n"),
+        ("faulted", 2, f"took part: {one} knows 1\ntook part: {one} knows 1\n"),
+    ):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / f"output-{launch}.txt").write_text(text)
+    assert apart(tmp_path / "alone", tmp_path / "faulted") == []
+
+    (tmp_path / "faulted" / "output-10.txt").write_text(f"took part: {one} knows 1\ntook part: {one} knows 2\n")
+    (found,) = apart(tmp_path / "alone", tmp_path / "faulted")
+    assert "knows 2" in found.message
+    (tmp_path / "faulted" / "output-11.txt").write_text("nobody came to the end\n")
+    assert len(apart(tmp_path / "alone", tmp_path / "faulted")) == 1
 
 
 def test_a_drill_takes_seconds(drills: list[RandomDrill]) -> None:

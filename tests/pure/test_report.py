@@ -86,6 +86,19 @@ def test_a_report_says_which_steps_and_examples_were_passed_over() -> None:
     )
 
 
+def test_a_report_lists_what_was_left_out_by_the_view_that_applied_the_step() -> None:
+    """An example that a lost worker could not read, and the one who read it for the step done again could."""
+    events = Story().launch(3).train(3).read().regroup([0, 1]).train(4).finish().events
+    fact = {"event": "example_left_out", "attempt": 0, "share": 0, "at": 0, "epoch": 0, "error": "OSError: torn"}
+    begun = next(e for e in events if e["event"] == "reads" and e["step"] == 3)
+    done = next(e for e in events if e["event"] == "step_applied" and e["step"] == 3)
+    assert begun["generation"] < done["generation"]
+    told = [{**{key: e[key] for key in ("t", "worker", "generation", "claim", "step")}, **fact} for e in (begun, done)]
+
+    found = report([*events, {**told[0], "index": 7}, {**told[1], "index": 9}])
+    assert [(one.step, one.index) for one in found.left_out] == [(3, 9)]
+
+
 def test_a_rollback_that_a_restart_went_behind_took_nothing_back() -> None:
     """The state of the last save is from before it, and the steps that it took back count again."""
     story = Story().launch(4).train(4).train(5).read().pass_over(first=4)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,8 +15,10 @@ import torch
 
 import elastic
 from elastic.data.data_plan import share_sizes
+from elastic.data.file_streams import Samples
+from elastic.data.records import RecordDataset
 from elastic.data.streams import Streams
-from elastic.errors import ConfigError, IdentityMismatch, StepError
+from elastic.errors import ConfigError, DataFileError, IdentityMismatch, StepError
 
 
 class Counting:
@@ -161,6 +166,82 @@ def test_lines_are_read_by_their_bytes(tmp_path: Path) -> None:
         streams.check()
     with pytest.raises(ConfigError, match="is compressed"):
         Streams.lines(["lines.json.gz"])
+
+
+def archive(path: Path, files: list[tuple[str, bytes]], format: int = tarfile.GNU_FORMAT) -> str:
+    with tarfile.open(path, "w", format=format) as packed:
+        for name, data in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            packed.addfile(member, io.BytesIO(data))
+    return str(path)
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_samples_of_archives_go_on_from_any_of_them(tmp_path: Path, format: int) -> None:
+    """What files of one name have is one sample, as where any sample is read by its number. None is read before the one
+    that comes next: an archive is half a gigabyte."""
+    long = "x" * 90 if format == tarfile.USTAR_FORMAT else "ü" * 200
+    first = [("a.jpg", b"J" * 1000), ("a.cls", b"7"), (f"{long}.jpg", b"K" * 512), (f"{long}.seg.png", b"")]
+    urls = [
+        archive(tmp_path / "0.tar", [*first, ("b.c/d.jpg", b"L" * 513)], format),
+        archive(tmp_path / "1.tar", [], format),
+        archive(tmp_path / "2.tar", [("e.jpg", b"M")], format),
+    ]
+    whole = [dataset[i] for dataset in map(RecordDataset.tar, (urls[0], urls[2])) for i in range(len(dataset))]
+    assert list(Samples(urls, dict, None)) == whole
+    one = Samples(urls, dict, None)
+    for number, _ in enumerate(iter(one), start=1):
+        other = Samples(urls, dict, None)
+        other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+        assert list(other) == whole[number:]
+
+    streams = Streams.tar(urls, lambda sample: sample["__key__"])
+    streams.assign((1,))
+    streams.check()
+    assert [streams[index] for index in range(6)] == ["a", long, "b.c/d", "e", "a", long]
+    with pytest.raises(ConfigError, match="is compressed"):
+        Streams.tar(["shard.tgz"])
+
+
+def test_a_sample_is_read_from_its_own_bytes_on(tmp_path: Path) -> None:
+    """By position, and never by skipping through: what lies before may be gone."""
+    url = archive(tmp_path / "0.tar", [(f"{number}.txt", b"x" * 600) for number in range(4)])
+    one = Samples([url], dict, None)
+    reading = iter(one)
+    next(reading), next(reading)
+    at = one.state_dict()["offset"]
+    with open(url, "r+b") as file:
+        file.write(b"?" * at)
+
+    other = Samples([url], dict, None)
+    other.load_state_dict(one.state_dict())
+    assert [sample["__key__"] for sample in other] == ["2", "3"]
+
+
+def test_an_archive_that_is_cut_short_is_found_out(tmp_path: Path) -> None:
+    """Between two files as well, where tar itself sees nothing wrong: the samples behind would be lost unseen."""
+    url = archive(tmp_path / "0.tar", [("a.txt", b"1"), ("b.txt", b"2")])
+    whole = Path(url).read_bytes()
+    for at in (700, 1024, 1536, 2048):
+        Path(url).write_bytes(whole[:at])
+        with pytest.raises(DataFileError, match=r"0\.tar: it is no whole tar"):
+            list(Samples([url], dict, None))
+
+
+def test_a_run_goes_on_in_the_middle_of_archives(tmp_path: Path) -> None:
+    urls = [
+        archive(tmp_path / f"{shard}.tar", [(f"{shard}{number}.txt", b"x" * 99 * number) for number in range(9)])
+        for shard in "bcd"
+    ]
+
+    def keys(sample: dict[str, Any]) -> str:
+        return str(sample["__key__"])
+
+    whole = train_on(tmp_path / "whole", Streams.tar(urls, keys))
+    train_on(tmp_path / "run", Streams.tar(urls, keys), until=2)  # of which the first is saved
+    assert sorted(whole) == [f"{shard}{number}" for shard in "bcd" for number in range(8)]
+    assert train_on(tmp_path / "run", Streams.tar(urls, keys)) == whole[6:]
 
 
 def lines_in(folder: Path, *names: str) -> list[str]:

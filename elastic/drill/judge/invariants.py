@@ -14,7 +14,7 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     batch       each surviving step applied as many examples as its place in the epoch says, and whoever goes on from
                 storage knows that place
     coverage    in each epoch each example was applied exactly once (under way: at most once), or as its order draws it;
-                record by record: one that was passed over has its place
+                record by record: one that was passed over, or left out, has its place
     passed      what a state says was passed over is what its lineage passed over
     content     an example is the same at one step wherever and however often it is read
     record      the digest of indices that a worker reported is that of the indices it read
@@ -174,7 +174,7 @@ def _shares(done: Application, exact: bool) -> Iterator[Violation]:
         yield Violation("shares", f"no reads are recorded for step {done.step}: was the run observed?", done.applied)
         return
     readers: dict[int, dict[str, Event]] = defaultdict(dict)
-    for read in done.reads:
+    for read in (*done.reads, *done.left_out):
         readers[read["share"]][read["worker"]] = read
     missing = sorted(set(range(max(readers) + 1)) - readers.keys())
     if missing and exact:
@@ -207,8 +207,7 @@ def _coverage(
     applied: dict[int, Counter[int]] = defaultdict(Counter)
     where: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for step, done in sorted(lineage.path.items()):
-        reads = sorted(done.reads, key=lambda e: int(e["share"]))
-        indices = [(index, read) for read in reads for index in read["indices"]]
+        indices = done.in_order
         if last_batch == "carry":
             epochs = [(step * batch_size + offset) // length for offset in range(len(indices))]
             expected = batch_size if step + 1 < len(lineage.path) else min(batch_size, len(indices))

@@ -33,12 +33,23 @@ DONE = ("step_applied", "passed_over")
 @dataclass(frozen=True)
 class Application:
     """One step, applied or passed over once. `reads`: what its workers read for it, those that died before they applied
-    included."""
+    included. `left_out`: likewise, what raised as they read it, and is left out."""
 
     step: int
     view: ViewKey
     applied: tuple[Event, ...]
     reads: tuple[Event, ...]
+    left_out: tuple[Event, ...] = ()
+
+    @property
+    def in_order(self) -> list[tuple[int, Event]]:
+        """The indices of all of its examples, share after share, those that were left out at their places."""
+        of_share: dict[int, list[tuple[int, Event]]] = defaultdict(list)
+        for read in self.reads:
+            of_share[int(read["share"])] += [(index, read) for index in read["indices"]]
+        for one in sorted(self.left_out, key=lambda event: int(event["at"])):
+            of_share[int(one["share"])].insert(one["at"], (one["index"], one))
+        return [example for _, examples in sorted(of_share.items()) for example in examples]
 
     @property
     def passed_from(self) -> int | None:
@@ -80,7 +91,7 @@ def trace(events: Sequence[Event], *, may_fall_back: bool = False, cut_off: bool
     if not cut_off:
         found.violations += _writers(of_kind)
 
-    everything = _applications(done, of_kind["reads"])
+    everything = _applications(done, of_kind["reads"], of_kind["example_left_out"])
     steps_at: dict[ViewKey, list[int]] = defaultdict(list)
     for view, step in sorted(everything):
         steps_at[view].append(step)
@@ -139,15 +150,19 @@ def _path_of(claim: int, paths: Mapping[int, dict[int, Application]]) -> dict[in
     return paths[max(one for one in paths if one <= claim)] if any(one <= claim for one in paths) else {}
 
 
-def _applications(applied: Iterable[Event], reads: Iterable[Event]) -> dict[tuple[ViewKey, int], Application]:
+def _applications(
+    applied: Iterable[Event], reads: Iterable[Event], left_out: Iterable[Event]
+) -> dict[tuple[ViewKey, int], Application]:
     def key(event: Event) -> tuple[ViewKey, int]:
         return view_key(event), event["step"]
 
-    reads_of = grouped(reads, key)
-    return {
-        (view, step): Application(step, view, tuple(events), tuple(_that_count(events, reads_of[view, step])))
-        for (view, step), events in grouped(applied, key).items()
-    }
+    looked_at = grouped((*reads, *left_out), key)
+    found = {}
+    for (view, step), events in grouped(applied, key).items():
+        counting = by_fact(_that_count(events, looked_at[view, step]), "event")
+        reads_of, left_out_of = tuple(counting["reads"]), tuple(counting["example_left_out"])
+        found[view, step] = Application(step, view, tuple(events), reads_of, left_out_of)
+    return found
 
 
 def _that_count(applied: list[Event], reads: list[Event]) -> list[Event]:

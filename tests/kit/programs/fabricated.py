@@ -20,6 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--steps", type=int, default=24, help="of two epochs")
+    parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--lose", type=int, help="the step whose last message rank 1 loses")
     options = parser.parse_args()
@@ -42,6 +43,7 @@ def main() -> None:
         virtual_workers=8,
         epochs=2,
         save_every=3,
+        num_workers=options.num_workers,
     ) as run:
         if options.lose is not None:
             lose(options.lose, run)

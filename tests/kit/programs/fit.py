@@ -25,6 +25,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from losing import lose  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torn import Torn, torn  # type: ignore[import-not-found]  # likewise
 
 import checkpoint
 import elastic
@@ -136,6 +137,8 @@ def main() -> None:
     parser.add_argument("--patience", type=int, help="the first validation stays the best one")
     parser.add_argument("--average", action="store_true", help="weights are averaged as well")
     parser.add_argument("--die", type=int, help="the step at whose checkpoint the one who writes it is killed")
+    parser.add_argument("--torn", action="store_true", help="some examples cannot be read, and are left out")
+    parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--lose", type=int, help="the step whose last message rank 1 loses")
     options = parser.parse_args()
@@ -146,6 +149,8 @@ def main() -> None:
     stopping = EarlyStopping("val_loss", patience=options.patience or 20, min_delta=10.0 if options.patience else 0.0)
     history = History()
     callbacks = [stopping, best, history, Unhurried(options.unhurried), Losing(options.lose)]
+    bad_examples: dict[str, Any] = {"on_bad_example": "skip"} if options.torn else {}
+    shares = 4 if options.torn else 8  # BatchNorm cannot train on what is left of three examples, where that is one
     trainer = L.Trainer(
         max_epochs=3,
         accelerator="cpu",
@@ -157,10 +162,14 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=5,
-        strategy=ElasticStrategy(options.url, virtual_workers=8, save_every=3),  # a run's
+        strategy=ElasticStrategy(options.url, virtual_workers=shares, save_every=3, **bad_examples),  # a run's
     )
     model = Classifier(options.schedule)
-    train = DataLoader(points(options.steps // 3 * 24 - 7, 1), batch_size=24, shuffle=True)
+    dataset: Any = points(options.steps // 3 * 24 - 7, 1)
+    if options.torn:
+        raising = torn(len(dataset), batch_size=24, shares=shares, seed=0, whole=((3, 2), (5, 3)), every=37)
+        dataset = Torn(dataset, raising)
+    train = DataLoader(dataset, batch_size=24, shuffle=True, num_workers=options.num_workers)
     trainer.fit(model, train, DataLoader(points(100, 2), batch_size=32))
 
     told = {

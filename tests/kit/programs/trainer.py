@@ -18,6 +18,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 import torch
 from losing import lose  # type: ignore[import-not-found]  # beside this script
+from torn import Torn, torn  # type: ignore[import-not-found]  # likewise
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -135,6 +136,8 @@ def main() -> None:
     parser.add_argument("--best", action="store_true", help="goes back to the best model at the end")
     parser.add_argument("--patience", type=int, help="the first evaluation stays the best one")
     parser.add_argument("--die", type=int, help="the step at whose checkpoint the one who writes it is killed")
+    parser.add_argument("--torn", action="store_true", help="some examples cannot be read, and are left out")
+    parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--lose", type=int, help="the step whose last message rank 1 loses")
     options = parser.parse_args()
@@ -156,17 +159,28 @@ def main() -> None:
         metric_for_best_model="eval_loss",
         report_to="none",
         use_cpu=True,
+        dataloader_num_workers=options.num_workers,
         seed=0,
     )
     stopping = EarlyStoppingCallback(options.patience or 50, 10.0 if options.patience else 0.0)
     counting = Counting()
+    train: Any = Texts(options.steps // 3 * 24 - 7, 1, classes=classes)
+    if options.torn:
+        train = Torn(train, torn(len(train), batch_size=24, shares=8, seed=0, whole=((3, 2), (5, 7)), every=13))
+    bad_examples = {"on_bad_example": "skip"} if options.torn else {}
     trainer = Dying(
         model=network(options.model),
         args=args,
-        train_dataset=Texts(options.steps // 3 * 24 - 7, 1, classes=classes),
+        train_dataset=train,
         eval_dataset=Texts(70, 2, classes=classes),
         callbacks=[stopping, counting],
-        elastic={"url": options.url, "batch_size": 24, "virtual_workers": 8, "save_every": 3},  # a run's
+        elastic={
+            "url": options.url,
+            "batch_size": 24,
+            "virtual_workers": 8,
+            "save_every": 3,
+            **bad_examples,
+        },  # a run's
     )
     trainer.add_callback(Unhurried(trainer, options.unhurried))
     trainer.add_callback(Losing(trainer, options.lose))

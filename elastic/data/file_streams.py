@@ -1,0 +1,131 @@
+"""Files that are read one after another, from any place on: lines, and the samples of WebDataset's archives.
+
+Promises  a position is a byte of one file: whoever goes on from it opens that one there, and reads nothing before.
+          Files of one name up to its first dot, side by side in a tar, are one sample, as RecordDataset.tar has it.
+          An archive that is cut short is found out, by name.
+Leaves    which files, and where a stream stands among others, to streams.py.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import IO, Any
+
+import fsspec
+import xxhash
+
+from checkpoint.storage import redact
+from elastic.data.records import TAR_BLOCK, sample_key
+from elastic.errors import ConfigError, DataFileError
+
+
+class Lines:
+    """The lines of some files, one after the other. state_dict: the file's number, and the byte that comes next."""
+
+    def __init__(
+        self, urls: Sequence[str], decode: Callable[[bytes], Any], storage_options: Mapping[str, Any] | None
+    ) -> None:
+        self._urls = list(urls)
+        self._decode = decode
+        self._options = dict(storage_options or {})
+        self._file, self._offset = 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._file < len(self._urls):
+            with fsspec.open(self._urls[self._file], "rb", **self._options) as opened:
+                opened.seek(self._offset)
+                while line := opened.readline():
+                    self._offset += len(line)
+                    yield self._decode(line.rstrip(b"\r\n"))
+            self._file, self._offset = self._file + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"file": self._file, "offset": self._offset}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._file, self._offset = state["file"], state["offset"]
+
+
+class Samples:
+    """state_dict: the archive's number, and the byte at which the next sample begins."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        decode: Callable[[dict[str, Any]], Any],
+        storage_options: Mapping[str, Any] | None,
+    ) -> None:
+        self._urls = list(urls)
+        self._decode = decode
+        self._options = dict(storage_options or {})
+        self._file, self._offset = 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._file < len(self._urls):
+            url = self._urls[self._file]
+            with fsspec.open(url, "rb", **self._options) as opened:
+                opened.seek(self._offset)
+                samples = _samples(opened)
+                while (found := self._next(samples, url)) is not None:
+                    sample, self._offset = found
+                    yield self._decode(sample)
+            self._file, self._offset = self._file + 1, 0
+
+    def _next(self, samples: Iterator[tuple[dict[str, Any], int]], url: str) -> tuple[dict[str, Any], int] | None:
+        try:
+            return next(samples, None)
+        except tarfile.TarError as error:
+            raise DataFileError(
+                f"{redact(url)}: it is no whole tar: {error}\n"
+                f"  state  it was read to its byte {self._offset:,}\n  next   pack or copy it again"
+            ) from error
+
+    def state_dict(self) -> dict[str, int]:
+        return {"file": self._file, "offset": self._offset}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._file, self._offset = state["file"], state["offset"]
+
+
+def identity_of_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Positions are (file, byte): names in their order, and sizes."""
+    places = [fsspec.url_to_fs(url, **(storage_options or {})) for url in urls]
+    found: dict[tuple[Any, str], int] = {}
+    for system in {system for system, _ in places}:
+        paths = [path for of, path in places if of == system]
+        try:
+            found |= {(system, path): size for path, size in zip(paths, system.sizes(paths), strict=True)}
+        except FileNotFoundError as missing:
+            raise ConfigError(f"{redact(str(missing))}\n  next  correct the paths or URLs of the streams") from None
+    sizes = [found[place] for place in places]
+    names = [url.split("/") for url in urls]
+    folders = zip(*(name[:-1] for name in names), strict=False)
+    shared = len([*takewhile(lambda parts: len(set(parts)) == 1, folders)])
+    known = "".join(f"{'/'.join(name[shared:])}\n{size}\n" for name, size in zip(names, sizes, strict=True))
+    digest = xxhash.xxh3_128_hexdigest(known.encode())
+    return {"files": len(urls), "bytes": sum(sizes), "names and sizes": digest}
+
+
+def _samples(file: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each with where the one behind it begins, or the archive's end mark. Raises tarfile.TarError."""
+    sample: dict[str, Any] = {}
+    end = file.tell()
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # it keeps all that it has seen
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is None:
+                continue
+            key, extension = sample_key(member.name)
+            if sample and key != sample["__key__"]:
+                yield sample, member.offset
+                sample = {}
+            sample |= {"__key__": key, extension: content.read()}
+            end = member.offset_data + -(-member.size // TAR_BLOCK) * TAR_BLOCK
+        file.seek(end)
+        if file.read(TAR_BLOCK) != bytes(TAR_BLOCK):
+            raise tarfile.ReadError("its end is missing")
+    if sample:
+        yield sample, end

@@ -1,0 +1,89 @@
+"""Draws a drill of a target from a seed: a plain loop, or a script of another framework, and all that goes wrong.
+
+A pure function, as random_drills.py, with which it shares the kinds of faults and their rarer moments. Six faults of
+all kinds strike 2, 3 or 5 workers, over which 8 shares are not always dealt evenly. Running them is run_drills.py's.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from elastic.drill.plan.draw import draw_faults
+from elastic.drill.plan.drill_plan import DrillPlan
+from tests.kit.random_drills import STUCK_S, RandomDrill, Script, fitting, sharpened, storage_faults
+
+FAULTS = 6
+STEPS = 84
+_PAUSE_S = 0.05  # --unhurried pauses so long after each step, at least
+_WORKERS_MAX = 9  # with those that join
+
+
+@dataclass(frozen=True)
+class Target:
+    """A program of tests/kit/programs, and sets of its options, of which a seed draws one; with each, after how many
+    steps it ends."""
+
+    program: str
+    variants: tuple[tuple[tuple[str, ...], int], ...]
+    evaluates: bool = False
+
+
+TARGETS = {
+    "plain": Target(
+        "plain.py",
+        ((("--short=21",), STEPS), (("--batch-size=48", "--short=42", "--micro-batch-size=3"), STEPS)),
+        evaluates=True,
+    ),
+    "accelerate": Target("accelerated.py", (((), STEPS),)),
+    "fabric": Target("fabricated.py", (((), STEPS),)),
+    "transformers": Target(
+        "trainer.py",
+        (((), STEPS), (("--model=bert", "--best"), STEPS), (("--patience=10",), 66), (("--torn",), STEPS)),
+        evaluates=True,
+    ),
+    "lightning": Target(
+        "fit.py",
+        (
+            (("--check=0.5",), STEPS),
+            (("--schedule=epoch", "--average"), STEPS),
+            (("--schedule=plateau", "--check=0.25", "--patience=8"), 63),
+            (("--torn",), STEPS),
+        ),
+    ),
+}
+
+
+def target_drill(target: str, seed: int) -> RandomDrill:
+    """The drill of this target that has this seed."""
+    draw = random.Random(f"random drill of {target} {seed}")
+    of_target = TARGETS[target]
+    num_workers = draw.choice((0, 1))
+    variant, steps = draw.choice(of_target.variants)
+    options = Script(
+        args=(*variant, f"--steps={STEPS}", f"--unhurried={_WORKERS_MAX}", f"--num-workers={num_workers}"),
+        steps=steps,
+        pause=_PAUSE_S,
+        num_workers=num_workers,
+        save_every="3",
+        evaluates=of_target.evaluates,
+        habit=None,
+    )
+    shares = 4 if "--torn" in variant and target == "lightning" else 8
+    workers = draw.choice((2, 3, 5)) if shares == 8 else draw.choice((2, 3))
+    nodes = draw.choice((1, 1, workers)) if workers < 5 else 1
+    resume_workers = draw.choice((2, 3, 5)) if shares == 8 else draw.choice((2, 3))
+    kinds, drawn_from = fitting(options), draw.randrange(1_000_000)
+    sizes = {"workers": workers, "nodes": nodes, "resume_workers": resume_workers}
+    faults = draw_faults(drawn_from, kinds=kinds, rate=FAULTS / options.steps, steps=options.steps, **sizes)
+    plan = DrillPlan(
+        workers=workers,
+        nodes=nodes,
+        resume_workers=resume_workers,
+        seed=seed,
+        grace_s=draw.choice((3.0, 30.0)),
+        storage=storage_faults(draw),
+        faults=sharpened(draw, faults, options, **sizes),
+    )
+    hang_s = STUCK_S if any(fault.kind == "stick_loader" for fault in plan.faults) else None
+    return RandomDrill(seed=seed, args=options.args, plan=plan, hang_s=hang_s, program=of_target.program)
