@@ -449,7 +449,9 @@ class Agent:
             self._leaving, self._left_on = True, why
             if self._workers:
                 left = "" if by_s is None else f", in {words.seconds(max(0.0, by_s - time.monotonic()))}"
-                self._say(f"{why}{left}: the {len(self._workers)} workers of this node leave")
+                count = len(self._workers)
+                who = "worker of this node leaves" if count == 1 else f"{count} workers of this node leave"
+                self._say(f"{why}{left}: the {who}")
             self._end_workers(lambda worker: worker.channel.say(as_message(self._leave_message())))
         elif sooner:
             for worker in [worker for worker in self._workers.values() if worker.ready]:

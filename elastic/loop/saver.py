@@ -263,7 +263,9 @@ class Saver:
                 self._committed(one.position, commit, took_s, one.stall_s)
                 self.schedule.committed(stall_s=one.cost_s, durable_s=took_s)
             except (checkpoint.SaveDropped, checkpoint.ClaimLost) as lost:
-                if one.claim < self._claim or isinstance(lost, checkpoint.StateChanged):
+                if isinstance(lost, checkpoint.StateChanged):
+                    self.schedule.owes_one = True
+                elif one.claim < self._claim:
                     self.schedule.owes_one = True
                     took_s = (one.saving.ended_s or self._clock()) - one.begun_s
                     if (words := self._in_vain.came_too_late(took_s=took_s, newest=self.newest)) is not None:

@@ -116,7 +116,7 @@ def test_a_node_whose_file_says_so_leaves_in_a_step_and_the_other_goes_on(nodes:
     assert len(nodes.of("finished")) == 1
     said = report(nodes.events)
     assert (said.state, said.redone, said.peers_lost) == ("finished", 0, 0)
-    assert re.search(r"says leave: the price went up, in \d+ s: the 1 workers of this node leave", goes.output)
+    assert re.search(r"says leave: the price went up, in \d+ s: the worker of this node leaves", goes.output)
     assert "the price went up); the same command goes on with the run (status 0)" in goes.output
 
 

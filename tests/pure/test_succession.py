@@ -1,6 +1,6 @@
 """Whoever is lost and whoever is cut off from whom: of one view at most one side goes on, and one does.
 
-The rules, and all interleavings of a small world in which they hold (tests/kit/small_world.py).
+The rules, and all interleavings of a small world in which they hold (tests/kit/small_world).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def test_a_coordinator_counts_those_that_a_newer_claim_of_its_own_run_made_void(
     )
     saver._committed = lambda *_: saver._in_vain.committed()
     saver._underway = [
-        SimpleNamespace(saving=Save(failure), claim=1, begun_s=5.0, stall_s=0.0, position=None)
+        SimpleNamespace(saving=Save(failure), claim=1, begun_s=5.0, stall_s=0.0, cost_s=0.0, position=None)
         for failure in [dropped, *between, dropped]
     ]
     Saver.look(saver)
