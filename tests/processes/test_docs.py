@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from glob import glob
@@ -145,6 +147,7 @@ class Fragments:
         given = {name: value for name, value in self.arguments.items() if f"{name}=" not in text}
         names = {**self.names, "arguments": given}
         exec(compile(ast.fix_missing_locations(tree), str(self.folder), "exec"), names)
+        self.names |= {"streams": names.get("streams")}
         return names.get("run")
 
     def train(self, run: elastic.Run) -> None:
@@ -202,17 +205,25 @@ def test_weights_of_an_older_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(torch.equal(*pair) for pair in zip(older, page.model.parameters(), strict=True))
 
 
-def test_streams_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/how-to/train-on-streams.md. Its other block needs `datasets`, which is not installed with the tests."""
+def test_streams_of_lines_and_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/how-to/train-on-streams.md. Its last block needs `datasets`, which is not installed with the tests."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for number in range(24):
         lines = [json.dumps([[1.0, number + line], line % 2]) + "\n" for line in range(40)]
         (tmp_path / f"data/{number:02}.jsonl").write_text("".join(lines))
-    page = Fragments(tmp_path, glob=glob, json=json)
-    of_lines, _ = blocks(HOW_TO / "train-on-streams.md", "python")
+        with tarfile.open(tmp_path / f"data/{number:02}.tar", "w") as archive:
+            for sample in range(40):
+                for extension, content in (("jpg", bytes([sample])), ("cls", b"%d" % (sample % 2))):
+                    member = tarfile.TarInfo(f"{sample:03}.{extension}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    page = Fragments(tmp_path, glob=glob, json=json, image=lambda data: [1.0, float(data[0])])
+    of_lines, of_archives, _ = blocks(HOW_TO / "train-on-streams.md", "python")
     page.arguments["collate_fn"] = lambda some: (torch.tensor([x for x, _ in some]), torch.tensor([y for _, y in some]))
     page.train(page.shown(of_lines, **{"100_000": "4"}))
+    page.shown(of_archives)
+    page.train(elastic.Run(f"{page.names['url']}-2", **{**page.arguments, "dataset": page.names["streams"]}))
 
 
 def test_options_of_an_s3_storage(tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def test_a_signal_to_every_process_while_the_state_is_loaded_is_a_leave_in_order
     with held.start("load") as again:
         for pid in again.pids:
             os.kill(pid, signal.SIGTERM)
-        waiting(again, "the notice", lambda: "SIGTERM: the 1 workers" in again.output)
+        waiting(again, "the notice", lambda: "SIGTERM: the worker" in again.output)
         held.goes_on("load")
         assert again.finish(within_s=WITHIN_S) == 75, again.output
         assert "ended otherwise" not in again.output
