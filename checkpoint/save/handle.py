@@ -15,6 +15,7 @@ class Saving:
 
     Attributes:
         ended_s: When it was committed, failed or was dropped, on the clock time.monotonic().
+        staged_s: When what was promised to be steady was copied, likewise; None where nothing was promised.
         joined_s: How long callers of `staged` have waited for the copy, in seconds.
         beside_s: How long the copy of what is steady took, whoever made it: of a processor, and not of training.
     """
@@ -27,6 +28,7 @@ class Saving:
         self._commit: Commit | None = None
         self._error: CheckpointError | None = None
         self.ended_s: float | None = None
+        self.staged_s: float | None = None
 
     @property
     def done(self) -> bool:
@@ -54,7 +56,8 @@ class Saving:
         begun_s = time.monotonic()
         if not self._stage(wait):
             return False
-        self.joined_s += time.monotonic() - begun_s
+        self.staged_s = time.monotonic()
+        self.joined_s += self.staged_s - begun_s
         self._stage = None
         return True
 

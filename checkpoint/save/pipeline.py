@@ -128,9 +128,11 @@ class SavePipeline:
     def staged(self, wait: bool = True, *, of: Saving | None = None) -> bool:
         """Whether no state is being copied any more, or not that of this save. See `Saving.staged`; everything here
         that needs the arena or the writer process asks it first."""
+        if self._pid != os.getpid():  # a forked child has neither the arena nor the thread, and maybe a held lock
+            return True
         with self._filling_lock:
             filling = self._filling
-            if filling is None or self._pid != os.getpid():  # a forked child has neither the arena nor the thread
+            if filling is None:
                 return True
             if of is not None and of is not filling.saving:
                 return True

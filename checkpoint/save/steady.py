@@ -4,7 +4,8 @@ The caller promises it of some. A write is noticed all the same, by the tensor's
 nobody knows which of the values were copied. A version is counted after the values are written. So it is looked at by
 the thread that writes them, when it is between two operations, and not by the one that copies.
 
-What is written through `.data`, a numpy() view or another library's kernel counts no version.
+What a fused optimizer writes counts no version, nor what is written through `.data`, a numpy() view or another
+library's kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from checkpoint.save.ranks import Context
 _SMALL_BYTES = 2**16  # copied in less time than it takes to come back to it
 _WORTH_BYTES = 2**23  # a millisecond's copying
 
-Versions = Mapping[str, int]
+Versions = Mapping[str, tuple[int, int]]  # and where the values lie: share_memory_() moves them, and counts nothing
 
 
 def versions_of(tensors: Mapping[str, torch.Tensor], steady: Iterable[torch.Tensor]) -> Versions:
@@ -31,7 +32,7 @@ def versions_of(tensors: Mapping[str, torch.Tensor], steady: Iterable[torch.Tens
     they are not worth a thread."""
     memory = {tensor.untyped_storage().data_ptr() for tensor in steady}
     found = {
-        name: tensor._version
+        name: (tensor._version, tensor.data_ptr())
         for name, tensor in tensors.items()
         if tensor.nbytes >= _SMALL_BYTES
         and not tensor.is_inference()  # counts no versions
@@ -54,7 +55,8 @@ class Filling:
     def written(self) -> tuple[str, ...]:
         """Those that have been written to since the save began."""
         tensors = self.save.tensors
-        return tuple(name for name, version in self.versions.items() if tensors[name]._version != version)
+        now = {name: (tensors[name]._version, tensors[name].data_ptr()) for name in self.versions}
+        return tuple(name for name, version in self.versions.items() if now[name] != version)
 
 
 def changed(step: int, tensors: tuple[str, ...]) -> StateChanged:

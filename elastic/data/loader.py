@@ -17,6 +17,7 @@ A dataset's `__getitems__` is not used: it reads many examples in one call, whic
 
 from __future__ import annotations
 
+import errno
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -331,7 +332,7 @@ class _Reader:
                 examples.append(self.dataset[index])
             except Exception as error:
                 raised = f"{type(error).__name__}: {error}"
-                if self._skips and not isinstance(error, MemoryError):
+                if self._skips and not _is_the_workers(error):
                     left_out.append(LeftOut(at, epoch, index, raised[:_ERROR_CHARS]))
                     continue
                 message = f"dataset[{index}] in epoch {epoch} raised {raised}"
@@ -342,6 +343,14 @@ class _Reader:
             return np.array(indices, dtype=np.int64), batch, tuple(left_out)
         except Exception as error:
             raise ExampleError(f"collate_fn of {_named(request)} raised {type(error).__name__}: {error}") from error
+
+
+def _is_the_workers(error: Exception) -> bool:
+    """Whether another worker might have read it: memory or descriptors are short here. torch 2.13 says the former of
+    its CPU's memory as a RuntimeError."""
+    short = isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+    of_torch = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return short or of_torch or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 class _Shipping:

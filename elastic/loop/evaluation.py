@@ -61,6 +61,7 @@ class Evaluations:
         position, ordinal = (state.epoch, state.step, 0), state.evaluations
 
         def sign(phase: Phase) -> None:
+            session.train_state.staging.look()
             first_s = None if self._has_made_one else context.progress.long_s  # it may compile
             declared_s = session.phases.long_section_s
             session.phases.sign(phase, first_s if declared_s is None and phase == Phase.EVALUATING else declared_s)

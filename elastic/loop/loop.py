@@ -135,7 +135,7 @@ class Loop:
             if error is None:
                 if self._state.in_loop:
                     self._broke_off()
-                elif self._others_break and self._ends_by_break():
+                elif self._others_break and self._recovery.all_break():
                     self._finish()
                 self._recovery.part()
                 orderly = True
@@ -181,7 +181,8 @@ class Loop:
         session.trained.begin_loop()
         session.train_state.begin_loop()
         if self._others_break:
-            self._ends_by_break()
+            self._others_break = False
+            self._recovery.all_break()
         while not state.finished:
             session.phases.enter_script()
             driver = next_step()
@@ -306,18 +307,10 @@ class Loop:
             raise self._left_open(step)
         self._leave_step()
         self._boundary.reach()
-        if state.finished or self._ends_by_break():
+        if state.finished or self._recovery.all_break():
             self._finish()
         else:
             self._recovery.departure.break_off()
-
-    def _ends_by_break(self) -> bool:
-        """Whether all workers have left the loop at this step, or wait for those who have. The run ends then."""
-        self._others_break, state = False, self._state
-        if self._recovery.all_break():
-            state.stopped = "the script left the loop"
-            state.finished = True
-        return state.finished
 
     def _left_open(self, step: StepInHand) -> StepError:
         """For a step whose inner loop did not come to its end: break, return, or an exception that was caught."""

@@ -110,7 +110,7 @@ def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
     """
     holders = gc.get_referrers(optimizer)
     attributes = [one for one in holders if type(one) is dict and one.get("optimizer") is optimizer]
-    of_schedulers = [one for one in attributes if "last_epoch" in one]
+    of_schedulers = [one for one in attributes if "last_epoch" in one or "_schedulers" in one]
     owners = gc.get_referrers(*of_schedulers) if of_schedulers else []
     return [one for one in [*holders, *owners] if isinstance(one, LRScheduler) and one.optimizer is optimizer]
 

@@ -35,7 +35,7 @@ _QUICK = 1 / 3  # of the time from SIGTERM to SIGKILL
 _GRACE_S = 30.0  # torchrun's, where nobody says another
 _ASKED_S = 1.0
 _REGROUPED = "regroup"
-BREAKING = "break"
+BREAKING, _ALL_BREAK = "break", "all break"
 
 
 class Recovery:
@@ -117,17 +117,23 @@ class Recovery:
         self._context.moment("saved")
 
     def all_break(self) -> bool:
-        """Whether all workers leave the loop by `break`, at this step. Known once each has come to something.
+        """Whether all workers leave the loop by `break`, at this step: then the run is finished.
 
         A newcomer of the view that follows a loss meanwhile learns of it by the agreement, and asks, too.
         """
-        self._state.agreements[BREAKING] = True
-        while True:
+        state = self._state
+        state.agreements[BREAKING] = True
+        while not state.finished:  # else a peer knows the answer, of whom the next view has heard
             self._session.phases.enter(Phase.WAITING)
             try:
-                return announce(self._session.group, Kind.BREAK, step=self._state.step).all_meet()
+                if not announce(self._session.group, Kind.BREAK, step=state.step).all_meet():
+                    return False
+                state.agreements[_ALL_BREAK] = True
+                state.stopped = "the script left the loop"
+                state.look_for_end()
             except PeerLost as lost:
-                self.recover(lost, f"waiting for others to leave the loop after step {self._state.step - 1}")
+                self.recover(lost, f"waiting for others to leave the loop after step {state.step - 1}")
+        return True
 
     # leaving
 
@@ -181,6 +187,7 @@ class Recovery:
     def next_view(self, *, at: str, lost: bool) -> None:
         """The next one. Returns as `recover` does."""
         session, state = self._session, self._state
+        session.train_state.staging.join()  # nothing computes meanwhile, and this worker may be lost as it waits
         self._session.phases.enter(Phase.WAITING)
         while True:
             applied = session.train_state.applied

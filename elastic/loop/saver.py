@@ -80,6 +80,12 @@ class _UnderWay:
         return self.called_s + self.saving.joined_s
 
     @property
+    def took_s(self) -> float:
+        """What it took to be durable. A copy beside a step ends when training looks for it, which is no time of its."""
+        begun_s = self.begun_s if self.saving.staged_s is None else self.saving.staged_s - self.stall_s
+        return (self.saving.ended_s or begun_s) - begun_s
+
+    @property
     def cost_s(self) -> float:
         """What it has cost training at most: beside a step that leaves no processor free, the copy costs as much as if
         training had stopped for it."""
@@ -259,20 +265,19 @@ class Saver:
             one = self._underway.pop(0)
             try:
                 commit = one.saving.wait()
-                took_s = (one.saving.ended_s or one.begun_s) - one.begun_s
-                self._committed(one.position, commit, took_s, one.stall_s)
-                self.schedule.committed(stall_s=one.cost_s, durable_s=took_s)
+                self._committed(one.position, commit, one.took_s, one.stall_s)
+                self.schedule.committed(stall_s=one.cost_s, durable_s=one.took_s)
             except (checkpoint.SaveDropped, checkpoint.ClaimLost) as lost:
                 if isinstance(lost, checkpoint.StateChanged):
                     self.schedule.owes_one = True
                 elif one.claim < self._claim:
                     self.schedule.owes_one = True
-                    took_s = (one.saving.ended_s or self._clock()) - one.begun_s
-                    if (words := self._in_vain.came_too_late(took_s=took_s, newest=self.newest)) is not None:
+                    if (words := self._in_vain.came_too_late(took_s=one.took_s, newest=self.newest)) is not None:
                         self._console.warn(words)
                 elif isinstance(lost, checkpoint.ClaimLost):
                     raise _evicted(lost) from lost
-                # else a newer save took its place
+                elif not self._underway:  # else a newer save took its place
+                    self.schedule.owes_one = True
             except checkpoint.CheckpointError as failure:
                 self._failed(one.position, failure)
 

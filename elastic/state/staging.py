@@ -5,7 +5,8 @@ calls `join` first:
 
     an update, of either loop, and what passes a step over      loop/update.py, as it begins
     a state that comes from storage or from a peer              TrainState.apply
-    whatever is reached through `parameter.data`                Staging.watched, here
+    whatever is reached through `parameter.data`, and each      Staging.watched, here
+    step of any optimizer: a fused one counts no version
     the next save, `wait` and the checkpointer's end            checkpoint/save/pipeline.py, by itself
 
 What the script writes by other ways between two steps is known by the tensor's version: that save is dropped, another
@@ -17,9 +18,11 @@ and needs this worker no more.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import checkpoint
 from elastic.state.reached import watch
@@ -36,6 +39,7 @@ class Staging:
         self._modules = modules
         self._saving: checkpoint.Saving | None = None
         self._on_staged: Callable[[], None] = lambda: None
+        self._pid = os.getpid()  # whose the save is
         self.at_once = False  # the script has written to what was lent
 
     def lend(self) -> list[torch.Tensor]:
@@ -48,7 +52,7 @@ class Staging:
 
     def follow(self, saving: checkpoint.Saving, on_staged: Callable[[], None]) -> None:
         """From here on it is joined. on_staged: called once when it is copied, or has come to nothing"""
-        self._saving, self._on_staged = saving, on_staged
+        self._saving, self._on_staged, self._pid = saving, on_staged, os.getpid()
         self.look()
 
     def look(self) -> None:
@@ -58,12 +62,19 @@ class Staging:
 
     def join(self) -> None:
         """Afterwards all that was lent may be written to."""
-        if self._saving is not None:
+        if self._saving is not None and self._pid == os.getpid():  # a forked child reaches `.data`, too
             self._ended(self._saving.staged())
 
     def watched(self) -> Callable[[], None]:
-        """From here on `parameter.data` joins first, until what is returned is called."""
-        return watch(lambda _: self.join())
+        """From here on `parameter.data` and every optimizer's step join first, until what is returned is called."""
+        unwatch = watch(lambda _: self.join())
+        hook = register_optimizer_step_pre_hook(lambda *_: self.join())
+
+        def undo() -> None:
+            hook.remove()
+            unwatch()
+
+        return undo
 
     def _ended(self, staged: bool) -> None:
         saving = self._saving

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ HERE_AND_THERE = (3, 17, 18, 31)
 class Holed:
     """Points with labels, of which some cannot be read."""
 
-    def __init__(self, bad: Collection[int] = (), error: type[Exception] = ValueError) -> None:
+    def __init__(self, bad: Collection[int] = (), error: Callable[[str], Exception] = ValueError) -> None:
         draw = torch.Generator().manual_seed(5)
         self.points = torch.randn(LENGTH, 6, generator=draw)
         self.labels = self.points[:, :3].argmax(dim=1)
@@ -201,10 +202,20 @@ def test_without_the_rule_the_first_one_ends_the_run_and_says_that_there_is_one(
         over_steps(tmp_path, Holed([3]), on_bad_example="raise")
 
 
-def test_lack_of_memory_is_none_of_the_example_s(tmp_path: Path) -> None:
+def no_memory(_: str) -> RuntimeError:
+    """torch's own."""
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**60, dtype=torch.uint8)
+    return refused.value
+
+
+@pytest.mark.parametrize("error", [MemoryError, no_memory, lambda _: OSError(errno.EMFILE, "too many open files")])
+def test_lack_of_memory_or_descriptors_is_none_of_the_example_s(
+    tmp_path: Path, error: Callable[[str], Exception]
+) -> None:
     """It depends on the worker, and leaves out whatever is read then."""
-    with pytest.raises(ExampleError, match="MemoryError") as failed:
-        over_steps(tmp_path, Holed([3], MemoryError))
+    with pytest.raises(ExampleError, match="Error: ") as failed:
+        over_steps(tmp_path, Holed([3], error))
     assert "on_bad_example" not in str(failed.value)  # which is set
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -63,6 +64,26 @@ def test_a_weight_that_a_buffer_lies_in_is_not_lent() -> None:
     """Whoever moves the buffer moves it, and between two updates."""
     model = Half()
     assert staging_of(model, torch.optim.SGD(model.parameters(), 0.1)).lend() == []
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_optimizer_of_the_script_s_own_joins_before_it_steps(fused: bool) -> None:
+    """A fused one counts no version, so that nobody would know afterwards."""
+    model = nn.Linear(2, 1)
+    staging, one = staging_of(model, torch.optim.SGD(model.parameters(), 0.1)), UnderWay()
+    own = torch.optim.SGD(model.parameters(), 0.1, fused=fused)
+    model(torch.ones(1, 2)).sum().backward()
+    unwatch = staging.watched()
+    try:
+        staging.follow(one.saving, one.tell)
+        before = model.weight.detach().clone()
+        one.saving.stages(lambda wait: one.asked.append(wait) is None and wait and bool((model.weight == before).all()))
+        own.step()
+    finally:
+        unwatch()
+    assert one.asked[-1]
+    assert one.told == 1
+    own.step()  # nobody asks any more
 
 
 def test_a_look_does_not_wait_and_a_join_does() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import checkpoint
-from elastic.loop.saver import Saver
+from elastic.loop.saver import Saver, _UnderWay
 from elastic.loop.vain_uploads import VainUploads
 
 
@@ -31,7 +31,7 @@ def test_what_is_said_names_how_long_it_took_what_is_at_risk_and_what_helps() ->
 class Save:
     """One that has ended."""
 
-    done, ended_s = True, 95.0
+    done, ended_s, staged_s, joined_s, beside_s = True, 95.0, None, 0.0, 0.0
 
     def __init__(self, failure: checkpoint.CheckpointError | None) -> None:
         self._failure = failure
@@ -60,7 +60,7 @@ def test_a_coordinator_counts_those_that_a_newer_claim_of_its_own_run_made_void(
     )
     saver._committed = lambda *_: saver._in_vain.committed()
     saver._underway = [
-        SimpleNamespace(saving=Save(failure), claim=1, begun_s=5.0, stall_s=0.0, cost_s=0.0, position=None)
+        _UnderWay(cast(Any, Save(failure)), cast(Any, None), claim=1, begun_s=5.0, called_s=0.0)
         for failure in [dropped, *between, dropped]
     ]
     Saver.look(saver)

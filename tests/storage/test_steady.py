@@ -5,6 +5,7 @@ Where no thread can be started nothing is copied before somebody asks for it: so
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -175,6 +176,22 @@ def test_a_save_whose_steady_tensors_are_written_to_is_dropped_and_the_next_one_
         begun(runs, 2, live).wait(WITHIN_S)
         assert [commit.step for commit in runs.list()] == [2, 0]
     assert held(tmp_path, 2) == then
+
+
+def test_a_save_whose_steady_tensors_are_moved_is_dropped(tmp_path: Path, checkpointer: Make) -> None:
+    """As torch.multiprocessing moves what it is given to shared memory: no version counts that."""
+    live = state(1)
+    runs = checkpointer(tmp_path)
+    runs.save(0, live)
+    saving = begun(runs, 1, live)
+    (copying,) = [one for one in gc.get_objects() if type(one) is Copying]
+    copying.finish()  # before its memory goes
+    version = live["weights"]["w2"]._version
+    live["weights"]["w2"].data = state(2)["weights"]["w2"]
+    assert live["weights"]["w2"]._version == version
+    saving.staged()
+    with pytest.raises(StateChanged, match=r"weights\.w2 changed"):
+        saving.wait(WITHIN_S)
 
 
 def test_an_interrupted_copy_is_dropped(tmp_path: Path, no_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
