@@ -12,7 +12,7 @@ import pytest
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillAll, Plan, Raise
-from tests.kit.loading import Asked, loader, read_all, request
+from tests.kit.loading import Asked, forget_earlier_children, loader, read_all, request
 
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
@@ -28,6 +28,7 @@ def ends(end: End) -> set[str]:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_loader_leaves_out_what_raises_and_says_so(num_workers: int) -> None:
     """Loader processes included; the others of the request are one batch, and an empty one is none."""
+    forget_earlier_children()
 
     def torn(index: int) -> int:
         if index % 2:

@@ -24,6 +24,9 @@ def _nothing_is_noticed(right: Any, act: Act) -> Any:
     return lambda self: ()
 
 
+_UPDATED: list[Any] = []
+
+
 @_late
 @planted("elastic.loop.update:Update._begin", plan="resumed", caught_by={"reference", "state"})
 def join_a_copy_after_the_update(right: Any, act: Act) -> Any:
@@ -31,11 +34,10 @@ def join_a_copy_after_the_update(right: Any, act: Act) -> Any:
 
     def begin(self: Any) -> None:
         staging = self._session.train_state.staging
-        saving, staging._saving = staging._saving, None
-        if saving is not None:
+        _UPDATED[:], staging._saving = [staging._saving], None  # an optimizer's step has nothing to join, either
+        if _UPDATED[0] is not None:
             act()
         right(self)
-        staging._saving = saving
 
     return begin
 
@@ -44,7 +46,9 @@ def join_a_copy_after_the_update(right: Any, act: Act) -> Any:
 def _(right: Any, act: Act) -> Any:
     def close(self: Any, agreed: Any) -> None:
         right(self, agreed)
-        self._session.train_state.staging.join()
+        staging = self._session.train_state.staging
+        staging._saving = _UPDATED.pop() if _UPDATED else None
+        staging.join()
 
     return close
 

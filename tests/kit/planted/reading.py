@@ -33,7 +33,7 @@ def read_another_example_than_asked_for(right: Any, act: Act) -> Any:
             act()
             request.indices[asked == 5] = 6
         found = right(self, request, abandoned)
-        return None if found is None else (asked, found[1])
+        return None if found is None else (asked, *found[1:])
 
     return read
 
