@@ -21,41 +21,11 @@ from elastic.data.records import TAR_BLOCK, sample_key
 from elastic.errors import ConfigError, DataFileError
 
 
-class Lines:
-    """The lines of some files, one after the other. state_dict: the file's number, and the byte that comes next."""
+class _Files:
+    """Some files, one after the other. state_dict: the file's number, and the byte at which the next example begins."""
 
     def __init__(
-        self, urls: Sequence[str], decode: Callable[[bytes], Any], storage_options: Mapping[str, Any] | None
-    ) -> None:
-        self._urls = list(urls)
-        self._decode = decode
-        self._options = dict(storage_options or {})
-        self._file, self._offset = 0, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        while self._file < len(self._urls):
-            with fsspec.open(self._urls[self._file], "rb", **self._options) as opened:
-                opened.seek(self._offset)
-                while line := opened.readline():
-                    self._offset += len(line)
-                    yield self._decode(line.rstrip(b"\r\n"))
-            self._file, self._offset = self._file + 1, 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"file": self._file, "offset": self._offset}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._file, self._offset = state["file"], state["offset"]
-
-
-class Samples:
-    """state_dict: the archive's number, and the byte at which the next sample begins."""
-
-    def __init__(
-        self,
-        urls: Sequence[str],
-        decode: Callable[[dict[str, Any]], Any],
-        storage_options: Mapping[str, Any] | None,
+        self, urls: Sequence[str], decode: Callable[[Any], Any], storage_options: Mapping[str, Any] | None
     ) -> None:
         self._urls = list(urls)
         self._decode = decode
@@ -67,26 +37,43 @@ class Samples:
             url = self._urls[self._file]
             with fsspec.open(url, "rb", **self._options) as opened:
                 opened.seek(self._offset)
-                samples = _samples(opened)
-                while (found := self._next(samples, url)) is not None:
-                    sample, self._offset = found
-                    yield self._decode(sample)
+                for found, end in self._found(opened, url):
+                    self._offset = end
+                    yield self._decode(found)
             self._file, self._offset = self._file + 1, 0
 
-    def _next(self, samples: Iterator[tuple[dict[str, Any], int]], url: str) -> tuple[dict[str, Any], int] | None:
-        try:
-            return next(samples, None)
-        except tarfile.TarError as error:
-            raise DataFileError(
-                f"{redact(url)}: it is no whole tar: {error}\n"
-                f"  state  it was read to its byte {self._offset:,}\n  next   pack or copy it again"
-            ) from error
+    def _found(self, opened: IO[bytes], url: str) -> Iterator[tuple[Any, int]]:
+        """What lies there from here on, each with the byte behind it."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, int]:
         return {"file": self._file, "offset": self._offset}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self._file, self._offset = state["file"], state["offset"]
+
+
+class Lines(_Files):
+    """Of text."""
+
+    def _found(self, opened: IO[bytes], url: str) -> Iterator[tuple[bytes, int]]:
+        end = self._offset
+        while line := opened.readline():
+            end += len(line)
+            yield line.rstrip(b"\r\n"), end
+
+
+class Samples(_Files):
+    """Of WebDataset's archives."""
+
+    def _found(self, opened: IO[bytes], url: str) -> Iterator[tuple[dict[str, Any], int]]:
+        try:
+            yield from _samples(opened)
+        except tarfile.TarError as error:
+            raise DataFileError(
+                f"{redact(url)}: it is no whole tar: {error}\n"
+                f"  state  it was read to its byte {self._offset:,}\n  next   pack or copy it again"
+            ) from error
 
 
 def identity_of_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
