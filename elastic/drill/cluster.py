@@ -19,12 +19,13 @@ from elastic.drill.end import End, LaunchEnd
 from elastic.drill.faults import At, Fault, Kill, KillAll, Plan, Stop, Terminate
 from elastic.drill.folder import DrillFolder
 from elastic.drill.inject.joining_nodes import JoiningNodes
-from elastic.drill.inject.node_hosting import Node, NodeHosting, ThisMachine
+from elastic.drill.inject.node_hosting import NodeHosting, ThisMachine
 from elastic.drill.inject.node_starter import Launcher, NodeStarter
 from elastic.drill.inject.overrides import Overrides
 from elastic.drill.judge.review import review
 from elastic.drill.machine import leftovers, processes
 from elastic.drill.machine.lifeline import Lifeline
+from elastic.drill.machine.node import Node
 from elastic.errors import ConfigError, ElasticError
 from elastic.events.event import Event
 from elastic.events.reading import read_events

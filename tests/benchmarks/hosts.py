@@ -129,12 +129,12 @@ class BenchRun:
         return last - at
 
     def longest_step_s(self, at: float, survivors: set[int]) -> float:
-        """Of the survivors' steps since."""
+        """Between two steps that a survivor's host has applied since, whether its worker is another one by then."""
         longest = 0.0
-        for worker, steps in self.events.applied.items():
-            if host_of(worker) in survivors:
-                ends = [one.t for one in steps]
-                longest = max([longest, *(later - earlier for earlier, later in pairwise(ends) if later > at)])
+        for host in survivors:
+            of_host = [steps for worker, steps in self.events.applied.items() if host_of(worker) == host]
+            ends = sorted(one.t for steps in of_host for one in steps)
+            longest = max([longest, *(later - earlier for earlier, later in pairwise(ends) if later > at)])
         return longest
 
 

@@ -2,6 +2,7 @@
 
     ForkedMachine().start(command, …)   as elastic.drill.inject.node_hosting.ThisMachine
     start(command, …)          as subprocess.Popen
+    start_machine(command, …)  as elastic.drill.hosts.hosts.Hosts.boot
 
 A program whose PYTHONPATH is another, which may change any module of ours, is forked before they are imported.
 
@@ -23,8 +24,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from elastic.drill.inject.node_hosting import Node, ThisMachine
+from elastic.drill.inject.node_hosting import ThisMachine
+from elastic.drill.machine.node import Node
 from elastic.drill.machine.processes import MARK
 from tests.kit.forkserver_process import MESSAGE_MAX, ROOM
 
@@ -74,13 +77,23 @@ class ForkedMachine(ThisMachine):
 
 def start(command: Sequence[str], *, env: Mapping[str, str], cwd: str | os.PathLike[str], output: int) -> Node:
     """A program in a session of its own, without standard input; both its streams are `output`."""
-    if _may_be_forked(command, env):
-        path_is_ours = env.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
-        server = _forkserver(os.getpid(), (*OTHERS, *OURS) if path_is_ours else OTHERS)
-        return server.start(command[1:], env, os.fspath(cwd), output)
+    if may_be_forked(command, env):
+        return _server(env).start(command[1:], env, os.fspath(cwd), output)
     return subprocess.Popen(
         command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )
+
+
+def start_machine(
+    command: Sequence[str],
+    machine: Mapping[str, Any],
+    *,
+    env: Mapping[str, str],
+    cwd: str | os.PathLike[str],
+    output: int,
+) -> Node:
+    """A program that may be forked, on a machine of its own: see forked_host.py."""
+    return _server(env).start(command[1:], env, os.fspath(cwd), output, machine)
 
 
 class Forked:
@@ -142,10 +155,17 @@ class _Forkserver:
             )
         self._requests.settimeout(_READY_S)
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int) -> Forked:
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        output: int,
+        machine: Mapping[str, Any] | None = None,
+    ) -> Forked:
         status, its = os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
-        request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": cwd}).encode()
+        request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": cwd, "machine": machine}).encode()
         assert len(request) < MESSAGE_MAX
         try:
             socket.send_fds(self._requests, [request], [null, output, output, its])
@@ -162,7 +182,12 @@ def _forkserver(owner: int, modules: Sequence[str]) -> _Forkserver:
     return _Forkserver(modules)
 
 
-def _may_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
+def _server(env: Mapping[str, str]) -> _Forkserver:
+    path_is_ours = env.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+    return _forkserver(os.getpid(), (*OTHERS, *OURS) if path_is_ours else OTHERS)
+
+
+def may_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
     """Scripts, modules of the tests, and the launchers."""
     program = tuple(command[1:])
     is_ours = program[0].endswith(".py") or (program[0] == "-m" and program[1].startswith("tests."))

@@ -2,7 +2,8 @@
 
     python -m tests.kit.forkserver_process FD PARENT MARK MODULE…
 
-    parent -> this     {"argv": …, "env": …, "cwd": …} with stdin, stdout, stderr and the pipe for the exit status
+    parent -> this     {"argv": …, "env": …, "cwd": …} with stdin, stdout, stderr and the pipe for the exit status;
+                       "machine": what forked_host.py enters before that, or null
     this   -> parent   {"pid": …}
     this   -> pipe     the exit status as subprocess has it, in text, when the program has ended
 
@@ -79,12 +80,16 @@ def become(program: dict[str, Any], mark: str) -> None:
     os.setsid()
     _name_process(b"python")
     os.chdir(program["cwd"])
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
-        del sys.modules[name]  # they are of the folder in which pytest was started
     environ: dict[str, str] = program["env"]
     os.environ.clear()
     _show(mark, environ.get(mark, ""))
     os.environ.update(environ)
+    if program["machine"] is not None:
+        from tests.kit.forked_host import enter
+
+        enter(program["machine"])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]  # they are of the folder in which pytest was started
     sys.orig_argv = [sys.executable, *program["argv"]]  # by which it may start itself again
     run(program["argv"], [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder])
 

@@ -19,6 +19,8 @@ from checkpoint import linux
 from elastic.drill.hosts import hosts
 from elastic.drill.hosts.hosts import Machine
 from elastic.drill.hosts.network import WITHIN_S, name, until
+from elastic.drill.machine.node import Node
+from tests.kit import forkserver
 
 _CLOCK = Path(__file__).with_name("clock.c")
 
@@ -31,6 +33,23 @@ class Hosts(hosts.Hosts):
         if (offset := self._clock(host)).exists():
             clock = {"LD_PRELOAD": str(self.folder / "clock.so"), "CLOCK_OFFSET": str(offset)}
         return super().start(host, command, env={**env, **clock}, output=output, cwd=cwd)
+
+    def boot(
+        self, host: int, command: Sequence[str], report: Path, *, env: Mapping[str, str], cwd: Path | None, output: int
+    ) -> Node:
+        """Forked where it can be: not with a clock that is preloaded, nor with modules of its own."""
+        modules_are_ours = env.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+        if not (modules_are_ours and forkserver.may_be_forked(command, env)):
+            return super().boot(host, command, report, env=env, cwd=cwd, output=output)
+        machine = {
+            "network": self.network(host),
+            "booted_s": self.booted_s(host),
+            "names": str(self.names),
+            "name": name(host),
+            "report": str(report),
+            "orphans_s": self.orphans_s,
+        }
+        return forkserver.start_machine(command, machine, env=env, cwd=cwd or Path.cwd(), output=output)
 
     def set_clock(self, host: int, seconds: int) -> None:
         """The wall clock of this host's next machine is so much off; of one that was so started, from now on."""

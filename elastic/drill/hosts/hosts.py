@@ -25,6 +25,7 @@ from pathlib import Path
 from checkpoint import linux
 from elastic.drill.environment import DRILL_NODE
 from elastic.drill.hosts.network import DIES_WITH_US, HOSTS_MAX, WITHIN_S, Network, address, end, name, until
+from elastic.drill.machine.node import Node
 from elastic.errors import ElasticError
 
 HOW_TO_INSTALL = "apt-get update && apt-get install -y --no-install-recommends iproute2 util-linux"
@@ -33,7 +34,7 @@ _PROGRAMS = ("ip", "tc", "nsenter", "unshare", "setpriv")
 _BOOTED_APART_S = 100_000
 _MACHINE = Path(__file__).with_name("machine.py")
 _TELLS_ITS_PID = ("sh", "-c", f'{DRILL_NODE}=$$ exec "$@"', "start")
-_BOOT = """
+BOOT = """
 set -e
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /var/tmp
@@ -71,7 +72,7 @@ class Machine:
     init  its process 1, as it is called outside; None: not seen yet
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], report: Path) -> None:
+    def __init__(self, process: Node, report: Path) -> None:
         self.pid = process.pid
         self.init: int | None = None
         self._process = process
@@ -119,17 +120,19 @@ class Hosts(Network):
     """`count` hosts, numbered from 1, without a machine at first. `with` ends all of them.
 
     folder     for their files
+    names      of all hosts, a file for /etc/hosts
     orphans_s  see ORPHANS_S
     """
 
     def __init__(self, count: int, folder: Path, *, orphans_s: float = ORPHANS_S) -> None:
         self.folder = folder
-        self._orphans_s = orphans_s
+        self.orphans_s = orphans_s
         self._machines: dict[int, Machine] = {}
         self._started = 0
         folder.mkdir(parents=True, exist_ok=True)
         names = "".join(f"{address(host)} {name(host)}\n" for host in range(1, HOSTS_MAX + 1))
-        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+        self.names = folder / "hosts"
+        self.names.write_text(f"127.0.0.1 localhost\n{names}")
         super().__init__(count)
 
     def start(
@@ -140,21 +143,8 @@ class Hosts(Network):
             raise ElasticError(f"{name(host)} runs already")
         self._started += 1
         report = self.folder / f"machine-{self._started}.json"
-        booted = str(host * _BOOTED_APART_S)
-        spaces = ["--uts", "--ipc", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
-        spaces += ["--time", "--monotonic", booted, "--boottime", booted]
-        boot = ["sh", "-c", _BOOT, "boot", str(self.folder / "hosts"), name(host)]
-        init = [sys.executable, "-S", str(_MACHINE), str(report), str(self._orphans_s), *command]
         with output.open("ab") as out:
-            process = subprocess.Popen(
-                [*_TELLS_ITS_PID, *DIES_WITH_US, *self.inside(host), "unshare", *spaces, *boot, *init],
-                env={**os.environ, **env},
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = self.boot(host, command, report, env={**os.environ, **env}, cwd=cwd, output=out.fileno())
         self.open.callback(end, process)
         machine = Machine(process, report)
         until(lambda: machine.boots() or process.poll() is not None, f"{name(host)} to boot")
@@ -163,6 +153,29 @@ class Hosts(Network):
         self._machines[host] = machine
         self.open.callback(self.crash, host)
         return machine
+
+    def boot(
+        self, host: int, command: Sequence[str], report: Path, *, env: Mapping[str, str], cwd: Path | None, output: int
+    ) -> Node:
+        """The process that ends with this host's machine, whose init is its only child. report: what that one writes"""
+        booted = str(self.booted_s(host))
+        spaces = ["--uts", "--ipc", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
+        spaces += ["--time", "--monotonic", booted, "--boottime", booted]
+        names = ["sh", "-c", BOOT, "boot", str(self.names), name(host)]
+        init = [sys.executable, "-S", str(_MACHINE), str(report), str(self.orphans_s), *command]
+        return subprocess.Popen(
+            [*_TELLS_ITS_PID, *DIES_WITH_US, *self.inside(host), "unshare", *spaces, *names, *init],
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def booted_s(self, host: int) -> int:
+        """By how much this host's clocks that count from a boot are ahead of this machine's."""
+        return host * _BOOTED_APART_S
 
     def running(self, host: int) -> bool:
         return host in self._machines and self._machines[host].poll() is None

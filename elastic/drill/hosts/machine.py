@@ -21,8 +21,12 @@ _LEFT_IN = ("/dev/shm", "/var/tmp")  # both of this machine alone
 
 
 def main() -> None:
-    report, orphans_s, command = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
-    child = os.posix_spawnp(command[0], command, os.environ, setsid=True)
+    command = sys.argv[3:]
+    watch(os.posix_spawnp(command[0], command, os.environ, setsid=True), Path(sys.argv[1]), float(sys.argv[2]))
+
+
+def watch(child: int, report: Path, orphans_s: float) -> None:
+    """child: the command's process"""
 
     def pass_on(number: int, _frame: object) -> None:
         with suppress(ProcessLookupError):

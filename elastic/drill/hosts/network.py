@@ -22,6 +22,7 @@ from typing import Literal
 
 from typing_extensions import Self
 
+from elastic.drill.machine.node import Node
 from elastic.errors import ElasticError
 
 Way = Literal["in", "out"]
@@ -79,6 +80,10 @@ class Network:
         """What runs a command there, and becomes it."""
         return _inside(self._holder[host])
 
+    def network(self, host: int) -> str:
+        """The file of its namespace."""
+        return _network(self._holder[host])
+
     def cut(self, *hosts: int) -> float:
         """Nothing gets in or out, and nobody is told. Returns the time before."""
         at = time.time()
@@ -126,7 +131,10 @@ class Network:
             stdout=subprocess.PIPE,
         )
         self.open.callback(end, relay)
-        if relay.stdout is None or relay.stdout.readline() != b"ready\n":
+        assert relay.stdout is not None, "a pipe"
+        with relay.stdout as said:
+            is_ready = said.readline() == b"ready\n"
+        if not is_ready:
             raise ElasticError(f"{name(host)}: no cable that delays packets could be made; is there a /dev/net/tun?")
         own = f"own{host}"
         self._on_switch("ip", "link", "add", own, "up", "type", "bridge", "forward_delay", "0")
@@ -217,7 +225,11 @@ def _bytecode(share: float) -> str:
 
 
 def _inside(holder: int) -> list[str]:
-    return ["nsenter", f"--net=/proc/{holder}/ns/net"]
+    return ["nsenter", f"--net={_network(holder)}"]
+
+
+def _network(holder: int) -> str:
+    return f"/proc/{holder}/ns/net"
 
 
 def _run(*command: str, stdin: str | None = None) -> str:
@@ -227,8 +239,6 @@ def _run(*command: str, stdin: str | None = None) -> str:
     return done.stdout
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: Node) -> None:
     process.kill()
     process.wait(WITHIN_S)
-    if process.stdout is not None:
-        process.stdout.close()

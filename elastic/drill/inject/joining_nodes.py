@@ -12,7 +12,7 @@ from pathlib import Path
 from elastic.drill.faults.base import Fault
 from elastic.drill.faults.join import Join
 from elastic.drill.folder import DrillFolder
-from elastic.drill.inject.node_hosting import Node
+from elastic.drill.machine.node import Node
 
 _ENDS_S = 10.0
 

@@ -8,20 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from elastic.drill.machine.node import Node
 from elastic.drill.machine.processes import pid_in
-
-
-class Node(Protocol):
-    """A launcher's process, as subprocess.Popen has it."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def returncode(self) -> int | None: ...
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def kill(self) -> None: ...
-    def send_signal(self, sig: int, /) -> None: ...
 
 
 class NodeHosting(Protocol):

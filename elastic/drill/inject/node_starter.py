@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from checkpoint.net.secret import VARIABLE, generated_secret
-from elastic.drill.inject.node_hosting import Node, NodeHosting
+from elastic.drill.inject.node_hosting import NodeHosting
 from elastic.drill.inject.overrides import Overrides
 from elastic.drill.machine import processes
+from elastic.drill.machine.node import Node
 from elastic.errors import ConfigError
 from elastic.membership.environment import NOTICES
 
