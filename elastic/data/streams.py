@@ -268,11 +268,13 @@ def check_resumes(make: Callable[[], Any], worker: int) -> None:
 def _buffers(stream: Any) -> bool:
     """Whether it is one of Hugging Face's that shuffles in a buffer. Its state leads back to the same examples until
     the first buffer is used up, and loses a whole one from there on (datasets 5.2)."""
-    stage = getattr(stream, "_ex_iterable", None)
-    while stage is not None:
+    stages = [getattr(stream, "_ex_iterable", None)]
+    while stages:
+        stage = stages.pop()
         if type(stage).__name__ == "BufferShuffledExamplesIterable":
             return True
-        stage = getattr(stage, "ex_iterable", None)
+        below = [getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())]  # of one, or of several mixed
+        stages += [one for one in below if one is not None]
     return False
 
 

@@ -61,6 +61,12 @@ class OfHuggingFace(Counting):
     _ex_iterable = type("MappedExamplesIterable", (), {"ex_iterable": BufferShuffledExamplesIterable()})()
 
 
+class Interleaved(Counting):
+    """Several of such, by `interleave_datasets`."""
+
+    _ex_iterable = type("Mixed", (), {"ex_iterables": [object(), OfHuggingFace._ex_iterable]})()
+
+
 def dealt(make: Any, batch_size: int = 7, workers: int = 3) -> Streams:
     streams = Streams(make)
     streams.assign(share_sizes(batch_size, batch_size, workers))
@@ -129,6 +135,7 @@ def test_a_position_that_is_not_known_is_refused() -> None:
     [
         (lambda worker, _: Buffered(worker, length=20), "does not go on where its state_dict says"),
         (lambda worker, _: OfHuggingFace(worker, length=20), "does not go on where its state_dict says"),
+        (lambda worker, _: Interleaved(worker, length=20), "does not go on where its state_dict says"),
         (lambda worker, _: [1, 2, 3], "without an iterator, state_dict or load_state_dict"),
         (lambda worker, _: Counting(worker, length=0), "gives no examples"),
     ],
