@@ -273,7 +273,7 @@ def _buffers(stream: Any) -> bool:
         stage = stages.pop()
         if type(stage).__name__ == "BufferShuffledExamplesIterable":
             return True
-        below = [getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())]  # of one, or of several mixed
+        below = [getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())]  # one, or a mix
         stages += [one for one in below if one is not None]
     return False
 
