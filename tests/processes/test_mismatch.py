@@ -205,7 +205,7 @@ SCRIPT = """
                     if sys.argv[2] == "all but the lost break" and run.rank == 1:
                         os.kill(os.getpid(), signal.SIGKILL)
                     break
-    print("stopped", run.step_index, run.stopped)
+    sys.stdout.write(f"stopped {run.step_index} {run.stopped}\\n")  # in one piece: several workers write there
 """
 
 
