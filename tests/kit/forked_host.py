@@ -4,7 +4,8 @@
       └ its init            process 1 of a namespace of its own: elastic/drill/hosts/machine.py
           └ the command     returns from enter(), to become the program
 
-Leaves    what a machine is to elastic/drill/hosts/hosts.py: whoever is the machine of one is that of the other.
+Promises  it is what `Hosts.boot` of elastic/drill/hosts/hosts.py starts with these programs, for whoever watches it.
+Leaves    which commands may be forked to forkserver.py and hosts.py.
 """
 
 from __future__ import annotations
@@ -22,14 +23,8 @@ from elastic.drill.hosts.hosts import BOOT
 from elastic.drill.hosts.machine import watch
 
 _PR_SET_PDEATHSIG = 1
-_NEWTIME, _NEWNS, _NEWUTS, _NEWIPC, _NEWPID, _NEWNET = (
-    0x00000080,
-    0x00020000,
-    0x04000000,
-    0x08000000,
-    0x20000000,
-    0x40000000,
-)  # CLONE_…, see clone(2)
+_NEWNET = 0x40000000  # this and those below: see clone(2)
+_ITS_OWN = 0x00000080 | 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000  # CLONE_NEWTIME, NS, UTS, IPC, PID
 _OWN_MOUNTS = "mount --make-rprivate / && mount -t proc proc /proc"
 _WITHIN_S = 30.0
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -40,7 +35,7 @@ def enter(machine: dict[str, Any]) -> None:
     _call(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     with open(machine["network"]) as network:
         _call(_libc.setns(network.fileno(), _NEWNET))
-    _call(_libc.unshare(_NEWUTS | _NEWIPC | _NEWNS | _NEWPID | _NEWTIME))
+    _call(_libc.unshare(_ITS_OWN))
     booted_s = machine["booted_s"]
     Path("/proc/self/timens_offsets").write_text(f"monotonic {booted_s} 0\nboottime {booted_s} 0\n")
     os.environ[DRILL_NODE] = str(os.getpid())
