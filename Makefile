@@ -5,6 +5,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 NEW_SEED := $(shell date +%s)
 JOBS ?= 3
+# Where an image sets it, each of some hundred fresh interpreters compiles all of our files again: a second of a processor.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 help:  ## this list
