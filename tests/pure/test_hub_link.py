@@ -16,7 +16,7 @@ import pytest
 from elastic.launch.event_loop import run_once
 from elastic.launch.hub_link import HubLink, ThisNode
 from elastic.membership.hub import Hub
-from elastic.membership.messages import Hello, HubIs, MovedOn, Roster, Started, ViewIsOver, as_message
+from elastic.membership.messages import Hello, HubIs, MovedOn, Roster, Start, Started, ViewIsOver, as_message
 from elastic.membership.wire import LINE_MAX, Lines, encode
 
 RUN = "known to the run"
@@ -228,9 +228,10 @@ def test_a_line_of_the_hub_may_be_as_long_as_a_large_run_needs(opened: ExitStack
     nodes = [[f"ip-10-0-{number // 256}-{number % 256}.ec2.internal-4711", "10.0.0.1", 7000] for number in range(20000)]
     roster = Roster(nodes=nodes)
     assert len(encode(as_message(roster))) > LINE_MAX
-    says = threading.Thread(target=hub.say, args=[roster])
+    says = threading.Thread(target=lambda: (hub.say(roster), hub.say(Start(local_rank=0))))
     says.start()
-    node.turn_until(lambda: not says.is_alive())
+    node.turn_until(lambda: node.ordered)  # what is under way when a hub ends may be lost
+    says.join()
     hub.ends()
     node.turn_until(lambda: node.said)
     assert "the next of 20000 nodes is asked" in node.said[0]
