@@ -54,8 +54,8 @@ class Talking:
         self._lines = Lines()
         sock.settimeout(WITHIN_S)
 
-    def say(self, said: Any) -> None:
-        self._socket.sendall(encode({"to": None, **as_message(said)}))
+    def say(self, *said: Any) -> None:
+        self._socket.sendall(b"".join(encode({"to": None, **as_message(one)}) for one in said))
 
     def asks(self, said: Any) -> None:
         """As an agent, of another one."""
@@ -228,7 +228,7 @@ def test_a_line_of_the_hub_may_be_as_long_as_a_large_run_needs(opened: ExitStack
     nodes = [[f"ip-10-0-{number // 256}-{number % 256}.ec2.internal-4711", "10.0.0.1", 7000] for number in range(20000)]
     roster = Roster(nodes=nodes)
     assert len(encode(as_message(roster))) > LINE_MAX
-    says = threading.Thread(target=lambda: (hub.say(roster), hub.say(Start(local_rank=0))))
+    says = threading.Thread(target=hub.say, args=[roster, Start(local_rank=0)])
     says.start()
     node.turn_until(lambda: node.ordered)  # what is under way when a hub ends may be lost
     says.join()
