@@ -32,9 +32,9 @@ _HELP = {
     "nnodes": "Number of nodes, or the range <minimum>:<maximum>. Below the minimum the run waits; nodes that come "
     "later join at a step boundary, up to the maximum. Nothing restarts.",
     "rdzv_backend": "c10d, where there are several nodes. (On one node none is needed.)",
-    "rdzv_endpoint": "Where nodes meet: HOST:PORT, or several of them, which are tried in turn; and the run's URL or "
-    "folder, by which later nodes find it when those hosts are gone. Separated by commas; once the run is under way, "
-    "the URL alone will do.",
+    "rdzv_endpoint": "Where nodes meet: the run's URL or folder, by which they find each other whichever of them comes "
+    "first; or HOST:PORT, or several of them, which are tried in turn; or both, separated by commas: then nodes meet "
+    "at those hosts, and by the URL later ones find the run when they are gone.",
     "standalone": "One node, without any rendezvous. --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored.",
     "start_method": "forkserver or fork (default): workers are forked from a warm process that has made the script's "
     "imports. spawn: each worker is a fresh interpreter, for scripts whose modules must not share what they computed "

@@ -95,10 +95,16 @@ class LookupByUrl:
         self.failure: Exception | None = None
         self.looked = threading.Event()
         self.hubs = HubLookup(secret, own)
-        self._url = url
+        self.url = url
         self._was_read = False
+        self._silent_since_s: float | None = None
         self._stopping = threading.Event()
         threading.Thread(target=self._run, name="elastic-url", daemon=True).start()
+
+    def silent_s(self) -> float | None:
+        """For how long the hub that is written there has not been found; None: none is written."""
+        since_s = self._silent_since_s
+        return None if since_s is None else time.monotonic() - since_s
 
     def end(self) -> None:
         """Nothing is wanted any more, but what was found. A look that has begun is left to itself."""
@@ -109,9 +115,13 @@ class LookupByUrl:
 
         while not self._stopping.is_set():
             try:
-                written = hub_file.read(self._url)
+                written = hub_file.read(self.url)
                 self._was_read = True
                 connected = self.hubs.connect(written)
+                if written is None:
+                    self._silent_since_s = None
+                elif connected is None and self._silent_since_s is None:
+                    self._silent_since_s = time.monotonic()
                 if connected is not None and written is not None:
                     self.found = connected, written["nonce"]
                     if self._stopping.is_set():

@@ -1,6 +1,8 @@
 """How the nodes of a run meet: by torchrun's c10d rendezvous at first, and at the hub from then on.
 
-    first nodes   meet in a round of the rendezvous; its rank 0 hosts the hub and publishes where
+    first nodes   meet in a round of the rendezvous, at a host that is named (rendezvous_store.py) or, where all they
+                  have is the run's URL, at one that is written there (written_meeting.py); its rank 0 hosts the hub
+                  and publishes where
     later nodes   find that in the rendezvous' store (rendezvous_store.py), or at the run's URL (hub_lookup.py), and
                   connect straight to the hub: no new round, no restart
 
@@ -47,6 +49,7 @@ from elastic.launch.rendezvous_store import (
     leave_word,
     meeting_places,
 )
+from elastic.launch.written_meeting import MeetingSearch
 from elastic.membership.written_hub import hub_in
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
@@ -104,13 +107,10 @@ def meet(
     conf.setdefault("join_timeout", conf.get("timeout", JOIN_S))
     listener = addresses.listen(chosen.address, ports)
     prepare(secret)
-    meets = _Meets(places, run_id, chosen, listener, nodes_min, nodes_max, conf, secret, say)
+    meets = _Meets(places, run_id, chosen, listener, ports, nodes_min, nodes_max, conf, secret, say)
     in_words = _in_words(chosen, local_addr)
     try:
         meeting = meets.by_url_first()
-        if meeting is None and not places.hosts:
-            say(f"waiting for the run whose hub is written at {places.url}, as {in_words}")
-            meeting = meets.by_url_alone()
         while meeting is None:
             found = meets.find_store()
             meeting = meets.at(found, in_words) if isinstance(found, FoundStore) else found
@@ -128,6 +128,7 @@ class _Meets:
         run_id: str,
         chosen: addresses.Chosen,
         listener: socket.socket,
+        ports: range | None,
         nodes_min: int,
         nodes_max: int,
         conf: Mapping[str, Any],
@@ -148,6 +149,8 @@ class _Meets:
         self._deadline_s = time.monotonic() + self._within_s
         self._key = f"elastic/{run_id}/hub"
         self._by_url = LookupByUrl(places.url, secret, self._own) if places.url is not None else None
+        self._ports = ports
+        self._by_storage: MeetingSearch | None = None
 
     # by the run's URL
 
@@ -172,44 +175,44 @@ class _Meets:
             self._by_url.looked.wait(max(0.0, self._deadline_s - time.monotonic()))
         return self.by_url()
 
-    def by_url_alone(self) -> Meeting:
-        while time.monotonic() < self._deadline_s:
-            if (meeting := self.by_url()) is not None:
-                return meeting
-            if self._is_refused:
-                raise self._refused(f"whoever is written at {self._places.url}")
-            time.sleep(_POLL_S)
-        raise NodesMissing(
-            f"no hub of a run answered within {self._within_s:.0f} s by what lies at {self._places.url}\n"
-            + self._unreachable("hub    ")
-            + "  state  nothing was started here\n"
-            "  next   name the host at which the first nodes meet, too: "
-            f"--rdzv-endpoint=HOST:PORT,{self._places.url}; or wait longer with --rdzv-conf join_timeout=SECONDS"
-        )
-
     def end(self) -> None:
         if self._by_url is not None:
             self._by_url.end()
+        if self._by_storage is not None:
+            self._by_storage.end()
 
     # by a store
 
     def find_store(self) -> FoundStore | Meeting:
-        search = StoreSearch(self._places.hosts, self._params)
+        search = self._search()
         try:
             while search.found is None:
                 if search.error is not None:
                     raise search.error
                 if (meeting := self.by_url()) is not None:
                     return meeting
+                if self._is_refused:
+                    raise self._refused(f"whoever is written at {self._places.url}")
                 if time.monotonic() > self._deadline_s:
                     raise self._no_store(search.failures)
                 time.sleep(_POLL_S)
             return search.found
         finally:
-            search.end()
+            if search is not self._by_storage:
+                search.end()
+
+    def _search(self) -> StoreSearch | MeetingSearch:
+        if self._by_url is None or self._places.hosts:
+            return StoreSearch(self._places.hosts, self._params)
+        if self._by_storage is not None:
+            self._by_storage.end()
+        self._by_storage = MeetingSearch(
+            self._by_url.url, self._address, self._ports, self._params, self._by_url.silent_s
+        )
+        return self._by_storage
 
     def at(self, found: FoundStore, in_words: str) -> Meeting | None:
-        """None: that store is lost, and the others may be elsewhere."""
+        """None: that store is lost, or the others meet elsewhere by now."""
         unsigned, store = found.backend, found.store
         backend = SignedBackend(unsigned, self._run_id, self._secret)
         handler = create_handler(store, backend, found.params)
@@ -235,6 +238,8 @@ class _Meets:
             if (meeting := self.by_url()) is not None:
                 _met()
                 return replace(meeting, kept=(*meeting.kept, *kept))
+            if self._by_storage is not None and self._by_storage.superseded and round_.info is None:
+                return None
             if self._is_refused or isinstance(round_.error, StateRefused):
                 refusals.leave(self._address)
                 raise self._refused(f"whoever is at {where}: {round_.error}" if round_.error is not None else "")
@@ -311,10 +316,14 @@ class _Meets:
 
     def _no_store(self, failures: Mapping[str, object]) -> NodesMissing:
         tried = "; ".join(f"{endpoint or 'localhost'}: {why}" for endpoint, why in failures.items())
+        where = ", ".join(self._places.hosts) or f"the places that are written at {self._places.url}"
+        hosts = (
+            "start `elastic run` on that host, too; it hosts the store" if self._places.hosts else "start this again"
+        )
         return NodesMissing(
-            f"no rendezvous store answers at {', '.join(self._places.hosts)} within {self._within_s:.0f} s"
+            f"no rendezvous store answers at {where} within {self._within_s:.0f} s"
             f" ({tried or 'no answer yet'})\n" + self._unreachable("hub    ") + "  state  nothing was started here\n"
-            "  next   start `elastic run` on that host, too; it hosts the store"
+            f"  next   {hosts}"
         )
 
     def _store_is_gone(self, where: str, lost: DistError) -> NodesMissing:

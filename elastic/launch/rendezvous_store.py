@@ -116,7 +116,7 @@ class StoreSearch:
         params = self._params(endpoint)
         try:
             if is_there:
-                backend, store = create_backend(_with(params, is_host=0))
+                backend, store = create_backend(with_config(params, is_host=0))
             else:
                 backend, store = _create(params)
         except RendezvousError as failure:  # TCPStore waits by itself, and now and then gives up
@@ -139,7 +139,7 @@ def leave_word(
     for endpoint in hosts if len(hosts) > 1 else ():
         if endpoint != used and addresses.is_own(_host(endpoint)):
             with contextlib.suppress(RendezvousError):  # another node of this machine has
-                opened = create_backend(_with(params(endpoint), is_host=1))
+                opened = create_backend(with_config(params(endpoint), is_host=1))
                 opened[1].set(key, json.dumps(dict(where)))
                 kept.append(opened)
     return kept
@@ -152,15 +152,15 @@ def _create(params: RendezvousParameters) -> tuple[Any, Any]:
         return create_backend(params)
     if addresses.is_own(_host(params.endpoint)):
         with contextlib.suppress(RendezvousError):  # another node of this machine hosts it
-            return create_backend(_with(params, is_host=1))
-    return create_backend(_with(params, is_host=0))
+            return create_backend(with_config(params, is_host=1))
+    return create_backend(with_config(params, is_host=0))
 
 
 def _host(endpoint: str) -> str:
     return parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)[0]
 
 
-def _with(params: RendezvousParameters, **config: Any) -> RendezvousParameters:
+def with_config(params: RendezvousParameters, **config: Any) -> RendezvousParameters:
     known = {**params.config, **config}
     return RendezvousParameters(
         params.backend, params.endpoint, params.run_id, params.min_nodes, params.max_nodes, params.local_addr, **known

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
 from elastic.drill.end import End
-from elastic.drill.hosts.network import name
+from elastic.drill.hosts.network import address, name
 from elastic.drill.hosts.on_hosts import PORT
+from elastic.launch.written_meeting import FOLDER
 from tests.kit.host_runs import HostRun
 
 STEPS = 240
+
+
+def met_at(run: HostRun) -> int:
+    """The host whose rendezvous store was written of at the run's URL."""
+    (written,) = (run.url / FOLDER).iterdir()
+    return next(host for host in (1, 2, 3) if address(host) == json.loads(written.read_text())["host"])
 
 
 @pytest.mark.nightly(sample=1, of="the hub's host")
@@ -76,6 +84,27 @@ def test_who_comes_when_the_first_host_is_gone_finds_the_run(
 
     run.assert_kept(end, ended=[2, 3, 4])
     assert end.verdict.redone <= 1
+
+
+@pytest.mark.nightly(sample=1, of="the hub's host")
+def test_hosts_that_know_nothing_but_the_run_s_url(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
+) -> None:
+    """They meet at one that is written there, lose it, and are joined by another; are all lost at once; and two of them
+    go on by the same command."""
+    run = host_run(4, nodes="2:4", steps=STEPS, endpoint="")
+    run.join(1, 2, 3)
+    run.wait_for_steps(1, 2, 3)
+    run.hosts.crash(met_at(run))
+    left = [host for host in (1, 2, 3) if run.hosts.running(host)]
+    run.wait_for_steps(*left)
+    run.join(4)
+    run.wait_for_steps(*left, 4)
+    run.hosts.crash(*left, 4)
+    run.join(*left)
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=4, launches=2)
+
+    run.assert_kept(end, ended=left)
 
 
 @pytest.mark.nightly(sample=1, of="the hub's host")

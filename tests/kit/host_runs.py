@@ -149,11 +149,13 @@ class HostRun:
         lost: int,
         within_s: float = WITHIN_S,
         saved_by: int | None = None,
+        launches: int = 1,
     ) -> HostsEnd:
         """Waits until no host runs it any more, and judges it.
 
         reference  an undisturbed run's events or final digest
         lost       how many workers were taken from it
+        launches   how often the run was started, but for those who joined it
         saved_by   the host whose folder has what was saved, where each has its own
         """
         self._hurry.touch()
@@ -163,7 +165,7 @@ class HostRun:
             time.sleep(POLL_S)
         ended = {host: outcome for host in dict.fromkeys(self._on) if (outcome := self.hosts.ended(host)) is not None}
         events, url = self.events(), str(self.url_of(saved_by or 0))
-        verdict = review(url, events, steps=self._steps, reference=reference, lost_max=lost, one_launch=True)
+        verdict = review(url, events, steps=self._steps, reference=reference, lost_max=lost, one_launch=launches == 1)
         return HostsEnd(ended, events, verdict)
 
     def assert_kept(self, end: HostsEnd, *, ended: Iterable[int]) -> None:
