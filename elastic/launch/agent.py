@@ -41,6 +41,7 @@ from elastic.launch.loop_connection import LoopConnection
 from elastic.launch.memory import OomKills, oom_kills, sentence, struck
 from elastic.launch.node_notices import NodeNotices
 from elastic.launch.notice_hook import NoticeHook
+from elastic.launch.shown_failures import ShownFailures
 from elastic.launch.sightings import Doubts, Patience, sighting
 from elastic.launch.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.starter import Request, Starter
@@ -191,7 +192,7 @@ class Agent:
         self._looked_s = self._held_up_s = time.monotonic()
         self._sighted_s = 0.0
         self._doubts = Doubts()
-        self._traces: set[str] = set()  # that people have seen
+        self._failures = ShownFailures(say)
         self._hostname = socket.gethostname()
         self._terminal = StatusTerminal(sys.stderr.fileno()) if rules.status else None
         self._starter = starter
@@ -305,7 +306,7 @@ class Agent:
         if self._killed:
             return INTERRUPTED
         if self._run_ended is not None and self._run_ended.failed:
-            self._explain(self._run_ended.why)
+            self._failures.explain(self._run_ended.why)
             return FAILED
         if self._no_place and self._run_ended is None:
             return NO_PLACE
@@ -398,7 +399,7 @@ class Agent:
             case Finished():
                 self._finished = True
             case Failed():
-                self._show(worker, said)
+                self._failures.show(worker.called, said, worker.streams)
         self._hub.tell(signed)
 
     def _channel_ended(self, worker: _Worker, why: str | None) -> None:
@@ -669,31 +670,6 @@ class Agent:
             self._close(worker)
         self._hub.close()
         self._loop.close()
-
-    # telling people
-
-    def _show(self, worker: _Worker, failed: Failed) -> None:
-        """An exception once, however many workers meet it."""
-        at = f" at step {failed.step}" if failed.step is not None else ""
-        trace, error = failed.trace, failed.error
-        if failed.shown:  # by the worker, in its file or on the console
-            if not worker.streams.files.get("stderr") or worker.streams.tails:
-                self._traces.add(trace)
-        elif trace in self._traces or ("\n" in error and any(error in one for one in self._traces)):
-            # the latter is known to all of them, and each tells it from its own place
-            self._traces.add(trace)
-            self._say(f"{worker.called} failed{at} as shown above: {error.partition(chr(10))[0]}")
-        else:
-            self._traces.add(trace)
-            self._say(f"{worker.called} failed{at}\n{trace.rstrip()}")
-        if "stderr" in worker.streams.files:
-            self._say(f"{worker.called} failed{at}: {error}\n  log  {worker.streams.files['stderr']}")
-
-    def _explain(self, why: str) -> None:
-        """Why the run failed; a trace that people have seen is not repeated."""
-        for trace in filter(str.strip, self._traces):
-            why = why.replace(trace.rstrip(), "(the exception is shown above)")
-        self._say(f"the run failed: {why}")
 
     # signals
 
