@@ -98,7 +98,7 @@ def kill_one_more(right: Any, act: Act) -> Any:
         if ended.signal and well and more:
             more.pop()
             act()
-            self._kill(well[0])
+            well[0].kill()
 
     return exited
 
