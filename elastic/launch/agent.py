@@ -34,6 +34,7 @@ from elastic.launch.departure import Departure
 from elastic.launch.hints import Hints
 from elastic.launch.hub_link import HubLink
 from elastic.launch.logs import Logs
+from elastic.launch.node_end import NO_PLACE, NodeEnd
 from elastic.launch.node_notices import NodeNotices
 from elastic.launch.node_rules import NodeRules
 from elastic.launch.node_worker import TERM_S, NodeWorker
@@ -42,7 +43,7 @@ from elastic.launch.shown_failures import ShownFailures
 from elastic.launch.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.starter import Starter
 from elastic.launch.worker_watch import WorkerWatch
-from elastic.membership.endings import AGAIN, KILLED
+from elastic.membership.endings import KILLED
 from elastic.membership.messages import (
     TO_AGENT,
     TO_ITS_AGENT,
@@ -67,8 +68,6 @@ from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.signals import LEAVE_SIGNALS
 from elastic.status.terminal import StatusTerminal
 
-FAILED, INTERRUPTED = 1, 130
-NO_PLACE = AGAIN  # it may be tried again: EX_TEMPFAIL, as a worker's
 _TICK_S = 0.1
 _LAST_WORD_S = 1.0  # for a worker without which the run has gone on, to put that on record
 _TWICE_S = 0.5  # launchers forward what the terminal has sent already: two SIGINT within this are one
@@ -101,15 +100,10 @@ class Agent:
         self._notices = notices
         self._hook = hook
         self._departure = Departure(rules.leave_s)
-        self._finished = False
         self._hints = Hints()
-        self._run_ended: RunIsOver | None = None
-        self._hub_gone = self._no_place = False
+        self._end = NodeEnd()
         self._written_by_s: float | None = None
-        self._disorder = False
-        self._taken = False  # a worker that was told to leave, by a kill from outside
         self._interrupted_s: float | None = None
-        self._killed = False
         self._watch = WorkerWatch(rules.hang_s, say=say, tell=hub.tell)
         self._failures = ShownFailures(say)
         self._hostname = socket.gethostname()
@@ -144,12 +138,13 @@ class Agent:
                         self._tick(now_s)
                         next_tick_s = now_s + _TICK_S
                     self._take_leave(now_s)
-                return self._status()
+                left = self._departure.why if self._departure.begun else None
+                return self._end.status(left, self._rules.leave_status, say=self._say_the_last)
             finally:
                 self._clear_away()
 
     def _is_done(self, now_s: float) -> bool:
-        if self._killed:
+        if self._end.killed:
             return True
         waited_long = self._written_by_s is not None and now_s > self._written_by_s
         is_written = self._is_over and (waited_long or not children.finishing())
@@ -158,18 +153,13 @@ class Agent:
     @property
     def _is_over(self) -> bool:
         """No worker is here and none comes, nor does anybody need the hub, should it be here."""
-        return not self._workers and (self._has_ended or (self._departure.begun and not self._hub.is_needed))
-
-    @property
-    def _has_ended(self) -> bool:
-        """For this node, whatever its workers do."""
-        return self._run_ended is not None or self._hub_gone or self._no_place
+        return not self._workers and (self._end.has_come or (self._departure.begun and not self._hub.is_needed))
 
     def _take_leave(self, now_s: float) -> None:
         """Of the hub, once the last worker of a node that leaves has ended; and says what is still waited for."""
-        if self._killed or self._workers:
+        if self._end.killed or self._workers:
             return
-        if self._departure.begun and not self._has_ended:
+        if self._departure.begun and not self._end.has_come:
             self._hub.say_bye_or_hand_over(now_s)
         if self._is_over and self._written_by_s is None and children.finishing():
             self._written_by_s = now_s + self._rules.leave_s
@@ -182,7 +172,7 @@ class Agent:
 
     def _places(self) -> tuple[int, list[int]]:
         starting = [worker.local_rank for worker in self._workers.values() if not worker.pid]
-        return 0 if self._departure.begun or self._run_ended is not None else self._rules.workers, starting
+        return 0 if self._departure.begun or self._end.run is not None else self._rules.workers, starting
 
     def _moved_on(self, why: str) -> None:
         """This node comes back with other workers, which the hub orders then."""
@@ -199,7 +189,7 @@ class Agent:
         self._end_useless()
 
     def _found_no_place(self, why: str) -> None:
-        self._no_place = True
+        self._end.no_place = True
         self._say(
             f"{why}\n"
             "  state  nothing was started here, and the run goes on without this node\n"
@@ -220,31 +210,13 @@ class Agent:
             else:
                 worker.kill()
 
-    def _status(self) -> int:
-        if self._killed:
-            return INTERRUPTED
-        if self._run_ended is not None and self._run_ended.failed:
-            self._failures.explain(self._run_ended.why)
-            return FAILED
-        if self._no_place and self._run_ended is None:
-            return NO_PLACE
-        if self._run_ended is not None and self._run_ended.why:
-            self._say(self._run_ended.why)
-        unsafe = self._taken and self._run_ended is None  # else the hub says that what it held is not lost
-        if self._hub_gone or self._disorder or unsafe:
-            return FAILED
-        if self._departure.begun and not self._finished:
-            status = self._rules.leave_status
-            self._say(
-                f"this node has left ({self._departure.why}); the same command goes on with the run (status {status})"
-            )
-            return status
-        return 0
+    def _say_the_last(self, text: str) -> None:
+        self._say(self._failures.abridged(text))
 
     # starting
 
     def _start(self, local_rank: int) -> None:
-        if self._departure.begun or self._run_ended is not None or self._hub_gone:
+        if self._departure.begun or self._end.run is not None or self._end.hub_gone:
             self._hub.tell(as_message(Unstarted(local_rank=local_rank)))
             return
         restart = self._starts[local_rank]
@@ -287,7 +259,7 @@ class Agent:
                     worker.tell(self._departure.message())
                 self._hints.is_ready(worker, self._workers.values())
             case Finished():
-                self._finished = True
+                self._end.finished = True
             case Failed():
                 self._failures.show(worker.called, said, worker.streams)
         self._hub.tell(signed)
@@ -310,13 +282,13 @@ class Agent:
             case KillHung() as verdict:
                 self._watch.hangs(verdict)
             case RunIsOver() as over:
-                self._run_ended = over
+                self._end.run = over
                 self._end_workers(lambda worker: None)
 
     def _lost_hub(self, why: str) -> None:
-        if self._run_ended is not None:
+        if self._end.run is not None:
             return  # its process has ended before this one, as the run has
-        self._hub_gone = True
+        self._end.hub_gone = True
         self._say(
             f"the run's hub is lost, and there is no other: {why}\n"
             f"  state  the {len(self._workers)} workers of this node finish their step, save what they may, and leave\n"
@@ -392,7 +364,7 @@ class Agent:
         late = list(self._workers.values())
         names = ", ".join(worker.called for worker in late)
         self._say(f"not ended {self._departure.within}, killed: {names}")
-        self._disorder = True
+        self._end.ended_otherwise(taken=False)
         for worker in late:
             worker.late = True
             worker.kill()
@@ -423,9 +395,8 @@ class Agent:
         if not worker.expected and (ended.code != 0 or stuck):
             at = f", at step {step}" if step is not None else ""
             self._say(f"{worker.called} ended: {ended.text}{at}" + (f"\n  kernel  {kernel}" if out_of_memory else ""))
-        if worker.expected and ended.code != 0 and worker.ready and self._run_ended is None and not worker.useless:
-            self._taken |= killed
-            self._disorder |= not killed
+        if worker.expected and ended.code != 0 and worker.ready and self._end.run is None and not worker.useless:
+            self._end.ended_otherwise(taken=killed)
             self._say(f"{worker.called} was told to leave and ended otherwise: {ended.text}")
         exited = Exited(
             worker=worker.id,
@@ -446,10 +417,10 @@ class Agent:
         if self._terminal is not None:
             self._terminal.close()
         self._starter.close()
-        self._notices.close(self._loop, gone=self._departure.begun and not self._killed)
+        self._notices.close(self._loop, gone=self._departure.begun and not self._end.killed)
         for worker in self._workers.values():
             worker.kill()
-        children.end_all(within_s=0.0 if self._killed else TERM_S)
+        children.end_all(within_s=0.0 if self._end.killed else TERM_S)
         for worker in list(self._workers.values()):
             worker.close()
         self._hub.close()
@@ -473,7 +444,7 @@ class Agent:
             if number == signal.SIGINT:
                 if self._interrupted_s is not None and now_s - self._interrupted_s > _TWICE_S:
                     self._say("interrupted twice; ending at once, what was committed stays")
-                    self._killed = True
+                    self._end.killed = True
                 self._interrupted_s = self._interrupted_s or now_s
             if number in (*self._rules.leave_on, *LEAVE_SIGNALS, signal.SIGINT):
                 grace_s = None if number == signal.SIGINT else self._rules.grace_s

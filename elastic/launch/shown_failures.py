@@ -36,8 +36,8 @@ class ShownFailures:
         if "stderr" in streams.files:
             self._say(f"{called} failed{at}: {error}\n  log  {streams.files['stderr']}")
 
-    def explain(self, why: str) -> None:
-        """Why the run failed; a trace that people have seen is not repeated."""
+    def abridged(self, text: str) -> str:
+        """Without the traces in it that people have seen."""
         for trace in filter(str.strip, self._traces):
-            why = why.replace(trace.rstrip(), "(the exception is shown above)")
-        self._say(f"the run failed: {why}")
+            text = text.replace(trace.rstrip(), "(the exception is shown above)")
+        return text

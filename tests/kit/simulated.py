@@ -14,9 +14,10 @@ from typing import Any
 
 from elastic.loop.transfer import Standing, roles
 from elastic.membership.endings import AGAIN
-from elastic.membership.hub import Hub, Order
+from elastic.membership.hub import Hub
 from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
 from elastic.membership.node_report import NodeReport
+from elastic.membership.orders import Order
 from elastic.membership.rules import BOUNDARY
 from elastic.membership.wire import Message
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from elastic.membership.hub import Order
+from elastic.membership.orders import Order
 from elastic.membership.rules import BOUNDARY
 from tests.kit.sampling import seeds
 from tests.kit.simulated import COLLECTIVES, SAVING, STEPS, Node, World
