@@ -15,7 +15,9 @@ Promises  a worker's death is reported at once, after everything that it had sai
           A node that finds the run full has no workers while it waits; with 75 it ends if no place comes free.
           No process that was started here, by whomever, outlives the agent. (That of an agent that is killed
           outright is the kernel's and the workers' doing, see worker.py.)
-Leaves    every decision on views, replacements and the run's end to membership/hub.py.
+Leaves    every decision on views, replacements and the run's end to membership/hub.py; what one worker is to
+          node_worker.py, the watch for hangs to worker_watch.py, how long a node that leaves has to departure.py,
+          clouds' hints to hints.py, and the exit status to node_end.py.
 """
 
 from __future__ import annotations
