@@ -1,9 +1,9 @@
-"""What an agent was told of its node, once, when it began."""
+"""What an agent knows of its own node from the beginning: what it was told to do there, and as whom others know it."""
 
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +31,19 @@ class NodeRules:
     grace_s: float | None = None
     status: bool = False
     several_nodes: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThisNode:
+    """Of this node.
+
+    node     its name
+    address  under which others find it
+    run      what agents of this run know
+    secret   what only they know, for TLS between them; None: what they say goes in the clear
+    """
+
+    node: str
+    address: str | None
+    run: str
+    secret: str | None = field(default=None, repr=False)
