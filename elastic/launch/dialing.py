@@ -58,6 +58,29 @@ class Dial:
         self._done(self._socket)
 
 
+class Dials:
+    """Those that are under way."""
+
+    def __init__(self) -> None:
+        self._open: list[Dial] = []
+
+    def begin(self, loop: selectors.BaseSelector, to: Address, done: Callable[[socket.socket | None], None]) -> None:
+        """See Dial."""
+
+        def is_done(sock: socket.socket | None) -> None:
+            self._open.remove(dial)
+            done(sock)
+
+        dial = Dial(loop, to, is_done)
+        self._open.append(dial)
+
+    def close(self) -> None:
+        """None of them is done any more."""
+        for dial in self._open:
+            dial.close()
+        self._open = []
+
+
 def _is_loop(own: str, to: str) -> bool:
     """Whether packets from the one address to the other never leave this machine."""
     source, target = ipaddress.ip_address(own), ipaddress.ip_address(to)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from elastic.launch.dialing import Address, Dial
 from elastic.launch.lease import EVICT_S, HELD_UP_S, LEASE_S, Lease
 from elastic.launch.loop_connection import LoopConnection
-from elastic.membership.hub import Hub, Order
+from elastic.membership.hub import Hub
 from elastic.membership.known_lists import LISTED, KnownLists, ListUnknown
 from elastic.membership.messages import (
     TO_HUB,
@@ -33,6 +33,7 @@ from elastic.membership.messages import (
     as_message,
     parse,
 )
+from elastic.membership.orders import Order
 from elastic.membership.wire import Message, WireError, encode
 
 Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)

@@ -113,10 +113,11 @@ def _run(
     preloaded: bool,
 ) -> int:
     from elastic.launch import children
-    from elastic.launch.agent import Agent, NodeRules
-    from elastic.launch.hub_link import HubLink, ThisNode
+    from elastic.launch.agent import Agent
+    from elastic.launch.hub_link import HubLink
     from elastic.launch.logs import Logs
     from elastic.launch.node_notices import NodeNotices
+    from elastic.launch.node_rules import NodeRules, ThisNode
     from elastic.launch.notice_hook import NoticeHook
     from elastic.launch.quiet_torch import say_errors_only
     from elastic.launch.start_times import LOADED, StartTimes

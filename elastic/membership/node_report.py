@@ -13,6 +13,7 @@ from typing import Any
 from checkpoint.net.codec import facts_of, made
 from checkpoint.net.framing import NotAMessage
 from elastic.membership.ended_before import EndedBefore, ended_before, with_exit
+from elastic.membership.message_checks import check_claim
 from elastic.membership.messages import (
     TO_HUB,
     TO_WORKER,
@@ -31,7 +32,6 @@ from elastic.membership.messages import (
     ViewIsOver,
     Witness,
     as_message,
-    check_claim,
     parse,
 )
 from elastic.membership.succession import KnownView

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _VIEWS = 3  # that broke alike, and another one would, too
@@ -24,3 +25,14 @@ class Standstill:
     def is_one(self) -> bool:
         """A lost connection does not come again and again while nobody is lost: another view would not help."""
         return self.views >= _VIEWS
+
+    def sentence(self, workers: Iterable[str]) -> str:
+        """workers: of each, where it is"""
+        doing = "".join(f"  {worker}\n" for worker in workers)
+        return (
+            f"{self.views} views in a row broke at step {self.step}, and no worker was lost\n"
+            f"{doing}"
+            "  state  what was done is saved by the worker that is farthest, if its state is whole\n"
+            "  next   the workers' own lines say what their exchanges failed of: a network that drops connections "
+            "between\n         them, say, or an exchange that takes longer than timeout_s"
+        )

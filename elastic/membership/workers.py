@@ -1,14 +1,19 @@
-"""What the hub knows of one worker."""
+"""What the hub knows of workers: how each stands, and which of them are in the present view."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 from elastic.membership.leaving import Holder
-from elastic.membership.messages import Failed, Leaving, ViewIsOver
-from elastic.membership.rules import Candidate
+from elastic.membership.messages import Exited, Failed, Leaving, NewView, ViewIsOver
+from elastic.membership.node_report import number_of
+from elastic.membership.rules import BOUNDARY, Candidate
+from elastic.membership.wire import Message, WireError
+
+_GONE_MAX = 64  # that a view tells of
 
 
 class WorkerStatus(Enum):
@@ -62,3 +67,119 @@ class Worker:
     def candidate(self) -> Candidate:
         at = self.at if self.status == WorkerStatus.BETWEEN_VIEWS else None
         return Candidate(worker=self.id, node=self.node, shares=self.shares, at=at)
+
+
+class Workers:
+    """All that live, as far as is known.
+
+    generation  of the present view
+    view        its workers in rank order, those that are gone among them
+    view_nodes  of each of them
+    claim       the number of the present view's
+    broken      the present view has to be left, though none of its workers may be gone
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.view: tuple[str, ...] = ()
+        self.view_nodes: dict[str, str] = {}
+        self.claim: int | None = None
+        self.broken = False
+        self._known: dict[str, Worker] = {}
+        self._gone: list[Message] = []  # since the last view, and why
+
+    def __getitem__(self, id: str) -> Worker:
+        return self._known[id]
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._known
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._known.values())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, worker: Worker) -> None:
+        self._known[worker.id] = worker
+
+    def remove(self, id: str) -> Worker:
+        return self._known.pop(id)
+
+    def of(self, node: str) -> list[Worker]:
+        return [worker for worker in self if worker.node == node]
+
+    def is_of(self, node: str, id: str) -> bool:
+        """Whether this worker is known, as that node's. Raises WireError if it is another's."""
+        worker = self._known.get(id)
+        if worker is not None and worker.node != node:
+            raise WireError(f"worker {id} is of {worker.node}, and {node} does not speak for it")
+        return worker is not None
+
+    # the present view
+
+    def members(self) -> list[Worker]:
+        """Those of the present view that live, in rank order."""
+        return [self._known[id] for id in self.view if id in self._known]
+
+    def coordinator(self) -> Worker | None:
+        """Of the present view, if it lives."""
+        return self._known.get(self.view[0]) if self.view else None
+
+    def running(self) -> list[Worker]:
+        return [worker for worker in self.members() if worker.status == WorkerStatus.MEMBER]
+
+    def survivors(self) -> list[Worker]:
+        return [worker for worker in self.members() if worker.status == WorkerStatus.BETWEEN_VIEWS]
+
+    def leavers(self) -> list[Worker]:
+        """Those that wait for an answer."""
+        return [worker for worker in self.members() if worker.status == WorkerStatus.LEAVING and not worker.released]
+
+    def view_is_over(self, said: ViewIsOver) -> bool:
+        """For a worker that has left the present view. Whether it was in it."""
+        worker = self._known[said.worker]
+        if worker.status != WorkerStatus.MEMBER or said.generation != self.generation:
+            return False
+        worker.status, worker.at = WorkerStatus.BETWEEN_VIEWS, said.at
+        worker.stands(said)
+        self.broken |= said.lost
+        return True
+
+    def leaving(self, now_s: float, said: Leaving) -> bool:
+        """A worker of the present view waits to be released. Whether it is one."""
+        worker = self._known[said.worker]
+        between = worker.status == WorkerStatus.BETWEEN_VIEWS
+        if not (between or worker.status == WorkerStatus.MEMBER) or said.generation != self.generation:
+            return False
+        worker.at, worker.since_s = worker.at if between else BOUNDARY, now_s
+        worker.status, worker.joins = WorkerStatus.LEAVING, said.joins
+        worker.stands(said)
+        self.broken |= said.lost
+        return True
+
+    def learn(self, view: NewView) -> None:
+        """Of another hub's, which its members are in."""
+        self.generation, self.view = view.generation, tuple(view.workers)
+        self.view_nodes = dict(zip(view.workers, view.nodes, strict=True))
+        self.claim = number_of(view.claim)
+
+    def publish(self, generation: int, chosen: Sequence[Worker], claim: int | None) -> None:
+        """They are in the present view now."""
+        self.generation, self.claim, self.broken = generation, claim, False
+        for worker in chosen:
+            worker.status, worker.was_member, worker.within = WorkerStatus.MEMBER, True, generation
+        self.view = tuple(worker.id for worker in chosen)
+        self.view_nodes = {worker.id: worker.node for worker in chosen}
+
+    # those that are gone
+
+    def note_gone(self, worker: Worker, cause: str, exited: Exited) -> None:
+        """The next view tells of it, unless it went in order."""
+        facts = {"t": exited.t, "step": exited.step, "stuck_s": exited.stuck_s}
+        if worker.status not in (WorkerStatus.LEAVING, WorkerStatus.FINISHED):
+            self._gone = [*self._gone[-_GONE_MAX + 1 :], {"worker": worker.id, "cause": cause, **facts}]
+
+    def take_gone(self) -> list[Message]:
+        gone, self._gone = self._gone, []
+        return gone

@@ -38,8 +38,8 @@ from rich.console import Console
 from rich.table import Table
 
 from checkpoint.net.secret import generated_secret
+from elastic.launch.agent_port import ACCEPTED_MAX
 from elastic.launch.hub_here import HubHere
-from elastic.launch.hub_link import ACCEPTED_MAX
 from elastic.launch.hub_seeking import WELCOME_S
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from elastic.membership.hub import Hub, Order
+from elastic.membership.hub import Hub
+from elastic.membership.orders import Order
 from elastic.membership.rules import BOUNDARY
 from elastic.membership.wire import Message
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from elastic.launch.event_loop import run_once
-from elastic.launch.hub_link import HubLink, ThisNode
+from elastic.launch.hub_link import HubLink
+from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub import Hub
 from elastic.membership.messages import Hello, HubIs, MovedOn, Roster, Start, Started, ViewIsOver, as_message
 from elastic.membership.wire import LINE_MAX, Lines, encode
@@ -212,7 +213,7 @@ def test_a_newcomer_that_finds_no_hub_says_that_it_may_come_again(
     opened: ExitStack, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no part in the run yet, or none any more: nothing has failed."""
-    monkeypatch.setattr("elastic.launch.hub_link._SEEK_S", 0.1)
+    monkeypatch.setattr("elastic.launch.hub_seeker._SEEK_S", 0.1)
     hub = node.attends(Listening(opened))
     hub.hears()
     hub.ends()

@@ -8,10 +8,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from elastic.membership.hub import Order
+from elastic.membership.orders import Order
 from elastic.membership.rules import BOUNDARY
 from tests.kit.sampling import seeds
-from tests.kit.simulated import COLLECTIVES, SAVING, STEPS, Node, World
+from tests.kit.simulated import World
+from tests.kit.simulated_node import COLLECTIVES, SAVING, STEPS, Node
 
 PATIENCE = 8_000  # moments, after the last fault
 BELOW_MIN_S = 10_000.0

@@ -21,8 +21,10 @@ from checkpoint.net.secured import client_side
 from checkpoint.net.strangers import LEAST
 from checkpoint.net.transport import Transport, TransportError
 from elastic.launch import addresses
+from elastic.launch.agent_port import HELLO_S, REFUSALS_SHOWN
 from elastic.launch.event_loop import run_once
-from elastic.launch.hub_link import _HELLO_S, _REFUSALS_SHOWN, HubLink, ThisNode
+from elastic.launch.hub_link import HubLink
+from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists
 from elastic.membership.messages import Hello, NewView, Ready, Started
@@ -265,7 +267,7 @@ def test_who_asks_where_the_hub_is_stays_a_stranger_whose_time_runs_out(stand: S
     stand.wait_for(lambda: asks.heard.count(b"\n") == 1)
     asks.say({"say": "where_is_the_hub", "run": NONCE})
     stand.wait_for(lambda: asks.heard.count(b"\n") == 2)
-    stand.hub.tick(time.monotonic() + _HELLO_S + 1)
+    stand.hub.tick(time.monotonic() + HELLO_S + 1)
     stand.wait_for(lambda: asks.ended)
 
 
@@ -499,7 +501,7 @@ def test_half_a_handshake_has_a_deadline(secured: Stand) -> None:
     half = [secured.connect(opening[:cut], secret=None) for cut in (1, 5, 100, len(opening) - 1)]
     secured.turn()
     assert not any(one.ended for one in half)
-    secured.hub.tick(time.monotonic() + _HELLO_S + 1)
+    secured.hub.tick(time.monotonic() + HELLO_S + 1)
     secured.wait_for(lambda: all(one.ended for one in half))
     assert secured.said == [], "who went away before saying anything is nobody's business"
 
@@ -507,7 +509,7 @@ def test_half_a_handshake_has_a_deadline(secured: Stand) -> None:
 def test_garbage_is_hung_up_on_at_once(secured: Stand) -> None:
     """None of it reaches what reads messages, and the log is not filled."""
     rng = random.Random(7)
-    for _ in range(3 * _REFUSALS_SHOWN):
+    for _ in range(3 * REFUSALS_SHOWN):
         stranger = secured.connect(b"\x16\x03\x01\x02\x00" + rng.randbytes(600), secret=None)
         secured.wait_for(lambda: stranger.ended)  # noqa: B023
     assert len(secured.said) <= 1

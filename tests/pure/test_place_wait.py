@@ -12,7 +12,8 @@ import pytest
 
 from elastic.launch import place_wait
 from elastic.launch.event_loop import run_once
-from elastic.launch.hub_link import HubLink, ThisNode
+from elastic.launch.hub_link import HubLink
+from elastic.launch.node_rules import ThisNode
 from elastic.launch.place_wait import PAUSE_MAX_S, PlaceWait
 from elastic.membership.hub import Hub
 

@@ -20,7 +20,7 @@ from checkpoint.net.secret import CHARACTERS_MIN, generated_secret, secret_of_ru
 from checkpoint.net.secured import client_side, prepare, server_side
 from checkpoint.net.tls import Tls
 from checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError, receive
-from elastic.launch.hub_link import ThisNode
+from elastic.launch.node_rules import ThisNode
 from elastic.launch.rendezvous_state import SignedBackend, StateRefused
 
 SECRET, OTHER = "s" * 40, "t" * 40

@@ -98,7 +98,7 @@ def kill_one_more(right: Any, act: Act) -> Any:
         if ended.signal and well and more:
             more.pop()
             act()
-            self._kill(well[0])
+            well[0].kill()
 
     return exited
 
@@ -136,7 +136,7 @@ def leave_in_the_middle_of_a_step(right: Any, act: Act) -> Any:
     return wishes
 
 
-@planted("elastic.membership.hub:see_off", plan="left last", caught_by={"durable"})
+@planted("elastic.membership.release:see_off", plan="left last", caught_by={"durable"})
 def throw_the_last_copy_away(right: Any, act: Act) -> Any:
     """Whoever is told to leave may go, though nobody else holds what it has, and nobody has saved it."""
 

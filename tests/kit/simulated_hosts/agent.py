@@ -15,9 +15,10 @@ from elastic.launch import hub_seeking
 from elastic.launch.dialing import Address
 from elastic.launch.hub_seeking import Candidate, Turn
 from elastic.launch.lease import EVICT_S, HELD_UP_S
-from elastic.membership.hub import Hub, Order
+from elastic.membership.hub import Hub
 from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, HubIs, as_message, parse
 from elastic.membership.node_report import NodeReport
+from elastic.membership.orders import Order
 from tests.kit.simulated_hosts.network import Wire
 from tests.kit.simulated_hosts.worker import Worker
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.membership.hub import Hub, Order
+from elastic.membership.hub import Hub
+from elastic.membership.orders import Order
 from tests.kit.simulated_hosts.agent import Agent
 from tests.kit.simulated_hosts.network import Network
 from tests.kit.simulated_hosts.storage import Storage

@@ -1,0 +1,67 @@
+"""When does a node leave, why, and how long may its workers take?
+
+A node that is told to leave may have been told until when its machine is there. Its workers have the time that they are
+granted, or that time, whichever is longer; who has not ended by then is killed.
+What its workers are told, and when the agent ends, is agent.py's.
+"""
+
+from __future__ import annotations
+
+import time
+
+from elastic.events import words
+from elastic.membership.messages import Leave
+
+
+class Departure:
+    """Of one node.
+
+    within_s  how long its workers may take to end
+    why       "" while it stays
+    by_s      the node is gone then, by time.monotonic(); None: nobody says
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
+        self.why = ""
+        self.begun = False
+        self.by_s: float | None = None
+        self._deadline_s: float | None = None  # for the workers' end
+
+    def begins(self, why: str) -> None:
+        self.begun, self.why = True, why
+
+    def is_sooner(self, by_s: float | None) -> bool:
+        """Whether the node is gone sooner than was known; then that counts."""
+        sooner = by_s is not None and (self.by_s is None or by_s < self.by_s)
+        self.by_s = by_s if sooner else self.by_s
+        if self._deadline_s is not None and self.by_s is not None:
+            self._deadline_s = max(self._deadline_s, self.by_s)
+        return sooner
+
+    def message(self) -> Leave:
+        return Leave(why=self.why, left_s=None if self.by_s is None else max(0.0, self.by_s - time.monotonic()))
+
+    def sentence(self, workers: int, by_s: float | None) -> str:
+        """by_s: as whoever makes it leave says"""
+        left = "" if by_s is None else f", in {words.seconds(max(0.0, by_s - time.monotonic()))}"
+        who = "worker of this node leaves" if workers == 1 else f"{workers} workers of this node leave"
+        return f"{self.why}{left}: the {who}"
+
+    def workers_end(self) -> None:
+        """From now on they have so long, whether the node leaves or the run is over."""
+        if self._deadline_s is None:  # as long as the machine is there, if that is known to be longer
+            self._deadline_s = max(time.monotonic() + self._within_s, self.by_s or 0.0)
+
+    def are_late(self, now_s: float, *, again_s: float) -> bool:
+        """Whether they should have ended by now; asked again_s later, those who are still there are late again."""
+        late = self._deadline_s is not None and now_s > self._deadline_s
+        if late:
+            self._deadline_s = now_s + again_s
+        return late
+
+    @property
+    def within(self) -> str:
+        """In words, how long they had."""
+        known = "" if self.by_s is None else ", nor while this node was said to be there"
+        return f"within {self._within_s:.0f} s (--shutdown-timeout){known}"

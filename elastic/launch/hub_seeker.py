@@ -1,0 +1,170 @@
+"""Where is the run's hub? The nodes that one knows of are asked, one after the other, until one of them is it.
+
+Who is asked in which order, and whose turn it is to serve, is hub_seeking.py's to say. A newcomer also asks those who
+know of the run (hub_lookup.py), for all whom it knows may be gone while the run goes on with others.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from checkpoint.net.keepalive import keep_alive
+from elastic.launch import hub_seeking
+from elastic.launch.dialing import Address, Dials
+from elastic.launch.hub_lookup import HubSearch
+from elastic.launch.hub_seeking import Candidate, Turn
+
+_MET_MAX = 1024
+_SEEK_S = 600.0
+Reached = Callable[[str | None, Address, socket.socket], None]
+
+
+class HubSeeker:
+    """
+    newcomer  this node is not in the run yet, or not any more
+    roster    the nodes of the run, in the order in which they become the hub
+    met       all nodes that a roster ever named
+    lost      nodes that are no candidates, and whether they said that they go
+    """
+
+    def __init__(self, node: str, own: Address, find_hub: Callable[[], socket.socket | None] | None) -> None:
+        """own: where others find this agent; find_hub: see HubLink"""
+        self._node = node
+        self._own = own
+        self._find_hub = find_hub
+        self.newcomer = True
+        self.roster: list[tuple[str, Address]] = []
+        self.met: dict[str, Address] = {}
+        self.lost: dict[str, bool] = {}
+        self._to_ask: list[Candidate] | None = None  # yet
+        self._since_s: float | None = None
+        self._next_s = 0.0
+        self._dials = Dials()
+        self._search: HubSearch | None = None
+
+    def open(
+        self,
+        loop: selectors.BaseSelector,
+        *,
+        reached: Reached,
+        serve: Callable[[], None],
+        in_vain: Callable[[str], None],
+    ) -> None:
+        """
+        reached  somebody who may be the hub, or know where it is: its name, its address, a connection
+        serve    it is this node's turn to be the hub
+        in_vain  why nobody is asked any more
+        """
+        self._loop, self._reached, self._serve, self._in_vain = loop, reached, serve, in_vain
+
+    def close(self) -> None:
+        self._end_search()
+        self._dials.close()
+
+    # what is known
+
+    def welcomed(self, roster: list[tuple[str, Address]]) -> None:
+        """The hub is found, and this node is in the run."""
+        self.newcomer, self._to_ask, self._since_s = False, None, None
+        self._end_search()
+        self.roster, self.lost = roster, {}
+        self.met = dict([*self.met.items(), *roster][-_MET_MAX:])
+
+    def is_full(self, nodes: Iterable[tuple[str, Address]]) -> None:
+        """The hub is found, and this node has no place in the run."""
+        self.newcomer, self._to_ask, self._since_s = True, None, None
+        self.met |= dict(nodes)
+
+    def is_none(self, address: Address) -> None:
+        """Nobody of this run is to be found there."""
+        self.roster = [(name, at) for name, at in self.roster if at != address]
+        self.met = {name: at for name, at in self.met.items() if at != address}
+
+    def candidates(self) -> list[Candidate]:
+        return hub_seeking.candidates(self.roster, self.met, self.lost)
+
+    # seeking
+
+    def begin(self, *, pause: bool = False) -> None:
+        now_s = time.monotonic()
+        if self._since_s is None:
+            self._since_s = now_s
+        if self._to_ask is None:
+            self._to_ask = self.candidates()
+        if self.newcomer and self._search is None and self._find_hub is not None:
+            self._search = HubSearch(self._find_hub)  # whom it knows may all be gone, and the run goes on with others
+        self._next_s = now_s + (hub_seeking.PAUSE_S if pause else 0.0)
+        if not pause:
+            self._ask_next(now_s, self._to_ask)
+
+    def begin_at(self, address: Address, then: Sequence[Candidate] = ()) -> None:
+        """Somebody says that the hub is there. then: who is asked after that, if nobody was to be asked yet"""
+        self._to_ask = [(None, address), *(self._to_ask or then)]
+        self.begin()
+
+    def stop(self) -> None:
+        """The hub is here, or somebody is attended who may be it."""
+        self._to_ask = None
+
+    def tick(self, now_s: float) -> None:
+        """While nobody is attended."""
+        if self._to_ask is not None and now_s >= self._next_s:
+            self._ask_next(now_s, self._to_ask)
+
+    def look(self) -> None:
+        """Whether those who know of the run have found its hub."""
+        if self._search is not None and (found := self._search.take()) is not None:
+            self._end_search()
+            self.found(found)
+
+    def found(self, sock: socket.socket) -> None:
+        """A connection to the hub, as somebody says."""
+        self._dials.close()
+        try:
+            keep_alive(sock)
+            host, port = sock.getpeername()[:2]
+        except OSError:  # it is lost already
+            sock.close()
+            self.begin(pause=True)
+            return
+        self.stop()
+        self._reached(None, (host, port), sock)
+
+    def _ask_next(self, now_s: float, to_ask: list[Candidate]) -> None:
+        self._dials.close()
+        if self._since_s is not None and now_s - self._since_s > _SEEK_S:
+            self.stop()
+            self._end_search()
+            self._in_vain(f"no hub was found within {_SEEK_S:.0f} s")
+        elif not to_ask:
+            self.lost = {}  # they may be back
+            self._to_ask = self.candidates()
+            self._next_s = now_s + hub_seeking.PAUSE_S
+        else:
+            name, address = candidate = to_ask.pop(0)
+            match hub_seeking.turn(candidate, node=self._node, own=self._own, newcomer=self.newcomer):
+                case Turn.ASK:
+                    self._ask(name, address, now_s)
+                case Turn.SERVE:
+                    self._serve()
+
+    def _ask(self, name: str | None, address: Address, now_s: float) -> None:
+        self._next_s = now_s + hub_seeking.TRY_S
+
+        def done(sock: socket.socket | None) -> None:
+            if sock is not None:
+                self._reached(name, address, sock)  # where it is not the hub, the others are asked
+                return
+            if name is not None:
+                self.lost.setdefault(name, False)
+            self._next_s = 0.0
+
+        self._dials.begin(self._loop, address, done)
+
+    def _end_search(self) -> None:
+        if self._search is not None:
+            self._search.end()
+            self._search = None

@@ -1,0 +1,62 @@
+"""With which status does an agent end? What has become of the run on this node, as far as it is known here.
+
+0, or --leave-status  the run is finished, or the workers of a node that leaves have left in order
+1                     the run has failed, its hub is lost, or what a worker held may be lost with it
+75                    the run had its most nodes, and no place came free
+130                   somebody has interrupted it twice
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elastic.membership.endings import AGAIN
+from elastic.membership.messages import RunIsOver
+
+FAILED, INTERRUPTED = 1, 130
+NO_PLACE = AGAIN  # it may be tried again: EX_TEMPFAIL, as a worker's
+
+
+class NodeEnd:
+    """
+    run       the hub's word that the run is over
+    hub_gone  and there is no other
+    no_place  was there for this node
+    finished  a worker of it has come to the run's end
+    killed    everything was ended at once
+    """
+
+    def __init__(self) -> None:
+        self.run: RunIsOver | None = None
+        self.hub_gone = self.no_place = self.finished = self.killed = False
+        self._disorder = False
+        self._taken = False  # a worker that was told to leave, by a kill from outside
+
+    @property
+    def has_come(self) -> bool:
+        """For this node, whatever its workers do."""
+        return self.run is not None or self.hub_gone or self.no_place
+
+    def ended_otherwise(self, *, taken: bool) -> None:
+        """A worker that was told to end. taken: by a kill from outside"""
+        self._taken |= taken
+        self._disorder |= not taken
+
+    def status(self, left: str | None, leave_status: int, *, say: Callable[[str], None]) -> int:
+        """And says why. left: why the node has; None: it has not"""
+        if self.killed:
+            return INTERRUPTED
+        if self.run is not None and self.run.failed:
+            say(f"the run failed: {self.run.why}")
+            return FAILED
+        if self.no_place and self.run is None:
+            return NO_PLACE
+        if self.run is not None and self.run.why:
+            say(self.run.why)
+        unsafe = self._taken and self.run is None  # else the hub says that what it held is not lost
+        if self.hub_gone or self._disorder or unsafe:
+            return FAILED
+        if left is not None and not self.finished:
+            say(f"this node has left ({left}); the same command goes on with the run (status {leave_status})")
+            return leave_status
+        return 0

@@ -1,0 +1,49 @@
+"""What an agent knows of its own node from the beginning: what it was told to do there, and as whom others know it."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRules:
+    """node     this node's name, unlike any other's
+    address  the IPv4 address that workers listen on; None: theirs to find
+    job      --rdzv-id, where it tells jobs apart
+    hang_s   how long a step may take without a sign, unless experience says otherwise
+    leave_s  how long workers may take to leave, or to come to an end when the run is over
+    leave_on signals that make this node leave, beside those that always do
+    leave_status  the exit status, where it leaves before the run is finished
+    grace_s  from such a signal to SIGKILL, as far as somebody has said
+    several_nodes  the run may have some
+    status   show the run's status on stderr, which is a terminal
+    """
+
+    node: str
+    address: str | None
+    workers: int
+    job: str | None
+    hang_s: float
+    leave_s: float
+    leave_on: tuple[signal.Signals, ...]
+    leave_status: int = 0
+    grace_s: float | None = None
+    status: bool = False
+    several_nodes: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThisNode:
+    """Of this node.
+
+    node     its name
+    address  under which others find it
+    run      what agents of this run know
+    secret   what only they know, for TLS between them; None: what they say goes in the clear
+    """
+
+    node: str
+    address: str | None
+    run: str
+    secret: str | None = field(default=None, repr=False)

@@ -1,0 +1,135 @@
+"""One worker of this node as its agent has it: its process, what it is started with, and how it is ended.
+
+A worker holds on to one end of a socket pair, its channel; to a piece of memory where it writes what it is doing
+(membership/progress.py); and to its streams. All that is here of them is closed at its end, and not before: what it
+had said before it died is still to be read.
+Why one is told, ended or killed is agent.py's to say.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from elastic.launch import children
+from elastic.launch.logs import Streams
+from elastic.launch.loop_connection import LoopConnection
+from elastic.launch.memory import OomKills, oom_kills, sentence, struck
+from elastic.launch.node_rules import NodeRules
+from elastic.launch.starter import Request
+from elastic.launch.worker import SHARED_STDERR
+from elastic.membership.messages import ToWorker, as_message
+from elastic.membership.progress import BYTES, Record
+from elastic.membership.wire import Message
+
+TERM_S = 5.0  # from SIGTERM to SIGKILL
+
+
+class NodeWorker:
+    """
+    pid, id   0 and "" until its process is there
+    ready     its script has come to its Run
+    expected  it was told to end
+    useless   what it holds does not count: the run has gone on without it, or has no place for it
+    late      it has not ended when it had to
+    """
+
+    def __init__(
+        self,
+        loop: selectors.BaseSelector,
+        local_rank: int,
+        streams: Streams,
+        *,
+        heard: Callable[[NodeWorker, Message], None],
+        channel_ended: Callable[[NodeWorker, str | None], None],
+    ) -> None:
+        self.token = secrets.token_hex(3)
+        self.local_rank = local_rank
+        self.streams = streams
+        ours, self._its_end = socket.socketpair()
+        self._progress = os.memfd_create("elastic-progress", os.MFD_CLOEXEC)
+        os.ftruncate(self._progress, BYTES)
+        self.channel = LoopConnection(
+            loop, ours, lambda message: heard(self, message), lambda why: channel_ended(self, why)
+        )
+        self.pid, self.id = 0, ""
+        self.ready = self.expected = self.useless = self.late = False
+        self._kill_at_s: float | None = None
+        self._oom_kills: OomKills | None = None  # when it was started
+
+    @property
+    def called(self) -> str:
+        return f"worker {self.id or self.token} (local rank {self.local_rank})"
+
+    def request(self, rules: NodeRules, restart: int, *, status: bool) -> Request:
+        """What it is started with. restart: how many workers had its place before; status: the terminal shows it"""
+        env = {
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(rules.workers),
+            "ELASTIC_TOKEN": self.token,
+            "ELASTIC_NODE": rules.node,
+            "ELASTIC_RESTART": str(restart),
+            "ELASTIC_HANG_S": str(rules.hang_s),
+            "ELASTIC_ORDERED": str(time.time()),
+        }
+        if status:
+            env["ELASTIC_STATUS"] = "1"
+        if rules.several_nodes:
+            env["ELASTIC_SEVERAL_NODES"] = "1"
+        if rules.address is not None:
+            env["ELASTIC_ADDRESS"] = rules.address
+        if rules.job is not None:
+            env["ELASTIC_JOB"] = rules.job
+        if "stderr" not in self.streams.fds:
+            env[SHARED_STDERR] = "1"
+        fds = {"ELASTIC_CHANNEL": self._its_end.fileno(), "ELASTIC_PROGRESS": self._progress, **self.streams.fds}
+        return Request(self.token, env, fds)
+
+    def started(self, pid: int, hostname: str) -> None:
+        """Its process is there, and has its descriptors."""
+        self.pid, self.id = pid, f"{hostname}-{pid}-{self.token}"
+        self._oom_kills = oom_kills()
+        self._its_end.close()
+        self.streams.given()
+
+    def record(self) -> Record:
+        """What it says that it is doing."""
+        return Record.read(self._progress)
+
+    def memory(self, peak_bytes: int) -> tuple[str | None, bool]:
+        """What became of its memory, now that it was killed, and whether the out-of-memory killer took something."""
+        now = oom_kills()
+        return sentence(self._oom_kills, now, peak_bytes), struck(self._oom_kills, now)
+
+    def tell(self, said: ToWorker) -> None:
+        self.channel.say(as_message(said))
+
+    def terminate(self) -> None:
+        self.expected = True
+        if self.pid:
+            os.kill(self.pid, signal.SIGTERM)  # not reaped yet, so still this process
+            self.kill_in(TERM_S)
+
+    def kill_in(self, within_s: float) -> None:
+        """Unless it ends before."""
+        self._kill_at_s = time.monotonic() + within_s
+
+    def kill_if_due(self, now_s: float) -> None:
+        if self._kill_at_s is not None and now_s >= self._kill_at_s:
+            self.kill()
+
+    def kill(self) -> None:
+        """With its children."""
+        if self.pid:
+            children.kill_group(self.pid)
+
+    def close(self) -> None:
+        self.channel.close()
+        self._its_end.close()
+        self.streams.close()
+        os.close(self._progress)

@@ -1,0 +1,68 @@
+"""A hub that may not go on without those who are missing: they may have another one, to which it steps down.
+
+Which of two yields to the other is hub_seeking.py's to say.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from checkpoint.net.secured import client_side
+from elastic.launch import hub_seeking
+from elastic.launch.agent_port import AgentPort
+from elastic.launch.dialing import Address, Dials
+from elastic.launch.loop_connection import LoopConnection
+from elastic.launch.node_rules import ThisNode
+from elastic.membership.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
+from elastic.membership.wire import Message, WireError
+
+
+class OtherHub:
+    """Looked for while this node's may not go on. yields_to: is called with the address of the one that it finds"""
+
+    def __init__(self, place: ThisNode, port: AgentPort, own: Address, yields_to: Callable[[Address], None]) -> None:
+        self._place = place
+        self._port = port
+        self._own = own
+        self._yields_to = yields_to
+        self._dials = Dials()
+        self._looked_s = 0.0
+
+    def wait(self, now_s: float) -> None:
+        """Those who are missing may yet come."""
+        self._looked_s = now_s
+
+    def look(self, now_s: float, loop: selectors.BaseSelector, missing: Callable[[], Iterable[Address]]) -> None:
+        if now_s - self._looked_s < hub_seeking.MEET_S:
+            return
+        self._looked_s = now_s
+        self._dials.close()
+        for address in missing():
+            self._ask(loop, address)
+
+    def stop(self) -> None:
+        self._dials.close()
+
+    def _ask(self, loop: selectors.BaseSelector, address: Address) -> None:
+        def done(sock: socket.socket | None) -> None:
+            if sock is None:
+                return
+
+            def heard(message: Message) -> None:
+                self._port.knows(connection)
+                connection.close()
+                message.pop("to", None)
+                said = None
+                with suppress(WireError):  # whoever has that address by now
+                    said = parse(TO_AGENT, message)
+                if isinstance(said, HubIs) and said.address is not None and hub_seeking.yields_to(said, self._own):
+                    self._yields_to((said.address, said.port))
+
+            connection = LoopConnection(loop, sock, heard, lambda why: None, client_side(self._place.secret))
+            self._port.meets(connection, address[0])
+            connection.say(as_message(WhereIsTheHub(run=self._place.run)))
+
+        self._dials.begin(loop, address, done)

@@ -1,0 +1,99 @@
+"""A node says hello: is it let in, and what are the nodes told of each other?
+
+its run is over, or goes on elsewhere   it is told so
+the run has gone on without it          it was moved on from, and may come again with other workers
+the run has its most nodes              it waits for a place
+else                                    it is in, and each of its places has a worker, or gets one
+"""
+
+from __future__ import annotations
+
+from elastic.membership.going_on import GoingOn
+from elastic.membership.messages import Full, Hello, HubIs, MovedOn, Roster, RunIsOver
+from elastic.membership.node_report import NodeReport
+from elastic.membership.nodes import Nodes
+from elastic.membership.orders import Outbox
+from elastic.membership.replacements import Replacements
+from elastic.membership.reports import Reports
+from elastic.membership.run_end import OVER, RunEnd
+from elastic.membership.takeover import Takeover
+from elastic.membership.workers import Workers
+
+WITHOUT = "the run has gone on without this node, of which nothing was heard"
+
+
+class Admission:
+    """To one hub. next_hub: where those who come are sent, once this one has handed over"""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        workers: Workers,
+        takeover: Takeover,
+        going_on: GoingOn,
+        reports: Reports,
+        replacements: Replacements,
+        end: RunEnd,
+        out: Outbox,
+    ) -> None:
+        self._nodes = nodes
+        self._workers = workers
+        self._takeover = takeover
+        self._going_on = going_on
+        self._reports = reports
+        self._replacements = replacements
+        self._end = end
+        self._out = out
+        self.next_hub: HubIs | None = None
+
+    def hello(self, now_s: float, node: str, said: Hello) -> None:
+        """Raises WireError, having done nothing, for what is said for another node."""
+        report = NodeReport.from_document(said.report) if said.report is not None else None
+        for worker in report.workers if report is not None else ():
+            self._workers.is_of(node, worker)
+        if self.next_hub is not None:
+            self._out.tell(node, self.next_hub)
+        elif self._end.moved_on is not None:
+            self._out.tell(node, MovedOn(why=self._end.moved_on))
+        elif self._end.is_over:
+            self._out.tell(node, RunIsOver(failed=self._end.failed, why=OVER))
+        elif report is not None and not self._reports.may_come_back(node, report):
+            self._out.tell(node, MovedOn(why=WITHOUT))
+        elif node not in self._nodes:
+            if self._has_place(now_s, node, report):
+                self._let_in(now_s, node, said, report)
+            else:
+                self._nodes.refused.add(node)
+                self._out.tell(node, Full(nodes_max=self._nodes.most, nodes=self._nodes.listening()))
+
+    def tell_roster(self) -> None:
+        """Who is to be the hub once this one is gone. Once for all that changed it."""
+        self._nodes.changed = False
+        nodes, generation = self._nodes.listening(), self._workers.generation
+        if nodes:
+            inside = set(self._workers.view_nodes.values())
+            outside = [node for node, *_ in nodes if node not in inside]
+            claim = self._workers.claim if self._going_on.is_witnessed(generation) else None
+            self._out.tell_all(self._nodes, Roster(nodes=nodes, generation=generation, outside=outside, claim=claim))
+
+    def _has_place(self, now_s: float, node: str, report: NodeReport | None) -> bool:
+        """One whose workers are in the view has, and newcomers do not take that of those who are to come yet."""
+        if report is not None and any(worker.generation for worker in report.workers.values()):
+            return True
+        return self._nodes.has_place(node, self._takeover.to_come(now_s))
+
+    def _let_in(self, now_s: float, node: str, said: Hello, report: NodeReport | None) -> None:
+        self._nodes.comes(node, said.address, said.port)
+        self._going_on.is_here(node)
+        self._takeover.came(node)
+        if report is not None:
+            self._end.begun = True
+            self._reports.learn(now_s, node, report)
+        on_its_way = range(said.places) if report is None else said.starting
+        for local_rank in on_its_way:
+            self._nodes.awaits((node, local_rank))
+        here = {worker.local_rank for worker in report.workers.values()} if report is not None else set()
+        for local_rank in range(said.places):
+            if local_rank not in (*here, *on_its_way):
+                self._replacements.start((node, local_rank))
+        self._nodes.changed = True

@@ -1,0 +1,125 @@
+"""May this side go on, and if only under the run's next claim, who takes it?
+
+What is asked of whom going_on.py decides. Here a worker is told to take the claim, its answer is heard, and people
+learn why nobody goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+from elastic.membership.going_on import GoingOn
+from elastic.membership.messages import Claimed, MovedOn, TakeClaim
+from elastic.membership.node_report import number_of
+from elastic.membership.nodes import Nodes
+from elastic.membership.orders import Outbox
+from elastic.membership.run_end import RunEnd
+from elastic.membership.succession import GoOn, NeedsClaim, Stay
+from elastic.membership.wire import Message
+from elastic.membership.workers import Workers
+
+
+class Claiming:
+    """
+    beacon  for whoever takes the claim
+    wait_s  how long a side stands still, before the run ends
+    """
+
+    def __init__(
+        self,
+        going_on: GoingOn,
+        nodes: Nodes,
+        workers: Workers,
+        end: RunEnd,
+        out: Outbox,
+        *,
+        beacon: Message | None,
+        wait_s: float,
+    ) -> None:
+        self._going_on = going_on
+        self._nodes = nodes
+        self._workers = workers
+        self._end = end
+        self._out = out
+        self._beacon = beacon
+        self._wait_s = wait_s
+        self._stays: str | None = None  # and why
+        self._storage_said: str | None = None  # of why it could not be asked, people know
+
+    def may_go_on(self, now_s: float, generation: int) -> bool:
+        """Nobody trains here: whether nobody does elsewhere either, who would be in our way.
+
+        generation  of the next view
+        """
+        survivors = {worker.id: worker.node for worker in self._workers.survivors() if worker.has_a_step}
+        verdict = self._going_on.verdict(now_s, self._nodes, holding=set(survivors.values()))
+        if isinstance(verdict, GoOn) or (isinstance(verdict, NeedsClaim) and not survivors):
+            self._stays = None
+            return True  # newcomers claim the run's storage as they begin from it
+        if isinstance(verdict, NeedsClaim):
+            ask = self._going_on.asks(now_s, generation, survivors)
+            if ask is not None:
+                words = TakeClaim(
+                    generation=ask.generation,
+                    nodes=sorted(ask.nodes),
+                    beacon=self._beacon,
+                    claim=self._going_on.claim,
+                )
+                self._out.say(self._workers[ask.worker], words)
+            self._wait_at_most(now_s, verdict.why)
+        if isinstance(verdict, Stay):
+            self._stay(now_s, verdict.why)
+        elif isinstance(verdict, str) and self._stays is None:
+            self._stays = verdict
+            self._out.tell_people(f"{verdict}; the run's storage is asked who goes on")
+        return False
+
+    def heard(self, now_s: float, said: Claimed) -> list[str]:
+        """From one that was to take it. Returns nodes that the run has moved on from, while others here go on."""
+        if said.claim is None:
+            self._going_on.failed(now_s, said.worker)
+            if said.why != self._storage_said:
+                self._storage_said = said.why
+                why = f"the run's storage cannot be asked who may go on, and is asked again: {said.why}"
+                self._out.tell_people(why)
+        elif said.moved_on:
+            return self._lost_to(said)
+        elif not self._going_on.won(said.worker, said.generation, said.claim) and self._is_under_older_claim():
+            self._workers.broken = True  # the next view is under it, or its saves would find a newer one
+        return []
+
+    def published(self) -> None:
+        """A view, and this side goes on."""
+        self._storage_said = None
+
+    def _is_under_older_claim(self) -> bool:
+        """Whether there is a claim that is newer than that of the present view, which goes on."""
+        return bool(self._workers.running()) and number_of(self._going_on.claim) != self._workers.claim
+
+    def _lost_to(self, said: Claimed) -> list[str]:
+        """Others have the next claim. Those of this side who are named by it may ask again, for nobody goes on without
+        them; the others are moved on from."""
+        assert said.claim is not None
+        may_ask = self._going_on.lost_to(said.worker, said.claim)
+        holding = {worker.node for worker in self._workers.survivors() if worker.has_a_step}
+        if may_ask is None or not holding:
+            return []
+        if may_ask.isdisjoint(holding):
+            self._end.moves_on(said.why)
+            self._out.tell_all(self._nodes.newest_first(), MovedOn(why=said.why))  # the hub's own last: it steps down
+            return []
+        return [node for node in self._nodes.newest_first() if node in holding - may_ask]
+
+    def _stay(self, now_s: float, why: str) -> None:
+        if self._stays is None:
+            self._out.tell_people(f"the run stands still: {why}\n  next  it goes on once they are back")
+        self._stays = why
+        self._wait_at_most(now_s, why)
+
+    def _wait_at_most(self, now_s: float, why: str) -> None:
+        if self._going_on.waits_s(now_s) > self._wait_s:
+            self._end.begins(
+                now_s,
+                f"for {self._wait_s:.0f} s the run could not go on: {why}\n"
+                f"  found  {self._storage_said or 'nobody who was missing came'}\n"
+                "  state  what was done is saved by those who are here, if the storage lets them\n"
+                "  next   see to the nodes and to the run's storage; the same command goes on from what is saved",
+            )

@@ -1,0 +1,100 @@
+"""Who joins the run, and for whom do newcomers wait?
+
+A newcomer is compared with the run first: one that differs is asked whether it accepts that. Those that are ready wait
+a while for others that are starting, and members are asked to regroup for them once per view; in which view they then
+are is rules.py's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from elastic.membership.going_on import GoingOn
+from elastic.membership.messages import End, OtherIdentity, Ready, Regroup
+from elastic.membership.nodes import Nodes
+from elastic.membership.orders import Outbox
+from elastic.membership.run_end import RunEnd
+from elastic.membership.shortage import Shortage
+from elastic.membership.workers import Worker, Workers, WorkerStatus
+
+_SECOND_RUN = "the script began a second Run: under `elastic run` a script has one"
+
+
+class Joining:
+    """gather_s: how long a newcomer that is ready waits for others that are starting, once the run is under way"""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        workers: Workers,
+        going_on: GoingOn,
+        shortage: Shortage,
+        end: RunEnd,
+        out: Outbox,
+        *,
+        gather_s: float,
+    ) -> None:
+        self._nodes = nodes
+        self._workers = workers
+        self._going_on = going_on
+        self._shortage = shortage
+        self._end = end
+        self._out = out
+        self._gather_s = gather_s
+        self._identity: Any = None  # the run's
+        self._asked = False  # in the present view
+
+    def ready(self, now_s: float, said: Ready) -> None:
+        worker = self._workers[said.worker]
+        if worker.status == WorkerStatus.FINISHED:
+            self._end.loss = _SECOND_RUN
+            self._out.say(worker, End(why=_SECOND_RUN))
+            return
+        worker.shares, worker.identity, worker.since_s = said.shares, said.identity, now_s
+        worker.accepted, worker.status = said.accepted, WorkerStatus.READY
+        self._going_on.is_here(worker.node, said.newest)
+        if self._end.is_over:  # it was being started when the run ended
+            self._out.say(worker, self._end.last_word)
+            return
+        self._compare(worker)
+
+    def joined_before(self, worker: Worker, said: Ready) -> None:
+        """It is in the run, and has said this to another hub."""
+        worker.shares, worker.identity, worker.accepted = said.shares, said.identity, said.accepted
+        self._identity = said.identity if self._identity is None else self._identity
+        self._going_on.is_here(worker.node, said.newest)
+
+    def newcomers(self) -> list[Worker]:
+        """Those that are ready to join, node by node. A run that is finished needs none."""
+        ready = [worker for worker in self._workers if worker.status == WorkerStatus.READY and not self._end.finished]
+        place = {node: index for index, node in enumerate(self._nodes)}
+        return sorted(ready, key=lambda worker: (place[worker.node], worker.local_rank))
+
+    def gathered(self, now_s: float, newcomers: Sequence[Worker], patience_s: float) -> bool:
+        """Whether newcomers need not wait for more of them: nobody is starting, or they waited long enough."""
+        starting = any(worker.status in (WorkerStatus.STARTING, WorkerStatus.DIFFERENT) for worker in self._workers)
+        waited_s = now_s - min(worker.since_s for worker in newcomers)
+        return not (starting or self._nodes.awaits_workers) or waited_s >= patience_s
+
+    def ask_to_regroup(self, now_s: float, running: Sequence[Worker], newcomers: Sequence[Worker]) -> None:
+        """Members go on until a boundary that they agree on. Once per view."""
+        room = min(worker.shares for worker in running) > len(self._workers.members())
+        short = self._shortage.is_short(running)
+        if newcomers and room and not self._asked and (short or self.gathered(now_s, newcomers, self._gather_s)):
+            self._asked = True
+            self._out.say_all(running, Regroup(generation=self._workers.generation))
+
+    def published(self, chosen: Sequence[Worker]) -> None:
+        """They are in the present view now. The first of a run says what it is."""
+        self._asked = False
+        if self._identity is None:
+            self._identity = chosen[0].identity
+            for worker in self.newcomers():
+                self._compare(worker)
+
+    def _compare(self, worker: Worker) -> None:
+        """One that is ready and differs from the run is asked whether it accepts that."""
+        if self._identity not in (None, worker.identity) and not worker.accepted:
+            worker.status = WorkerStatus.DIFFERENT
+            self._out.say(worker, OtherIdentity(identity=self._identity))

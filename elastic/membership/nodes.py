@@ -1,0 +1,80 @@
+"""Which nodes are with the hub, where they listen, and whose workers are on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from elastic.membership.kills import Slot
+from elastic.membership.messages import HubIs
+
+
+class Nodes:
+    """Those that are here, in the order in which they came.
+
+    most     how many a run has at once
+    changed  since the hub last told the nodes of each other
+    refused  who waits for a place
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.changed = False
+        self.refused: set[str] = set()
+        self._here: dict[str, None] = {}
+        self._where: dict[str, tuple[str, int]] = {}  # nodes that listen
+        self._awaited: list[Slot] = []  # places whose worker was ordered and has not been started yet
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._here
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._here)
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def newest_first(self) -> Sequence[str]:
+        """The hub's own, which came first, comes last."""
+        return list(reversed(self._here))
+
+    def has_place(self, node: str, to_come: Iterable[str]) -> bool:
+        """to_come: whose places newcomers do not take"""
+        return len({*self._here, *to_come} - {node}) < self.most
+
+    def comes(self, node: str, address: str | None, port: int | None) -> None:
+        self.refused.discard(node)
+        self._here[node] = None
+        if address is not None and port is not None:
+            self._where[node] = address, port
+
+    def goes(self, node: str) -> bool:
+        """Whether workers of it were on their way."""
+        del self._here[node]
+        awaited = [place for place in self._awaited if place[0] == node]
+        self._awaited = [place for place in self._awaited if place not in awaited]
+        return bool(awaited)
+
+    def listening(self) -> list[list[Any]]:
+        """Of each that listens, name, address and port."""
+        return [[node, *self._where[node]] for node in self._here if node in self._where]
+
+    def next_hub(self) -> HubIs:
+        """Of those that are here; where nobody listens, it is to be looked for."""
+        listening = self.listening()
+        return HubIs(address=listening[0][1], port=listening[0][2]) if listening else HubIs()
+
+    # places
+
+    def awaits(self, place: Slot) -> None:
+        """A worker was ordered there."""
+        self._awaited.append(place)
+
+    def has_answered(self, place: Slot) -> None:
+        """It is there, or will not be."""
+        if place in self._awaited:
+            self._awaited.remove(place)
+
+    @property
+    def awaits_workers(self) -> bool:
+        return bool(self._awaited)

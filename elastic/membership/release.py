@@ -1,0 +1,92 @@
+"""Workers that wait to leave get their answer: they are released, asked to save first, or take part in one more view.
+
+Which of these, is leaving.py's to say. Here it is said to them, each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from elastic.membership.going_on import GoingOn
+from elastic.membership.leaving import see_off
+from elastic.membership.messages import Released, Save
+from elastic.membership.orders import Outbox
+from elastic.membership.run_end import RunEnd
+from elastic.membership.shortage import Shortage
+from elastic.membership.workers import Worker, Workers, WorkerStatus
+
+_LEAVER_S = 30.0  # one that waits so long for others, who are busy, may save and go
+
+
+class Release:
+    """Of the workers of one run."""
+
+    def __init__(self, workers: Workers, going_on: GoingOn, shortage: Shortage, end: RunEnd, out: Outbox) -> None:
+        self._workers = workers
+        self._going_on = going_on
+        self._shortage = shortage
+        self._end = end
+        self._out = out
+
+    def while_others_train(self, now_s: float) -> None:
+        """They are waited for, but not for ever."""
+        if any(now_s - leaver.since_s > _LEAVER_S for leaver in self._workers.leavers()):
+            self._answer([], go_on=False)
+
+    def before_next_view(self, newcomers: Sequence[Worker]) -> bool:
+        """Nobody trains any more. Returns whether all others wait for one that saves first."""
+        return self._answer(newcomers, go_on=True)
+
+    def saves_at_the_end(self) -> bool:
+        """Whether one of those who are left saves what it holds, before all go."""
+        holders = [worker.holder() for worker in (*self._workers.leavers(), *self._workers.survivors())]
+        parting = see_off(holders, [], go_on=False, saved=self._end.saved)
+        if parting.saves is not None:
+            self._ask_to_save(parting.saves)
+        return parting.saves is not None
+
+    def save_for_the_wait(self, survivors: Sequence[Worker]) -> None:
+        """However long it is, nothing is nowhere but in memory: those who are here may be all that hold it.
+
+        It is asked of the next coordinator, for it goes on saving; where others are ahead of it, of nobody.
+        """
+        parting = see_off([worker.holder() for worker in survivors], [], go_on=False, saved=self._end.saved)
+        if survivors and parting.saves == survivors[0].id:
+            self._ask_to_save(parting.saves, waits=True)
+
+    def at_the_end(self) -> None:
+        """All go. What could be saved is saved."""
+        leavers = self._workers.leavers()
+        self._release([worker.id for worker in leavers if worker.step <= self._end.saved], safe=True)
+        self._release([worker.id for worker in leavers if worker.step > self._end.saved], safe=False)
+
+    def _answer(self, newcomers: Sequence[Worker], *, go_on: bool) -> bool:
+        while leavers := self._workers.leavers():
+            survivors = self._workers.survivors()
+            parting = see_off(
+                [worker.holder() for worker in leavers],
+                [worker.holder() for worker in survivors],
+                go_on=go_on and self._shortage.enough((*survivors, *newcomers)),
+                saved=self._end.saved,
+            )
+            self._release(parting.go, safe=True)
+            self._release(parting.lost, safe=False)
+            if parting.stays is not None:
+                self._workers[parting.stays].status = WorkerStatus.BETWEEN_VIEWS
+            elif parting.saves is not None:
+                self._ask_to_save(parting.saves)
+                return True
+        return False
+
+    def _ask_to_save(self, id: str, *, waits: bool = False) -> None:
+        worker, generation = self._workers[id], self._workers.generation
+        if worker.asked_to_save != (generation, waits):
+            worker.asked_to_save = generation, waits
+            self._out.say(worker, Save(generation=generation, claim=self._going_on.claim, waits=waits))
+
+    def _release(self, ids: Iterable[str], *, safe: bool) -> None:
+        for worker in [self._workers[id] for id in ids]:
+            worker.released, worker.safe = True, safe
+            self._out.say(worker, Released(safe=safe))
+            if safe:
+                self._end.goes_on()  # from what it held

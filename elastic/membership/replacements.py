@@ -1,0 +1,86 @@
+"""A worker has ended: does another one take its place, at once or later, or is it the end of the run?
+
+Why it ended, and whether that is a bug that would come again, is endings.py's to say. Here is what becomes of the
+answer: places that get another worker, and a run that goes on without one that cannot join.
+"""
+
+from __future__ import annotations
+
+from elastic.membership.endings import LEAVES, Bug, Ended, Endings, ended, what_failed
+from elastic.membership.kills import Replace, Slot
+from elastic.membership.messages import Exited, Start, Status
+from elastic.membership.nodes import Nodes
+from elastic.membership.orders import Outbox
+from elastic.membership.run_end import RunEnd
+from elastic.membership.workers import Worker, Workers, WorkerStatus
+
+
+class Replacements:
+    """Of one run's workers."""
+
+    def __init__(self, endings: Endings, nodes: Nodes, workers: Workers, end: RunEnd, out: Outbox) -> None:
+        self._endings = endings
+        self._nodes = nodes
+        self._workers = workers
+        self._end = end
+        self._out = out
+        self._later: dict[Slot, float] = {}  # places whose worker is started then
+
+    @property
+    def are_due(self) -> bool:
+        """Now or later."""
+        return bool(self._later)
+
+    def ended(self, now_s: float, worker: Worker, exited: Exited) -> None:
+        """worker: is not known any more"""
+        what = what_failed(exited, worker.failed)
+        if exited.expected or worker.status == WorkerStatus.LEAVING or exited.signal in LEAVES:
+            self._end.was_left(worker, exited, what)
+            return
+        self._workers.note_gone(worker, what, exited)
+        if worker.status == WorkerStatus.FINISHED:
+            self._end.ended_after(worker, exited, what)
+            return
+        if exited.code == 0 and not worker.failed:
+            return  # its script came to its end
+        place = worker.node, worker.local_rank
+        one = ended(exited, worker.failed, place=place, lived_s=now_s - worker.started_s)
+        follows = self._endings.follows(now_s, one)
+        if isinstance(follows, Replace):
+            self._replace(now_s, worker, follows.after_s)
+        else:
+            self._bug(now_s, worker, one, follows)
+
+    def start(self, place: Slot) -> None:
+        """Another worker there, if the run needs one."""
+        node, local_rank = place
+        if node in self._nodes and not self._end.finished and self._end.why is None:
+            self._nodes.awaits(place)
+            self._out.tell(node, Start(local_rank=local_rank))
+
+    def start_due(self, now_s: float) -> None:
+        for place in [place for place, at_s in self._later.items() if now_s >= at_s]:
+            del self._later[place]
+            self.start(place)
+
+    def forget(self, node: str) -> None:
+        self._later = {place: at_s for place, at_s in self._later.items() if place[0] != node}
+
+    def _replace(self, now_s: float, worker: Worker, after_s: float) -> None:
+        if after_s == 0:
+            self.start((worker.node, worker.local_rank))
+            return
+        self._later[worker.node, worker.local_rank] = now_s + after_s
+        text = f"another worker takes the place of {worker.id} in {after_s:.0f} s: it was killed as the last ones there"
+        self._out.tell(worker.node, Status(text=text))
+
+    def _bug(self, now_s: float, worker: Worker, ended: Ended, bug: Bug) -> None:
+        """A restart does not help."""
+        trace = worker.failed.trace if worker.failed else ""
+        farthest = max((member.step for member in self._workers.members()), default=0)
+        cannot_join = not worker.was_member or (ended.step or 0) < farthest
+        if cannot_join and self._workers.generation > 0 and (len(self._workers) or self._nodes.awaits_workers):
+            why = f"{worker.id} cannot join ({bug}); the run goes on without it"
+            self._out.tell(worker.node, Status(text=why))
+        else:
+            self._end.begins(now_s, f"{bug.in_a_line if trace else bug}\n{trace}".rstrip(), repeated=True)

@@ -1,0 +1,144 @@
+"""What a hub learns of the run from the nodes that come to it from another hub.
+
+Each reports the newest view that it knows of, and what its workers have said last (node_report.py). One that comes with
+an older view than others have, which goes on without it, was moved on from. For whom a hub waits before it decides
+anything is takeover.py's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elastic.membership.endings import Endings
+from elastic.membership.going_on import GoingOn
+from elastic.membership.joining import Joining
+from elastic.membership.messages import Failed, HubAt, Leaving, NewView, Ready, ViewIsOver
+from elastic.membership.node_report import NodeReport
+from elastic.membership.nodes import Nodes
+from elastic.membership.orders import Outbox
+from elastic.membership.rules import BOUNDARY
+from elastic.membership.run_end import RunEnd
+from elastic.membership.takeover import Takeover
+from elastic.membership.wire import Message
+from elastic.membership.workers import Worker, Workers, WorkerStatus
+
+
+class Reports:
+    """To one hub. beacon: of its agent, for the coordinator"""
+
+    def __init__(
+        self,
+        takeover: Takeover,
+        nodes: Nodes,
+        workers: Workers,
+        going_on: GoingOn,
+        endings: Endings,
+        joining: Joining,
+        end: RunEnd,
+        out: Outbox,
+        *,
+        beacon: Message | None,
+    ) -> None:
+        self._takeover = takeover
+        self._nodes = nodes
+        self._workers = workers
+        self._going_on = going_on
+        self._endings = endings
+        self._joining = joining
+        self._end = end
+        self._out = out
+        self._beacon = beacon
+        self._fresh = False  # one came since the last look at who was moved on from
+        self._forms_under_another = False  # hub, maybe: the present view
+
+    def may_come_back(self, node: str, report: NodeReport) -> bool:
+        """Whether what its workers are in is what the others are in, too."""
+        generation = self._workers.generation
+        if self._takeover.is_one and generation == 0:
+            return True
+        behind = max((worker.generation for worker in report.workers.values()), default=0)
+        return behind in (0, generation) or behind > generation or node in self._workers.view_nodes.values()
+
+    def learn(self, now_s: float, node: str, report: NodeReport) -> None:
+        self._takeover.above = max(self._takeover.above, report.generation)
+        self._going_on.reported(node, report)
+        self._end.finished |= report.finished
+        self._end.is_saved(report.saved)
+        for one in report.workers.values():
+            worker = Worker(one.worker, node, one.local_rank, since_s=now_s, started_s=now_s, within=one.generation)
+            self._workers.add(worker)
+            if one.generation:
+                worker.was_member, worker.status = True, WorkerStatus.MEMBER
+            for said in one.said.values():
+                self._said_before(now_s, worker, said)
+        for one_before in report.ended:
+            self._endings.happened(now_s, one_before.at(node), age_s=one_before.at_s)
+        if report.view is not None and self._is_newer(report.view):
+            self._workers.learn(report.view)
+            self._takeover.learned_of_view(now_s)
+            self._forms_under_another = True
+        self._fresh = True
+        coordinator = self._workers.coordinator()
+        if coordinator is not None and coordinator.node == node and self._beacon is not None:
+            self._out.say(coordinator, HubAt(beacon=self._beacon))
+
+    def left_behind(self) -> list[str]:
+        """Nodes that the run was moved on from: they have come to a hub that knows a newer view, without them."""
+        if not self._fresh:
+            return []
+        self._fresh = False
+        members_of: dict[str, list[Worker]] = {}
+        for worker in self._workers:
+            if worker.within:
+                members_of.setdefault(worker.node, []).append(worker)
+        return [node for node, members in members_of.items() if self._is_left_behind(node, members)]
+
+    def settle(self, now_s: float) -> None:
+        """What those of a view told each other to form their group may be lost with the hub that they did it under."""
+        if self._forms_under_another and not self.awaits_others(now_s):
+            self._forms_under_another = False
+            self._workers.broken |= not self._has_met()
+
+    def awaits_others(self, now_s: float) -> bool:
+        waits = self._takeover.waits(now_s, self._nodes, knows_a_view=self._workers.generation > 0)
+        return waits or any(self.comes(now_s, id) for id in self._workers.view)
+
+    def comes(self, now_s: float, id: str) -> bool:
+        """Whether that worker of the view may be on a node that has not come to this hub yet."""
+        node = self._workers.view_nodes.get(id, "")
+        return id not in self._workers and node not in self._nodes and self._takeover.may_come(now_s, node)
+
+    def _is_newer(self, view: NewView) -> bool:
+        """Than the present one. Of two with one generation, which two sides have published, at most one has met."""
+        generation = self._workers.generation
+        if view.generation != generation or tuple(view.workers) == self._workers.view:
+            return view.generation > generation
+        return self._going_on.has_met(view.generation, set(view.nodes)) and not self._has_met()
+
+    def _has_met(self) -> bool:
+        """Whether all workers of the present view have, as far as is known."""
+        return self._going_on.has_met(self._workers.generation, set(self._workers.view_nodes.values()))
+
+    def _said_before(self, now_s: float, worker: Worker, said: Any) -> None:
+        """To the hub before this one."""
+        match said:
+            case Ready() if worker.within:
+                self._joining.joined_before(worker, said)
+            case Ready():
+                self._joining.ready(now_s, said)
+            case ViewIsOver() | Leaving():
+                worker.stands(said)
+                leaves = isinstance(said, Leaving)
+                worker.status = WorkerStatus.LEAVING if leaves else WorkerStatus.BETWEEN_VIEWS
+                worker.at = BOUNDARY if isinstance(said, Leaving) else said.at
+                worker.joins = not isinstance(said, Leaving) or said.joins
+                self._endings.applied(worker.step)
+                self._workers.broken |= said.lost
+            case Failed():
+                worker.failed = said
+
+    def _is_left_behind(self, node: str, members: list[Worker]) -> bool:
+        generation, view_nodes = self._workers.generation, self._workers.view_nodes
+        self._workers.broken |= any(one.within < generation or one.id not in view_nodes for one in members)
+        newest = max(one.within for one in members)
+        return not any(one.id in view_nodes for one in members) or self._going_on.has_left_behind(node, newest)

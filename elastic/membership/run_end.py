@@ -1,0 +1,87 @@
+"""When does a run end, and has it failed? What speaks for its end, as far as the hub has heard.
+
+a worker finishes                           the run has come to its end, and those who are left come to theirs
+a bug, a standstill, too few nodes too long  it is to end: workers have a while to save what they hold
+nobody is left                              it ends as what was lost last has it
+"""
+
+from __future__ import annotations
+
+from elastic.membership.endings import KILLED
+from elastic.membership.leaving import SAVED_NOTHING
+from elastic.membership.messages import End, Exited
+from elastic.membership.workers import Worker, WorkerStatus
+
+OVER = "the run is over"
+_IN_A_VIEW = (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS, WorkerStatus.LEAVING)
+
+
+class RunEnd:
+    """
+    begun      it has had workers
+    finished   a worker has come to the run's end
+    saved      the newest step of which a commit was seen
+    loss       why the run will have failed if nobody goes on with it
+    why        the run is to end, and why; None: it is not
+    is_over    all were told, failed or not; last_word is what workers are told
+    moved_on   why others have gone on with the run, and nobody here has a part in it
+    """
+
+    def __init__(self, ending_s: float) -> None:
+        """ending_s: how long workers may take to come to a clean end"""
+        self._ending_s = ending_s
+        self.begun = self.finished = False
+        self.saved = SAVED_NOTHING
+        self.loss: str | None = None
+        self.why: str | None = None
+        self._since_s = 0.0
+        self._repeated = False  # one failure, which is why the run ends
+        self.is_over = self.failed = False
+        self.last_word = End(why="")
+        self.moved_on: str | None = None
+
+    def is_saved(self, step: int) -> None:
+        self.saved = max(self.saved, step)
+
+    def finishes(self) -> None:
+        if not self.finished:
+            self.finished, self.loss = True, None
+
+    def goes_on(self) -> None:
+        """From what others hold, or have saved."""
+        if not self.finished:
+            self.loss = None
+
+    def was_left(self, worker: Worker, exited: Exited, what: str) -> None:
+        """By a worker that was told to leave."""
+        saved = worker.safe or 0 <= worker.step <= self.saved
+        in_order = saved or (exited.code == 0 and not worker.failed)
+        if worker.status in _IN_A_VIEW and not in_order and not self.finished:
+            self.loss = f"{worker.id}, told to leave, ended before what it held was saved: {what}"
+
+    def ended_after(self, worker: Worker, exited: Exited, what: str) -> None:
+        """A worker that had finished. To be killed is no failure of its own."""
+        if worker.failed or exited.code or exited.hung or (exited.signal and exited.signal != KILLED):
+            self.loss = self.loss or f"{worker.id} failed after the run had finished: {what}"
+
+    def begins(self, now_s: float, why: str, *, repeated: bool = False) -> None:
+        """repeated: one failure, which is why"""
+        self._repeated |= repeated
+        if self.why is None:
+            self.why, self._since_s = why, now_s
+
+    def is_due(self, now_s: float) -> bool:
+        """Who trains has had time to come to a boundary."""
+        return now_s - self._since_s > self._ending_s
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Who saves has had time to."""
+        return now_s - self._since_s > 2 * self._ending_s
+
+    def comes(self, *, failed: bool, why: str) -> None:
+        """It is over."""
+        self.is_over, self.failed, self.last_word = True, failed, End(why=why, repeated=self._repeated)
+
+    def moves_on(self, why: str) -> None:
+        """It is over here."""
+        self.is_over, self.moved_on = True, why
