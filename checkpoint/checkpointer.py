@@ -455,14 +455,16 @@ class Checkpointer:
         What is to be gone on from, `load` knows better: it waits for what is still being finished.
         """
         try:
-            return self._search(None).first_whole(lambda id: read_manifest(self._storage, id).commit())
+            return self._search(None).first_whole(lambda id: read_manifest(self._storage, id).as_commit())
         except NoCheckpoint:
             return None
 
     def list(self) -> list[Commit]:
         """Every commit with a whole manifest, newest first; those outside the lineage are marked and come last."""
         history = self._history()
-        found = [self._commit(id, True) for id in history.lineage] + [self._commit(id, False) for id in history.outside]
+        found = [self._read_commit(id, True) for id in history.lineage] + [
+            self._read_commit(id, False) for id in history.outside
+        ]
         return [commit for commit in found if commit is not None]
 
     def verify(self, *, step: int | None = None) -> Sequence[Verified]:
@@ -553,9 +555,9 @@ class Checkpointer:
             self._tenure.wait_for_orphans()
         self._settle()
 
-    def _commit(self, id: CommitId, in_lineage: bool) -> Commit | None:
+    def _read_commit(self, id: CommitId, in_lineage: bool) -> Commit | None:
         try:
-            return read_manifest(self._storage, id).commit(in_lineage=in_lineage)
+            return read_manifest(self._storage, id).as_commit(in_lineage=in_lineage)
         except CorruptCheckpoint as damage:
             self._log(f"{id} is not listed: {damage}")
             return None

@@ -127,7 +127,7 @@ class OpenedRun:
 
     def _bytes(self, id: CommitId) -> int:
         try:
-            return read_manifest(self.storage, id).commit().bytes
+            return read_manifest(self.storage, id).as_commit().bytes
         except CorruptCheckpoint:
             return 0  # whoever reads it says so
 

@@ -77,7 +77,7 @@ class Manifest:
     tree: Document = field(repr=False)
     table: Table = field(repr=False)
 
-    def commit(self, *, in_lineage: bool = True) -> Commit:
+    def as_commit(self, *, in_lineage: bool = True) -> Commit:
         size = sum(stored.size for stored in self.objects)
         return Commit(*self.id, self.saved_at, self.meta, len(self.objects), size, in_lineage)
 

@@ -101,7 +101,7 @@ class VerifiedFirst:
         """For objects that are kept."""
         if "://" in self._storage.url:
             return max(KEPT_BYTES, free_bytes() // _KEPT_SHARE)
-        return KEPT_BYTES if self._manifest.commit().bytes <= KEPT_BYTES else 0
+        return KEPT_BYTES if self._manifest.as_commit().bytes <= KEPT_BYTES else 0
 
 
 class ByChunks:

@@ -81,7 +81,7 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Chec
         tree = decode(manifest.tree, tensors)
     except CorruptCheckpoint as error:
         raise corrupt_manifest(id, error) from error
-    return Checkpoint(id.step, manifest.meta, tree, manifest.commit())
+    return Checkpoint(id.step, manifest.meta, tree, manifest.as_commit())
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Stream:
 
     @property
     def commit(self) -> Commit:
-        return self._manifest.commit()
+        return self._manifest.as_commit()
 
     @property
     def tree(self) -> Document:

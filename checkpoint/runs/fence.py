@@ -43,7 +43,7 @@ class Claims:
     withdrawn: frozenset[int]
 
 
-def look_again(storage: Storage, claim: int, nonce: str) -> int | None:
+def newer_claim(storage: Storage, claim: int, nonce: str) -> int | None:
     """The number of the claim that replaced this one, or None while it is the newest and still ours.
 
     The nonce matters where the storage cannot create exclusively: the last of two racing writers then has the claim.

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
 from checkpoint.format.names import DATA, CommitId, data_owner
-from checkpoint.runs.fence import is_there, look_again
+from checkpoint.runs.fence import is_there, newer_claim
 from checkpoint.runs.history import History, Log, Resumed, read_history, read_manifest
 from checkpoint.storage import Storage, batches, delete_many, deletes_at_once
 
@@ -141,7 +141,7 @@ class Sweeper:
         self._spared: set[CommitId] = set()
         self._seen_s: dict[CommitId, float] = {}  # what is spared for now: when it was first seen
         self._sizes: dict[CommitId, dict[str, int]] = {}  # what manifests say; they never change
-        self._resumed: Resumed = {}  # what claims say, likewise; `look_again` finds out if the run is another one
+        self._resumed: Resumed = {}  # what claims say, likewise; `newer_claim` finds out if the run is another one
 
     def sweep(self, *, claim: int, nonce: str, now_s: float) -> list[str]:
         """Removes and returns names of commits and orphans, and keys of temporary files. Raises `StorageError`."""
@@ -205,7 +205,7 @@ class Sweeper:
 
     def _reason_to_stop(self, some: Iterable[CommitId], listed: set[CommitId], claim: int, nonce: str) -> str | None:
         """Why these may not be removed; asked just before it."""
-        if (newer := look_again(self._storage, claim, nonce)) is not None:
+        if (newer := newer_claim(self._storage, claim, nonce)) is not None:
             return f"claim {newer} replaced ours, {claim}"
         hidden = next((id for id in some if id not in listed and is_there(self._storage, id.manifest_key)), None)
         return None if hidden is None else f"the listing of commits is stale, it lacks {hidden}, which is there"

@@ -24,7 +24,7 @@ from checkpoint.format.names import CLAIMS, COMMITS, CommitId, beacon_key, claim
 from checkpoint.net.machine import boot_id
 from checkpoint.runs.beacon import Beacon
 from checkpoint.runs.claims import Claim, Free, Origin, new_claim_nonce, take
-from checkpoint.runs.fence import look_again, lost
+from checkpoint.runs.fence import lost, newer_claim
 from checkpoint.runs.history import Log
 from checkpoint.runs.holder import wait_until_free
 from checkpoint.runs.lease import Lease, sign_of_life
@@ -179,7 +179,7 @@ class Tenure:
     def _branch(self, held: Claim) -> Claim:
         """The next claim for this process, which goes on from what was loaded, or from its own newest commit."""
         self._settle()
-        if (newer := look_again(self._storage, held.number, held.nonce)) is not None:
+        if (newer := newer_claim(self._storage, held.number, held.nonce)) is not None:
             raise lost(ours=held.number, newest=newer, doing="nothing was saved")
         return self._take(held.endpoint, held.nonce, held.job, held.world)
 

@@ -10,7 +10,7 @@ while the manifest was on its way, which may take minutes: one that resumed from
 its lineage, so it is not reported. Whoever takes a claim lists the commits after that (runs/claims.py), so every commit
 that is reported is one that the next claim knows of.
 
-Both ways to save come through here: in the foreground, one object after another, and in the writer process, several at
+All ways to save come through here: in the foreground, one object after another, and in the writer process, several at
 once (writer/server.py).
 """
 
@@ -22,7 +22,7 @@ from checkpoint.errors import CheckpointError, StorageError, TornManifest
 from checkpoint.format.draft import MANIFEST_BYTES_MAX, Draft, StoredObject
 from checkpoint.format.hashing import CHUNK_BYTES, chunk_hashes, xxh3
 from checkpoint.format.names import CommitId
-from checkpoint.runs.fence import is_there, left_out_by, look_again, lost
+from checkpoint.runs.fence import is_there, left_out_by, lost, newer_claim
 from checkpoint.storage import AlreadyThere, Buffer, Missing, Storage
 
 
@@ -60,7 +60,7 @@ def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> N
             "  state  nothing was committed; the previous checkpoint stays the newest\n"
             "  next   save fewer or larger tensors: each part of a tensor that a rank holds takes some 70 bytes"
         )
-    newer = look_again(storage, draft.id.claim, draft.claim_nonce)
+    newer = newer_claim(storage, draft.id.claim, draft.claim_nonce)
     if newer is not None:
         raise lost(ours=draft.id.claim, newest=newer, doing=f"step {draft.id.step} was not committed")
     try:

@@ -100,7 +100,7 @@ class DataPlan:
         return min(ends)
 
     def read_at(self, epoch: int, first: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Turns and indices at the positions first … end - 1 of an epoch.
+        """Visits and indices at the positions first … end - 1 of an epoch.
 
         Steps follow each other, and for a few thousand positions the order takes little longer than for a batch.
         """
@@ -142,7 +142,7 @@ class DataPlan:
             last_of_epoch=ends_epoch,
             count=end - first,
             sizes=share_sizes(end - first, batch, self.virtual_workers),
-            stream_start=first,
+            first_position=first,
             plan=self,
         )
 
@@ -156,7 +156,7 @@ class StepPlan:
     last_of_epoch  no later step reads this epoch (under "drop": the steps of this epoch end here)
     count          examples in the step: batch_size, or fewer in a short one
     sizes          examples per share that has any: shares 0 … len(sizes)-1; the other virtual workers rest
-    stream_start   the first example's place in the epochs laid end to end
+    first_position the first example's place in the epochs laid end to end
     """
 
     index: int
@@ -165,7 +165,7 @@ class StepPlan:
     last_of_epoch: bool
     count: int
     sizes: tuple[int, ...]
-    stream_start: int
+    first_position: int
     plan: DataPlan = field(repr=False)
 
     def examples(self, share: int) -> Examples:
@@ -206,10 +206,10 @@ class StepPlan:
 
     @cached_property
     def _all(self) -> Examples:
-        order, end = self.plan.epoch_order, self.stream_start + self.count
+        order, end = self.plan.epoch_order, self.first_position + self.count
         length = order.length
         parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-        at = self.stream_start
+        at = self.first_position
         while at < end:
             epoch = at // length
             until = min(end, (epoch + 1) * length)
@@ -226,7 +226,7 @@ class StepPlan:
 class Examples:
     """Some examples in reading order: visits int64[n] and dataset indices int64[n].
 
-    A turn is the epoch; in orders that visit an example several times in an epoch, see EpochOrder.at.
+    A visit is the epoch; in orders that visit an example several times in an epoch, see EpochOrder.at.
     """
 
     visits: NDArray[np.int64]

@@ -170,7 +170,7 @@ class Streams:
 
 
 class _Reader:
-    """number  of the example that comes next, over all turns"""
+    """number  of the example that comes next, counted over all times that the stream has begun"""
 
     def __init__(self, make: Callable[[], Any], worker: int, number: int, position: Mapping[str, Any] | None) -> None:
         self._make = make

@@ -241,7 +241,7 @@ class WriterServer:
     def _write(self, staged: StagedSave) -> Done | Failed | TakenBack:
         """What is to be said of it."""
         try:
-            self._commit(staged)
+            self._store_and_finish(staged)
         except SaveDropped:
             return TakenBack(number=staged.number, taken=True)
         except Exception as error:  # whatever it is, training has to hear of it
@@ -250,7 +250,7 @@ class WriterServer:
             return Failed(number=staged.number, error=document)
         return Done(number=staged.number)
 
-    def _commit(self, staged: StagedSave) -> None:
+    def _store_and_finish(self, staged: StagedSave) -> None:
         storage, draft = self._storage, staged.draft
         if storage is None:
             raise CheckpointError("the writer process has no storage; nothing was saved")

@@ -15,7 +15,7 @@ from typing import Any
 
 from elastic.drill.environment import drill_node
 from elastic.drill.faults.base import Fault, Scene
-from elastic.drill.faults.moments import BEGINS, IN_BACKWARD, IN_EXCHANGE, IN_UPDATE
+from elastic.drill.faults.moments import BEGINS, IN_BACKWARD, IN_EXCHANGE, IN_TRANSFER, IN_UPDATE
 from elastic.drill.faults.plan import Plan, due
 from elastic.drill.folder import DrillFolder
 from elastic.drill.inject import hooks
@@ -134,6 +134,7 @@ class Injector(Observer):
         elif phase == IN_UPDATE:
             unhook = hooks.update(run.optimizers.values(), strike)
         else:
+            assert phase == IN_TRANSFER, phase
             unhook = hooks.transfer(strike)
         self._unhook.append(unhook)
 

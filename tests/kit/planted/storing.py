@@ -200,7 +200,7 @@ def ignore_the_claim(right: Any, act: Act) -> Any:
     return ask
 
 
-@ignore_the_claim.also("checkpoint.runs.fence:look_again")
+@ignore_the_claim.also("checkpoint.runs.fence:newer_claim")
 def _(right: Any, act: Act) -> Any:
     return lambda storage, claim, nonce: None
 
