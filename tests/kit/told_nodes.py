@@ -104,7 +104,8 @@ class ToldNodes:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self._meet = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=told"]
+        endpoint = f"127.0.0.1:{port},{self.url}"  # who comes after the first node is gone finds the run by its URL
+        self._meet = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=told"]
         self.stays: ToldNode | None = None
 
     @property
