@@ -45,7 +45,7 @@ from elastic.launch.sightings import Doubts, Patience, sighting
 from elastic.launch.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.starter import Request, Starter
 from elastic.launch.worker import SHARED_STDERR
-from elastic.membership.endings import AGAIN, KILLED
+from elastic.membership.endings import AGAIN, CUT_SHORT, KILLED
 from elastic.membership.messages import (
     TO_AGENT,
     TO_ITS_AGENT,
@@ -632,7 +632,13 @@ class Agent:
         if not worker.expected and (ended.code != 0 or worker.stuck):
             at = f", at step {step}" if step is not None else ""
             self._say(f"{worker.called} ended: {ended.text}{at}" + (f"\n  kernel  {kernel}" if out_of_memory else ""))
-        if worker.expected and ended.code != 0 and worker.ready and self._run_ended is None and not worker.useless:
+        if (
+            worker.expected
+            and ended.code not in (0, CUT_SHORT)
+            and worker.ready
+            and self._run_ended is None
+            and not worker.useless
+        ):
             self._taken |= killed
             self._disorder |= not killed
             self._say(f"{worker.called} was told to leave and ended otherwise: {ended.text}")

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.membership.endings import KILLED, LEAVES, Bug, Ended, Endings, ended, what_failed
+from elastic.membership.endings import CUT_SHORT, KILLED, LEAVES, Bug, Ended, Endings, ended, what_failed
 from elastic.membership.going_on import GoingOn
 from elastic.membership.hang_watch import EndRun, Finding, HangWatch, KillIt, TellPeople
 from elastic.membership.kills import Replace, Slot
@@ -572,7 +572,9 @@ class Hub:
         what = what_failed(said, failed)
         if said.expected or worker.status == WorkerStatus.LEAVING or signal in LEAVES:
             in_order = worker.safe or 0 <= worker.step <= self._saved or (code == 0 and not failed)
-            if (
+            if code == CUT_SHORT:  # it has put on record what is lost with it
+                self._note_gone(worker, "told to leave, it came to no boundary before its machine was to go", said)
+            elif (
                 worker.status in (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS, WorkerStatus.LEAVING)
                 and not in_order
                 and not self._finished

@@ -53,12 +53,16 @@ class ToldNode:
     def goes_on(self) -> None:
         (self._folder / GOES).touch()
 
+    def says(self, line: str) -> None:
+        """Its file does."""
+        self._says.write_text(line)
+
     def tell(self, source: str) -> None:
         match source:
             case "SIGTERM":
                 self.launch.send(signal.SIGTERM)
             case "file":
-                self._says.write_text("leave 60")
+                self.says("leave 60")
             case "ec2":
                 self._server.interrupt(in_s=110)
             case "gcp":

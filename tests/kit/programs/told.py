@@ -75,6 +75,7 @@ def main() -> None:
             if asked_for("compiling"):
                 torch.compiler.reset()
             for points, labels in step:
+                hold("body")
                 step.backward(F.cross_entropy(compiled(points), labels, reduction="sum"), count=len(labels))
             hold("between")
             with run.long_section():
