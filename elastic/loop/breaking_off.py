@@ -35,7 +35,13 @@ _LOOK_S = 0.1
 _ELASTIC, _CHECKPOINT = Path(__file__).parents[1], Path(checkpoint.__file__).parent
 _OURS = f"{_ELASTIC}{os.sep}", f"{_CHECKPOINT}{os.sep}"
 _CALL_SCRIPTS = f"{_ELASTIC / 'launch'}{os.sep}", f"{_ELASTIC / 'integrations'}{os.sep}"
-_AT = {Phase.EVALUATING: "in an evaluation", Phase.BETWEEN: "between two steps", Phase.WAITING: "waiting for others"}
+_AT = {
+    Phase.STARTING: "at its start",
+    Phase.LOADING: "loading",
+    Phase.EVALUATING: "in an evaluation",
+    Phase.BETWEEN: "between two steps",
+    Phase.WAITING: "waiting for others",
+}
 
 
 class BrokenOff(SystemExit):
@@ -85,8 +91,8 @@ class BreakingOff:
             last = LastMoment(told_s=told_s, by_s=by_s)
             if now_s >= last.gives_up_s and self._is_lost():
                 self._give_up(by_s - now_s)
-            if (now_s >= last.breaks_off_s(self._save_s()) or self._is_void()) and self._main is not None:
-                signal.pthread_kill(self._main, _SIGNAL)
+            if (now_s >= last.breaks_off_s(self._save_s()) or self._is_void()) and self._in_step():
+                self._interrupt()
 
     def _save_s(self) -> float | None:
         saver = self._session.restorer.saver
@@ -97,13 +103,18 @@ class BreakingOff:
         live = self._session.context.live
         return live is not None and live.is_broken()
 
+    def _interrupt(self) -> None:
+        if (main := self._main) is not None:
+            signal.pthread_kill(main, _SIGNAL)
+
     def _interrupted(self, _number: int, frame: FrameType | None) -> None:
         if self._in_step() and in_script(frame):
             raise BrokenOff(CUT_SHORT)
 
     def _is_lost(self) -> bool:
-        """Unless it is being saved, or all wait for that."""
-        return not self._departure.all_save and self._session.context.progress.phase is not Phase.SAVING
+        """Unless it is being saved, or all wait for that, or this worker is at its end."""
+        phase = self._session.context.progress.phase
+        return not self._departure.all_save and phase not in (Phase.SAVING, Phase.ENDED)
 
     def _give_up(self, left_s: float) -> None:
         """Whatever the main thread is in; the others hear of this worker's end at once."""

@@ -570,7 +570,7 @@ class Hub:
         self._hangs.forget(worker.id)
         failed, signal, code, hung = worker.failed, said.signal, said.code, said.hung
         what = what_failed(said, failed)
-        if said.expected or worker.status == WorkerStatus.LEAVING or signal in LEAVES:
+        if said.expected or worker.status == WorkerStatus.LEAVING or signal in LEAVES or code == CUT_SHORT:
             in_order = worker.safe or 0 <= worker.step <= self._saved or (code == 0 and not failed)
             if code == CUT_SHORT:  # it has put on record what is lost with it
                 self._note_gone(worker, "told to leave, it came to no boundary before its machine was to go", said)

@@ -31,8 +31,10 @@ _PACE_S = 0.1
 class ToldNode:
     """One `elastic run`."""
 
-    def __init__(self, folder: Path, flags: list[str], script: list[str], stack: ExitStack, *, at: str | None) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, flags: list[str], script: list[str], stack: ExitStack, *, workers: int, at: str | None
+    ) -> None:
+        self._folder, self._workers = folder, workers
         folder.mkdir()
         if at is not None:
             self.is_to_hold(at)
@@ -40,7 +42,8 @@ class ToldNode:
         self._server = stack.enter_context(MetadataServer())
         there = self._server.endpoint
         notices = f"--notices=file:{self._says},ec2:{there},gcp:{there},azure:{there}"
-        command = ["run", "--no-status", f"--leave-status={LEFT}", notices, *flags, "-m", PROGRAM, *script]
+        flags = [f"--nproc-per-node={workers}", f"--leave-status={LEFT}", notices, *flags]
+        command = ["run", "--no-status", *flags, "-m", PROGRAM, *script]
         env = {FOLDER: str(folder), "ELASTIC_OBSERVER": OBSERVER}
         self.launch = stack.enter_context(Launch("elastic", command, env=env))
 
@@ -72,13 +75,13 @@ class ToldNode:
 
     def wait_until_told(self) -> None:
         """Its agent has heard it, and said so."""
-        self._wait(lambda: "of this node leaves" in self.launch.output or self._has_ended, "word of the notice")
+        self._wait(lambda: "of this node leave" in self.launch.output or self._has_ended, "word of the notice")
 
-    def wait_for_steps(self, world_size: int) -> None:
-        """A new one."""
-        stepped = self._folder / f"steps-{world_size}"
+    def wait_for_steps(self, nodes: int) -> None:
+        """A new one, of all workers of so many."""
+        stepped = self._folder / f"steps-{nodes * self._workers}"
         stepped.unlink(missing_ok=True)
-        self._wait(stepped.exists, f"a step of {world_size}")
+        self._wait(stepped.exists, f"a step of {nodes}")
 
     def has_left(self) -> None:
         status = self.launch.finish(within_s=WITHIN_S)
@@ -98,11 +101,13 @@ class ToldNode:
 
 class ToldNodes:
     """
-    stays  the node that trains, between two notices; None: none does
+    workers  of each
+    stays    the node that trains, between two notices; None: none does
     """
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, workers: int = 1) -> None:
         self.url = folder / "run"
+        self._workers = workers
         self._folder, self._stack = folder, stack
         self._started = 0
         with socket.socket() as probe:
@@ -122,7 +127,8 @@ class ToldNodes:
     def start(self, at: str | None = None) -> ToldNode:
         self._started += 1
         script = [str(self.url), f"--stop-when={self._folder / 'stop'}", f"--pace-s={_PACE_S}"]
-        return ToldNode(self._folder / f"node-{self._started}", self._meet, script, self._stack, at=at)
+        folder = self._folder / f"node-{self._started}"
+        return ToldNode(folder, self._meet, script, self._stack, workers=self._workers, at=at)
 
     def finish(self) -> None:
         """The run ends in order."""

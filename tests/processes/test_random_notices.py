@@ -21,6 +21,7 @@ from tests.kit.sampling import NIGHTLY, ROTATION
 from tests.kit.told_nodes import PROGRAM, WITHIN_S, ToldNodes
 
 SEED = int(os.environ.get("SEED", ROTATION))
+WORKERS = 1 + SEED % 2  # of each node
 COUNT = int(os.environ.get("NOTICES", "25" if NIGHTLY else "3"))
 
 
@@ -29,7 +30,7 @@ def test_nodes_are_told_at_any_moment_and_no_notice_is_lost_and_no_step_done_twi
     """Whatever the run is doing: it imports, compiles, forms a view, evaluates, saves, loads, is in a long section."""
     notices = drawn(SEED, COUNT)
     with ExitStack() as stack:
-        nodes = ToldNodes(tmp_path, stack)
+        nodes = ToldNodes(tmp_path, stack, workers=WORKERS)
         for number, told in enumerate(notices):
             sys.stdout.write(f"SEED={SEED} notice {number}: {told}\n")
             sys.stdout.flush()
@@ -48,8 +49,8 @@ def test_nodes_are_told_at_any_moment_and_no_notice_is_lost_and_no_step_done_twi
     assert applied == Counter(range(steps)), replay
     assert [event["digest"] for event in finished] == [alone], replay
     assert_observed(events)
-    by = Counter(told.who.value for told in notices)
+    by = ", ".join(f"{who} {n}" for who, n in sorted(Counter(told.who.value for told in notices).items()))
     sys.stdout.write(
-        f"{COUNT} notices (SEED={SEED}; {', '.join(f'{who} {n}' for who, n in sorted(by.items()))}): "
+        f"{COUNT} notices to nodes of {WORKERS} (SEED={SEED}; {by}): "
         f"none lost, no step of {steps} redone, weights as undisturbed\n"
     )
