@@ -391,6 +391,7 @@ class Agent:
                 if self._timing is not None:
                     self._timing.count(IN_RUN)
                 if self._leaving:
+                    worker.kill_at_s = None  # it has come to its Run meanwhile, and leaves in order
                     worker.channel.say(as_message(self._leave_message()))
                 for notice in self._hints:
                     if not any(_known_as(notice) in other.hinted for other in self._workers.values()):

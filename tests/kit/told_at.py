@@ -1,7 +1,7 @@
 """A process of a run waits at a named moment, for its node to be told there.
 
     (folder / AT).write_text("forward")       somebody asks for it
-    (folder / HOLDS).exists()                 the process is there
+    (folder / HOLDS).read_text()              "forward": the process is there
     (folder / GOES).touch()                   it may go on
 
 FOLDER names the folder, to all processes of a node. The moments are the observer's (elastic/events/observer.py), by
@@ -50,3 +50,5 @@ def hold(moment: str) -> None:
         return  # another process was faster
     while not (folder / GOES).exists():
         time.sleep(_POLL_S)
+    for name in (HOLDS, GOES):  # another one may be asked for
+        (folder / name).unlink()

@@ -35,6 +35,7 @@ class ToldNode:
         self, folder: Path, flags: list[str], script: list[str], stack: ExitStack, *, workers: int, at: str | None
     ) -> None:
         self._folder, self._workers = folder, workers
+        self._at = ""
         folder.mkdir()
         if at is not None:
             self.is_to_hold(at)
@@ -47,11 +48,19 @@ class ToldNode:
         env = {FOLDER: str(folder), "ELASTIC_OBSERVER": OBSERVER}
         self.launch = stack.enter_context(Launch("elastic", command, env=env))
 
-    def is_to_hold(self, at: str) -> None:
+    def is_to_hold(self, at: str, *, after: bool = False) -> None:
+        """after: the one at which it is held, and goes on from now"""
+        self._at = at
         (self._folder / AT).write_text(at)
+        if after:
+            self.goes_on()
 
     def wait_until_held(self) -> None:
-        self._wait(self._folder.joinpath(HOLDS).exists, "its worker at the moment")
+        self._wait(self._is_held, f"its worker at {self._at!r}")
+
+    def _is_held(self) -> bool:
+        holds = self._folder / HOLDS
+        return holds.exists() and holds.read_text() == self._at
 
     def goes_on(self) -> None:
         (self._folder / GOES).touch()
@@ -197,9 +206,10 @@ class ToldNodes:
             node.tell(told.source)
         for node in (held, *others):
             node.wait_until_told()
-        held.goes_on()
         for pid in writers:
             os.kill(pid, signal.SIGCONT)
+        if not writers:
+            held.goes_on()
 
     def _all_leave(self) -> None:
         if self.stays is not None:
