@@ -59,7 +59,7 @@ kills: $(STAMP)  ## 100 SIGKILLs of trainers, writers and agents at random momen
 	KILLS_SEED=$(or $(KILLS_SEED),$(NEW_SEED)) KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_kills.py
 
 notices: $(STAMP)  ## 100 notices at drawn moments of one run, each whatever it is doing: make notices NOTICES=20 SEED=7
-	SEED=$(or $(SEED),$(NEW_SEED)) NOTICES=$(or $(NOTICES),100) $(BIN)/python -m pytest -s tests/processes/test_random_notices.py
+	SEED=$(or $(SEED),$(NEW_SEED)) NOTICES=$(or $(NOTICES),100) $(BIN)/python -m pytest -s -k any_moment tests/processes/test_random_notices.py
 
 gpu: $(STAMP)  ## what only a GPU can answer, with figures, on a machine with one or more: make gpu DEVICE=cpu rehearses it
 	DEVICE=$(DEVICE) $(BIN)/python -m pytest -s --timeout=900 tests/gpu

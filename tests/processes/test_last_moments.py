@@ -41,6 +41,7 @@ def held_at(nodes: ToldNodes, moment: str) -> ToldNode:
     return node
 
 
+@pytest.mark.nightly(sample=3, of="machines that go before a boundary")
 def test_the_step_of_a_run_that_leaves_is_broken_off_and_what_came_before_it_is_saved(nodes: ToldNodes) -> None:
     """It was lost: nothing was saved until the step had ended, and the machine was gone by then."""
     node = held_at(nodes, "body")
@@ -55,6 +56,7 @@ def test_the_step_of_a_run_that_leaves_is_broken_off_and_what_came_before_it_is_
     assert report(nodes.events).state == "finished"
 
 
+@pytest.mark.nightly(sample=3, of="machines that go before a boundary")
 def test_others_redo_the_step_of_one_whose_machine_goes_and_need_not_miss_it(nodes: ToldNodes) -> None:
     stays = nodes.start()
     stays.wait_for_steps(1)
@@ -72,6 +74,7 @@ def test_others_redo_the_step_of_one_whose_machine_goes_and_need_not_miss_it(nod
     assert report(nodes.events).redone == 1
 
 
+@pytest.mark.nightly(sample=3, of="machines that go before a boundary")
 @pytest.mark.parametrize("held", [1, 2])
 def test_of_two_that_both_go_in_a_step_one_saves(nodes: ToldNodes, held: int) -> None:
     """The coordinator is held in its step. The other one is, too; or it has done its part, waits in the exchange, and
@@ -94,6 +97,7 @@ def test_of_two_that_both_go_in_a_step_one_saves(nodes: ToldNodes, held: int) ->
     assert not nodes.of("cut_short")
 
 
+@pytest.mark.nightly(sample=3, of="machines that go before a boundary")
 @pytest.mark.parametrize(("moment", "at"), [("section", "between two steps"), ("evaluating", "in an evaluation")])
 def test_what_is_lost_between_two_steps_is_on_record_before_the_machine_is_gone(
     nodes: ToldNodes, moment: str, at: str
@@ -113,6 +117,7 @@ def test_what_is_lost_between_two_steps_is_on_record_before_the_machine_is_gone(
     assert report(nodes.events).cut_short == (f"{at}, {applied} steps applied: {cut['why']}",)
 
 
+@pytest.mark.nightly(sample=3, of="machines that go before a boundary")
 def test_others_go_on_at_once_without_one_that_evaluates_until_its_machine_goes(nodes: ToldNodes) -> None:
     stays = nodes.start()
     stays.wait_for_steps(1)
@@ -132,6 +137,7 @@ def test_others_go_on_at_once_without_one_that_evaluates_until_its_machine_goes(
     assert len(nodes.of("finished")) == 1
 
 
+@pytest.mark.nightly(sample=3, of="machines that go before a boundary")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_torchrun_ends_workers_in_a_step_and_what_came_before_it_is_saved(tmp_path: Path, workers: int) -> None:
     """It kills them 30 s after its SIGTERM; so much time, and no more, is theirs. Of two, one waits for the other."""

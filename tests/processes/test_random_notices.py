@@ -57,6 +57,7 @@ def test_nodes_are_told_at_any_moment_and_no_notice_is_lost_and_no_step_done_twi
     )
 
 
+@pytest.mark.nightly(sample=1, of="notices at a moment")
 def test_a_worker_that_joins_after_the_notice_may_take_as_long_as_any_to_leave(tmp_path: Path) -> None:
     """It was killed 5 s after the notice, as one whose script never comes to its Run; by then it was in a view, and the
     run counted as failed. SEED=15 found it, on a busy machine."""
