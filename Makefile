@@ -60,6 +60,9 @@ endif
 kills: $(STAMP)  ## 100 SIGKILLs of trainers, writers and agents at random moments: make kills KILLS=20 KILLS_SEED=7
 	KILLS_SEED=$(or $(KILLS_SEED),$(NEW_SEED)) KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_kills.py
 
+notices: $(STAMP)  ## 100 notices at drawn moments of one run, each whatever it is doing: make notices NOTICES=20 SEED=7
+	SEED=$(or $(SEED),$(NEW_SEED)) NOTICES=$(or $(NOTICES),100) $(BIN)/python -m pytest -s -k any_moment tests/processes/test_random_notices.py
+
 gpu: $(STAMP)  ## what only a GPU can answer, with figures, on a machine with one or more: make gpu DEVICE=cpu rehearses it
 	DEVICE=$(DEVICE) $(BIN)/python -m pytest -s --timeout=900 tests/gpu
 
@@ -69,4 +72,4 @@ bench: $(STAMP)  ## the benchmarks, a line each; one of them: make bench NAME=re
 clean:  ## remove .venv, caches and the pages
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check docs quick test busy nightly soak kills gpu bench clean
+.PHONY: help setup demo check docs quick test busy nightly soak kills notices gpu bench clean

@@ -220,9 +220,20 @@ class Hint(TypedEvent):
 
 
 class Left(EndOfStretch):
-    """The worker leaves in order, at a boundary; nothing is redone."""
+    """The worker leaves in order, at a boundary; nothing is redone. Or, where its machine goes before it comes to one,
+    within a step, which the others redo."""
 
     step: Annotated[int, "steps applied"]
+
+
+class CutShort(TypedEvent):
+    """The worker was told to leave, its machine is about to go, and it has not come to a boundary: it ends. What nobody
+    else holds is lost."""
+
+    step: Annotated[int, "steps applied"]
+    at: Annotated[str, "what it was at, in words"]
+    why: Annotated[str, "who told it, in words"]
+    left_s: Annotated[float, "seconds that its node was still there"]
 
 
 class MovedOn(TypedEvent):

@@ -45,7 +45,7 @@ from elastic.launch.shown_failures import ShownFailures
 from elastic.launch.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.starter import Starter
 from elastic.launch.worker_watch import WorkerWatch
-from elastic.membership.endings import KILLED
+from elastic.membership.endings import CUT_SHORT, KILLED
 from elastic.membership.messages import (
     TO_AGENT,
     TO_ITS_AGENT,
@@ -258,6 +258,7 @@ class Agent:
                 if self._timing is not None:
                     self._timing.count(IN_RUN)
                 if self._departure.begun:
+                    worker.is_in_run()  # meanwhile, and leaves in order
                     worker.tell(self._departure.message())
                 self._hints.is_ready(worker, self._workers.values())
             case Finished():
@@ -397,7 +398,13 @@ class Agent:
         if not worker.expected and (ended.code != 0 or stuck):
             at = f", at step {step}" if step is not None else ""
             self._say(f"{worker.called} ended: {ended.text}{at}" + (f"\n  kernel  {kernel}" if out_of_memory else ""))
-        if worker.expected and ended.code != 0 and worker.ready and self._end.run is None and not worker.useless:
+        if (
+            worker.expected
+            and ended.code not in (0, CUT_SHORT)
+            and worker.ready
+            and self._end.run is None
+            and not worker.useless
+        ):
             self._end.ended_otherwise(taken=killed)
             self._say(f"{worker.called} was told to leave and ended otherwise: {ended.text}")
         exited = Exited(

@@ -46,6 +46,7 @@ class Departure:
     """Of one worker, for as long as its session is open.
 
     commit, wait_for_all  see Recovery
+    all_save              all leave, and what they hold is being saved, by this worker or another one
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Departure:
         self._noticed = self._hint = False
         self._needed = False
         self._had_to_save = self._said_late = False
+        self.all_save = False
 
     @property
     def notice(self) -> str | None:
@@ -107,6 +109,7 @@ class Departure:
 
     def saved_by_all(self) -> None:
         """The coordinator has saved, and all know it. Raises PeerLost, and SystemExit on one that could not save."""
+        self.all_save = True
         if self._session.restorer.saver is not None:
             self._save()
         self._wait_for_all(Kind.LEAVE, None)
@@ -128,6 +131,7 @@ class Departure:
 
     def save_without_others(self) -> None:
         """With no hub and no group: whoever comes first of those who are left. Raises SystemExit."""
+        self.all_save = True
         if self._session.restorer.saver is None:
             self._wait_for_others_to_save()
         self._save()
@@ -147,6 +151,16 @@ class Departure:
         """As `leave_while_others_go_on`, for a worker that waits for a view."""
         if self._goes():
             self._has_left("it waited for a view, and none came")
+
+    def leave_in_a_step(self) -> NoReturn:
+        """The step in hand is given up, and there is no time for another: this worker holds what a boundary's state is.
+        Raises SystemExit."""
+        self._session.view_group.sever()  # others wait for its part of the step
+        if self._context.live is None:
+            self.save_without_others()
+        else:
+            self._goes(lost=True, joins=False)
+        self._has_left("in the middle of a step, which was not done before its machine was to go")
 
     def break_off(self) -> None:
         """The script of this worker left the loop, and others' did not."""

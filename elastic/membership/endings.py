@@ -17,6 +17,7 @@ from elastic.membership.kills import Kills, Replace, Slot
 from elastic.membership.messages import Exited, Failed
 
 AGAIN = 75  # the exit status (EX_TEMPFAIL) of a worker that asks to be started again
+CUT_SHORT = 76  # of one that was told to leave, and did not come to a boundary before its machine was to go
 KILLED = "SIGKILL"
 LEAVES = ("SIGTERM", "SIGINT", "SIGUSR1")  # whom one of them ended before it could leave in order was told to go
 EVICTED = "elastic.errors.Evicted"

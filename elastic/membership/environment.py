@@ -190,6 +190,12 @@ def local_rank(environ: Mapping[str, str] | None = None) -> int:
     return int(found)
 
 
+def is_launchers_child(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a launcher reaps this process, which takes every exit status but 0 for a failure."""
+    env = os.environ if environ is None else environ
+    return "TORCHELASTIC_RUN_ID" in env or "ELASTIC_CHANNEL" in env
+
+
 def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
     """Whether a launcher has started workers beside this one, or may; `elastic run` tells of its own node's alone."""
     env = os.environ if environ is None else environ

@@ -120,6 +120,7 @@ class Live:
     leave_by_s  until when its node is there, by time.monotonic(), as far as somebody says
     claim     the run's newest, as the hub knew it when it last asked this worker to save
     on_broken called in the channel's thread when the present view is broken
+    on_leave  called there with each word that this worker should leave
     beacon    of the agent that has the hub, as of the newest view, or of the hub's move since: the coordinator hears it
     on_hub_moved  called there on the coordinator, when the hub has moved within a view
     on_moved_on   called there when the run has gone on without this worker, with the reason: it is to end at once
@@ -146,6 +147,7 @@ class Live:
         self._hints: list[tuple[str, float | None]] = []
         self.claim: Message | None = None
         self.on_broken: Callable[[], None] | None = None
+        self.on_leave: Callable[[], None] | None = None
         self.beacon: Message | None = None
         self.on_hub_moved: Callable[[], None] | None = None
         self.on_moved_on: Callable[[str], None] | None = None
@@ -389,6 +391,8 @@ class Live:
             self._changed.notify_all()
         if broken and self.on_broken is not None:
             self.on_broken()
+        if isinstance(said, Leave) and self.on_leave is not None:
+            self.on_leave()
         if moved and self.on_hub_moved is not None:
             self.on_hub_moved()
         if moved_on is not None and self.on_moved_on is not None:

@@ -6,7 +6,7 @@ answer: places that get another worker, and a run that goes on without one that 
 
 from __future__ import annotations
 
-from elastic.membership.endings import LEAVES, Bug, Ended, Endings, ended, what_failed
+from elastic.membership.endings import CUT_SHORT, LEAVES, Bug, Ended, Endings, ended, what_failed
 from elastic.membership.kills import Replace, Slot
 from elastic.membership.messages import Exited, Start, Status
 from elastic.membership.nodes import Nodes
@@ -33,6 +33,10 @@ class Replacements:
 
     def ended(self, now_s: float, worker: Worker, exited: Exited) -> None:
         """worker: is not known any more"""
+        if exited.code == CUT_SHORT:  # it has put on record what is lost with it
+            why = "told to leave, it came to no boundary before its machine was to go"
+            self._workers.note_gone(worker, why, exited)
+            return
         what = what_failed(exited, worker.failed)
         if exited.expected or worker.status == WorkerStatus.LEAVING or exited.signal in LEAVES:
             self._end.was_left(worker, exited, what)

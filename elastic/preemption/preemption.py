@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from elastic.errors import ConfigError, RendezvousTimeout
 from elastic.membership import environment
+from elastic.membership.endings import AGAIN
 from elastic.membership.missing import ranks_named_by_torch
+from elastic.preemption.left_note import LeftNote
 from elastic.preemption.notice import Notice
 from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources
@@ -32,7 +36,7 @@ class Preemption:
                 train(batch)
                 if preemption.agreed():  # on every rank, at the same step
                     save(step)
-                    break
+                    preemption.exit()
 
     Inside the with-block SIGTERM and SIGUSR1 end nothing: they are notices, as are those of the machine's cloud, of
     Slurm, of a file or a command. On each node the process of local rank 0 watches these. Ctrl-C stays Python's.
@@ -40,6 +44,8 @@ class Preemption:
     Args:
         notices: Which sources are watched, as for `elastic run --notices`. Default: ELASTIC_NOTICES, or "auto".
         timeout_s: The deadline of `agreed`, in seconds: how long other ranks may take to come to it.
+        note: A file in which `exit` leaves one line, the reason. On each node the process of local rank 0 writes it,
+            and removes one that is there when the with-block begins.
 
     Attributes:
         hinted: Whether, when `agreed` was last called, a rank's machine was said to be at risk since the call before:
@@ -49,21 +55,25 @@ class Preemption:
         ConfigError: `notices` names no source, or the object was entered before.
     """
 
-    def __init__(self, notices: str | None = None, *, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, notices: str | None = None, *, timeout_s: float = 60.0, note: str | os.PathLike[str] | None = None
+    ) -> None:
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
             raise ConfigError(f"timeout_s={timeout_s!r}; expected a number of seconds above 0")
         setting = environment.notices() if notices is None else notices
         watched = sources(setting, environment.settings_of_sources())
+        self._speaks = environment.local_rank() == 0  # for its node
+        self._note = LeftNote(note) if note is not None and self._speaks else None
         self._timeout_s = timeout_s
         self._process = ProcessNotices(
             SignalNotices(LEAVE_SIGNALS, grace_s=environment.grace_s()),
-            watched if environment.local_rank() == 0 else [],
+            watched if self._speaks else [],
             say=Console(quiet=False).warn,
         )
         self._node = socket.gethostname()
         self._agreed: Notice | None = None
         self._group: dist.ProcessGroup | None = None
-        self._entered = False
+        self._entered = self._exits = False
         self.hinted = False
 
     @property
@@ -107,17 +117,47 @@ class Preemption:
                 self._ask_others(own)
         return self._agreed is not None
 
+    def exit(self, status: int = AGAIN) -> NoReturn:
+        """Ends this process, which leaves: what it held is saved, and the same command goes on from there.
+
+        A line on standard error says why, and so does the `note`. Call it within the with-block, on every rank, instead
+        of `break`, or after what has to be closed: outside it a signal that comes twice ends the process.
+
+        Args:
+            status: The exit status, by which a scheduler knows that the job is to be started again. Under torchrun it
+                is 0, for torchrun makes 1 of any other, and may start its workers again: there the `note` tells.
+
+        Raises:
+            SystemExit: Always, if somebody leaves.
+            ConfigError: Nobody was told to leave.
+        """
+        if self._notice is None:
+            raise ConfigError("Preemption.exit was called and nobody leaves: ask `leaving`, or `agreed()`, before")
+        status = 0 if environment.is_launchers_child() else status
+        if self._speaks:
+            reason = f"{self.who} leaves: {self.reason}"
+            if self._note is not None:
+                self._note.write(reason)
+            Console(quiet=False).say(f"{reason}; the same command goes on (status {status})")
+        self._exits = True
+        raise SystemExit(status)
+
     def __enter__(self) -> Preemption:
         if self._entered:
             raise ConfigError("this Preemption was entered before; make a new one")
         self._entered = True
+        if self._note is not None:
+            self._note.remove()
         self._process.install()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.close(gone=error is None and self.leaving)
+        self._process.close(gone=(error is None or self._exits) and self.leaving)
+        if self._exits:
+            with suppress(ValueError):  # outside the main thread
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that comes twice would give another status
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             with suppress(RuntimeError):

@@ -32,6 +32,7 @@ _READ: dict[str, tuple[str, ...]] = {
     "save_failed": ("step", "error"),
     "notice": ("signal",),
     "hint": ("why",),
+    "cut_short": ("step", "at", "why"),
     "repeated_failure": ("why",),
     "ended": ("why",),
     "error": ("error",),

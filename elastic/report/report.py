@@ -60,6 +60,7 @@ class Report:
     counted       what the steps that count have counted: examples, or tokens; of folded steps, all
     save_stall_seconds  that training stood still for saves
     hints         that nodes may be taken soon, of each word one
+    cut_short     what workers were at whose machines went before they came to a boundary
     accepted      identity fields that were allowed to differ: the bits of the result may, too
     last_t        unix seconds, of the last record
     last_values   name -> global sum of the last step, divided by its count; None: not finite
@@ -77,6 +78,7 @@ class Report:
     peers_lost: int
     notices: tuple[str, ...]
     hints: tuple[str, ...]
+    cut_short: tuple[str, ...]
     saves: int
     saved_bytes: int
     save_stall_seconds: float
@@ -154,6 +156,7 @@ def report(events: Sequence[Event]) -> Report:
         peers_lost=sum(len(view.lost) for view in seen) + len(restarts),
         notices=tuple(event["signal"] for event in of_kind["notice"] if event["signal"]),
         hints=tuple(sorted({event["why"] for event in of_kind["hint"]})),
+        cut_short=tuple(f"{one['at']}, {one['step']} steps applied: {one['why']}" for one in of_kind["cut_short"]),
         saves=len(saved) + sum(event["records"].get("saved", 0) for event in folded),
         saved_bytes=sum(event["bytes"] for event in saved) + sum(event["saved_bytes"] for event in folded),
         save_stall_seconds=math.fsum(event["stall"] if "stall" in event else event["seconds"] for event in saved)

@@ -76,6 +76,8 @@ def facts(found: Report) -> Iterator[tuple[str, str]]:
     yield "world size", _sizes(found.world_sizes)
     hints = f"; hints: {'; '.join(found.hints)}" if found.hints else ""
     yield "starts", f"{found.claims}, {found.peers_lost} lost, {len(found.notices)} notices to leave{hints}"
+    if found.cut_short:
+        yield "cut short", "; ".join(found.cut_short)
     if (recovered := sentences.recoveries(found.view_changes)) is not None:
         yield "recoveries", recovered
     yield "saves", saves + (f"; {found.save_failures} failed" if found.save_failures else "")

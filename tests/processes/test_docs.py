@@ -42,8 +42,8 @@ def blocks(page: Path, language: str = "") -> Iterator[Block]:
             yield Block(found[1], found[2], found[3])
 
 
-def run(command: list[str] | str, folder: Path, *, within_s: float = 280) -> str:
-    """Its output. The environment's own commands come first."""
+def run(command: list[str] | str, folder: Path, *, within_s: float = 280, status: int = 0) -> str:
+    """Its output, once it has ended with that status. The environment's own commands come first."""
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
     done = subprocess.run(
         command,
@@ -56,7 +56,7 @@ def run(command: list[str] | str, folder: Path, *, within_s: float = 280) -> str
         timeout=within_s,
         check=False,
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout}"
+    assert done.returncode == status, f"{command}\n{done.stdout}"
     return done.stdout
 
 
@@ -274,24 +274,26 @@ def test_the_ddp_loop_that_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.nightly(sample=1, of="how-to pages in processes")
 @pytest.mark.parametrize(
-    ("title", "command", "leave"),
+    ("title", "command", "leave", "status"),
     [
-        ("ddp.py", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "leave 90 "),
-        ("ddp.py", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "leave "),
-        ("with_lightning.py", [], "leave 90 "),
-        ("with_transformers.py", [], "leave 90 "),
+        ("ddp.py", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "leave 90 ", 0),
+        ("ddp.py", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "leave ", 0),
+        ("with_lightning.py", [], "leave 90 ", 75),
+        ("with_transformers.py", [], "leave 90 ", 75),
     ],
 )
 def test_loops_that_leave_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str, command: list[str], leave: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str, command: list[str], leave: str, status: int
 ) -> None:
     """docs/how-to/use-spot-notices.md: each would train for hours, and ends because a file says that it must leave."""
     (script,) = (block for block in blocks(HOW_TO / "use-spot-notices.md", "python") if block.title == title)
     (tmp_path / title).write_text(script.text)
     (tmp_path / "leave").write_text(f"{leave}the price went up")
     monkeypatch.setenv("ELASTIC_NOTICES", f"file:{tmp_path / 'leave'}")
-    said = run([sys.executable, *command, title], tmp_path)
+    said = run([sys.executable, *command, title], tmp_path, status=status)
     assert re.search(r"^saved step \d+: .*says leave: the price went up", said, re.MULTILINE), said
+    assert re.search(rf"says leave: the price went up; the same command goes on \(status {status}\)", said), said
+    assert (tmp_path / "runs" / "left").exists() == (title == "ddp.py")
 
 
 def test_all_python_of_the_pages_is_python() -> None:

@@ -1,19 +1,16 @@
 """A notice of a cloud, in real runs: the node that it names leaves at a step boundary, and the record says why.
 
 What each source hears is in tests/pure/test_notice_sources.py; a node's leaving itself, whatever tells it, in
-test_leaving.py and the drills.
+test_leaving.py and the drills; notices at each moment of a run in test_random_notices.py.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
 import socket
-import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,11 +26,6 @@ from tests.kit.observed import assert_observed
 
 PROGRAM = "tests.kit.programs.small"
 WITHIN_S = 240.0
-MOMENTS = (
-    *("start", "form", "formed", "transfer", "loaded", "data", "forward", "backward", "exchange", "update", "applied"),
-    "evaluate",
-)
-"""Of a worker that is not the coordinator; see elastic/events/observer.py."""
 
 
 class Nodes:
@@ -42,22 +34,14 @@ class Nodes:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.url, self._folder, self._stack = folder / "run", folder, stack
 
-    def start(
-        self,
-        *flags: str,
-        steps: int = 200,
-        evaluate: int = 0,
-        launcher: str | None = "elastic",
-        environ: dict[str, str] | None = None,
-    ) -> Launch:
-        """evaluate: after so many steps each   launcher None: torchrun"""
-        script = [self.url, f"--steps={steps}", "--save-every=1000000", f"--slow-until={self._folder / 'hurry'}"]
-        script += [f"--evaluate-every={evaluate}", "--length=240"] if evaluate else []
+    def start(self, *flags: str, launcher: str | None = "elastic") -> Launch:
+        """launcher None: torchrun"""
+        script = [self.url, "--steps=200", "--save-every=1000000", f"--slow-until={self._folder / 'hurry'}"]
         if launcher is None:
             env = {"ELASTIC_NOTICES": flags[0]}
             return self._stack.enter_context(Launch(PROGRAM, script, workers=2, env=env))
         command = ["run", "--no-status", *flags, "-m", PROGRAM, *script]
-        return self._stack.enter_context(Launch("elastic", command, env=environ))
+        return self._stack.enter_context(Launch("elastic", command))
 
     def hurry(self) -> None:
         (self._folder / "hurry").touch()
@@ -295,59 +279,6 @@ def test_a_signal_to_every_process_while_the_state_is_loaded_is_a_leave_in_order
         held.goes_on("load")
         assert again.finish(within_s=WITHIN_S) == 75, again.output
         assert "ended otherwise" not in again.output
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(3600)
-def test_nodes_are_told_at_random_moments_again_and_again_and_no_step_is_done_twice(
-    nodes: Nodes, tmp_path: Path
-) -> None:
-    """One of two or both; while it imports, meets the other, forms a view, receives the state, computes, evaluates; at
-    any time, and at named moments. NOTICES=100 for more; SEED=… repeats the moments, as far as moments can be."""
-    seed, count = int(os.environ.get("SEED", str(time.time_ns()))), int(os.environ.get("NOTICES", "25"))
-    sys.stdout.write(f"SEED={seed} NOTICES={count}\n")
-    drawn, meet, says, steps = random.Random(seed), two_nodes(), tmp_path / "says", 40 * count
-
-    def starts(*flags: str, **environ: str) -> Launch:
-        return nodes.start(*meet, *flags, steps=steps, evaluate=7, environ=environ)
-
-    stays = starts("--notices=none")
-    waiting(stays, "steps alone", lambda: nodes.applied(1) >= 2)
-    for number in range(count):
-        says.unlink(missing_ok=True)
-        told = f"SEED={seed}, notice {number}"
-        if drawn.random() < 0.5:
-            moment = drawn.choice(MOMENTS)
-            goes = starts("--notices=none", ELASTIC_OBSERVER=f"tests.kit.told_at:ToldAt:{moment}")
-            assert goes.finish(within_s=WITHIN_S) == 0, f"{told}, at {moment}\n{goes.output}"
-            continue
-        goes = starts(f"--notices=file:{says}")
-        if drawn.random() < 0.5:  # some time after its start, which is no event
-            time.sleep(drawn.uniform(0.0, 12.0))
-        else:
-            joins = len(nodes.of("run_started")) + 1
-            waiting(goes, "its worker", lambda: len(nodes.of("run_started")) >= joins)  # noqa: B023  # it ends here
-            time.sleep(drawn.uniform(0.0, 1.5))
-        all_go = drawn.random() < 0.3
-        says.write_text("leave 60")
-        if all_go:
-            stays.send(signal.SIGTERM)
-            assert stays.finish(within_s=WITHIN_S) == 0, f"{told}, to both\n{stays.output}"
-        assert goes.finish(within_s=WITHIN_S) == 0, f"{told}\n{goes.output}"
-        if all_go:
-            before = len(nodes.of("step_applied"))
-            stays = starts("--notices=none")
-            waiting(stays, "steps again", lambda: len(nodes.of("step_applied")) > before + 1)  # noqa: B023
-    nodes.hurry()
-    stays.succeed(within_s=WITHIN_S)
-
-    with Launch(PROGRAM, [tmp_path / "alone", f"--steps={steps}", "--evaluate-every=7", "--length=240"]) as undisturbed:
-        undisturbed.succeed(within_s=WITHIN_S)
-    (alone,) = [event["digest"] for event in read_events(tmp_path / "alone") if event["event"] == "finished"]
-    assert [event["digest"] for event in nodes.of("finished")] == [alone]
-    assert not nodes.of("redo"), f"SEED={seed}"
-    applied = Counter(event["step"] for event in nodes.of("step_applied") if event["rank"] == 0)
-    assert applied == Counter(range(steps)), f"SEED={seed}"
 
 
 @pytest.mark.nightly(sample=2, of="notices in real runs")

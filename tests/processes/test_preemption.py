@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 import elastic
 from elastic.errors import RendezvousTimeout
+from tests.kit.launch import Launch
 from tests.kit.ranks import Raised, run_ranks
 
 WITHIN_S = 120.0
@@ -108,3 +110,35 @@ def _alone(rank: int, world_size: int) -> Any:
 def test_without_a_process_group_sigterm_is_a_notice_and_ends_nothing() -> None:
     (answer,) = run_ranks(_alone, 1, within_s=WITHIN_S)
     assert answer == (True, "SIGTERM", None, True)
+
+
+@pytest.mark.parametrize(
+    ("workers", "by_signal", "statuses"),
+    [(None, False, {85}), (None, True, {85}), (2, False, {0}), (2, True, {0, 1})],
+)
+def test_who_starts_jobs_learns_that_this_one_has_left_and_why(
+    tmp_path: Path, workers: int | None, by_signal: bool, statuses: set[int]
+) -> None:
+    """torchrun's own status says nothing: 0 where all workers have left, 1 where it was told itself."""
+    note, says = tmp_path / "notes" / "left", tmp_path / "says"
+    note.parent.mkdir()
+    note.write_text("of an earlier start")
+    with Launch(
+        "tests.kit.programs.preempted",
+        [tmp_path, 85],
+        workers=workers,
+        torchrun=("--standalone", "--max-restarts=3"),
+        env={"ELASTIC_NOTICES": f"file:{says}"},
+    ) as job:
+        job.wait_for((tmp_path / "stepped").exists, "an agreement", within_s=WITHIN_S)
+        assert not note.exists()
+        if by_signal:
+            job.send(signal.SIGTERM)
+        else:
+            says.write_text("leave 90 the price went up")
+        assert job.finish(within_s=WITHIN_S) in statuses, job.output
+        reason = "SIGTERM" if by_signal else f"{says} says leave: the price went up"
+        assert note.read_text() == f"{os.uname().nodename} leaves: {reason}\n", job.output
+        assert list(note.parent.iterdir()) == [note]
+        said = f"{reason}; the same command goes on (status {0 if workers else 85})"
+        assert job.output.count(said) == 1, job.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastic.membership.endings import CUT_SHORT
 from elastic.membership.rules import BOUNDARY
 from tests.kit.stage import trains
 
@@ -63,6 +64,25 @@ def test_when_all_leave_the_run_is_over_and_has_not_failed() -> None:
     assert stage.leaves("A1", saved=True).to("released") == "A0 A1"
     stage.ends("A0", 0)
     assert stage.ends("A1", 0).only("run_is_over") == {"say": "run_is_over", "failed": False, "why": ""}
+
+
+def test_one_whose_machine_goes_before_a_boundary_is_not_replaced_and_others_learn_why() -> None:
+    """Whether its agent or somebody else has told it."""
+    stage = trains(3)
+    assert stage.ends("A1", CUT_SHORT).to("broken") == "A0 A2"
+    assert stage.to("start") == ""
+    stage.over("A0 A2")
+    assert stage.view == "A0 A2"
+    (gone,) = stage.only("view")["gone"]
+    assert gone["worker"] == "A1"
+    assert gone["cause"] == "told to leave, it came to no boundary before its machine was to go"
+
+
+def test_a_run_whose_last_machines_go_before_a_boundary_has_not_failed() -> None:
+    """The same command goes on from what is saved; a scheduler that hears of a failure may not give it."""
+    stage = trains(2)
+    stage.ends("A0", CUT_SHORT)
+    assert stage.ends("A1", CUT_SHORT).only("run_is_over") == {"say": "run_is_over", "failed": False, "why": ""}
 
 
 def test_a_spare_takes_over_when_all_others_leave() -> None:

@@ -17,7 +17,19 @@ from elastic.launch.event_loop import run_once
 from elastic.launch.hub_link import HubLink
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub import Hub
-from elastic.membership.messages import Hello, HubIs, MovedOn, Roster, Start, Started, ViewIsOver, as_message
+from elastic.membership.messages import (
+    Claimed,
+    Entered,
+    Hello,
+    HubIs,
+    MovedOn,
+    Ready,
+    Roster,
+    Started,
+    ViewIsOver,
+    Witness,
+    as_message,
+)
 from elastic.membership.wire import LINE_MAX, Lines, encode
 
 RUN = "known to the run"
@@ -55,8 +67,8 @@ class Talking:
         self._lines = Lines()
         sock.settimeout(WITHIN_S)
 
-    def say(self, *said: Any) -> None:
-        self._socket.sendall(b"".join(encode({"to": None, **as_message(one)}) for one in said))
+    def say(self, said: Any) -> None:
+        self._socket.sendall(encode({"to": None, **as_message(said)}))
 
     def asks(self, said: Any) -> None:
         """As an agent, of another one."""
@@ -64,6 +76,10 @@ class Talking:
 
     def ends(self) -> None:
         self._socket.close()
+
+    def ends_once_heard(self) -> None:
+        """Where the node's pings lie unread, to close resets the connection, and what was said last is lost."""
+        self._socket.shutdown(socket.SHUT_WR)
 
     def is_told(self) -> bool:
         return bool(select.select([self._socket], [], [], 0)[0])
@@ -142,6 +158,10 @@ class Node:
             assert time.monotonic() < deadline, self.said
             run_once(self._loop, 0.05)
             self.link.tick(time.monotonic())
+
+    def is_ordered(self, say: str) -> bool:
+        self.link.settle()
+        return any(message["say"] == say for message in self.ordered)
 
     def turn(self, within_s: float = WITHIN_S) -> None:
         run_once(self._loop, within_s)
@@ -229,11 +249,10 @@ def test_a_line_of_the_hub_may_be_as_long_as_a_large_run_needs(opened: ExitStack
     nodes = [[f"ip-10-0-{number // 256}-{number % 256}.ec2.internal-4711", "10.0.0.1", 7000] for number in range(20000)]
     roster = Roster(nodes=nodes)
     assert len(encode(as_message(roster))) > LINE_MAX
-    says = threading.Thread(target=hub.say, args=[roster, Start(local_rank=0)])
+    says = threading.Thread(target=hub.say, args=[roster])
     says.start()
-    node.turn_until(lambda: node.ordered)  # what is under way when a hub ends may be lost
-    says.join()
-    hub.ends()
+    node.turn_until(lambda: not says.is_alive())
+    hub.ends_once_heard()
     node.turn_until(lambda: node.said)
     assert "the next of 20000 nodes is asked" in node.said[0]
 
@@ -312,3 +331,30 @@ def test_a_hub_that_falls_silent_is_lost_to_an_agent_that_is_always_late(opened:
     for late in range(1, 9):
         node.link.tick(now_s + 2.0 * late)
     assert any("the connection to the run's hub is lost: nothing was heard of it" in line for line in node.said)
+
+
+def test_a_hub_that_is_moved_on_from_in_its_own_tick_looks_for_the_other_one(opened: ExitStack, node: Node) -> None:
+    """Its worker had said that others have the claim, and died: both were heard in one tick, and the agent failed."""
+    elsewhere = Listening(opened)
+    node.serves()
+    other = node.is_called()
+    _, address, port = elsewhere.in_roster("y")
+    other.asks(Hello(node="y", run=RUN, places=1, address=address, port=port))
+    node.turn_until(lambda: node.link.others() == ["y"])
+    claim = {"claim": 1, "nonce": "first"}
+    for worker, says in (("x0", node.tells), ("y0", other.asks)):
+        says(Started(worker=worker, local_rank=0))
+        says(Ready(worker=worker, shares=8, identity="one"))
+    node.turn_until(lambda: node.is_ordered("view"))
+    for agreed in (False, True):
+        node.tells(Witness(worker="x0", generation=1, claim=claim, agreed=agreed))
+    node.tells(Entered(worker="x0", generation=1))
+    other.ends()
+    node.turn_until(lambda: node.is_ordered("broken"))
+    node.link.tell(IS_OVER)
+    node.turn_until(lambda: node.is_ordered("claim"))
+    theirs = {"claim": 2, "nonce": "theirs", "world": {"nodes": ["y"]}}
+    node.tells(Claimed(worker="x0", generation=2, claim=theirs, why="claim 2 is newer", moved_on=True))
+    node.link.tick(time.monotonic())
+    assert node.said == ["claim 2 is newer"]
+    node.turn_until(elsewhere.is_called)

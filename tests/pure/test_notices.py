@@ -409,6 +409,13 @@ def test_a_preemption_is_entered_once_and_knows_nothing_without_a_notice() -> No
         pass
 
 
+def test_a_preemption_ends_no_process_that_nobody_takes(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    with elastic.Preemption(notices="none", note=left) as stays, pytest.raises(ConfigError, match="nobody leaves"):
+        stays.exit()
+    assert not left.exists()
+
+
 def test_one_process_alone_hears_a_file_and_who_leaves_by_when(tmp_path: Path) -> None:
     (tmp_path / "leave").write_text("leave 90 the price went up")
     with elastic.Preemption(notices=f"file:{tmp_path / 'leave'}") as preemption:

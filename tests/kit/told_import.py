@@ -1,0 +1,5 @@
+"""What a script imports, and what takes long: the warm process of its node is in the middle of it."""
+
+from tests.kit.told_at import hold
+
+hold("imports")
