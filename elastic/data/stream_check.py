@@ -31,7 +31,7 @@ def check_resumes(make: Callable[[], Any], worker: int) -> None:
     other = make()
     other.load_state_dict(json.loads(json.dumps(state)))
     if not _same(follows, list(_some(_seeded(other), 2))):
-        raise _goes_on_elsewhere(one, worker)
+        raise _goes_on_elsewhere(one, worker, "after load_state_dict it gives other examples")
 
 
 def check_kind(stream: Any, worker: int) -> None:
@@ -43,7 +43,12 @@ def check_kind(stream: Any, worker: int) -> None:
             "  next  give it these three, as torchdata's nodes and StatefulDataLoader have them"
         )
     if _buffers(stream):
-        raise _goes_on_elsewhere(stream, worker)
+        raise _goes_on_elsewhere(
+            stream,
+            worker,
+            "shuffle(buffer_size=…) keeps examples in a buffer, which is dropped when a state is loaded: they would be "
+            "lost",
+        )
 
 
 def state_of(stream: Any, worker: int) -> Any:
@@ -62,22 +67,22 @@ def state_of(stream: Any, worker: int) -> Any:
 
 def _buffers(stream: Any) -> bool:
     """Whether it is one of Hugging Face's that shuffles in a buffer. Its state leads back to the same examples until
-    the first buffer is used up, and loses a whole one from there on (datasets 5.2)."""
+    the first buffer is used up, and loses a whole one from there on (datasets 5.2). One of a single example keeps none:
+    so the order of shards is shuffled there."""
     stages = [getattr(stream, "_ex_iterable", None)]
     while stages:
         stage = stages.pop()
-        if type(stage).__name__ == "BufferShuffledExamplesIterable":
+        if type(stage).__name__ == "BufferShuffledExamplesIterable" and getattr(stage, "buffer_size", None) != 1:
             return True
         below = [getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())]  # one, or a mix
         stages += [one for one in below if one is not None]
     return False
 
 
-def _goes_on_elsewhere(stream: Any, worker: int) -> ConfigError:
+def _goes_on_elsewhere(stream: Any, worker: int, found: str) -> ConfigError:
     return ConfigError(
-        f"stream {worker} ({type(stream).__name__}) does not go on where its state_dict says: after load_state_dict it "
-        "gives other examples\n"
-        "  found  such as a shuffle buffer, which is dropped when a state is loaded: its examples would be lost\n"
+        f"stream {worker} ({type(stream).__name__}) does not go on where its state_dict says\n"
+        f"  found  {found}\n"
         "  next   shuffle what lies in the files beforehand, or in an order with random access (elastic.orders)"
     )
 

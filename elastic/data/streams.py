@@ -1,7 +1,7 @@
 """Examples that can only be read one after another: each virtual worker has a stream of its own.
 
     elastic.Streams(make)        make(worker, workers) is the stream of one of so many virtual workers
-    elastic.Streams.lines(urls)  files of lines, dealt out to them; `tar` WebDataset's archives, `parquet` rows
+    elastic.Streams.lines(urls)  files of lines, dealt out to them; `tar`, `parquet`, `hugging_face` likewise
 
 Promises  a step's share is what its virtual worker's stream gives next, whoever carries that share. A stream's position
           after each step is known to all workers: it travels with the step's sums, in transfers and in checkpoints. So
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from elastic.data.file_streams import Lines, Samples, identity_of_files
+from elastic.data.hugging_face import check_dataset, identity_of, part_of
 from elastic.data.stream_check import check_kind, check_resumes, state_of
 from elastic.errors import ConfigError, StepError
 
@@ -130,6 +131,24 @@ class Streams:
         if columns is not None and (isinstance(columns, str) or not columns):
             raise ConfigError(f"columns={columns!r}; expected a list of columns' names, or None for all")
         return _of_files(urls, lambda files: Rows(files, decode, storage_options, columns), storage_options)
+
+    @staticmethod
+    def hugging_face(dataset: Any) -> Streams:
+        """An `IterableDataset` of Hugging Face's; its shards are dealt out to the virtual workers.
+
+        Args:
+            dataset: The whole of it, as `load_dataset(…, streaming=True, split=…)` gives it, with as many shards as
+                there are virtual workers at least; also mapped, filtered, or interleaved with others. Where its shards
+                are shuffled, they are in another order each time a stream begins again.
+
+        Its number of shards, its split and what it is built by are part of the run's identity.
+
+        Raises:
+            ConfigError: It shuffles in a buffer, which a resume would lose; it is one node's part, or no
+                `IterableDataset`; or, from the run's beginning, it has too few shards.
+        """
+        check_dataset(dataset)
+        return Streams(lambda worker, workers: part_of(dataset, worker, workers), lambda: identity_of(dataset))
 
     def data_identity(self) -> Any:
         """What the streams are made of: a run refuses to go on by its positions in anything else."""

@@ -53,7 +53,7 @@ class Buffered(Counting):
 
 
 class BufferShuffledExamplesIterable:
-    """As it is called in Hugging Face's datasets; tests run without these."""
+    """As it is called in Hugging Face's datasets; test_hugging_face.py has the real ones."""
 
 
 class OfHuggingFace(Counting):

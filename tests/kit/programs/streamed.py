@@ -31,7 +31,7 @@ def of_lines(folder: Path) -> elastic.Streams:
     return elastic.Streams.lines([str(file) for file in folder.glob("lines-*.txt")], decode)
 
 
-def main(streams_of: Callable[[Path], elastic.Streams]) -> None:
+def main(streams_of: Callable[[Path], elastic.Streams], collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
     """streams_of: those of the files in a folder"""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
@@ -52,6 +52,7 @@ def main(streams_of: Callable[[Path], elastic.Streams]) -> None:
         model=model,
         optimizer=optimizer,
         dataset=streams,
+        collate_fn=collate_fn,
         batch_size=14,
         virtual_workers=6,
         steps=options.steps,

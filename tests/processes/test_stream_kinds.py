@@ -1,10 +1,9 @@
-"""Parquet files in real runs: pyarrow stands in no fork's way, and rows go on by position at another size."""
+"""Streams of other packages in real runs: nothing of these stands in a fork's way, and they go on at other sizes."""
 
 from __future__ import annotations
 
 import os
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,8 +19,15 @@ pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install -e '.[p
 pq = pytest.importorskip("pyarrow.parquet")
 MakeCluster = Callable[..., Cluster]
 
-PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "streamed_rows.py"
+PROGRAMS = Path(__file__).parents[1] / "kit" / "programs"
 STEPS = 24
+
+
+@pytest.fixture(params=["streamed_rows.py", "streamed_hugging_face.py"])
+def program(request: pytest.FixtureRequest) -> Path:
+    if "hugging" in request.param:
+        pytest.importorskip("datasets", reason="needs the extra: pip install -e '.[datasets]'")
+    return PROGRAMS / str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -35,39 +41,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def finished(make: MakeCluster, url: Path, **options: object) -> End:
-    end = make(script=PROGRAM, url=url, steps=STEPS, plain=True, **options).finish(within_s=240)
+def finished(make: MakeCluster, program: Path, url: Path, **options: object) -> End:
+    end = make(script=program, url=url, steps=STEPS, plain=True, **options).finish(within_s=240)
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     return end
 
 
-def digests(end: End) -> set[str]:
-    return set(re.findall("took part: ([0-9a-f]{64})", end.output))
-
-
-@pytest.mark.nightly(sample=1, of="rows")
-def test_a_killed_worker_is_replaced_by_a_fork_that_has_pyarrow(elastic_cluster: MakeCluster, folder: Path) -> None:
-    """Its threads would make each replacement a fresh interpreter, or a fork that hangs where rows are decoded."""
-    alone = digests(finished(elastic_cluster, folder / "alone"))
+@pytest.mark.nightly(sample=1, of="streams of other packages")
+def test_a_killed_worker_is_replaced_by_a_fork_of_what_is_imported(
+    elastic_cluster: MakeCluster, folder: Path, program: Path
+) -> None:
+    """pyarrow's threads would make each replacement a fresh interpreter, or a fork that hangs where it decodes rows."""
+    alone = finished(elastic_cluster, program, folder / f"alone-{program.stem}")
     killed = Plan((Kill(1, At(4, "data")), Kill(1, At(12, "in_exchange"))))
-    end = finished(elastic_cluster, folder / "run", workers=3, launcher="elastic", plan=killed, unhurried=3)
+    end = finished(
+        elastic_cluster, program, folder / program.stem, workers=3, launcher="elastic", plan=killed, unhurried=3
+    )
 
-    assert (len(alone), digests(end)) == (1, alone)
+    assert end.weights_sha256 == alone.weights_sha256
     assert end.world_sizes.count(3) == 3
     assert "fresh" not in end.output, end.output
 
 
-@pytest.mark.nightly(sample=1, of="rows")
-def test_a_run_goes_on_by_row_group_at_another_size(elastic_cluster: MakeCluster, folder: Path) -> None:
-    alone = digests(finished(elastic_cluster, folder / "undisturbed"))
-    lost = Plan((KillAll(At(11, "in_update")),))
+@pytest.mark.nightly(sample=1, of="streams of other packages")
+def test_a_run_goes_on_by_position_at_another_size(elastic_cluster: MakeCluster, folder: Path, program: Path) -> None:
+    alone = finished(elastic_cluster, program, folder / f"undisturbed-{program.stem}")
+    lost, url = Plan((KillAll(At(11, "in_update")),)), folder / f"lost-{program.stem}"
     first = elastic_cluster(
-        script=PROGRAM, url=folder / "lost", steps=STEPS, plain=True, workers=4, launcher="elastic", plan=lost
+        script=program, url=url, steps=STEPS, plain=True, workers=4, launcher="elastic", plan=lost
     ).finish(within_s=240)
     assert first.not_reached == ()
 
-    assert digests(finished(elastic_cluster, folder / "lost", workers=2, launcher="elastic")) == alone
+    end = finished(elastic_cluster, program, url, workers=2, launcher="elastic")
+    assert end.weights_sha256 == alone.weights_sha256
 
 
 def test_reading_starts_no_thread(tmp_path: Path) -> None:
