@@ -61,8 +61,8 @@ def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: byt
             shape, at = tuple(map(int, lengths)), at + 1 + lengths.nbytes
     except LookupError as error:
         raise ValueError(f"its array has no such header: {error}") from error
-    numbers: NDArray[Any] = np.frombuffer(data, dtype, offset=at)
-    return numbers.reshape(shape).copy()  # which can be written to, as tensors are
+    numbers: NDArray[Any] = np.array(np.frombuffer(data, dtype, offset=at).reshape(shape))  # can be written to
+    return numbers
 
 
 def _integer(data: bytes) -> int:
