@@ -154,7 +154,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         MDSDataset(data)[SAMPLES - 1]
 
     refused = 0
-    for at in range(4, len(whole)):
+    for at in range(4, len(whole), 7):
         shard.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
         dataset = MDSDataset(data)
         for i in range(6):
@@ -163,4 +163,4 @@ def test_damage_is_named(tmp_path: Path) -> None:
             except DataFileError as error:
                 assert "shard.00000.mds" in str(error)  # noqa: PT017
                 refused += 1
-    assert refused > 100
+    assert refused > 20
