@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from elastic import orders
     from elastic.data.audit import audit
     from elastic.data.elastic_loader import ElasticLoader
+    from elastic.data.mds_dataset import MDSDataset
     from elastic.data.records import RecordDataset
     from elastic.data.streams import Streams
     from elastic.data.token_dataset import TokenDataset
@@ -49,6 +50,7 @@ __all__ = [
     "ElasticLoader",
     "Evicted",
     "IdentityMismatch",
+    "MDSDataset",
     "OnBad",
     "PeerLost",
     "Preemption",
@@ -78,6 +80,7 @@ def __getattr__(name: str) -> Any:
 
     homes = {
         "ElasticLoader": "elastic.data.elastic_loader",
+        "MDSDataset": "elastic.data.mds_dataset",
         "Preemption": "elastic.preemption.preemption",
         "RecordDataset": "elastic.data.records",
         "OnBad": "elastic.state.on_bad",

@@ -1,6 +1,6 @@
 """Files that are read one after another, from any place on: lines, and the samples of WebDataset's archives.
 
-Promises  a position is a byte of one file: whoever goes on from it opens that one there, and reads nothing before.
+Promises  a position is a place in one file: whoever goes on from it opens that one there, and reads nothing before.
           Files of one name up to its first dot, side by side in a tar, are one sample, as RecordDataset.tar has it.
           An archive that is cut short is found out, by name.
 Leaves    which files, and where a stream stands among others, to streams.py.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import fsspec
 import xxhash
@@ -21,8 +21,13 @@ from elastic.data.records import TAR_BLOCK, sample_key
 from elastic.errors import ConfigError, DataFileError
 
 
-class _Files:
-    """Some files, one after the other. state_dict: the file's number, and the byte at which the next example begins."""
+class Files:
+    """Some files, one after the other. state_dict: the file's number, and where in it the next example begins.
+
+    BEGIN  the place of a file's first example: plain values by name
+    """
+
+    BEGIN: ClassVar[dict[str, int]] = {"offset": 0}
 
     def __init__(
         self, urls: Sequence[str], decode: Callable[[Any], Any], storage_options: Mapping[str, Any] | None
@@ -30,54 +35,57 @@ class _Files:
         self._urls = list(urls)
         self._decode = decode
         self._options = dict(storage_options or {})
-        self._file, self._offset = 0, 0
+        self._file, self._at = 0, self.BEGIN
 
     def __iter__(self) -> Iterator[Any]:
         while self._file < len(self._urls):
             url = self._urls[self._file]
             with fsspec.open(url, "rb", **self._options) as opened:
-                opened.seek(self._offset)
-                for found, end in self._found(opened, url):
-                    self._offset = end
+                for found, at in self.found(opened, url, self._at):
+                    self._at = at
                     yield self._decode(found)
-            self._file, self._offset = self._file + 1, 0
+            self._file, self._at = self._file + 1, self.BEGIN
 
-    def _found(self, opened: IO[bytes], url: str) -> Iterator[tuple[Any, int]]:
-        """What lies there from here on, each with the byte behind it."""
+    def found(self, opened: IO[bytes], url: str, at: Mapping[str, int]) -> Iterator[tuple[Any, dict[str, int]]]:
+        """What lies in the file from that place on, each with the place behind it."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, int]:
-        return {"file": self._file, "offset": self._offset}
+        return {"file": self._file, **self._at}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._file, self._offset = state["file"], state["offset"]
+        self._file, self._at = state["file"], {name: state[name] for name in self.BEGIN}
 
 
-class Lines(_Files):
-    """Of text."""
+class Lines(Files):
+    """Of text. A place is a byte."""
 
-    def _found(self, opened: IO[bytes], url: str) -> Iterator[tuple[bytes, int]]:
-        end = self._offset
+    def found(self, opened: IO[bytes], url: str, at: Mapping[str, int]) -> Iterator[tuple[bytes, dict[str, int]]]:
+        end = opened.seek(at["offset"])
         while line := opened.readline():
             end += len(line)
-            yield line.rstrip(b"\r\n"), end
+            yield line.rstrip(b"\r\n"), {"offset": end}
 
 
-class Samples(_Files):
-    """Of WebDataset's archives."""
+class Samples(Files):
+    """Of WebDataset's archives. A place is a byte."""
 
-    def _found(self, opened: IO[bytes], url: str) -> Iterator[tuple[dict[str, Any], int]]:
+    def found(
+        self, opened: IO[bytes], url: str, at: Mapping[str, int]
+    ) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
+        end = opened.seek(at["offset"])
         try:
-            yield from _samples(opened)
+            for sample, end in _samples(opened):
+                yield sample, {"offset": end}
         except tarfile.TarError as error:
             raise DataFileError(
                 f"{redact(url)}: it is no whole tar: {error}\n"
-                f"  state  it was read to its byte {self._offset:,}\n  next   pack or copy it again"
+                f"  state  it was read to its byte {end:,}\n  next   pack or copy it again"
             ) from error
 
 
 def identity_of_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Positions are (file, byte): names in their order, and sizes."""
+    """Positions are places in files: names in their order, and sizes."""
     places = [fsspec.url_to_fs(url, **(storage_options or {})) for url in urls]
     found: dict[tuple[Any, str], int] = {}
     for system in {system for system, _ in places}:

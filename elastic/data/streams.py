@@ -1,7 +1,7 @@
 """Examples that can only be read one after another: each virtual worker has a stream of its own.
 
     elastic.Streams(make)        make(worker, workers) is the stream of one of so many virtual workers
-    elastic.Streams.lines(urls)  files of lines, dealt out to them; elastic.Streams.tar(urls) WebDataset's archives
+    elastic.Streams.lines(urls)  files of lines, dealt out to them; `tar`, `parquet`, `hugging_face` likewise
 
 Promises  a step's share is what its virtual worker's stream gives next, whoever carries that share. A stream's position
           after each step is known to all workers: it travels with the step's sums, in transfers and in checkpoints. So
@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import torch
 
 from elastic.data.file_streams import Lines, Samples, identity_of_files
+from elastic.data.hugging_face import check_dataset, identity_of, part_of
+from elastic.data.stream_check import check_kind, check_resumes, state_of
 from elastic.errors import ConfigError, StepError
-from elastic.state.randomness import seed_streams
 
 LENGTH = 2**48
 """Examples that are as good as endless."""
@@ -101,6 +101,55 @@ class Streams:
         """
         return _of_files(urls, lambda files: Samples(files, decode, storage_options), storage_options)
 
+    @staticmethod
+    def parquet(
+        urls: Sequence[str],
+        decode: Callable[[dict[str, Any]], Any] = dict,
+        *,
+        columns: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Streams:
+        """The rows of Parquet files, in order; the files are dealt out to the virtual workers. Needs pyarrow.
+
+        Args:
+            urls: Paths or fsspec URLs, as many as there are virtual workers at least.
+            decode: Makes an example of a row: a dict of plain Python values by column, None where there is none.
+            columns: Those that are read; None: all.
+            storage_options: For fsspec's filesystem.
+
+        Their names and sizes are part of the run's identity, as those of `lines`.
+
+        Raises:
+            ConfigError: Likewise; or pyarrow is not there, or a file has no such column.
+        """
+        try:
+            from elastic.data.parquet_rows import Rows
+        except ImportError as missing:
+            raise ConfigError(
+                f"Streams.parquet needs pyarrow: {missing}\n  next  pip install 'elastic-training[parquet]'"
+            ) from missing
+        if columns is not None and (isinstance(columns, str) or not columns):
+            raise ConfigError(f"columns={columns!r}; expected a list of columns' names, or None for all")
+        return _of_files(urls, lambda files: Rows(files, decode, storage_options, columns), storage_options)
+
+    @staticmethod
+    def hugging_face(dataset: Any) -> Streams:
+        """An `IterableDataset` of Hugging Face's; its shards are dealt out to the virtual workers.
+
+        Args:
+            dataset: The whole of it, as `load_dataset(…, streaming=True, split=…)` gives it, with as many shards as
+                there are virtual workers at least; also mapped, filtered, or interleaved with others. Where its shards
+                are shuffled, they are in another order each time a stream begins again.
+
+        Its number of shards, its split and what it is built by are part of the run's identity.
+
+        Raises:
+            ConfigError: It shuffles in a buffer, which a resume would lose; it is one node's part, or no
+                `IterableDataset`; or, from the run's beginning, it has too few shards.
+        """
+        check_dataset(dataset)
+        return Streams(lambda worker, workers: part_of(dataset, worker, workers), lambda: identity_of(dataset))
+
     def data_identity(self) -> Any:
         """What the streams are made of: a run refuses to go on by its positions in anything else."""
         if self._identity is not None and self._known is None:
@@ -112,7 +161,11 @@ class Streams:
         self._edges = [0, *accumulate(sizes)]
 
     def check(self) -> None:
-        """Before the first read. Raises ConfigError for streams that do not go on from their positions."""
+        """Before the first read: whether the first stream goes on from its position, which reads a few examples.
+
+        Of the others only what they are is looked at, as each is begun: to read some of all of them would cost each
+        worker that joins as many requests as there are virtual workers. Raises ConfigError.
+        """
         workers = len(self._edges) - 1
         check_resumes(lambda: self._make(0, workers), 0)
 
@@ -200,6 +253,7 @@ class _Reader:
 
     def _begin(self) -> None:
         self._stream = self._make()
+        check_kind(self._stream, self._worker)
         if hasattr(self._stream, "set_epoch"):
             self._stream.set_epoch(self._turn)
         self._iterator = iter(self._stream)
@@ -227,93 +281,3 @@ def _of_files(
         return stream(files[worker::workers])
 
     return Streams(make, lambda: identity_of_files(files, storage_options))
-
-
-def state_of(stream: Any, worker: int) -> Any:
-    """Raises ConfigError where that is more than JSON can say."""
-    state = stream.state_dict()
-    try:
-        if json.loads(json.dumps(state)) == state:
-            return state
-    except (TypeError, ValueError):
-        pass
-    raise ConfigError(
-        f"stream {worker} ({type(stream).__name__}) has a state that is not plain: numbers, texts, lists, and dicts by "
-        "text\n  next  let its state_dict say where it stands in such values"
-    )
-
-
-def check_resumes(make: Callable[[], Any], worker: int) -> None:
-    """Raises ConfigError unless a stream goes on where the state of another one says. Reads a few examples, twice."""
-    one = make()
-    if not all(hasattr(one, name) for name in ("__iter__", "state_dict", "load_state_dict")):
-        raise ConfigError(
-            f"stream {worker} is a {type(one).__name__} without an iterator, state_dict or load_state_dict: what was "
-            "read of it could not be known after a restart\n"
-            "  next  give it these three, as torchdata's nodes and StatefulDataLoader have them"
-        )
-    if _buffers(one):
-        raise _goes_on_elsewhere(one, worker)
-    reading = _seeded(one)
-    if not list(_some(reading, 2)):
-        return  # it is empty, which a read finds out
-    state = state_of(one, worker)
-    follows = list(_some(reading, 2))
-    other = make()
-    other.load_state_dict(json.loads(json.dumps(state)))
-    if not same(follows, list(_some(_seeded(other), 2))):
-        raise _goes_on_elsewhere(one, worker)
-
-
-def _buffers(stream: Any) -> bool:
-    """Whether it is one of Hugging Face's that shuffles in a buffer. Its state leads back to the same examples until
-    the first buffer is used up, and loses a whole one from there on (datasets 5.2)."""
-    stages = [getattr(stream, "_ex_iterable", None)]
-    while stages:
-        stage = stages.pop()
-        if type(stage).__name__ == "BufferShuffledExamplesIterable":
-            return True
-        below = [getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())]  # one, or a mix
-        stages += [one for one in below if one is not None]
-    return False
-
-
-def _goes_on_elsewhere(stream: Any, worker: int) -> ConfigError:
-    return ConfigError(
-        f"stream {worker} ({type(stream).__name__}) does not go on where its state_dict says: after load_state_dict it "
-        "gives other examples\n"
-        "  found  such as a shuffle buffer, which is dropped when a state is loaded: its examples would be lost\n"
-        "  next   shuffle what lies in the files beforehand, or in an order with random access (elastic.orders)"
-    )
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two examples are equal to the bit."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return bool(one.dtype == other.dtype and np.array_equal(one, other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
-def _seeded(stream: Iterable[Any]) -> Iterator[Any]:
-    """Each example with the same random numbers."""
-    iterator = iter(stream)
-    while True:
-        seed_streams(0, None)
-        try:
-            yield next(iterator)
-        except StopIteration:
-            return
-
-
-def _some(iterator: Iterator[Any], count: int) -> Iterator[Any]:
-    for _ in range(count):
-        try:
-            yield next(iterator)
-        except StopIteration:
-            return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -11,12 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import Dataset
 
 from elastic import ElasticLoader
 from elastic.data.elastic_loader import TIMEOUT_S
 from tests.kit.launch import Launch
 from tests.kit.programs import own_loop, stock_trainer
+from tests.kit.ranks import Died, returned, run_ranks
 
 WITHIN_S = 240.0
 
@@ -60,7 +66,12 @@ def test_a_ddp_run_that_is_killed_and_resized_trains_on_every_example_once(tmp_p
     with Launch("tests.kit.programs.own_loop", [tmp_path / "alone", "alone", 0], workers=1) as launch:
         launch.succeed(within_s=WITHIN_S)
 
-    disturbed, alone = steps(tmp_path, ["a", "b", "c"]), steps(tmp_path / "alone", ["alone"])
+    every_example_was_trained_on_once(tmp_path)
+
+
+def every_example_was_trained_on_once(folder: Path) -> None:
+    """By launches a, b and c, which went on from each other's saves, as by one process that nobody touched."""
+    disturbed, alone = steps(folder, ["a", "b", "c"]), steps(folder / "alone", ["alone"])
     assert [name for name, _ in disturbed.values()] == ["a"] * 6 + ["b"] * 6 + ["c"] * 8
     assert {step: indices for step, (_, indices) in disturbed.items()} == {
         step: indices for step, (_, indices) in alone.items()
@@ -68,8 +79,40 @@ def test_a_ddp_run_that_is_killed_and_resized_trains_on_every_example_once(tmp_p
     read = Counter(i for _, indices in disturbed.values() for i in indices)
     assert read == Counter([*range(own_loop.EXAMPLES)] * own_loop.EPOCHS)
     assert Counter(len(indices) for _, indices in disturbed.values()) == {own_loop.BATCH: 18, 3: 2}
-    (tmp_path / "alone" / "alone.pt").rename(tmp_path / "alone.pt")
-    same_weights(tmp_path, "c", "alone")
+    (folder / "alone" / "alone.pt").rename(folder / "alone.pt")
+    same_weights(folder, "c", "alone")
+
+
+def sharded(rank: int, size: int, folder: str, name: str, stop: int) -> None:
+    """own_loop.py under FSDP2; all ranks are killed after step `stop`."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks-of-{name}", rank=rank, world_size=size)
+    mesh = init_device_mesh("cpu", (size,))
+
+    def killed() -> None:
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def wrap(net: torch.nn.Module) -> torch.nn.Module:
+        fully_shard(net, mesh=mesh)
+        return net
+
+    own_loop.train(Path(folder), name, stop, wrap, killed, num_workers=0)
+    dist.destroy_process_group()
+
+
+@pytest.mark.nightly(sample=1, of="loaders of loops that stay")
+def test_an_fsdp2_run_that_is_killed_and_resized_trains_on_every_example_once(tmp_path: Path) -> None:
+    """Weights and optimizer lie in parts on all ranks, and are cut anew for each number of them."""
+    for name, ranks, stop in (("a", 3, 8), ("b", 2, 14), ("c", 4, 0)):
+        answers = run_ranks(sharded, ranks, str(tmp_path), name, stop)
+        if stop:
+            assert Died(-signal.SIGKILL) in answers, answers
+            assert None not in answers
+        else:
+            returned(answers)
+    (tmp_path / "alone").mkdir()
+    returned(run_ranks(sharded, 1, str(tmp_path / "alone"), "alone", 0))
+    every_example_was_trained_on_once(tmp_path)
 
 
 @pytest.mark.nightly(sample=1, of="loaders of loops that stay")

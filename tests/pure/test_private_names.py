@@ -72,7 +72,8 @@ ALLOWED = (
         "elastic/data/own_generators.py",
     ),
     Allowed("how torch's schedulers mark an optimizer", "_wrapped_by_lr_sched", "elastic/loop/own_schedule.py"),
-    Allowed("the stages of a stream of Hugging Face's datasets", "_ex_iterable", "elastic/data/streams.py"),
+    Allowed("the stages of a stream of Hugging Face's datasets", "_ex_iterable", "elastic/data/stream_check.py"),
+    Allowed("one node's part of such a stream", "_distributed", "elastic/data/hugging_face.py"),
     Allowed("options of process groups", "_Options _devices _timeout", "elastic/group/form.py elastic/group/nccl.py"),
     Allowed("the end of a backward pass that others call", "_execution_engine", "elastic/group/backward_end.py"),
     Allowed(

@@ -6,10 +6,10 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +19,7 @@ from elastic.data.file_streams import Samples
 from elastic.data.records import RecordDataset
 from elastic.data.streams import Streams
 from elastic.errors import ConfigError, DataFileError, IdentityMismatch, StepError
+from tests.kit.stream_runs import train_on
 
 
 class Counting:
@@ -52,7 +53,7 @@ class Buffered(Counting):
 
 
 class BufferShuffledExamplesIterable:
-    """As it is called in Hugging Face's datasets; tests run without these."""
+    """As it is called in Hugging Face's datasets; test_hugging_face.py has the real ones."""
 
 
 class OfHuggingFace(Counting):
@@ -148,6 +149,37 @@ def test_what_cannot_go_on_exactly_is_refused(make: Any, match: str) -> None:
 
     with pytest.raises((ConfigError, StepError), match=match):
         begin()
+
+
+def test_each_stream_is_looked_at_as_it_is_begun() -> None:
+    """Before the run the first one alone is read: others may be of another kind, and none of their examples trains."""
+
+    def make(worker: int, _: int) -> Counting:
+        return OfHuggingFace(worker, length=20) if worker == 1 else Counting(worker, length=20)
+
+    streams = dealt(make)
+    streams.check()
+    assert streams[0] == 0
+    with pytest.raises(ConfigError, match=r"stream 1 \(OfHuggingFace\) does not go on where its state_dict says"):
+        streams[2]
+
+
+def test_what_is_no_number_goes_on_as_what_is_none() -> None:
+    """nan is not equal to itself, and a stream of it was refused."""
+
+    class Holes(Counting):
+        def __iter__(self) -> Iterator[Any]:
+            for number in super().__iter__():
+                yield {"a": float("nan"), "b": torch.tensor([torch.nan, number]), "c": np.array([np.nan, number])}
+
+    dealt(lambda worker, _: Holes(worker, length=20)).check()
+
+    class Elsewhere(Holes):
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.at = state["at"] + 1
+
+    with pytest.raises(ConfigError, match="does not go on where its state_dict says"):
+        dealt(lambda worker, _: Elsewhere(worker, length=20)).check()
 
 
 def test_a_state_that_is_no_plain_value_is_refused() -> None:
@@ -256,23 +288,6 @@ def lines_in(folder: Path, *names: str) -> list[str]:
     for name in names:
         (folder / name).write_text("".join(f"{name[0]}{number}\n" for number in range(9)))
     return [str(file) for file in folder.iterdir()]
-
-
-def train_on(url: Path, streams: Streams, until: int | None = None) -> list[str]:
-    """The examples read; the run is interrupted after `until` steps."""
-    model = torch.nn.Linear(1, 1)
-    read: list[str] = []
-    run = elastic.Run(url, model=model, optimizer=torch.optim.SGD(model.parameters()), dataset=streams, batch_size=6,
-                      virtual_workers=3, steps=4, save_every=1, collate_fn=list)  # fmt: skip
-    with suppress(KeyboardInterrupt), run:
-        for batch in run.batches():
-            read += batch
-            model(torch.ones(1)).mean().backward()
-            (optimizer,) = run.optimizers.values()
-            optimizer.step()
-            if run.step_index == until:
-                raise KeyboardInterrupt
-    return read
 
 
 def test_lines_of_other_files_are_no_continuation(tmp_path: Path) -> None:

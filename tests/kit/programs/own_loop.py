@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
 
 import elastic
@@ -26,16 +28,19 @@ EXAMPLES, BATCH, EPOCHS, SAVE_EVERY = 201, 22, 2, 3
 """Three examples are left for an epoch's last batch, and no number of ranks above two divides a batch."""
 
 
-def main(folder: Path, name: str, stop: int) -> None:
-    dist.init_process_group("gloo")
+Wrap = Callable[[nn.Module], nn.Module]
+
+
+def train(folder: Path, name: str, stop: int, wrap: Wrap, stopped: Callable[[], object], num_workers: int = 1) -> None:
+    """wrap: makes of a network what averages its ranks' gradients   stopped: what comes after step `stop`"""
     rank = dist.get_rank()
     torch.manual_seed(0)
     points = torch.randn(EXAMPLES, 8)
     dataset = TensorDataset(points, points[:, :3].argmax(dim=1), torch.arange(EXAMPLES))
     net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 3))
-    model = nn.parallel.DistributedDataParallel(net)
+    model = wrap(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    loader = elastic.ElasticLoader(dataset, BATCH, seed=3, num_workers=1)
+    loader = elastic.ElasticLoader(dataset, BATCH, seed=3, num_workers=num_workers)
     elastic.audit(loader).check()
 
     checkpoints = Checkpointer(str(folder / "checkpoints"), group="auto")
@@ -50,12 +55,18 @@ def main(folder: Path, name: str, stop: int) -> None:
                 optimizer.step()
                 notes.write(f"{json.dumps([loader.step, indices.tolist() if loader.weight else []])}\n")
                 if loader.step == stop:
-                    threading.Event().wait()
+                    stopped()
                 if loader.step % SAVE_EVERY == 0:
                     checkpoints.save(loader.step, state)
     checkpoints.close()
+    weights = {key: one.full_tensor() if isinstance(one, DTensor) else one for key, one in net.state_dict().items()}
     if rank == 0:
-        torch.save(net.state_dict(), folder / f"{name}.pt")
+        torch.save(weights, folder / f"{name}.pt")
+
+
+def main(folder: Path, name: str, stop: int) -> None:
+    dist.init_process_group("gloo")
+    train(folder, name, stop, nn.parallel.DistributedDataParallel, threading.Event().wait)
     dist.destroy_process_group()
 
 

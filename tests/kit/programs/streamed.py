@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,12 @@ def decode(line: bytes) -> tuple[torch.Tensor, torch.Tensor]:
     return point + 0.1 * torch.randn(len(point)), (point.sum() > 0).long()
 
 
-def main() -> None:
+def of_lines(folder: Path) -> elastic.Streams:
+    return elastic.Streams.lines([str(file) for file in folder.glob("lines-*.txt")], decode)
+
+
+def main(streams_of: Callable[[Path], elastic.Streams], collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
+    """streams_of: those of the files in a folder"""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--steps", type=int, default=24)
@@ -36,17 +42,17 @@ def main() -> None:
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     options = parser.parse_args()
 
-    files = sorted(Path(options.url).parent.glob("lines-*.txt"))
     elastic.seed(3)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    streams = elastic.Streams.lines([str(file) for file in files], decode)
+    streams = streams_of(Path(options.url).parent)
     run: Any
     with elastic.Run(
         options.url,
         model=model,
         optimizer=optimizer,
         dataset=streams,
+        collate_fn=collate_fn,
         batch_size=14,
         virtual_workers=6,
         steps=options.steps,
@@ -73,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(of_lines)
