@@ -92,7 +92,7 @@ def none_free(ports: range, where: str, refused: OSError) -> ConfigError:
     return ConfigError(
         f"--port-range={ports.start}-{ports.stop - 1}: {where}: {refused.strerror}\n"
         "  next  end what listens there, or name more: an agent takes two ports, one for other agents and one for "
-        "whoever asks whether the run is alive"
+        "whoever asks whether the run is alive, and a third where nodes meet by the run's URL alone"
     )
 
 

@@ -207,7 +207,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise ConfigError(f"--standalone is one node, and --nnodes asks for at least {config.min_nodes}")
     if not one_node and config.rdzv_backend != "c10d":
         raise ConfigError(
-            f"several nodes meet by --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT; found {config.rdzv_backend!r}"
+            "several nodes meet by --rdzv-backend=c10d --rdzv-endpoint=URL of the run, or HOST:PORT; found "
+            f"{config.rdzv_backend!r}"
         )
     if config.nproc_per_node < 1:
         raise ConfigError(f"--nproc-per-node must be at least 1, found {config.nproc_per_node}")

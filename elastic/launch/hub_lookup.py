@@ -97,14 +97,14 @@ class LookupByUrl:
         self.hubs = HubLookup(secret, own)
         self.url = url
         self._was_read = False
-        self._silent_since_s: float | None = None
+        self._looked_at: tuple[Any, float] | None = None  # who is written there, and since when
+        self._silent_s: float | None = None
         self._stopping = threading.Event()
         threading.Thread(target=self._run, name="elastic-url", daemon=True).start()
 
     def silent_s(self) -> float | None:
-        """For how long the hub that is written there has not been found; None: none is written."""
-        since_s = self._silent_since_s
-        return None if since_s is None else time.monotonic() - since_s
+        """For how long looks at the hub that is written there have failed; None: none is written."""
+        return self._silent_s
 
     def end(self) -> None:
         """Nothing is wanted any more, but what was found. A look that has begun is left to itself."""
@@ -117,11 +117,10 @@ class LookupByUrl:
             try:
                 written = hub_file.read(self.url)
                 self._was_read = True
+                self._looks_at(written)
                 connected = self.hubs.connect(written)
-                if written is None:
-                    self._silent_since_s = None
-                elif connected is None and self._silent_since_s is None:
-                    self._silent_since_s = time.monotonic()
+                if connected is None and self._looked_at is not None:
+                    self._silent_s = time.monotonic() - self._looked_at[1]
                 if connected is not None and written is not None:
                     self.found = connected, written["nonce"]
                     if self._stopping.is_set():
@@ -134,6 +133,12 @@ class LookupByUrl:
             finally:
                 self.looked.set()
             self._stopping.wait(_LOOK_S)
+
+    def _looks_at(self, written: Mapping[str, Any] | None) -> None:
+        if written is None:
+            self._looked_at = self._silent_s = None
+        elif self._looked_at is None or self._looked_at[0] != written:
+            self._looked_at, self._silent_s = (written, time.monotonic()), 0.0
 
 
 class HubSearch:

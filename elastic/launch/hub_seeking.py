@@ -1,6 +1,6 @@
 """Whom does an agent ask for the run's hub, for how long, and what does it answer who asks? Pure.
 
-hub_link.py acts on it, and so do the simulated agents of tests/kit/simulated_hosts.
+hub_seeker.py, attendance.py and other_hub.py act on it, and so do the simulated agents of tests/kit/simulated_hosts.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from elastic.launch.rendezvous_store import (
     leave_word,
     meeting_places,
 )
-from elastic.launch.written_meeting import MeetingSearch
+from elastic.launch.written_meeting import MOVING_S, SILENT_S, MeetingSearch
 from elastic.membership.written_hub import hub_in
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
@@ -115,6 +115,9 @@ def meet(
             found = meets.find_store()
             meeting = meets.at(found, in_words) if isinstance(found, FoundStore) else found
         return meeting
+    except ElasticError:
+        meets.settle()
+        raise
     finally:
         meets.end()
 
@@ -175,6 +178,10 @@ class _Meets:
             self._by_url.looked.wait(max(0.0, self._deadline_s - time.monotonic()))
         return self.by_url()
 
+    def settle(self) -> None:
+        if self._by_storage is not None:
+            self._by_storage.settle()
+
     def end(self) -> None:
         if self._by_url is not None:
             self._by_url.end()
@@ -186,17 +193,15 @@ class _Meets:
     def find_store(self) -> FoundStore | Meeting:
         search = self._search()
         try:
-            while search.found is None:
+            while (found := search.take()) is None:
                 if search.error is not None:
                     raise search.error
                 if (meeting := self.by_url()) is not None:
                     return meeting
-                if self._is_refused:
-                    raise self._refused(f"whoever is written at {self._places.url}")
                 if time.monotonic() > self._deadline_s:
                     raise self._no_store(search.failures)
                 time.sleep(_POLL_S)
-            return search.found
+            return found
         finally:
             if search is not self._by_storage:
                 search.end()
@@ -237,13 +242,15 @@ class _Meets:
                 return self._leave_word(replace(joined, publish=publish), found.endpoint, store)
             if (meeting := self.by_url()) is not None:
                 _met()
+                if self._by_storage is not None:
+                    self._by_storage.say_over(looking)
                 return replace(meeting, kept=(*meeting.kept, *kept))
-            if self._by_storage is not None and self._by_storage.superseded and round_.info is None:
+            if self._by_storage is not None and round_.info is None and self._by_storage.is_over(looking):
                 return None
             if self._is_refused or isinstance(round_.error, StateRefused):
                 refusals.leave(self._address)
                 raise self._refused(f"whoever is at {where}: {round_.error}" if round_.error is not None else "")
-            if not round_.begun:
+            if not round_.begun and (self._by_storage is None or self._by_storage.may_begin()):
                 nodes = f"{self._nodes_min} to {self._nodes_max} nodes of run {self._run_id!r}"
                 self._say(f"waiting at {where} for {nodes}, as {in_words}")
                 round_.begin()
@@ -251,6 +258,7 @@ class _Meets:
                 nonce = secrets.token_hex(16)
                 looking.set(self._key, json.dumps(self._where(nonce)))
                 _met()
+                self._write_hub(nonce)
                 meeting = Meeting(
                     listener=self._listener,
                     connected=None,
@@ -295,6 +303,20 @@ class _Meets:
     def _where(self, nonce: str) -> dict[str, Any]:
         return {"host": self._own[0], "port": self._own[1], "nonce": nonce}
 
+    def _write_hub(self, nonce: str) -> None:
+        """At the URL, for those who come when this machine is lost before the coordinator has written it."""
+        if self._by_storage is None or self._by_url is None or self._by_url.hubs.refused:
+            return
+        url, where = self._by_url.url, self._where(nonce)
+
+        def write() -> None:
+            from elastic.membership import hub_file
+
+            with contextlib.suppress(hub_file.CheckpointError):
+                hub_file.write(url, None, where)
+
+        threading.Thread(target=write, name="elastic-hub-file", daemon=True).start()
+
     def _params(self, endpoint: str) -> RendezvousParameters:
         conf = {"read_timeout": min(60, int(self._within_s)), **self._conf}
         return RendezvousParameters(
@@ -307,7 +329,10 @@ class _Meets:
 
     @property
     def _is_refused(self) -> bool:
-        return self._hubs.refused or (self._by_url is not None and self._by_url.hubs.refused)
+        """Where the URL is all that is known, who is written there may have been lost with the whole run, and its
+        address be another job's by now: that is no refusal."""
+        by_url = self._by_url is not None and bool(self._places.hosts) and self._by_url.hubs.refused
+        return self._hubs.refused or by_url
 
     # why not
 
@@ -318,7 +343,10 @@ class _Meets:
         tried = "; ".join(f"{endpoint or 'localhost'}: {why}" for endpoint, why in failures.items())
         where = ", ".join(self._places.hosts) or f"the places that are written at {self._places.url}"
         hosts = (
-            "start `elastic run` on that host, too; it hosts the store" if self._places.hosts else "start this again"
+            "start `elastic run` on that host, too; it hosts the store"
+            if self._places.hosts
+            else "wait longer, with --rdzv-conf join_timeout=SECONDS: a hub that is written there, and does not answer,"
+            f" is waited for {MOVING_S:.0f} s, and a store {SILENT_S:.0f} s"
         )
         return NodesMissing(
             f"no rendezvous store answers at {where} within {self._within_s:.0f} s"

@@ -79,6 +79,10 @@ class StoreSearch:
         self._stopping = threading.Event()
         threading.Thread(target=self._run, name="elastic-store", daemon=True).start()
 
+    def take(self) -> FoundStore | None:
+        """The store, once it is found."""
+        return self.found
+
     def end(self) -> None:
         """No store is wanted any more. A call of torch that has begun is left to itself."""
         self._stopping.set()

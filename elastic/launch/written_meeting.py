@@ -8,7 +8,8 @@ there where.
     it answers                    this node meets the others there
 
 Promises  what answers there is the store that was written of, by its nonce: a port may be somebody else's by now.
-          Where a run had a hub, nobody meets anew before that was silent for 10 s: it may be moving.
+          Where a run had a hub, nobody opens a store, or a round at one, before that was silent for 30 s: it may be
+          moving. A node that finds the hub meanwhile says at its store that nobody meets there any more.
 Leaves    a run that is under way to hub_lookup.py, which looks at the same time. Two sides of a cut network may meet
           apart: the run's claims let one of them go on, as always.
 
@@ -42,8 +43,8 @@ _BYTES_MAX = 1 << 12
 _RETRY_S = 10.0
 _POLL_S = 0.5
 _PROBE_S, _ANSWER_S = 1.0, 5.0  # for a connection, and for a store's first word
-_SILENT_S = 5.0  # so long a store may not answer
-_MOVING_S = 10.0  # so long a run's hub may not: a lease, and the next one's beginning
+SILENT_S = 5.0  # so long a store may not answer
+MOVING_S = 30.0  # so long a run's hub may not: a lease, the next one's beginning, and a step of those who form a view
 
 
 class MeetingSearch:
@@ -52,8 +53,6 @@ class MeetingSearch:
     address       this node's
     ports         that it may listen at; None: any
     hub_silent_s  for how long the hub that is written at the URL has not answered; None: none is written
-    found         the store, once it is
-    superseded    a store was found, and the others meet at another one by now: this node was not to be reached a while
     error         what no further try helps against
     failures      by place, of the last try
     """
@@ -66,8 +65,6 @@ class MeetingSearch:
         params: Callable[[str], RendezvousParameters],
         hub_silent_s: Callable[[], float | None],
     ) -> None:
-        self.found: FoundStore | None = None
-        self.superseded = False
         self.error: Exception | None = None
         self.failures: dict[str, object] = {}
         self._url = url
@@ -75,58 +72,100 @@ class MeetingSearch:
         self._ports = ports
         self._params = params
         self._hub_silent_s = hub_silent_s
-        self._number = 0  # of the meeting that was found
+        self._found: FoundStore | None = None
+        self._number, self._nonce = 0, ""  # of the meeting that was found
+        self._taken = self._superseded = self._was_read = False
+        self._probe: _StoreOf | None = None
         self._silent: tuple[int, float] | None = None  # which meeting's store, and since when
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastic-meeting", daemon=True)
         self._thread.start()
 
+    def take(self) -> FoundStore | None:
+        """The store, once it is found."""
+        self._taken |= self._found is not None
+        return self._found
+
+    def may_begin(self) -> bool:
+        """Whether a round may: a hub that is written there may be moving."""
+        hub_silent_s = self._hub_silent_s()
+        return hub_silent_s is None or hub_silent_s > MOVING_S
+
+    def is_over(self, store: Any) -> bool:
+        """Whether the others meet elsewhere by now: this node was not to be reached for a while, or the run has a hub.
+        store: the one that was found, for the caller's thread. Raises DistError."""
+        return self._superseded or store.get(_NONCE) != self._nonce.encode()
+
+    def say_over(self, store: Any) -> None:
+        """This node has found the run's hub, and its store lives on: nobody is to meet there."""
+        with contextlib.suppress(DistError):
+            store.set(_NONCE, "")
+
     def end(self) -> None:
-        """No store is wanted any more. Where none was found, this process may end next, which a thread within torch's
-        code would turn into an abort."""
+        """No store is wanted any more. A look that has begun is left to itself."""
         self._stopping.set()
-        if self.found is None:
-            self._thread.join(_PROBE_S + _ANSWER_S)
+
+    def settle(self) -> None:
+        """Before this process ends: a thread within torch's code would turn that into an abort."""
+        self.end()
+        self._thread.join(_PROBE_S + _ANSWER_S)
 
     def _run(self) -> None:
         try:
             with contextlib.closing(open_storage(self._url, retry_s=_RETRY_S)) as storage:
                 while not self._stopping.is_set() and not self._meets(storage):
                     self._stopping.wait(_POLL_S)
-                while not self._stopping.is_set() and not self.superseded:
-                    self._stopping.wait(_SILENT_S)
-                    self.superseded = self._is_superseded(storage)
+                while not self._stopping.is_set() and not self._superseded:
+                    self._stopping.wait(SILENT_S)
+                    self._superseded = self._is_superseded(storage)
+        except Exception as error:
+            self.error = error
+        finally:
+            if not self._taken:
+                self._found = None  # it is closed by that
+
+    def _meets(self, storage: Storage) -> bool:
+        is_read = False
+        try:
+            number, where = _newest(storage)
+            is_read = self._was_read = True
+            if where is not None and (joined := self._joined(number, where)) is not None:
+                self._number, self._nonce, self._found = number, where["nonce"], joined
+                return True
+            if where is not None and not self._is_gone(number):
+                return False
+            return self.may_begin() and self._opens(storage, number + 1)
         except CheckpointError as failure:
-            self.error = ConfigError(
+            if self._was_read and not (is_read and self._can_read(storage)):  # it was there before, and may be again
+                self.failures[self._url] = failure
+                return False
+            raise ConfigError(
                 f"the nodes cannot meet by the run's storage: {failure}\n"
                 "  state  this node has not joined, and nothing was started here\n"
                 "  next   look at the URL in --rdzv-endpoint and at its credentials on this node, which has to write "
                 "there; or name a host, too: --rdzv-endpoint=HOST:PORT,URL"
-            )
-        except Exception as error:
-            self.error = error
+            ) from failure
 
-    def _meets(self, storage: Storage) -> bool:
-        number, where = _newest(storage)
-        if where is not None and (joined := self._joined(number, where)) is not None:
-            self._number, self.found = number, joined
+    def _can_read(self, storage: Storage) -> bool:
+        with contextlib.suppress(CheckpointError):
+            _newest(storage)
             return True
-        if where is not None and not self._is_gone(number):
-            return False
-        hub_silent_s = self._hub_silent_s()
-        return (hub_silent_s is None or hub_silent_s > _MOVING_S) and self._opens(storage, number + 1)
+        return False
 
     def _is_superseded(self, storage: Storage) -> bool:
-        number, where = _newest(storage)
-        return number > self._number and where is not None and self._joined(number, where) is not None
+        with contextlib.suppress(CheckpointError):
+            number, where = _newest(storage)
+            return number > self._number and where is not None and self._joined(number, where) is not None
+        return False
 
     def _joined(self, number: int, where: dict[str, Any]) -> FoundStore | None:
         endpoint = _endpoint(where["host"], where["port"])
-        params = self._params(endpoint)
         try:
-            socket.create_connection((where["host"], where["port"]), timeout=_PROBE_S).close()
-            found = _StoreOf(endpoint, params, where["nonce"]).within(_ANSWER_S)
-        except (OSError, RendezvousError, DistError) as failure:
+            if self._probe is None or not self._probe.hangs(number):
+                socket.create_connection((where["host"], where["port"]), timeout=_PROBE_S).close()
+                self._probe = _StoreOf(number, endpoint, self._params(endpoint), where["nonce"])
+            found = self._probe.within(_ANSWER_S)
+        except (OSError, RendezvousError, DistError, ValueError) as failure:  # the last: no name of a host
             self.failures[endpoint] = failure.__cause__ or failure
             if self._silent is None or self._silent[0] != number:
                 self._silent = number, time.monotonic()
@@ -134,7 +173,7 @@ class MeetingSearch:
         return found
 
     def _is_gone(self, number: int) -> bool:
-        return self._silent is not None and self._silent[0] == number and time.monotonic() - self._silent[1] > _SILENT_S
+        return self._silent is not None and self._silent[0] == number and time.monotonic() - self._silent[1] > SILENT_S
 
     def _opens(self, storage: Storage, number: int) -> bool:
         """Whether it is this node's by then."""
@@ -147,13 +186,19 @@ class MeetingSearch:
         backend, store = self._hosted()
         nonce = secrets.token_hex(16)
         store.set(_NONCE, nonce)
+        if self._stopping.is_set():
+            return False
         written = {"host": self._address, "port": store.port, "nonce": nonce}
         try:
             storage.put_new(f"{FOLDER}/{number:06}.json", json.dumps(written).encode())
         except AlreadyThere:
             return False
         endpoint = _endpoint(self._address, store.port)
-        self._number, self.found = number, FoundStore(endpoint, self._params(endpoint), backend, store)
+        self._number, self._nonce, self._found = (
+            number,
+            nonce,
+            FoundStore(endpoint, self._params(endpoint), backend, store),
+        )
         return True
 
     def _hosted(self) -> tuple[Any, Any]:
@@ -174,7 +219,8 @@ class _StoreOf:
     """Of this place, if it is theirs who wrote this nonce. In a thread of its own, for what listens there may be no
     store at all, and torch 2.13 waits for a server's first word without an end."""
 
-    def __init__(self, endpoint: str, params: RendezvousParameters, nonce: str) -> None:
+    def __init__(self, number: int, endpoint: str, params: RendezvousParameters, nonce: str) -> None:
+        self._number = number
         self._found: FoundStore | None = None
         self._failure: Exception = TimeoutError("what listens there is no rendezvous' store")
         self._thread = threading.Thread(
@@ -182,8 +228,12 @@ class _StoreOf:
         )
         self._thread.start()
 
+    def hangs(self, number: int) -> bool:
+        """At the place of that number."""
+        return self._number == number and self._thread.is_alive()
+
     def within(self, seconds: float) -> FoundStore:
-        """Raises OSError, RendezvousError, DistError."""
+        """Raises OSError, RendezvousError, DistError, ValueError."""
         self._thread.join(seconds)
         if self._found is None:
             raise self._failure
@@ -195,7 +245,7 @@ class _StoreOf:
             if not (store.check([_NONCE]) and store.get(_NONCE) == nonce.encode()):
                 raise ConnectionError("another run has a store there")
             self._found = FoundStore(endpoint, params, backend, store)
-        except (OSError, RendezvousError, DistError) as failure:
+        except (OSError, RendezvousError, DistError, ValueError) as failure:
             self._failure = failure
 
 

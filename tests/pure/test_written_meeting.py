@@ -16,9 +16,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from checkpoint.errors import CheckpointError
+from checkpoint.storage import Storage
 from elastic.errors import ConfigError
 from elastic.launch import written_meeting
-from elastic.launch.written_meeting import FOLDER, MeetingSearch
+from elastic.launch.written_meeting import FOLDER, MOVING_S, MeetingSearch
 
 HERE = "127.0.0.1"
 WITHIN_S = 60.0
@@ -30,12 +32,12 @@ Begin = Callable[..., MeetingSearch]
 def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     """A node's search, by the same folder."""
     monkeypatch.setattr(written_meeting, "_POLL_S", 0.02)
-    monkeypatch.setattr(written_meeting, "_SILENT_S", 0.2)
+    monkeypatch.setattr(written_meeting, "SILENT_S", 0.2)
     monkeypatch.setattr(written_meeting, "_ANSWER_S", 1.0)
     begun: list[MeetingSearch] = []
 
     def params(endpoint: str) -> RendezvousParameters:
-        return RendezvousParameters("c10d", endpoint, "run", 1, 9, HERE, read_timeout=3)
+        return RendezvousParameters("c10d", endpoint, "run", 1, 9, HERE, read_timeout=1)
 
     def make(
         *, url: str = str(tmp_path), ports: range | None = None, hub_silent_s: Callable[[], float | None] = lambda: None
@@ -57,9 +59,9 @@ def wait_for(holds: Callable[[], object]) -> None:
 
 def met(*searches: MeetingSearch) -> list[Any]:
     """Their stores."""
-    wait_for(lambda: all(search.found or search.error for search in searches))
+    wait_for(lambda: all(search.take() or search.error for search in searches))
     assert [search.error for search in searches] == [None] * len(searches)
-    return [search.found.store for search in searches if search.found is not None]
+    return [found.store for search in searches if (found := search.take()) is not None]
 
 
 def write(folder: Path, number: int, text: str) -> None:
@@ -83,7 +85,9 @@ def test_nodes_that_come_at_once_meet_at_one_store(begin: Begin, tmp_path: Path)
     assert written(tmp_path) == ["000001.json"]
 
 
-@pytest.mark.parametrize("left", ["a port that nobody has", "another's store", "a silent server", "nonsense"])
+@pytest.mark.parametrize(
+    "left", ["a port that nobody has", "another's store", "a silent server", "nonsense", "no host"]
+)
 def test_what_was_left_by_nodes_that_are_gone_is_superseded(begin: Begin, tmp_path: Path, left: str) -> None:
     """As after the loss of all machines, whose addresses others may have by now."""
     free = socket.create_server((HERE, 0))
@@ -93,6 +97,7 @@ def test_what_was_left_by_nodes_that_are_gone_is_superseded(begin: Begin, tmp_pa
     if left == "a port that nobody has":
         free.close()
     texts = {"another's store": place(other.port), "nonsense": '{"host": 1}'}
+    texts["no host"] = place(port).replace(HERE, "a..b")
     write(tmp_path, 7, texts.get(left, place(port)))
     one, two = begin(), begin()
     here, there = met(one, two)
@@ -107,23 +112,65 @@ def test_nobody_meets_anew_while_the_hub_of_a_run_may_be_moving(begin: Begin, tm
     asked: list[float] = []
 
     def silent_s() -> float:
-        asked.append(4.0 * len(asked))
+        asked.append(10.0 * len(asked))
         return asked[-1]
 
     met(begin(hub_silent_s=silent_s))
-    assert asked == [0.0, 4.0, 8.0, 12.0]
+    assert asked == [0.0, 10.0, 20.0, 30.0, 40.0]
+
+
+def test_nobody_meets_where_a_node_waited_that_has_found_the_hub_meanwhile(begin: Begin, tmp_path: Path) -> None:
+    """Its store lives as long as it does."""
+    first, waits = begin(), begin()
+    stores = met(first, waits)
+    assert not waits.is_over(stores[1])
+    first.say_over(stores[0])
+    assert waits.is_over(stores[1])
+    later = begin()
+    assert met(later)[0].port != stores[0].port
+    assert written(tmp_path) == ["000001.json", "000002.json"]
+
+
+def test_a_store_that_nobody_took_is_closed(begin: Begin, tmp_path: Path) -> None:
+    """The hub was found while it was opened."""
+    search = begin()
+    wait_for((tmp_path / FOLDER / "000001.json").exists)
+    search.settle()
+    assert search.take() is None
+    port = json.loads((tmp_path / FOLDER / "000001.json").read_text())["port"]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HERE, port), timeout=WITHIN_S)
+
+
+def test_a_round_waits_as_well_while_the_hub_may_be_moving(begin: Begin) -> None:
+    assert begin().may_begin()
+    assert not begin(hub_silent_s=lambda: MOVING_S).may_begin()
+
+
+def test_storage_that_fails_for_a_while_is_asked_again(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def newest(storage: Storage) -> tuple[int, None]:
+        looks.append(len(looks))
+        if len(looks) in (2, 3):
+            raise CheckpointError("503")
+        return 0, None
+
+    monkeypatch.setattr(written_meeting, "_newest", newest)
+    met(begin(hub_silent_s=lambda: 0.0 if len(looks) < 4 else None))
+    assert len(looks) >= 4
 
 
 def test_a_node_that_was_not_to_be_reached_for_a_while_learns_that_the_others_meet_elsewhere(
     begin: Begin, tmp_path: Path
 ) -> None:
     first = begin()
-    met(first)
-    assert not first.superseded
+    (store,) = met(first)
+    assert not first.is_over(store)
     other = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     other.set("elastic/meeting", "theirs")
     write(tmp_path, 2, place(other.port))
-    wait_for(lambda: first.superseded)
+    wait_for(lambda: first.is_over(store))
 
 
 def test_the_store_keeps_to_the_range_of_ports(begin: Begin, tmp_path: Path) -> None:
