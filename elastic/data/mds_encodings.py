@@ -1,7 +1,7 @@
 """What the columns of Mosaic's MDS shards mean, of those encodings that are plain values.
 
 Pickles are not among them: what lies in a file is never run. Nor are images, which need a decoder; store their bytes.
-The names and the bytes are those of mosaicml-streaming 0.13, streaming/base/format/mds/encodings.py.
+The names and the bytes are those of mosaicml-streaming 0.13, module streaming.base.format.mds.encodings.
 """
 
 from __future__ import annotations

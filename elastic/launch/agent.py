@@ -16,7 +16,7 @@ Promises  a worker's death is reported at once, after everything that it had sai
           No process that was started here, by whomever, outlives the agent. (That of an agent that is killed
           outright is the kernel's and the workers' doing, see worker.py.)
 Leaves    every decision on views, replacements and the run's end to membership/hub.py; what one worker is to
-          node_worker.py, the watch for hangs to worker_watch.py, how long a node that leaves has to departure.py,
+          node_worker.py, the watch for hangs to worker_watch.py, how long a node that leaves has to node_departure.py,
           clouds' hints to hints.py, and the exit status to node_end.py.
 """
 
@@ -32,10 +32,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from elastic.launch import children, event_loop
-from elastic.launch.departure import Departure
 from elastic.launch.hints import Hints
 from elastic.launch.hub_link import HubLink
 from elastic.launch.logs import Logs
+from elastic.launch.node_departure import NodeDeparture
 from elastic.launch.node_end import NO_PLACE, NodeEnd
 from elastic.launch.node_notices import NodeNotices
 from elastic.launch.node_rules import NodeRules
@@ -101,7 +101,7 @@ class Agent:
         self._starts: Counter[int] = Counter()
         self._notices = notices
         self._hook = hook
-        self._departure = Departure(rules.leave_s)
+        self._departure = NodeDeparture(rules.leave_s)
         self._hints = Hints()
         self._end = NodeEnd()
         self._written_by_s: float | None = None

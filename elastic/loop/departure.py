@@ -36,8 +36,8 @@ _POLL_S = 0.2
 _PATIENTLY = "the save on leaving"
 
 
-class Commit(Protocol):
-    """See Recovery.commit."""
+class SaveUnlessHeld(Protocol):
+    """See Recovery.save_unless_held."""
 
     def __call__(self, *, must: bool, patiently: str | None, by_s: float | None) -> None: ...
 
@@ -45,7 +45,7 @@ class Commit(Protocol):
 class Departure:
     """Of one worker, for as long as its session is open.
 
-    commit, wait_for_all  see Recovery
+    save_unless_held, wait_for_all  see Recovery
     all_save              all leave, and what they hold is being saved, by this worker or another one
     """
 
@@ -54,13 +54,13 @@ class Departure:
         session: Session,
         notices: ProcessNotices,
         *,
-        commit: Commit,
+        save_unless_held: SaveUnlessHeld,
         wait_for_all: Callable[[Kind, str | None], str | None],
     ) -> None:
         self._session = session
         self._context = session.context
         self._state = session.state
-        self._commit = commit
+        self._save_unless_held = save_unless_held
         self._wait_for_all = wait_for_all
         self._notices = notices
         self._noticed = self._hint = False
@@ -192,7 +192,7 @@ class Departure:
         restorer.learn_claim(live.claim)
         try:
             restorer.take_over_saving()
-            self._commit(must=True, patiently=None, by_s=None)
+            self._save_unless_held(must=True, patiently=None, by_s=None)
         except checkpoint.CheckpointError as failure:
             live.has_tried_to_save()
             reason = str(failure).replace("\n", "\n    ")
@@ -247,7 +247,7 @@ class Departure:
         try:
             restorer.take_over_saving()
             self._look_at_time(restorer.saver)
-            self._commit(must=True, patiently=_PATIENTLY if patiently else None, by_s=self.by_s)
+            self._save_unless_held(must=True, patiently=_PATIENTLY if patiently else None, by_s=self.by_s)
         except checkpoint.CheckpointError as failure:
             self._not_saved(str(failure))
 

@@ -299,7 +299,7 @@ class Loop:
 
         def saved() -> None:
             self._context.moment("finish")
-            recovery.commit(must=True, patiently="the last save")
+            recovery.save_unless_held(must=True, patiently="the last save")
             recovery.wait_for_all(Kind.FINISH, None)
 
         recovery.agree("finish", saved, "waiting for the last save")

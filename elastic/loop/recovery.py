@@ -49,7 +49,9 @@ class Recovery:
         self._context = session.context
         self._state = session.state
         self.check = check
-        self.departure = Departure(session, notices, commit=self.commit, wait_for_all=self.wait_for_all)
+        self.departure = Departure(
+            session, notices, save_unless_held=self.save_unless_held, wait_for_all=self.wait_for_all
+        )
 
     # between two steps
 
@@ -90,13 +92,13 @@ class Recovery:
         self.check()
         self.agree_to_stop()
         self._session.restorer.save_begun_s = time.monotonic()
-        self.commit(must=False)
+        self.save_unless_held(must=False)
 
     def agree_to_stop(self) -> None:
         """A stop that someone has asked for is saved with the state."""
         self._state.stop_wish = self.first_answer(Kind.SAVE, self._state.stop_wish)
 
-    def commit(self, *, must: bool, patiently: str | None = None, by_s: float | None = None) -> None:
+    def save_unless_held(self, *, must: bool, patiently: str | None = None, by_s: float | None = None) -> None:
         """On the coordinator, unless storage holds this very state.
 
         patiently  what it is called, where it is tried again: nobody will save later
@@ -230,7 +232,7 @@ class Recovery:
         if not self._context.config.goes_back or every is None or restorer.saver is None:
             return
         if state.step % every == 0 and state.is_whole and not state.finished and not restorer.is_committed(state.step):
-            self.commit(must=False)
+            self.save_unless_held(must=False)
 
     def _give_up(self, lost: PeerLost, doing: str) -> None:
         """Under plain torchrun: ends this process, for the launcher to start all of them again. Raises SystemExit."""
@@ -252,7 +254,7 @@ class Recovery:
         saver = self._session.restorer.saver
         if saver is not None and state.at_boundary and self._saves_quickly(saver):
             with suppress(Exception):  # what is committed stays; the restart goes on from there
-                self.commit(must=False)
+                self.save_unless_held(must=False)
         raise SystemExit(EXIT_RESTART) from lost
 
     def _saves_quickly(self, saver: Saver) -> bool:

@@ -159,7 +159,7 @@ def save_another_step_than_it_says(right: Any, act: Act) -> Any:
     return save
 
 
-@planted("elastic.loop.recovery:Recovery.commit", plan="alone", caught_by={"durable"})
+@planted("elastic.loop.recovery:Recovery.save_unless_held", plan="alone", caught_by={"durable"})
 def end_without_the_last_save(right: Any, act: Act) -> Any:
     """A run ends, and its last state is nowhere."""
 

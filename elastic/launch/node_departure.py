@@ -13,7 +13,7 @@ from elastic.events import words
 from elastic.membership.messages import Leave
 
 
-class Departure:
+class NodeDeparture:
     """Of one node.
 
     within_s  how long its workers may take to end
