@@ -210,7 +210,8 @@ class Live:
     def has_tried_to_save(self) -> None:
         """What it was asked to save while the run waits is not committed: it waits on."""
         with self._changed:
-            self._asked = 0
+            if self._waits:  # else all are to go by now, and it is asked once more, which the hub waits for
+                self._asked = 0
 
     def finished(self, *, step: int) -> None:
         self._say(Finished(worker=ME, step=step))

@@ -316,7 +316,9 @@ class Worker:
 
     def saves_for_all(self) -> Moments:
         if self.asked_waits and self.cannot_save:
-            self.asked = 0
+            yield
+            if self.asked_waits:  # else all are to go by now, and it is asked once more
+                self.asked = 0
             return
         yield from self.saves()
         self.asked = 0

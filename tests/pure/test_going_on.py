@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from elastic.membership.going_on import GoingOn
+from elastic.membership.succession import NeedsClaim, Stay
 
 OURS = {"claim": 1, "nonce": "of the agent", "taken_at": 5.0, "world": {"nodes": ["A"]}}
 
@@ -27,3 +28,31 @@ def test_a_node_sees_the_storage_if_it_has_read_the_run_s_very_claim(read: dict[
     going_on.is_here("A", OURS)
     going_on.is_here("B", read)
     assert going_on.publishes(2, ["A", "B"]) == is_witness
+
+
+@pytest.mark.parametrize(
+    ("read", "found"),
+    [
+        pytest.param(OURS, NeedsClaim, id="it has read the run's claim"),
+        pytest.param(None, Stay, id="the storage failed as it came"),
+    ],
+)
+def test_of_a_view_with_a_node_that_could_not_read_the_storage_only_a_majority_goes_on(
+    read: dict[str, Any] | None, found: type
+) -> None:
+    """That node may have a folder of its own instead, and a claim there keeps nobody from going on elsewhere."""
+    going_on = GoingOn()
+    going_on.learn(OURS)
+    for node in "ABC":
+        going_on.is_here(node, OURS)
+    going_on.is_here("D", read)
+    going_on.publishes(2, list("ABCD"))
+    going_on.is_away("C")
+    going_on.is_away("D")
+    assert isinstance(_after_a_while(going_on, "AB"), found)
+    assert not isinstance(_after_a_while(going_on, "ABC"), Stay)
+
+
+def _after_a_while(going_on: GoingOn, here: str) -> object:
+    going_on.verdict(0.0, here, holding=here)
+    return going_on.verdict(9.0, here, holding=here)

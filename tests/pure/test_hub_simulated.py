@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
+
 from elastic.membership.orders import Order
 from elastic.membership.rules import BOUNDARY
 from tests.kit.sampling import seeds
@@ -25,7 +27,7 @@ class Judge:
         self.view: list[str] = []
         self.listed: list[str] = []  # in it, be they told of it or not
         self.generation = 0
-        self.saving: list[str] = []  # in this generation
+        self.saving: list[tuple[str, bool]] = []  # in this generation, and whether it was asked while the run waits
         self.released: set[tuple[int, str]] = set()
 
     def __call__(self, world: World, orders: list[Order]) -> None:
@@ -44,11 +46,7 @@ class Judge:
                 self.judge_release(world, order.worker or "")
             elif say == "save":
                 assert order.message["generation"] == self.generation
-                saving = [
-                    id for id in self.saving if id not in world.told_exited and world.every[id].step > world.storage
-                ]
-                assert not saving, f"{order.worker} is asked to save while {saving} may still do so"
-                self.saving.append(order.worker or "")
+                self.judge_save(world, order.worker or "", waits=order.message["waits"])
         for generation, views in sorted(published.items()):
             self.judge_view(world, generation, views)
 
@@ -62,6 +60,17 @@ class Judge:
             id for id in self.listed if within.get(id) != 0
         ]  # who was in none yet, and not told, is a newcomer still
         self.saving = []
+
+    def judge_save(self, world: World, id: str, *, waits: bool) -> None:
+        """One at a time, for the others wait for it.
+
+        Who cannot save while the run waits does not say so. So it, and nobody else, is asked again before it goes, and
+        then it answers or ends.
+        """
+        asked = [before for before in self.saving if before != (id, True) or waits]
+        saving = [id for id, _ in asked if id not in world.told_exited and world.every[id].step > world.storage]
+        assert not saving, f"{id} is asked to save while {saving} may still do so"
+        self.saving.append((id, waits))
 
     def judge_release(self, world: World, id: str) -> None:
         """Nobody who leaves in order throws the newest state away. (Whom the hub takes for living may be dead, or die
@@ -246,6 +255,30 @@ def test_views_are_agreed_on_and_runs_end_whatever_happens() -> None:
             print(f"simulate({seed})")
             raise
     assert max(generations) > 10
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(100056, id="the run ends"),
+        pytest.param(100419, id="it is told to leave, and cannot save"),
+        pytest.param(101717, id="it is told to leave"),
+    ],
+)
+def test_one_that_was_asked_to_save_while_the_run_waits_is_asked_again_before_it_goes(seed: int) -> None:
+    """One that could not says nothing, and what it holds may be nowhere else."""
+    asked: list[tuple[str, bool]] = []
+    judge = Judge.judge_save
+
+    def noted(self: Judge, world: World, id: str, *, waits: bool) -> None:
+        asked.append((id, waits))
+        judge(self, world, id, waits=waits)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Judge, "judge_save", noted)
+        simulate(seed)
+    assert [waits for _, waits in asked] == [True, False]
+    assert len({id for id, _ in asked}) == 1
 
 
 def quietly(seed: int, workers: int) -> World:

@@ -31,6 +31,13 @@ def test_never_two_sides_and_nobody_stands_still_for_ever() -> None:
     assert moved_on > 20
 
 
+def test_half_of_a_view_stands_still_where_its_newcomer_could_not_read_the_storage() -> None:
+    """f comes while the storage fails, three of six are lost, and the storage is back: it may be a folder of f's own
+    for all that the others know, so only a majority goes on, until the cut is healed."""
+    world = simulate(50080)
+    assert any("3 of the 6 nodes of view 2 are here" in text for text in world.agents["a"].said_to_people)
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -102,10 +109,16 @@ def _what_refuses_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GoingOn, "refuses", GoingOn.dead)
 
 
+def _nobody_is_known_to_see_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So all but a majority stand still, where the claim would let them go on."""
+    monkeypatch.setattr(GoingOn, "_sees_storage", lambda self, node: False)
+
+
 FOUND_BY: dict[Plant, int] = {
     _whoever_is_here_goes_on: 51,
     _nobody_is_asked_twice: 736,
     _what_refuses_is_dead: 45,
+    _nobody_is_known_to_see_the_storage: 23,
     _a_beacon_of_one_s_own_is_believed_of_others: 736,
     _an_answer_that_comes_late_is_not_heard: 164,
     _one_that_was_moved_on_from_forgets_the_views: 1218,

@@ -148,6 +148,8 @@ class Worker:
         if self.alive:
             self.is_ready = True
             newest = self._storage.claims[-1] if self._storage.claims and self._world.storage_answers() else None
+            if newest is not None:
+                self._world.reads([self.agent.name])
             self.says("ready", shares=16, identity="one", newest=newest)
             self.waits = True
 
@@ -380,6 +382,7 @@ class Worker:
 
             def agree() -> None:
                 if self._group is group and not self.waits and self.alive and not group.hung_up:
+                    self._world.reads(group.nodes)
                     self.says("witness", generation=self.generation, claim=claim, agreed=True)
                     self.trains = True
 

@@ -3,7 +3,8 @@
 Safety    never two sides in one generation: the views in which steps are applied follow each other in one line
           never a side that trains under a claim which is not the newest: its next save would find that it has lost
 Liveness  whoever can go on does, within GOES_ON_S of the last fault: where the storage is a witness and answers, some
-          side; else the one with a majority of the nodes of the view that trained last
+          side; else the one with a majority of the nodes of the view that trained last. It is no witness of a view with
+          a node that had not read it when that was published, as the storage failed: nobody knows that it sees the same
           once all is healed, everybody trains in one view, or has ended
           where nobody may go on, everybody has ended once the run has waited for as long as it waits for nodes
 """
@@ -11,7 +12,7 @@ Liveness  whoever can go on does, within GOES_ON_S of the last fault: where the 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,15 @@ class Trained:
     nodes: frozenset[str]
 
 
+@dataclass(frozen=True)
+class Published:
+    """A view. witnessed: all of its nodes had read the claim in the storage by then, or as it began from there"""
+
+    generation: int
+    nodes: frozenset[str]
+    witnessed: bool
+
+
 class World:
     """nodes  names; the first has the hub   witness  all see one storage"""
 
@@ -56,7 +66,8 @@ class World:
         self.line: list[Trained] = []
         self.trained_s = 0.0
         self._reach: frozenset[str] = frozenset()  # nodes that hold the state of the last step, or have begun since
-        self._since: set[frozenset[str]] = set()  # nodes of the view that trained last, and of those published after it
+        self._have_read: set[str] = set()  # nodes, the run's claim in the storage that all see
+        self._since: set[Published] = set()  # the view that trained last, and those published after it
         self.trap: tuple[str, Callable[[], None]] | None = None  # what happens when this is said next
         self.moved_on: list[tuple[float, str]] = []
         self.over: list[tuple[str, bool, str]] = []
@@ -103,7 +114,8 @@ class World:
         say = order.message["say"]
         self.passes(order.message)
         if say == "view":
-            self._since.add(frozenset(order.message["nodes"]))
+            nodes = frozenset(order.message["nodes"])
+            self._since.add(Published(order.message["generation"], nodes, nodes <= self._have_read))
         if say in ("view", "claim", "moved_on", "run_is_over", "hub_is", "end"):
             facts = {k: order.message.get(k) for k in ("generation", "workers", "nodes", "why") if k in order.message}
             number = (order.message.get("claim") or {}).get("claim")
@@ -120,6 +132,11 @@ class World:
     def storage_of(self, node: str) -> Storage:
         """What it has for the run's: all nodes one, or each its own."""
         return self.storage if self.witness else self._folders.setdefault(node, Storage())
+
+    def reads(self, nodes: Iterable[str]) -> None:
+        """Their workers have read the run's claim in their storage, or have agreed that all have."""
+        if self.witness:
+            self._have_read.update(nodes)
 
     def storage_answers(self) -> bool:
         return not self._storage_down
@@ -149,7 +166,9 @@ class World:
                 assert now.nodes & (before.nodes | self._reach), f"{now} goes on from {before}"
             self.line.append(now)
             self._reach = now.nodes
-            self._since = {now.nodes}
+            before_it = [one for one in self._since if (one.generation, one.nodes) == (now.generation, now.nodes)]
+            witnessed = now.nodes <= self._have_read if group.from_storage else all(one.witnessed for one in before_it)
+            self._since = {Published(now.generation, now.nodes, witnessed)}
         if self.witness:
             claim = group.members[group.ids[0]].claim
             number = claim["claim"] if claim is not None else 0
@@ -189,8 +208,8 @@ class World:
         able = [side for side in self.sides() if len(side) >= self._nodes_min]
         if not self.storage_answers() or self.storage_delays_s[1] > QUICK_S:
             return False
-        if not self.witness:
-            able = [side for side in able if all(2 * len(members & side) > len(members) for members in self._since)]
+        counted = [view.nodes for view in self._since if not view.witnessed]
+        able = [side for side in able if all(2 * len(members & side) > len(members) for members in counted)]
         return any(sum(map(self._holds, side)) >= self._nodes_min for side in able)
 
     def _holds(self, node: str) -> bool:
