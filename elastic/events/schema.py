@@ -220,8 +220,7 @@ class Hint(TypedEvent):
 
 
 class Left(EndOfStretch):
-    """The worker leaves in order, at a boundary; nothing is redone. Or, where its machine goes before it comes to one,
-    within a step, which the others redo."""
+    """The worker leaves in order, at a boundary; nothing is redone."""
 
     step: Annotated[int, "steps applied"]
 

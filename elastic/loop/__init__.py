@@ -31,7 +31,7 @@
     evaluation           a function's sums over a dataset, each example exactly once
     recovery             a collective failed: into the next view, or to this process's end
     departure            how a worker leaves
-    breaking_off         and where no boundary comes before its machine goes
+    leave_deadline       and where no boundary comes before its machine goes
 
     saver                the coordinator's hand on the run's storage
     save_schedule        when the next save is due

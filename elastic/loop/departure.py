@@ -46,7 +46,7 @@ class Departure:
     """Of one worker, for as long as its session is open.
 
     save_unless_held, wait_for_all  see Recovery
-    all_save              all leave, and what they hold is being saved, by this worker or another one
+    is_settled            what it holds is being saved, by this worker or another one, or it has left
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Departure:
         self._noticed = self._hint = False
         self._needed = False
         self._had_to_save = self._said_late = False
-        self.all_save = False
+        self.is_settled = False
 
     @property
     def notice(self) -> str | None:
@@ -109,7 +109,7 @@ class Departure:
 
     def saved_by_all(self) -> None:
         """The coordinator has saved, and all know it. Raises PeerLost, and SystemExit on one that could not save."""
-        self.all_save = True
+        self.is_settled = True
         if self._session.restorer.saver is not None:
             self._save()
         self._wait_for_all(Kind.LEAVE, None)
@@ -131,7 +131,7 @@ class Departure:
 
     def save_without_others(self) -> None:
         """With no hub and no group: whoever comes first of those who are left. Raises SystemExit."""
-        self.all_save = True
+        self.is_settled = True
         if self._session.restorer.saver is None:
             self._wait_for_others_to_save()
         self._save()
@@ -151,16 +151,6 @@ class Departure:
         """As `leave_while_others_go_on`, for a worker that waits for a view."""
         if self._goes():
             self._has_left("it waited for a view, and none came")
-
-    def leave_in_a_step(self) -> NoReturn:
-        """The step in hand is given up, and there is no time for another: this worker holds what a boundary's state is.
-        Raises SystemExit."""
-        self._session.view_group.sever()  # others wait for its part of the step
-        if self._context.live is None:
-            self.save_without_others()
-        else:
-            self._goes(lost=True, joins=False)
-        self._has_left("in the middle of a step, which was not done before its machine was to go")
 
     def break_off(self) -> None:
         """The script of this worker left the loop, and others' did not."""
@@ -279,6 +269,7 @@ class Departure:
 
     def _has_left(self, how: str) -> NoReturn:
         context, step = self._context, self._state.step
+        self.is_settled = True
         self.tell_notice()
         if not self._noticed:
             context.events.emit(schema.Notice(signal=None))

@@ -19,10 +19,10 @@ from elastic.group.fingerprint import Kind
 from elastic.group.sums import Agreed
 from elastic.loop.bad_steps import BadSteps
 from elastic.loop.boundary import Boundary
-from elastic.loop.breaking_off import BreakingOff, BrokenOff
 from elastic.loop.context import Context
 from elastic.loop.evaluation import Evaluations
 from elastic.loop.first_loss import FirstLoss
+from elastic.loop.leave_deadline import LeaveDeadline
 from elastic.loop.on_coordinator import OnCoordinator
 from elastic.loop.own_update import OwnUpdate, known_as_of_a_run
 from elastic.loop.plain_loop import PlainLoop
@@ -72,7 +72,7 @@ class Loop:
         self.session.restorer.check = check
         self._recovery = Recovery(self.session, self._notices, check)
         self._boundary = Boundary(self.session, self._recovery)
-        self._breaking_off = BreakingOff(self.session, self._recovery.departure, self._in_step)
+        self._leave_deadline = LeaveDeadline(self.session, self._recovery.departure)
         self._update = Update(self.session, compute, also, self._bad_steps)
         self._evaluations = Evaluations(self.session, self._recovery)
         self._on_coordinator = OnCoordinator(self.session, self._recovery)
@@ -128,10 +128,9 @@ class Loop:
         """For as long as the session is open."""
         notices, session = self._notices, self.session
         notices.install(self._on_notice)
-        self._breaking_off.install()
-        session.on_close(self._breaking_off.close)
+        session.on_close(self._leave_deadline.close)
         if self._context.live is not None:
-            self._context.live.on_leave = self._breaking_off.look
+            self._context.live.on_leave = self._leave_deadline.look
         session.on_close(lambda: notices.close(gone=notices.leave is not None and session.is_orderly))
 
     def exit(self, error: BaseException | None) -> None:
@@ -148,8 +147,6 @@ class Loop:
                 return
             orderly = isinstance(error, SystemExit) and not error.code
             session.exchange.buffers.restore()  # a share that raised has moved BatchNorm's averages
-            if isinstance(error, BrokenOff):
-                self._recovery.departure.leave_in_a_step()
             if self.own_update is not None and hasattr(error, "add_note"):  # Python 3.11
                 for note in self.own_update.notes(error):
                     error.add_note(note)
@@ -276,12 +273,7 @@ class Loop:
         """In a thread of its own; this worker may wait for a view."""
         if self._context.live is not None:
             self._context.live.request_leave(notice.why, notice.by_s)
-        self._breaking_off.look()
-
-    def _in_step(self) -> bool:
-        """Whether one is being computed here, upon what a boundary's state is."""
-        computes = self.session.phases.is_computing and self._state.is_whole
-        return computes and self.step is not None and not self.step.applied
+        self._leave_deadline.look()
 
     def _pass_own_over(self, step: PlainStep, agreed: Agreed) -> None:
         self._update.pass_over(step.in_hand, agreed)

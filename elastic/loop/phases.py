@@ -26,10 +26,6 @@ class Phases:
         self._view_group = view_group
         self.long_section_s: float | None = None
 
-    @property
-    def is_computing(self) -> bool:
-        return self._progress.phase is Phase.COMPUTING
-
     def enter(self, phase: Phase, limit_s: float | None = None) -> None:
         """From here on. limit_s: after which it counts as hung; default: see membership/progress.py."""
         self._stopwatch.at(_SPENT_ON.get(phase))
