@@ -7,7 +7,11 @@ Leaves    going on from a position to the dataset's own state_dict: within a sha
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
+
+import xxhash
 
 from elastic.data.stream_check import check_kind
 from elastic.errors import ConfigError
@@ -45,7 +49,31 @@ def part_of(dataset: Any, worker: int, workers: int) -> Any:
 
 
 def identity_of(dataset: Any) -> dict[str, Any]:
-    """What the dataset says of where it comes from. Positions are places in shards."""
+    """What the dataset says of where it comes from, its stages, and the names of what its shards read, without their
+    folders, which may lie elsewhere on another machine. Positions are places in shards."""
     info = dataset.info
     told = {"builder": info.builder_name, "config": info.config_name, "version": info.version, "split": dataset.split}
-    return {"shards": dataset.num_shards} | {name: None if one is None else str(one) for name, one in told.items()}
+    stages, sources = [], xxhash.xxh3_64()
+    waiting = [getattr(dataset, "_ex_iterable", None)]
+    while waiting:
+        stage = waiting.pop()
+        if stage is None:
+            continue
+        stages.append(type(stage).__name__)
+        for text in _texts(getattr(stage, "kwargs", None)):
+            sources.update(f"{os.path.basename(text)}\n".encode())
+        waiting += [getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())]
+    said = {name: None if one is None else str(one) for name, one in told.items()}
+    return {"shards": dataset.num_shards, "stages": stages, "sources": sources.hexdigest()} | said
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """That lie in plain containers: names of files, mostly."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _texts(one)

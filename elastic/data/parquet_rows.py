@@ -44,17 +44,30 @@ class Rows(Files):
             file = pq.ParquetFile(opened, pre_buffer=False, page_checksum_verification=True)
             self._check(file, url, group, row)
             while group < file.num_row_groups:
-                count = file.metadata.row_group(group).num_rows
+                count = self._rows_of(file, url, group)
                 for found in self._rows(file, group, row):
                     row += 1
                     yield found, {"group": group, "row": row} if row < count else {"group": group + 1, "row": 0}
                 group, row = group + 1, 0
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeError, ArithmeticError) as error:
             raise DataFileError(
                 f"{redact(url)}: it cannot be read as Parquet: {' '.join(str(error).split())}\n"
                 f"  state  it was read to row {row:,} of its row group {group}, counted from 0\n"
                 "  next   if its storage is well, write or copy it again"
             ) from error
+
+    def _rows_of(self, file: Any, url: str, group: int) -> int:
+        """How many that row group has. No checksum covers what the file's end says of it, and rows would be missing."""
+        told = file.metadata.row_group(group)
+        for number in range(told.num_columns):
+            values = told.column(number).num_values
+            if file.schema.column(number).max_repetition_level == 0 and values != told.num_rows:
+                raise DataFileError(
+                    f"{redact(url)}: its row group {group} is said to have {told.num_rows:,} rows, and its column "
+                    f"{told.column(number).path_in_schema!r} {values:,} values\n"
+                    "  state  nothing was read of that row group\n  next   write or copy the file again"
+                )
+        return int(told.num_rows)
 
     def _rows(self, file: Any, group: int, begin: int) -> Iterator[dict[str, Any]]:
         for batch in file.iter_batches(_ROWS, row_groups=[group], columns=self._columns, use_threads=False):
@@ -63,6 +76,10 @@ class Rows(Files):
             begin = max(0, begin - batch.num_rows)
 
     def _check(self, file: Any, url: str, group: int, row: int) -> None:
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"{redact(url)} has two columns {twice!r}\n  next  write it with names of their own")
         missing = [name for name in self._columns or () if name not in file.schema_arrow.names]
         if missing:
             raise ConfigError(

@@ -163,3 +163,20 @@ def test_what_is_no_whole_stream_is_refused(tmp_path: Path) -> None:
     streams.assign((1,) * (SHARDS + 1))
     with pytest.raises(ConfigError, match="7 shards for 8 virtual workers"):
         streams.check()
+
+
+def test_other_files_and_other_stages_are_another_identity(tmp_path: Path) -> None:
+    """With the same number of shards. Where the files lie is none of it: another machine has them elsewhere."""
+
+    def identity(folder: str, *, last: int = SHARDS - 1, change: Any = lambda dataset: dataset) -> Any:
+        of_files(tmp_path / folder)
+        if last != SHARDS - 1:
+            (tmp_path / folder / f"{SHARDS - 1}.jsonl").rename(tmp_path / folder / f"{last}.jsonl")
+        files = sorted(map(str, (tmp_path / folder).glob("*.jsonl")))
+        cache = tmp_path / folder / "cache"
+        dataset = datasets.load_dataset("json", data_files=files, split="train", streaming=True, cache_dir=cache)
+        return Streams.hugging_face(change(dataset)).data_identity()
+
+    assert identity("one") == identity("two")
+    assert identity("one") != identity("three", last=9)
+    assert identity("one") != identity("one", change=changed)

@@ -154,3 +154,37 @@ def test_without_pyarrow_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"needs pyarrow.*\n  next  pip install 'elastic-training\[parquet\]'"):
         Streams.parquet(["a.parquet"])
+
+
+@pytest.mark.parametrize("said", [100, 400])
+def test_a_count_of_rows_that_is_wrong_loses_none_in_silence(tmp_path: Path, said: int) -> None:
+    """No checksum covers the footer. Each of the places that say 300 there is changed, in turn."""
+    whole = packed(tmp_path / "0.parquet", [{"id": number} for number in range(300)], group=300, use_dictionary=False)
+    data = Path(whole).read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    right, wrong = zigzag(300), zigzag(said)
+    found = at = data.find(right, footer)
+    refused: dict[str, str] = {}
+    while at >= 0:
+        path = tmp_path / f"{at}.parquet"
+        path.write_bytes(data[:at] + wrong + data[at + len(right) :])
+        try:
+            assert [row["id"] for row in opened([str(path)])] == [*range(300)]
+        except DataFileError as error:
+            refused[path.name] = str(error)
+        at = data.find(right, at + 1)
+    assert found > 0
+    assert all(name in text for name, text in refused.items())
+    assert len(refused) >= 2, "of the row group's count and the column's"
+
+
+def zigzag(number: int) -> bytes:
+    """As Thrift's compact protocol has it, of two bytes."""
+    double = 2 * number
+    return bytes([double & 0x7F | 0x80, double >> 7])
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"]), tmp_path / "0.parquet")
+    with pytest.raises(ConfigError, match="two columns 'x'"):
+        list(opened([str(tmp_path / "0.parquet")]))
