@@ -206,7 +206,7 @@ def test_weights_of_an_older_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_streams_of_lines_and_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/how-to/train-on-streams.md. Its last block needs `datasets`, which is not installed with the tests."""
+    """docs/how-to/train-on-streams.md. Those of other kinds are in test_stream_kinds.py."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for number in range(24):
@@ -219,7 +219,7 @@ def test_streams_of_lines_and_of_archives(tmp_path: Path, monkeypatch: pytest.Mo
                     member.size = len(content)
                     archive.addfile(member, io.BytesIO(content))
     page = Fragments(tmp_path, glob=glob, json=json, image=lambda data: [1.0, float(data[0])])
-    of_lines, of_archives, _ = blocks(HOW_TO / "train-on-streams.md", "python")
+    of_lines, of_archives, *_ = blocks(HOW_TO / "train-on-streams.md", "python")
     page.arguments["collate_fn"] = lambda some: (torch.tensor([x for x, _ in some]), torch.tensor([y for _, y in some]))
     page.train(page.shown(of_lines, **{"100_000": "4"}))
     page.shown(of_archives)
