@@ -9,6 +9,7 @@ Leaves    which files, and where a stream stands among others, to streams.py.
 from __future__ import annotations
 
 import tarfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import IO, Any, ClassVar
@@ -21,7 +22,7 @@ from elastic.data.records import TAR_BLOCK, sample_key
 from elastic.errors import ConfigError, DataFileError
 
 
-class Files:
+class Files(ABC):
     """Some files, one after the other. state_dict: the file's number, and where in it the next example begins.
 
     BEGIN  the place of a file's first example: plain values by name
@@ -46,9 +47,9 @@ class Files:
                     yield self._decode(found)
             self._file, self._at = self._file + 1, self.BEGIN
 
+    @abstractmethod
     def found(self, opened: IO[bytes], url: str, at: Mapping[str, int]) -> Iterator[tuple[Any, dict[str, int]]]:
         """What lies in the file from that place on, each with the place behind it."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, int]:
         return {"file": self._file, **self._at}

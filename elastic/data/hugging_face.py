@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from elastic.data.stream_check import check_kind
+from elastic.data.stream_check import check_kind, stages_of
 from elastic.errors import ConfigError
 
 
@@ -53,18 +53,16 @@ def identity_of(dataset: Any) -> dict[str, Any]:
     folders, which may lie elsewhere on another machine. Positions are places in shards."""
     info = dataset.info
     told = {"builder": info.builder_name, "config": info.config_name, "version": info.version, "split": dataset.split}
-    stages, sources = [], xxhash.xxh3_64()
-    waiting = [getattr(dataset, "_ex_iterable", None)]
-    while waiting:
-        stage = waiting.pop()
-        if stage is None:
-            continue
-        stages.append(type(stage).__name__)
-        for text in _texts(getattr(stage, "kwargs", None)):
-            sources.update(f"{os.path.basename(text)}\n".encode())
-        waiting += [getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())]
-    said = {name: None if one is None else str(one) for name, one in told.items()}
-    return {"shards": dataset.num_shards, "stages": stages, "sources": sources.hexdigest()} | said
+    stages = list(stages_of(dataset))
+    sources = xxhash.xxh3_64()
+    for text in (text for stage in stages for text in _texts(getattr(stage, "kwargs", None))):
+        sources.update(f"{os.path.basename(text)}\n".encode())
+    own = {
+        "shards": dataset.num_shards,
+        "stages": [type(one).__name__ for one in stages],
+        "sources": sources.hexdigest(),
+    }
+    return own | {name: None if one is None else str(one) for name, one in told.items()}
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -69,14 +69,19 @@ def _buffers(stream: Any) -> bool:
     """Whether it is one of Hugging Face's that shuffles in a buffer. Its state leads back to the same examples until
     the first buffer is used up, and loses a whole one from there on (datasets 5.2). One of a single example keeps none:
     so the order of shards is shuffled there."""
-    stages = [getattr(stream, "_ex_iterable", None)]
-    while stages:
-        stage = stages.pop()
-        if type(stage).__name__ == "BufferShuffledExamplesIterable" and getattr(stage, "buffer_size", None) != 1:
-            return True
-        below = [getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())]  # one, or a mix
-        stages += [one for one in below if one is not None]
-    return False
+    return any(
+        type(stage).__name__ == "BufferShuffledExamplesIterable" and getattr(stage, "buffer_size", None) != 1
+        for stage in stages_of(stream)
+    )
+
+
+def stages_of(stream: Any) -> Iterator[Any]:
+    """Of one of Hugging Face's, the last one first: what each does to the examples below it. None of other streams."""
+    waiting = [getattr(stream, "_ex_iterable", None)]
+    while waiting:
+        if (stage := waiting.pop()) is not None:
+            yield stage
+            waiting += [getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())]  # one, or a mix
 
 
 def _goes_on_elsewhere(stream: Any, worker: int, found: str) -> ConfigError:
