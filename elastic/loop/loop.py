@@ -227,6 +227,7 @@ class Loop:
             )
 
     def _next_step(self) -> Step:
+        self.session.train_state.since_boundary.note()
         return Step(self._step_in_hand(), apply=self._update)
 
     def _next_plain_step(self) -> PlainStep:

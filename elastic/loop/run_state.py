@@ -32,7 +32,8 @@ class RunState:
     evaluations  begun since the last update, or since the start of the script's loop
     calls        of Run.on_coordinator, likewise
     updating     an update has begun and has not ended: a failure now leaves a torn state
-    at_boundary  the script's own code after the last update has run to its end
+    at_boundary  the script's own code after the last update has run to its end, and a resume from here would do nothing
+                 twice
     in_loop      the script is in its outer loop
     looped       it has been
     attempt      how often the step in hand has come round again

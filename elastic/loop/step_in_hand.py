@@ -247,6 +247,7 @@ class StepInHand:
         """Comes into the next view, and says whether the step comes round again: not if a peer had applied it before
         the exchange failed here; then its state and sums came from there."""
         self.session.body.end(self.index)
+        self._look_since_boundary()
         with suppress(PeerLost):  # whoever found first that scripts went different ways has hung up
             exchange.announced.look()
         self._recovery.recover(lost, f"in the exchange of step {self.index}")
@@ -257,6 +258,18 @@ class StepInHand:
         self.attempt = self._state.attempt = self.attempt + 1
         self.context.events.emit(schema.Redo(step=self.index, attempt=self.attempt))
         return True
+
+    def _look_since_boundary(self) -> None:
+        """What comes now may save the state, or be asked to."""
+        changed = self.session.train_state.since_boundary.changed()
+        if changed and self._state.at_boundary:
+            self._state.at_boundary = False
+            self.context.console.warn(
+                f"{', '.join(changed)}: changed in step {self.index} before its inner loop, and a run that goes on "
+                "from here would do so once more\n"
+                "  state  nothing is saved until the step is applied; what was committed before is whole\n"
+                "  next   change it after the inner loop, or in the update"
+            )
 
     def leave_to_the_script(self) -> None:
         """The code after the update draws the same on every worker: on one that has drawn noise in its update, and

@@ -28,6 +28,7 @@ from elastic.state.health import Health
 from elastic.state.leftout import LeftOutBuffers, make_room
 from elastic.state.modes import Modes
 from elastic.state.modules import modules, roots
+from elastic.state.since_boundary import SinceBoundary
 from elastic.state.staging import Staging
 from elastic.state.trained import Trained
 
@@ -38,6 +39,7 @@ class TrainState:
     """The live objects of a run that a state is captured from and applied to.
 
     applied  what of them the script may change between two steps, as the last update left it
+    since_boundary  whether it has changed what a resume would change once more
     staging  what of them a save is still copying
     health   see Health
     """
@@ -69,8 +71,12 @@ class TrainState:
         }
         if scaler is not None:
             self._objects["scaler"] = scaler
+        changeable = {**_named("scheduler", schedulers), **{f"extra.{name}": thing for name, thing in extra.items()}}
+        self.since_boundary = SinceBoundary(
+            changeable, lambda: (weight for model in self._models.values() for weight in model.parameters())
+        )
         self.applied = Applied(
-            {**_named("scheduler", schedulers), **{f"extra.{name}": thing for name, thing in extra.items()}},
+            changeable,
             _named("optimizer", optimizers),
             trained,
             self.modes,

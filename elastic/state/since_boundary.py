@@ -1,0 +1,58 @@
+"""Whether the script has changed, before a step's inner loop, what a resume would change once more.
+
+A boundary's state is what a run goes on from, and the first thing that happens then is the script's code before the
+inner loop. A state that is saved in the midst of a step has what that code did, and would get it twice.
+
+Looked at are schedulers, what stands in extra=, and the weights; not what such code sets by the step's number, as
+learning rates and which parameters train: twice is as good as once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+import checkpoint
+
+
+class SinceBoundary:
+    """
+    changeable  name -> object with a state_dict
+    weights     gives what is trained
+    """
+
+    def __init__(self, changeable: Mapping[str, Any], weights: Callable[[], Iterable[torch.Tensor]]) -> None:
+        self._changeable = dict(changeable)
+        self._weights = weights
+        self._noted: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
+        self._versions: dict[str, dict[str, int]] = {}
+        self._written: list[int] | None = None
+
+    def note(self) -> None:
+        """At a boundary."""
+        self._noted = {name: checkpoint.encode(thing.state_dict()) for name, thing in self._changeable.items()}
+        self._versions = {
+            name: {key: tensor._version for key, tensor in tensors.items()}
+            for name, (_, tensors) in self._noted.items()
+        }
+        self._written = [weight._version for weight in self._weights()]
+
+    def changed(self) -> list[str]:
+        """What has changed since; nothing where none was noted."""
+        found = [name for name, noted in self._noted.items() if not self._is_as(name, *noted)]
+        if self._written is not None and self._written != [weight._version for weight in self._weights()]:
+            found.append("weights")
+        return found
+
+    def _is_as(self, name: str, document: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
+        document_now, now = checkpoint.encode(self._changeable[name].state_dict())
+        if document_now != document or now.keys() != tensors.keys():
+            return False
+        return all(self._is_same(now[key], then, self._versions[name][key]) for key, then in tensors.items())
+
+    @staticmethod
+    def _is_same(now: torch.Tensor, then: torch.Tensor, version: int) -> bool:
+        """A state_dict may give its object's own tensors, or copies."""
+        return then._version == version and (now.data_ptr() == then.data_ptr() or torch.equal(now, then))
