@@ -24,6 +24,7 @@ from elastic.launch import hub_seeking
 from elastic.launch.agent_port import AgentPort, Caller
 from elastic.launch.attendance import Attendance
 from elastic.launch.dialing import Address
+from elastic.launch.hub_announcement import HubAnnouncement
 from elastic.launch.hub_here import Deliver, HubHere
 from elastic.launch.hub_seeker import HubSeeker
 from elastic.launch.lease import HELD_UP_S
@@ -63,6 +64,7 @@ class HubLink:
     join_s    how long to wait for a place in a run that has its most nodes
     expected  how many nodes may well connect at the same time
     find_hub  asks those who know of the run where its hub is, which may take seconds; None: there is nobody to ask
+    announcement  of the hub, while it is here; None: nobody would look
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class HubLink:
         join_s: float = 0.0,
         expected: int = 0,
         find_hub: Callable[[], socket.socket | None] | None = None,
+        announcement: HubAnnouncement | None = None,
     ) -> None:
         self._join_s = join_s
+        self._announcement = announcement
         self._wait: PlaceWait | None = None
         self._place = place
         self._make_hub = make_hub
@@ -147,6 +151,8 @@ class HubLink:
             self._attending.connection.say(as_message(Bye()))
         if self._serving is not None and self._serving.others and self._handed_over_s is None:
             self._run_ended, self._handed_over_s = True, now_s
+            if self._announcement is not None:
+                self._announcement.end()
             self._serving.hands_over()
 
     @property
@@ -184,6 +190,8 @@ class HubLink:
         self._other.stop()
         for caller in self._callers:
             caller.connection.close()
+        if self._announcement is not None:
+            self._announcement.end()
         if self._serving is not None:
             self._serving.close()
         if self._attending is not None:
@@ -311,9 +319,7 @@ class HubLink:
         """The run has gone on without this node: what its workers hold is of no use, and they end."""
         self._report, self._seeker.newcomer = self._report.without_workers(), True
         if self._serving is not None:
-            self._serving.steps_down(None)
-            self._serving = None
-            self._other.stop()
+            self._serves_no_more(self._serving, None)
         self._end_attendance()
         self._on_moved_on(why)
         self._seeker.lost = {}
@@ -373,6 +379,8 @@ class HubLink:
         hub = self._make_hub(takes_over)
         self._serving = HubHere(hub, place.node, self._loop, self._lists, deliver=self._deliver, say=self._say)
         self._serving.knows(self._seeker.met.items())
+        if self._announcement is not None:
+            self._announcement.begin()
         now_s = time.monotonic()
         if takes_over:
             before = ", ".join(f"{node}, which leaves" if left else node for node, left in lost.items())
@@ -387,13 +395,18 @@ class HubLink:
             self._serving.invites()
         self._seeker.lost = {}
 
+    def _serves_no_more(self, serving: HubHere, to: Address | None) -> None:
+        if self._announcement is not None:
+            self._announcement.end()
+        serving.steps_down(to)
+        self._serving = None
+        self._other.stop()
+
     def _steps_down(self, to: Address) -> None:
         if self._serving is None or not self._serving.missing():
             return
         self._say(f"the run's hub is at {to[0]}:{to[1]}; this node goes there")
-        self._serving.steps_down(to)
-        self._serving = None
-        self._other.stop()
+        self._serves_no_more(self._serving, to)
         self._seeker.begin_at(to, then=self._seeker.candidates())
 
     # others' agents

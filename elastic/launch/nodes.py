@@ -38,6 +38,7 @@ from checkpoint.net.secured import prepare
 from checkpoint.net.transport import SAME_FOR_ALL
 from elastic.errors import ElasticError
 from elastic.launch import addresses
+from elastic.launch.hub_announcement import HubAnnouncement
 from elastic.launch.hub_lookup import HubLookup, LookupByUrl
 from elastic.launch.rendezvous_round import Refusals, Round, participants
 from elastic.launch.rendezvous_state import SignedBackend, StateRefused
@@ -69,7 +70,7 @@ class Meeting:
     connected  to the hub, elsewhere; None: it is here
     address    this node's, as the others see it
     first      how many nodes met in the first round; 0 where that is the hub's to know
-    publish    tells those who come later where the hub is now, if the store still lives
+    announcement  of the hub, should it be here
     find_hub   asks those places once more where the hub is, which may take seconds: a connection to it, or None
     kept       what must live as long as this process: the store may be here, and absence would end our membership
     """
@@ -79,7 +80,7 @@ class Meeting:
     address: str
     nonce: str
     first: int = 0
-    publish: Callable[[str, int], None] | None = None
+    announcement: HubAnnouncement | None = None
     find_hub: Callable[[], socket.socket | None] | None = None
     kept: tuple[Any, ...] = field(default=(), repr=False)
 
@@ -228,18 +229,18 @@ class _Meets:
         kept = (handler, store, looking, round_)
         while True:
             try:
-                published = _published(looking, self._key)
+                written = _written(looking, self._key)
                 if round_.begun:
                     refusals.tell()
             except DistError as lost:
                 if self._has_other_places and time.monotonic() < self._deadline_s:
                     return None
                 raise self._store_is_gone(where, lost) from lost
+            published = hub_in(written)
             if (connected := self._hubs.connect(published)) is not None and published is not None:
                 _met()
                 joined = self._joins(connected, published["nonce"], kept)
-                publish = _publisher(store, self._key, joined.nonce)
-                return self._leave_word(replace(joined, publish=publish), found.endpoint, store)
+                return self._leave_word(joined, found.endpoint, store)
             if (meeting := self.by_url()) is not None:
                 _met()
                 if self._by_storage is not None:
@@ -256,7 +257,8 @@ class _Meets:
                 round_.begin()
             if round_.info is not None and round_.info.rank == 0:
                 nonce = secrets.token_hex(16)
-                looking.set(self._key, json.dumps(self._where(nonce)))
+                if not self._publishes(looking, written, nonce):
+                    continue  # the run has a hub, which has just found this store
                 _met()
                 self._write_hub(nonce)
                 meeting = Meeting(
@@ -266,7 +268,6 @@ class _Meets:
                     nonce=nonce,
                     first=round_.info.world_size,
                     kept=kept,
-                    publish=_publisher(store, self._key, nonce),
                 )
                 return self._leave_word(meeting, found.endpoint, store)
             if round_.is_lost(_HUB_S) and time.monotonic() < self._deadline_s:
@@ -279,13 +280,23 @@ class _Meets:
                 raise self._did_not_meet(where, backend, round_.error) from round_.error
             time.sleep(_POLL_S)
 
+    def _publishes(self, store: Any, written: bytes, nonce: str) -> bool:
+        """Whether nobody has meanwhile, since that was written there."""
+        hub = json.dumps(self._where(nonce)).encode()
+        return bool(store.compare_set(self._key, written.decode(errors="replace"), hub.decode()) == hub)
+
     def _joins(self, connected: socket.socket, nonce: str, kept: tuple[Any, ...] = ()) -> Meeting:
         return Meeting(listener=self._listener, connected=connected, address=self._address, nonce=nonce, kept=kept)
 
     def _leave_word(self, meeting: Meeting, used: str | None, store: Any | None = None) -> Meeting:
         """Where this agent is, at those of the places that are here: it knows the way to the hub, wherever that is."""
         stores = leave_word(self._places.hosts, used, self._params, self._key, self._where(meeting.nonce))
-        return replace(meeting, kept=(*meeting.kept, *stores), find_hub=self._finder(meeting.nonce, store))
+        return replace(
+            meeting,
+            kept=(*meeting.kept, *stores),
+            find_hub=self._finder(meeting.nonce, store),
+            announcement=HubAnnouncement(self._places.hosts, self._key, self._where(meeting.nonce)),
+        )
 
     def _finder(self, nonce: str, store: Any | None) -> Callable[[], socket.socket | None]:
         """For a node that has met the others, and whose hub is lost before it knows any of them."""
@@ -387,20 +398,6 @@ def join_s(conf: Mapping[str, Any]) -> float:
     return float(conf.get("join_timeout", conf.get("timeout", JOIN_S)))
 
 
-def _publisher(store: Any, key: str, nonce: str) -> Callable[[str, int], None]:
-    """In a thread of its own, for the store may be gone."""
-    clone = store.clone()
-
-    def tell(host: str, port: int) -> None:
-        def tries() -> None:
-            with contextlib.suppress(Exception):  # whatever torch's store raises where its host is gone
-                clone.set(key, json.dumps({"host": host, "port": port, "nonce": nonce}))
-
-        threading.Thread(target=tries, name="elastic-publish", daemon=True).start()
-
-    return tell
-
-
 def _met() -> None:
     """From here on the rendezvous may be lost with its host: that its heartbeats fail then is of no interest."""
     logging.getLogger("torch.distributed.elastic.rendezvous").setLevel(logging.ERROR)
@@ -409,7 +406,7 @@ def _met() -> None:
 def _published_in(store: Any | None, key: str) -> dict[str, Any] | None:
     """Where the store may be gone."""
     with contextlib.suppress(DistError):
-        return _published(store, key) if store is not None else None
+        return hub_in(_written(store, key)) if store is not None else None
     return None
 
 
@@ -423,8 +420,8 @@ def _written_at(url: str | None) -> dict[str, Any] | None:
     return None
 
 
-def _published(store: Any, key: str) -> dict[str, Any] | None:
-    return hub_in(store.get(key)) if store.check([key]) else None
+def _written(store: Any, key: str) -> bytes:
+    return bytes(store.get(key)) if store.check([key]) else b""
 
 
 def _in_words(chosen: addresses.Chosen, asked: str | None) -> str:

@@ -164,6 +164,7 @@ def _run(
             join_s=_join_s(arguments),
             expected=arguments.nodes_max,
             find_hub=meeting.find_hub if meeting else None,
+            announcement=meeting.announcement if meeting else None,
         )
         rules = NodeRules(
             node=node,
@@ -255,8 +256,6 @@ def _hub(arguments: Arguments, meeting: Meeting | None, beacon: Beacon, *, takes
     if meeting is not None:
         port = meeting.listener.getsockname()[1]
         hub = {"host": meeting.address, "port": port, "nonce": meeting.nonce}
-        if takes_over and meeting.publish is not None:
-            meeting.publish(meeting.address, port)
     return Hub(
         nodes_min=arguments.nodes_min,
         nodes_max=arguments.nodes_max,

@@ -108,19 +108,18 @@ def test_hosts_that_know_nothing_but_the_run_s_url(
 
 
 @pytest.mark.nightly(sample=1, of="the hub's host")
-def test_a_machine_that_was_drained_and_comes_back_does_not_evict_the_run(
+def test_a_machine_that_meets_nobody_does_not_evict_the_run_that_it_left(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
-    """With the README's command, which names that machine and no URL: it hosts a store, meets nobody, and finds that
-    the agent in the run's claim, its own before, has ended. It had the next claim at once, and the run ended at its
-    next save."""
+    """It comes back with another endpoint, hosts a store there, and finds that the agent in the run's claim, its own
+    before, has ended. It had the next claim at once, and the run ended at its next save."""
     run = host_run(2, nodes="1:2", steps=STEPS)
     run.join(1, 2)
     run.wait_for_steps(1, 2)
     run.hosts.terminate(1)
     assert run.wait_for_end(1).status == 0
     run.wait_for_steps(2)
-    run.join(1, endpoint=f"{name(1)}:{PORT}")
+    run.join(1, endpoint=f"{name(1)}:{PORT + 1}")
     refused = run.wait_for_end(1)
     assert refused.status == 1, run.state()
     assert "belongs to a live job" in run.output(1), run.state()
@@ -129,6 +128,27 @@ def test_a_machine_that_was_drained_and_comes_back_does_not_evict_the_run(
 
     assert end.outcomes[2].status == 0, run.state()
     assert end.verdict.redone == 0
+
+
+@pytest.mark.nightly(sample=1, of="the hub's host")
+@pytest.mark.parametrize("how", ["crash", "terminate"])
+def test_the_host_that_is_named_comes_back_by_the_same_command(
+    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], how: str
+) -> None:
+    """It alone is named, as under torchrun, and its store is empty: the hub, which is another host's by then, says
+    there where it is. (Two must meet, so it never goes on alone.)"""
+    run = host_run(3, nodes="2:3", steps=STEPS, endpoint=f"{name(1)}:{PORT}")
+    run.join(1, 2, 3)
+    run.wait_for_steps(1, 2, 3)
+    getattr(run.hosts, how)(1)
+    if how == "terminate":
+        assert run.wait_for_end(1).status == 0
+    run.wait_for_steps(2, 3)
+    run.join(1)
+    run.wait_for_steps(1, 2, 3)
+    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=int(how == "crash"))
+
+    run.assert_kept(end, ended=[1, 2, 3])
 
 
 @pytest.mark.nightly(sample=1, of="the hub's host")

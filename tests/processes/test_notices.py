@@ -168,10 +168,17 @@ def test_a_save_on_a_hint_that_fails_is_made_again_and_a_replaced_worker_does_no
 
 
 @pytest.mark.nightly(sample=1, of="too few nodes")
-def test_below_its_minimum_a_run_saves_then_waits_and_goes_on_when_a_node_comes(nodes: Nodes) -> None:
-    """It saves at the end only: the steps of both are nowhere but in the memory of the node that is left."""
+@pytest.mark.parametrize("hosts_the_store", ["who stays", "who goes"])
+def test_below_its_minimum_a_run_saves_then_waits_and_goes_on_when_a_node_comes(
+    nodes: Nodes, hosts_the_store: str
+) -> None:
+    """It saves at the end only: the steps of both are nowhere but in the memory of the node that is left. With the
+    other one the store may go where they met: then who comes opens one, and hears there of the hub."""
     meet = [*two_nodes()[1:], "--nnodes=2:2", "--notices=none", "--wait-for-nodes=inf"]
-    stays, goes = nodes.start(*meet), nodes.start(*meet)
+    first = nodes.start(*meet)
+    waiting(first, "the store", lambda: "waiting at" in first.output)
+    second = nodes.start(*meet)
+    stays, goes = (first, second) if hosts_the_store == "who stays" else (second, first)
     waiting(stays, "steps of both", lambda: nodes.applied(2) >= 2)
     goes.send(signal.SIGTERM)
     assert goes.finish(within_s=WITHIN_S) == 0, goes.output

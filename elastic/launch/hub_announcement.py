@@ -1,0 +1,89 @@
+"""Who has the run's hub says so at the hosts where nodes meet, also after one of them was lost: a host that comes back
+opens an empty store, and by the same command would wait there for others, who have met long ago.
+
+    elastic/RUN_ID/hub   {"host", "port", "nonce"}   in the rendezvous' store of each host that --rdzv-endpoint names
+
+Promises  what another run with the same id has written there stays.
+Leaves    to nodes.py, that such a node looks there until it meets others; and those who meet by the run's URL, who read
+          there where the hub is.
+
+Of torch 2.13: a client waits without an end for the first word of what listens there and is no store. Hence a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistError, Store, TCPStore
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from checkpoint.net.keepalive import keep_alive
+from elastic.launch.rendezvous_store import DEFAULT_PORT
+from elastic.membership.written_hub import hub_in
+
+_LOOK_S = 0.25  # well within the last call of a round that one node may complete alone
+_CONNECT_S = 1.0
+_STORE_S = 12.0  # see elastic/membership/rendezvous.py
+
+
+class HubAnnouncement:
+    """
+    hosts  HOST:PORT each; one that is empty stands for this machine
+    key    in the store
+    hub    where this node's agent listens, and the nonce of its run
+    """
+
+    def __init__(self, hosts: Sequence[str], key: str, hub: Mapping[str, Any]) -> None:
+        self._places = [parse_rendezvous_endpoint(host, DEFAULT_PORT) for host in hosts]
+        self._key = key
+        self._hub = hub
+        self._ended = threading.Event()
+
+    def begin(self) -> None:
+        """This node has the hub. A thread for each host."""
+        self._ended = threading.Event()
+        for place in self._places:
+            threading.Thread(
+                target=self._keep_saying, args=[place, self._ended], name="elastic-announce", daemon=True
+            ).start()
+
+    def end(self) -> None:
+        """Another one has it, or nobody. A look that has begun is left to itself."""
+        self._ended.set()
+
+    def _keep_saying(self, place: tuple[str, int], ended: threading.Event) -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError, DistError), socket.create_connection(place, timeout=_CONNECT_S) as there:
+                keep_alive(there)
+                self._say(place, ended)
+                _wait_for_end(there, ended)
+            ended.wait(_LOOK_S)
+
+    def _say(self, place: tuple[str, int], ended: threading.Event) -> None:
+        timeout = timedelta(seconds=_STORE_S)
+        store = TCPStore(*place, is_master=False, timeout=timeout, wait_for_workers=False)
+        if not ended.is_set():
+            write_hub(store, self._key, self._hub)
+
+
+def write_hub(store: Store, key: str, hub: Mapping[str, Any]) -> None:
+    """Unless another run's is there. Raises DistError."""
+    said = store.get(key) if store.check([key]) else b""
+    before = hub_in(said)
+    if before is None or before["nonce"] == hub["nonce"]:
+        store.compare_set(key, said.decode(errors="replace"), json.dumps(dict(hub)))
+
+
+def _wait_for_end(connection: socket.socket, ended: threading.Event) -> None:
+    """Of the store that listens there: it says nothing to one who asks nothing. Raises OSError, where it ends so."""
+    connection.settimeout(_LOOK_S)
+    while not ended.is_set():
+        with contextlib.suppress(TimeoutError):
+            if not connection.recv(1):
+                return
