@@ -93,7 +93,7 @@ class MDSDataset(Dataset[Any]):
         data = file.read(begin, max(0, end - begin))
         try:
             sample = _sample(shard.columns, data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise file.error(
                 f"sample {place}, bytes {begin:,} to {end:,}, is none of its columns': {error}",
                 "write the shard again; if it has been changed since it was opened, write it under another name",
@@ -133,7 +133,7 @@ def _shards(index: DataFile, text: bytes) -> list[_Shard]:
         found = [_shard(index, one) for one in told["shards"] if one["samples"]]
     except DataFileError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise index.error(f"it is no index of MDS shards: {error!r}", "correct the URL of the folder") from error
     if not found:
         raise index.error("there are no samples", "correct the URL of the folder, or write it again")
@@ -158,11 +158,18 @@ def _shard(index: DataFile, told: Mapping[str, Any]) -> _Shard:
         decode = decoder(encoding)
         if decode is None:
             raise index.error(f"column {name!r} is {encoding}, {_why_not(encoding)}", "write it as bytes, str or json")
-        columns.append(_Column(name, None if size is None else int(size), decode))
-    file, size = str(told["raw_data"]["basename"]), int(told["raw_data"]["bytes"])
+        columns.append(_Column(name, None if size is None else _count(size), decode))
+    file, size = str(told["raw_data"]["basename"]), _count(told["raw_data"]["bytes"])
     if file.startswith("/") or "://" in file or ".." in file.split("/"):
         raise index.error(f"its shard {file} lies outside of the folder", "keep index and shards in one folder")
-    return _Shard(file, size, int(told["samples"]), tuple(columns))
+    return _Shard(file, size, _count(told["samples"]), tuple(columns))
+
+
+def _count(told: Any) -> int:
+    """Raises ValueError."""
+    if not isinstance(told, int) or told < 0:
+        raise ValueError(f"{told!r} is no number of bytes or samples")
+    return told
 
 
 def _why_not(encoding: str) -> str:

@@ -164,10 +164,10 @@ class Recovery:
                 return
             if leaves:
                 self.departure.leave_while_others_go_on()
-                self.next_view(at=BOUNDARY, lost=False)  # which waits for what this worker holds
+                self.enter_next_view(at=BOUNDARY, lost=False)  # which waits for what this worker holds
             else:
                 self._state.agreements[_REGROUPED] = True  # who comes to this boundary later finds it done
-                self.next_view(at=BOUNDARY, lost=False)
+                self.enter_next_view(at=BOUNDARY, lost=False)
 
     # losing
 
@@ -184,9 +184,9 @@ class Recovery:
         if self._context.live is None:
             self._give_up(lost, doing)
         self._tell_lost(lost)
-        self.next_view(at=doing, lost=True)
+        self.enter_next_view(at=doing, lost=True)
 
-    def next_view(self, *, at: str, lost: bool) -> None:
+    def enter_next_view(self, *, at: str, lost: bool) -> None:
         """The next one. Returns as `recover` does."""
         session, state = self._session, self._state
         session.train_state.staging.join()  # nothing computes meanwhile, and this worker may be lost as it waits

@@ -197,7 +197,7 @@ class Session:
         at          where this worker stands; a newcomer is let in only if all survivors say BOUNDARY
         lost        a collective failed: the group is severed now, so that all others learn of it
         whole       what this worker holds may be saved as it is
-        Raises PeerLost (try again), StartFailed, and what Live.next_view raises.
+        Raises PeerLost (try again), StartFailed, and what Live.wait_for_view raises.
         """
         live = self.context.live
         assert live is not None

@@ -78,10 +78,10 @@ class ViewGroup:
         )
 
     def enter(self, *, step: int) -> None:
-        """The next view. Raises PeerLost (say "view_is_over", and try again), and what Live.next_view raises."""
+        """The next view. Raises PeerLost (say "view_is_over", and try again), and what Live.wait_for_view raises."""
         context, live = self._context, self._context.live
         assert live is not None
-        view, details = live.next_view(within_s=math.inf)  # the hub ends a run that waits too long, and says for whom
+        view, details = live.wait_for_view(within_s=math.inf)  # the hub ends a run that waits too long, and says for whom
         self._short_s = details.short_s
         self._retire()
         rank = view.rank_of(context.worker_id)

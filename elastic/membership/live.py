@@ -232,7 +232,7 @@ class Live:
 
     # hearing
 
-    def next_view(self, *, within_s: float) -> tuple[View, NewView]:
+    def wait_for_view(self, *, within_s: float) -> tuple[View, NewView]:
         """Waits for a view that is newer than the present one.
 
         Raises RunEnded, LeaveRequested, AskedToSave, AskedToClaim, IdentityDiffers, and RendezvousTimeout.

@@ -31,13 +31,13 @@ def says(message):
 
 def is_asked():
     try:
-        live.next_view(within_s=5)
+        live.wait_for_view(within_s=5)
     except AskedToSave as asked:
         return "while the run waits" if asked.waits else "before all go"
 
 
 says(view)
-live.next_view(within_s=30)
+live.wait_for_view(within_s=30)
 says(Save(generation=1, waits=True))
 print(is_asked())
 says(Save(generation=1, waits=False))

@@ -122,6 +122,10 @@ def test_an_epoch_reads_each_sample_once_and_other_shards_are_refused(tmp_path: 
         ({"column_encodings": ["jpeg"] + ["str"] * 11}, "column 'any' is jpeg, which is not read here"),
         ({"column_encodings": ["ndarray:object"] + ["str"] * 11}, "column 'any' is ndarray:object, which is not read"),
         ({"column_names": []}, "it is no index of MDS shards"),
+        ({"samples": -6}, "-6 is no number of bytes or samples"),
+        ({"samples": 1e400}, "inf is no number of bytes or samples"),
+        ({"column_sizes": [-1] * 12}, "-1 is no number of bytes or samples"),
+        ({"raw_data": {"basename": "shard.00000.mds", "bytes": "9"}}, "'9' is no number of bytes or samples"),
         ({"raw_data": {"basename": "../shard.mds", "bytes": 9}}, "lies outside of the folder"),
         ({"raw_data": {"basename": "/etc/passwd", "bytes": 9}}, "lies outside of the folder"),
     ],
@@ -131,7 +135,11 @@ def test_what_is_not_read_is_refused_by_name(tmp_path: Path, changed: dict[str, 
         MDSDataset(told(tmp_path / "data", **changed))
 
 
-@pytest.mark.parametrize("index", [b"[]", b"{", b'{"shards": [{"samples": 1}]}', b'{"shards": []}', b'{"version": 2}'])
+@pytest.mark.parametrize(
+    "index",
+    [b"[]", b"{", b"[" * 100_000, b'{"shards": [{"samples": 1}]}', b'{"shards": []}', b'{"version": 2}'],
+    ids=["list", "cut", "deep", "bare", "none", "older"],
+)
 def test_what_is_no_index_is_refused(tmp_path: Path, index: bytes) -> None:
     (tmp_path / "index.json").write_bytes(index)
     with pytest.raises(DataFileError, match=r"index\.json: (it is no index of MDS shards|there are no samples)"):

@@ -2,7 +2,7 @@
 
     starting -> ready -> (view -> board -> met -> trains) ... view_is_over -> waits -> ...
 
-The order in which a waiting worker looks at what it was told is that of membership/live.py (`next_view`); what becomes
+The order in which a waiting worker looks at what it was told is that of membership/live.py (`wait_for_view`); what becomes
 of a claim is loop/restorer.py's.
 """
 
@@ -202,7 +202,7 @@ class Worker:
         self.agent.machine.after(0.0, self.looks)
 
     def looks(self) -> None:
-        """membership/live.py: next_view"""
+        """membership/live.py: wait_for_view"""
         if not (self.alive and self.waits) or self.busy:
             return
         if self._asked == self.generation > 0:
