@@ -30,7 +30,7 @@ from tests.kit.launch import ROOT, Launch
 from tests.kit.ranks import Died, Raised, agent_store, as_worker_of_torchrun, returned, run_ranks
 
 LONG, PATIENT = "tests.kit.programs.long", "tests.kit.programs.patient"
-AT_ONCE_S = 30.0  # against a timeout_s of 600: whoever waits for a peer that is gone misses it by far
+AT_ONCE_S = 120.0  # against a timeout_s of 600: whoever waits for a peer that is gone misses it by far
 Share = tuple[torch.Tensor, torch.Tensor]
 
 
