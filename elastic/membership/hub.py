@@ -346,7 +346,7 @@ class Hub:
         if self._end.why is not None:
             waits = running and not self._end.is_due(now_s)
             if not waits and (self._end.is_overdue(now_s) or not self._release.saves_at_the_end()):
-                self._finish(failed=True, why=self._end.why)
+                self._finish(failed=True, why=self._end.text(self._endings.farthest))
             return
         newcomers = self._joining.newcomers()
         if running:
