@@ -50,6 +50,7 @@ class HubAnnouncement:
         self._key = key
         self._hub = hub
         self._ended = threading.Event()
+        self._asks = {place: threading.Lock() for place in self._places}  # what listens there; it may never answer
 
     def begin(self) -> None:
         """This node has the hub. A thread for each host."""
@@ -72,10 +73,15 @@ class HubAnnouncement:
             ended.wait(_LOOK_S)
 
     def _say(self, place: tuple[str, int], ended: threading.Event) -> None:
-        timeout = timedelta(seconds=_STORE_S)
-        store = TCPStore(*place, is_master=False, timeout=timeout, wait_for_workers=False)
-        if not ended.is_set():
-            write_hub(store, self._key, self._hub)
+        if not self._asks[place].acquire(timeout=_LOOK_S):
+            return
+        try:
+            timeout = timedelta(seconds=_STORE_S)
+            store = TCPStore(*place, is_master=False, timeout=timeout, wait_for_workers=False)
+            if not ended.is_set():
+                write_hub(store, self._key, self._hub)
+        finally:
+            self._asks[place].release()
 
 
 def write_hub(store: Store, key: str, hub: Mapping[str, Any]) -> None:

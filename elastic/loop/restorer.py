@@ -30,6 +30,7 @@ from elastic.loop.assignment import Idle
 from elastic.loop.background_transfer import Giving
 from elastic.loop.context import Context
 from elastic.loop.hub_notice import HubNotice
+from elastic.loop.late_reading import LateReading
 from elastic.loop.phases import Phases
 from elastic.loop.saver import Position, Saver
 from elastic.loop.transfer import Roles, Standing, broadcast, exchange_standings, pass_on, roles
@@ -79,6 +80,7 @@ class StateRestorer:
         self.position = Position(epoch=0, step=0)
         self.giving: Giving | None = None
         self.idle = Idle()
+        self._late = LateReading(self._read_newest_claim, self._tell_late)
         self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
         self._accepted: list[str] = []  # fields in which the run that goes on was another
 
@@ -166,6 +168,7 @@ class StateRestorer:
                 step=self.position.step if standing.step is None else standing.step, ranks=frozenset(parts.need_state)
             )
         self.learn_claim(self._view_group.claim)
+        self._read_it_later()
         if group.rank == 0:
             self.take_over_saving()
         self._tell_where_the_hub_is()
@@ -256,13 +259,26 @@ class StateRestorer:
     def newest_claim(self) -> dict[str, object] | None:
         """In storage, for the hub to compare with the run's: it knows then whether this node sees the same. None where
         no other node can be, or where storage cannot tell."""
-        if not self._context.launch.several_nodes:
-            return None
         with suppress(checkpoint.CheckpointError):
-            with self._look() as storage:
-                newest = storage.newest_claim() if storage.exclusive else None
-            return newest.document() if newest is not None else None
+            return self._read_newest_claim() if self._context.launch.several_nodes else None
         return None
+
+    def _read_newest_claim(self) -> dict[str, object] | None:
+        with self._look() as storage:
+            newest = storage.newest_claim() if storage.exclusive else None
+        return newest.document() if newest is not None else None
+
+    def _read_it_later(self) -> None:
+        """Where the storage is no witness of this view: this node may not have been able to read the claim before."""
+        live, launch = self._context.live, self._context.launch
+        self._late.end()
+        is_asked = launch.several_nodes and launch.local_rank == 0 and self._view_group.claim is not None
+        if live is not None and is_asked and not self._view_group.witness:
+            self._late.begin()
+
+    def _tell_late(self, newest: dict[str, object]) -> None:
+        assert self._context.live is not None
+        self._context.live.has_read(newest)
 
     def _has_newer_claim(self, known: dict[str, Any] | None) -> bool:
         """Than its view: the hub that asked for it is gone, or has gone on before the answer came. What is saved under
@@ -296,6 +312,7 @@ class StateRestorer:
 
     def close(self, *, abruptly: bool = False) -> None:
         """See Saver.close."""
+        self._late.end()
         if self.saver is not None:
             self.saver.close(abruptly=abruptly)
 

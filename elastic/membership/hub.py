@@ -43,6 +43,7 @@ from elastic.membership.messages import (
     Exited,
     Failed,
     Finished,
+    HasRead,
     Hello,
     KillHung,
     Leaving,
@@ -188,6 +189,8 @@ class Hub:
                 self._going_on.met(generation, node)
             case Witness():
                 self._on_witness(said)
+            case HasRead(newest=newest):
+                self._going_on.has_read(node, newest)
             case Claimed():
                 self._move_on(self._claiming.heard(now_s, said), said.why)
             case Bye():

@@ -119,6 +119,21 @@ def test_a_node_that_may_meet_alone_does_not_where_the_run_has_had_a_hub(
     assert (opened.get(KEY) == written) == bool(status)
 
 
+def test_what_listens_and_never_answers_holds_one_thread_however_often_this_node_has_the_hub(
+    announces: HubAnnouncement, port: int
+) -> None:
+    with listen("127.0.0.1", range(port, port + 1)) as listener:
+        announces.begin()
+        mute = [listener.accept()[0] for _ in range(2)]  # the look, and torch's client
+        for _ in range(4):
+            announces.end()
+            announces.begin()
+        announces.end()
+        wait_until(lambda: len(announcing()) == 1)
+    for connection in mute:
+        connection.close()
+
+
 def test_a_store_is_told_that_opens_where_something_else_listened(announces: HubAnnouncement, port: int) -> None:
     with listen("127.0.0.1", range(port, port + 1)) as listener:
         announces.begin()

@@ -182,6 +182,8 @@ def test_a_run_that_waited_too_long_and_could_not_save_says_so(becomes: str) -> 
         stage.ends("A0", 1)
     elif becomes == "it is late":
         stage.later(121)
+    else:
+        stage.later(0.1)
     why = stage.only("run_is_over")["why"]
     assert "of 7 steps the newest are not known to be saved; what was committed is whole" in why
     assert "or wait longer" in why
@@ -194,6 +196,7 @@ def test_a_run_that_waited_too_long_and_holds_nothing_says_so() -> None:
     stage.later(0.1)
     stage.later(601)
     stage.later(601)
+    stage.later(0.1)
     assert "what was committed is whole, and nobody here holds more" in stage.only("run_is_over")["why"]
 
 

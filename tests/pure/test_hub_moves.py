@@ -150,6 +150,49 @@ def test_the_hub_crashes_and_those_who_are_left_go_on_under_the_next_claim() -> 
     assert run.said("C", "view")[-1]["witness"]
 
 
+@pytest.mark.parametrize("hub_moves", [False, True])
+def test_a_newcomer_that_reads_the_claim_later_makes_the_storage_a_witness(hub_moves: bool) -> None:
+    """The storage failed as it came; of a view with it only a majority goes on, until all know better."""
+    run = _joined_by_one_that_could_not_read()
+    assert not run.said("A", "view")[-1]["witness"]
+    for node in "ABD":
+        assert not run.said("A", "regroup")
+        run.tell(node, "has_read", worker=f"{node}0", newest=CLAIM)
+    if hub_moves:
+        run.heard["A"].clear()
+        run.moves("ABD")
+    assert run.said("A", "regroup") == [{"say": "regroup", "generation": 2}]
+    run.over("ABD", at=BOUNDARY)
+    assert run.view("D") == "A0 B0 D0"
+    assert run.said("D", "view")[-1]["witness"]
+    run.meets("ABD")
+    run.later(10.0)
+    assert run.said("A", "regroup") == [{"say": "regroup", "generation": 2}]
+
+
+def test_a_newcomer_that_reads_another_claim_later_changes_nothing() -> None:
+    run = _joined_by_one_that_could_not_read()
+    run.tell("D", "has_read", worker="D0", newest={**CLAIM, "nonce": "of a folder of its own"})
+    run.later(10.0)
+    assert not run.said("A", "regroup")
+
+
+def _joined_by_one_that_could_not_read() -> Run:
+    """In view 2, of which nobody was asked to regroup."""
+    run = Run("AB", witness=True)
+    run.moves("AB")
+    run.reports["D"], run.heard["D"] = NodeReport(), []
+    run.tell("D", "hello", places=1, address="10.0.0.68", port=1)
+    run.tell("D", "started", worker="D0", local_rank=0)
+    run.tell("D", "ready", worker="D0", shares=8, identity="one")
+    run.later(1.0)
+    assert run.said("A", "regroup").pop()["generation"] == 1
+    run.over("AB", at=BOUNDARY)
+    run.meets("ABD")
+    run.heard["A"] = run.said("A", "view")
+    return run
+
+
 def test_the_coordinator_learns_where_the_hub_is_though_no_view_comes() -> None:
     run = Run("ABC", witness=True)
     run.hub = Hub(nodes_max=9, takes_over=True, beacon=BEACON)

@@ -339,10 +339,27 @@ class Worker:
         self.claim = self._newer(known)
         self.trains = True
         self._world.meets(group)
+        if known is not None and not group.view["witness"]:
+            self._reads_later(group)
         if group.ids[0] == self.id:
             self._storage.adopted(self.lives, claim=self.claim["claim"] if self.claim is not None else 0)
             self._moves_beacon(group.view["beacon"]["nonce"])
             group.steps()
+
+    def _reads_later(self, group: Group) -> None:
+        """See loop/late_reading.py."""
+        if not self.alive or self._group is not group:
+            return
+        if not self._world.storage_answers():
+            self.agent.machine.after(0.5, partial(self._reads_later, group))
+        elif self._storage.claims:
+            newest = self._storage.claims[-1]
+            self._world.reads([self.agent.name])
+            self.agent.machine.after(self._world.storage_s(), lambda: self._tells(newest))
+
+    def _tells(self, newest: Document) -> None:
+        if self.alive:
+            self.says("has_read", newest=newest)
 
     def _begins(self, group: Group) -> None:
         """The coordinator of a view of newcomers claims the storage, and all read it."""

@@ -4,7 +4,8 @@ Safety    never two sides in one generation: the views in which steps are applie
           never a side that trains under a claim which is not the newest: its next save would find that it has lost
 Liveness  whoever can go on does, within GOES_ON_S of the last fault: where the storage is a witness and answers, some
           side; else the one with a majority of the nodes of the view that trained last. It is no witness of a view with
-          a node that had not read it when that was published, as the storage failed: nobody knows that it sees the same
+          a node that had not read it when that was published, as the storage failed: nobody knows that it sees the
+          same. It reads it later, and the next view is another
           once all is healed, everybody trains in one view, or has ended
           where nobody may go on, everybody has ended once the run has waited for as long as it waits for nodes
 """
