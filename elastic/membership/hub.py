@@ -172,8 +172,8 @@ class Hub:
                     self._endings.applied(said.step)
             case Leaving():
                 self._on_leaving(now_s, said)
-            case Saved(generation=generation, step=step):
-                if generation == self.generation:
+            case Saved(worker=worker, generation=generation, step=step):
+                if generation == self._workers[worker].within:
                     self._end.is_saved(step)
             case Finished():
                 self._workers[said.worker].status = WorkerStatus.FINISHED

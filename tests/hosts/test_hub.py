@@ -152,22 +152,6 @@ def test_the_host_that_is_named_comes_back_by_the_same_command(
 
 
 @pytest.mark.nightly(sample=1, of="the hub's host")
-def test_who_comes_while_the_hub_is_silent_waits_for_the_next_one(
-    host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
-) -> None:
-    """The store lives, and says where the hub was. One may form a run alone, and wrote over that."""
-    run = host_run(4, nodes="1:4", steps=STEPS, endpoint=f"{name(3)}:{PORT}")
-    run.join(1, 2, 3)
-    run.wait_for_steps(1, 2, 3)
-    run.hosts.lose_power(1)
-    run.join(4)
-    run.wait_for_steps(2, 3, 4)
-    end = run.finish(reference=elastic_undisturbed(steps=STEPS, seed=7).events, lost=1)
-
-    run.assert_kept(end, ended=[2, 3, 4])
-
-
-@pytest.mark.nightly(sample=1, of="the hub's host")
 def test_hub_after_hub_is_lost(host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]) -> None:
     """Down to one of five, which goes on by a claim in storage; then others join it."""
     run = host_run(7, nodes="1:5", steps=STEPS)

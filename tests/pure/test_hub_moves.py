@@ -3,6 +3,7 @@ go on or may not."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -191,6 +192,27 @@ def _joined_by_one_that_could_not_read() -> Run:
     run.meets("ABD")
     run.heard["A"] = run.said("A", "view")
     return run
+
+
+def test_one_that_was_never_told_of_the_present_view_saves_all_the_same_at_the_end() -> None:
+    """It was cut off as that view was published, and came back with what it held. It was asked by a number that it had
+    never heard of, and was waited for in vain."""
+    run = Run("ABC", witness=False)
+    run.orders(run.hub.lost(run.now_s, "C", dead=False))
+    run.over("B")
+    before = deepcopy(run.reports["B"])
+    run.over("A")
+    assert run.view("B") == "A0 B0"
+    run.reports["B"] = before
+    run.orders(run.hub.lost(run.now_s, "B", dead=False))
+    run.comes("B")
+    run.orders(run.hub.lost(run.now_s, "A", dead=False))
+    for seconds in (600.0, 1.0, 1.0):
+        run.later(seconds)
+    (asked,) = run.said("B", "save")
+    run.tell("B", "saved", worker="B0", generation=1, step=7)
+    assert asked["generation"] == 1
+    assert "what was done is saved, 7 steps" in run.said("B", "run_is_over")[-1]["why"]
 
 
 def test_the_coordinator_learns_where_the_hub_is_though_no_view_comes() -> None:

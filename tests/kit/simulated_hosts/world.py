@@ -67,6 +67,7 @@ class World:
         self.line: list[Trained] = []
         self.trained_s = 0.0
         self._reach: frozenset[str] = frozenset()  # nodes that hold the state of the last step, or have begun since
+        self._begun: frozenset[str] = frozenset()  # nodes that have begun from storage since then
         self._have_read: set[str] = set()  # nodes, the run's claim in the storage that all see
         self._since: set[Published] = set()  # the view that trained last, and those published after it
         self.trap: tuple[str, Callable[[], None]] | None = None  # what happens when this is said next
@@ -162,11 +163,12 @@ class World:
         if not self.line or self.line[-1] != now:
             before = self.line[-1] if self.line else None
             self.log.append(f"{self.network.now_s:7.2f} {now.workers} train in {now.generation}")
-            if before is not None and not group.from_storage and not self._is_gone(before):
+            anew = group.from_storage or bool(now.nodes & self._begun)
+            if before is not None and not anew and not self._is_gone(before):
                 assert now.generation > before.generation, f"{now} trains after {before}"
                 assert now.nodes & (before.nodes | self._reach), f"{now} goes on from {before}"
             self.line.append(now)
-            self._reach = now.nodes
+            self._reach, self._begun = now.nodes, frozenset()
             before_it = [one for one in self._since if (one.generation, one.nodes) == (now.generation, now.nodes)]
             witnessed = now.nodes <= self._have_read if group.from_storage else all(one.witnessed for one in before_it)
             self._since = {Published(now.generation, now.nodes, witnessed)}
@@ -178,7 +180,9 @@ class World:
             )
 
     def begins(self, group: Group) -> None:
+        """From storage. That view may be lost before it has trained, and the next one goes on from what it read."""
         self._reach |= group.nodes
+        self._begun = group.nodes
 
     def meets(self, group: Group) -> None:
         """They hand on the state."""
