@@ -100,7 +100,7 @@ class World:
 
     def finds_hub(self, agent: Agent) -> bool:
         """One that has met nobody looks it up again."""
-        at = self._hub_of_the_run()
+        at = self.hub_of_the_run()
         if at is None or at == agent.name:
             return False
         agent.looks_up(at)
@@ -222,7 +222,7 @@ class World:
         last = self.line[-1].workers
         return any(worker.alive and worker.id in last for worker in self.agents[node].workers.values())
 
-    def _hub_of_the_run(self) -> str | None:
+    def hub_of_the_run(self) -> str | None:
         serving = [agent for agent in self.living() if agent.serving is not None]
         best = max(serving, key=lambda agent: agent.serving.generation if agent.serving else 0, default=None)
         return best.name if best is not None else None
@@ -246,7 +246,7 @@ class World:
         self.log.append(f"{self.network.now_s:7.2f} the storage {'fails' if down else 'is back'}")
 
     def comes(self, name: str) -> None:
-        at = self._hub_of_the_run()
+        at = self.hub_of_the_run()
         if at is not None:
             self.agents[name] = Agent(self, name)
             self.agents[name].begins(at)
