@@ -23,37 +23,34 @@ from checkpoint.errors import CheckpointError
 
 _WITHIN_S = 600.0
 _FIRST_S, _LONGEST_S = 0.5, 30.0  # between two tries
-ClaimDocument = dict[str, object]
 
 
 class LateReading:
-    """
-    read  the newest claim in the run's storage; None: it can tell nothing. Raises CheckpointError
-    tell  the hub
-    """
-
-    def __init__(self, read: Callable[[], ClaimDocument | None], tell: Callable[[ClaimDocument], None]) -> None:
-        self._read = read
-        self._tell = tell
+    def __init__(self) -> None:
         self._ended = threading.Event()
 
-    def begin(self) -> None:
+    def begin(self, sees: Callable[[], bool], tell: Callable[[], None]) -> None:
+        """
+        sees  whether the claim is there. Raises CheckpointError
+        tell  the hub, that it is
+        """
         self.end()
         self._ended = threading.Event()
-        threading.Thread(target=self._tries, args=[self._ended], name="elastic-late-reading", daemon=True).start()
+        arguments = sees, tell, self._ended
+        threading.Thread(target=_tries, args=arguments, name="elastic-late-reading", daemon=True).start()
 
     def end(self) -> None:
         """Nobody needs it any more. A try that has begun is left to itself, and nobody is told of it."""
         self._ended.set()
 
-    def _tries(self, ended: threading.Event) -> None:
-        retrying = Retrying(
-            retry=retry_if_exception_type(CheckpointError),
-            wait=wait_exponential(multiplier=_FIRST_S, max=_LONGEST_S),
-            stop=stop_after_delay(_WITHIN_S) | stop_when_event_set(ended),
-            sleep=sleep_using_event(ended),
-            retry_error_callback=lambda _: None,
-        )
-        newest = retrying(self._read)
-        if newest is not None and not ended.is_set():
-            self._tell(newest)
+
+def _tries(sees: Callable[[], bool], tell: Callable[[], None], ended: threading.Event) -> None:
+    retrying = Retrying(
+        retry=retry_if_exception_type(CheckpointError),
+        wait=wait_exponential(multiplier=_FIRST_S, max=_LONGEST_S),
+        stop=stop_after_delay(_WITHIN_S) | stop_when_event_set(ended),
+        sleep=sleep_using_event(ended),
+        retry_error_callback=lambda _: False,
+    )
+    if retrying(sees) and not ended.is_set():
+        tell()

@@ -80,7 +80,7 @@ class StateRestorer:
         self.position = Position(epoch=0, step=0)
         self.giving: Giving | None = None
         self.idle = Idle()
-        self._late = LateReading(self._read_newest_claim, self._tell_late)
+        self._late = LateReading()
         self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
         self._accepted: list[str] = []  # fields in which the run that goes on was another
 
@@ -259,26 +259,26 @@ class StateRestorer:
     def newest_claim(self) -> dict[str, object] | None:
         """In storage, for the hub to compare with the run's: it knows then whether this node sees the same. None where
         no other node can be, or where storage cannot tell."""
+        if not self._context.launch.several_nodes:
+            return None
         with suppress(checkpoint.CheckpointError):
-            return self._read_newest_claim() if self._context.launch.several_nodes else None
+            with self._look() as storage:
+                newest = storage.newest_claim() if storage.exclusive else None
+            return newest.document() if newest is not None else None
         return None
-
-    def _read_newest_claim(self) -> dict[str, object] | None:
-        with self._look() as storage:
-            newest = storage.newest_claim() if storage.exclusive else None
-        return newest.document() if newest is not None else None
 
     def _read_it_later(self) -> None:
         """Where the storage is no witness of this view: this node may not have been able to read the claim before."""
-        live, launch = self._context.live, self._context.launch
+        live, launch, known = self._context.live, self._context.launch, self._view_group.claim
         self._late.end()
-        is_asked = launch.several_nodes and launch.local_rank == 0 and self._view_group.claim is not None
-        if live is not None and is_asked and not self._view_group.witness:
-            self._late.begin()
+        is_asked = launch.several_nodes and launch.local_rank == 0 and not self._view_group.witness
+        if live is not None and known is not None and is_asked:
+            self._late.begin(partial(self._sees, known), partial(live.has_read, known))
 
-    def _tell_late(self, newest: dict[str, object]) -> None:
-        assert self._context.live is not None
-        self._context.live.has_read(newest)
+    def _sees(self, claim: dict[str, Any]) -> bool:
+        """Whether it is in a storage that can tell two sides of a cut network apart. Raises CheckpointError."""
+        with self._look() as storage:
+            return storage.sees(checkpoint.Claim.from_document(claim)) and storage.exclusive
 
     def _has_newer_claim(self, known: dict[str, Any] | None) -> bool:
         """Than its view: the hub that asked for it is gone, or has gone on before the answer came. What is saved under

@@ -56,8 +56,7 @@ class GoingOn:
         self._dead: set[str] = set()
         self._refusing: set[str] = set()
         self._read: dict[str, set[_Name]] = {}  # node -> claims that it has read in its storage
-        self._claims: set[_Name] = set()  # of the run
-        self._sees: set[str] = set()  # nodes that have read one of these, or have agreed that all do
+        self._sees: set[str] = set()  # nodes of a view of which the storage was the witness: they have one
         self._granted: frozenset[str] | None = None
         self._alone_since_s: float | None = None
         self._ask: Ask | None = None  # whose answer counts
@@ -99,10 +98,10 @@ class GoingOn:
         if newest is not None:
             self.has_read(node, newest)
 
-    def has_read(self, node: str, newest: Mapping[str, Any]) -> None:
+    def has_read(self, node: str, claim: Mapping[str, Any]) -> None:
         """One of its workers has, in its storage. A view that was published before stays what it was: others may know
         of it, and of this not."""
-        self._read.setdefault(node, set()).add(_name_of(newest))
+        self._read.setdefault(node, set()).add(_name_of(claim))
 
     def worker_ended(self, worker: str) -> None:
         """Of a node that is here."""
@@ -147,6 +146,8 @@ class GoingOn:
         anew  nobody in it holds the state: until it has met, others may go on in one that was published before
         """
         witness = self._is_witness_of(nodes)
+        if witness:
+            self._sees |= set(nodes)
         claim = number_of(self.claim) if witness else None
         fresh = KnownView(generation=generation, nodes=frozenset(nodes), claim=claim)
         before = self._newest_met()
@@ -205,13 +206,15 @@ class GoingOn:
         return self.claim is not None and all(self._sees_storage(node) for node in nodes)
 
     def _sees_storage(self, node: str) -> bool:
-        return node in self._sees or not self._claims.isdisjoint(self._read.get(node, ()))
+        """One that has read an older claim of the run may have done so in a folder of its own: where no storage is the
+        witness, a majority takes claims wherever it can."""
+        is_read = self.claim is not None and _name_of(self.claim) in self._read.get(node, ())
+        return is_read or node in self._sees
 
     # going on
 
     def learn(self, claim: ClaimDocument) -> bool:
         """Of the run. Whether it is newer than the one that is known."""
-        self._claims.add(_name_of(claim))
         is_newer = (number_of(claim) or 0) > (number_of(self.claim) or 0)
         if is_newer:
             self.claim = claim
@@ -226,7 +229,7 @@ class GoingOn:
             return False
         self._ask = None
         if any(view.counted for view in self._known):  # a majority decides, and its own folder counts as it can
-            self.claim = claim
+            self.claim, self._sees = claim, set()
         elif not is_newer:
             return False
         self._granted = ask.nodes

@@ -189,8 +189,8 @@ class Hub:
                 self._going_on.met(generation, node)
             case Witness():
                 self._on_witness(said)
-            case HasRead(newest=newest):
-                self._going_on.has_read(node, newest)
+            case HasRead(claim=claim):
+                self._going_on.has_read(node, claim)
             case Claimed():
                 self._move_on(self._claiming.heard(now_s, said), said.why)
             case Bye():

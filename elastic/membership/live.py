@@ -169,9 +169,9 @@ class Live:
         """See messages.Witness."""
         self._say(Witness(worker=ME, generation=self._generation, claim=claim, agreed=agreed))
 
-    def has_read(self, newest: Message) -> None:
+    def has_read(self, claim: Message) -> None:
         """See messages.HasRead."""
-        self._say(HasRead(worker=ME, newest=newest))
+        self._say(HasRead(worker=ME, claim=claim))
 
     def claimed(self, generation: int, claim: Message | None, *, why: str = "", moved_on: bool = False) -> None:
         """To AskedToClaim. generation: of the view that it is for"""

@@ -101,7 +101,7 @@ class NodeReport:
         if speaker is not None and type(said) in _KEPT:
             speaker.said[_KEPT[type(said)]] = said
         if speaker is not None and isinstance(said, HasRead) and "ready" in speaker.said:
-            speaker.said["ready"] = replace(speaker.said["ready"], newest=said.newest)
+            speaker.said["ready"] = replace(speaker.said["ready"], newest=said.claim)
 
     def note_ordered(self, worker: str | None, said: Any) -> None:
         """By the hub."""

@@ -86,13 +86,13 @@ class Witness(OfWorker):
 
 @dataclass(frozen=True, kw_only=True)
 class HasRead(OfWorker):
-    """In a view of which the storage is no witness. newest: the newest claim that it reads there by now"""
+    """In a view of which the storage is no witness. claim: the view's, which it finds there by now"""
 
-    newest: dict[str, Any]
+    claim: dict[str, Any]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_nonce(self.newest)
+        check_claim(self.claim)
 
 
 @dataclass(frozen=True, kw_only=True)

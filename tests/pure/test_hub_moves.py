@@ -158,7 +158,7 @@ def test_a_newcomer_that_reads_the_claim_later_makes_the_storage_a_witness(hub_m
     assert not run.said("A", "view")[-1]["witness"]
     for node in "ABD":
         assert not run.said("A", "regroup")
-        run.tell(node, "has_read", worker=f"{node}0", newest=CLAIM)
+        run.tell(node, "has_read", worker=f"{node}0", claim=CLAIM)
     if hub_moves:
         run.heard["A"].clear()
         run.moves("ABD")
@@ -173,7 +173,7 @@ def test_a_newcomer_that_reads_the_claim_later_makes_the_storage_a_witness(hub_m
 
 def test_a_newcomer_that_reads_another_claim_later_changes_nothing() -> None:
     run = _joined_by_one_that_could_not_read()
-    run.tell("D", "has_read", worker="D0", newest={**CLAIM, "nonce": "of a folder of its own"})
+    run.tell("D", "has_read", worker="D0", claim={**CLAIM, "nonce": "of a folder of its own"})
     run.later(10.0)
     assert not run.said("A", "regroup")
 

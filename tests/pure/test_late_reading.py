@@ -10,19 +10,21 @@ from checkpoint.errors import CheckpointError
 from elastic.loop.late_reading import LateReading
 
 WITHIN_S = 60.0
-CLAIM: dict[str, object] = {"claim": 1, "nonce": "n"}
 
 
 class Storage:
     """fails: how often it is read in vain"""
 
-    def __init__(self, *, fails: int = 0, holds: dict[str, object] | None = None) -> None:
+    def __init__(self, *, fails: int = 0, holds: bool = False) -> None:
         self.reads, self.told = 0, threading.Event()
         self.is_read, self.goes_on = threading.Event(), threading.Event()
         self._fails, self._holds = fails, holds
-        self.reading = LateReading(self.read, self.tell)
+        self.reading = LateReading()
 
-    def read(self) -> dict[str, object] | None:
+    def begin(self) -> None:
+        self.reading.begin(self.read, self.told.set)
+
+    def read(self) -> bool:
         self.reads += 1
         self.is_read.set()
         assert self.goes_on.wait(WITHIN_S)
@@ -30,15 +32,11 @@ class Storage:
             raise CheckpointError("it fails")
         return self._holds
 
-    def tell(self, newest: dict[str, object]) -> None:
-        assert newest == CLAIM
-        self.told.set()
-
 
 def test_it_is_tried_again_where_the_storage_fails() -> None:
-    storage = Storage(fails=2, holds=CLAIM)
+    storage = Storage(fails=2, holds=True)
     storage.goes_on.set()
-    storage.reading.begin()
+    storage.begin()
     assert storage.told.wait(WITHIN_S)
     assert storage.reads == 3
 
@@ -46,14 +44,14 @@ def test_it_is_tried_again_where_the_storage_fails() -> None:
 def test_what_is_not_there_is_not_looked_for_again() -> None:
     storage = Storage()
     storage.goes_on.set()
-    storage.reading.begin()
+    storage.begin()
     wait_until(lambda: not reading())
     assert (storage.reads, storage.told.is_set()) == (1, False)
 
 
 def test_of_a_view_that_is_over_nobody_is_told() -> None:
-    storage = Storage(holds=CLAIM)
-    storage.reading.begin()
+    storage = Storage(holds=True)
+    storage.begin()
     assert storage.is_read.wait(WITHIN_S)
     storage.reading.end()
     storage.goes_on.set()
@@ -64,7 +62,7 @@ def test_of_a_view_that_is_over_nobody_is_told() -> None:
 def test_its_end_is_not_slept_through() -> None:
     storage = Storage(fails=9)
     storage.goes_on.set()
-    storage.reading.begin()
+    storage.begin()
     assert storage.is_read.wait(WITHIN_S)
     storage.reading.end()
     wait_until(lambda: not reading())

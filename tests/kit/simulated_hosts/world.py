@@ -55,7 +55,7 @@ class World:
         self.chance = random.Random(f"world {seed}")
         self.network = Network(self.chance, (0.001, self.chance.choice([0.02, 0.02, 0.3])))
         self.witness = witness
-        self.storage = Storage()
+        self.storage = Storage("for all")
         self._folders: dict[str, Storage] = {}
         self.rejects = False  # whether what resets connections refuses new ones
         self.storage_delays_s = (0.02, 0.2)
@@ -68,7 +68,8 @@ class World:
         self.trained_s = 0.0
         self._reach: frozenset[str] = frozenset()  # nodes that hold the state of the last step, or have begun since
         self._begun: frozenset[str] = frozenset()  # nodes that have begun from storage since then
-        self._have_read: set[str] = set()  # nodes, the run's claim in the storage that all see
+        self._have_read: set[tuple[str, int]] = set()  # nodes and claims, in the storage that all see
+        self._seeing: set[str] = set()  # nodes that were in a view of which it was the witness
         self._since: set[Published] = set()  # the view that trained last, and those published after it
         self.trap: tuple[str, Callable[[], None]] | None = None  # what happens when this is said next
         self.moved_on: list[tuple[float, str]] = []
@@ -117,7 +118,10 @@ class World:
         self.passes(order.message)
         if say == "view":
             nodes = frozenset(order.message["nodes"])
-            self._since.add(Published(order.message["generation"], nodes, nodes <= self._have_read))
+            number = (order.message["claim"] or {"claim": 0})["claim"]
+            witnessed = all(node in self._seeing or (node, number) in self._have_read for node in nodes)
+            self._since.add(Published(order.message["generation"], nodes, witnessed))
+            self._seeing |= nodes if witnessed else set()
         if say in ("view", "claim", "moved_on", "run_is_over", "hub_is", "end"):
             facts = {k: order.message.get(k) for k in ("generation", "workers", "nodes", "why") if k in order.message}
             number = (order.message.get("claim") or {}).get("claim")
@@ -133,12 +137,17 @@ class World:
 
     def storage_of(self, node: str) -> Storage:
         """What it has for the run's: all nodes one, or each its own."""
-        return self.storage if self.witness else self._folders.setdefault(node, Storage())
+        return self.storage if self.witness else self._folders.setdefault(node, Storage(node))
 
-    def reads(self, nodes: Iterable[str]) -> None:
-        """Their workers have read the run's claim in their storage, or have agreed that all have."""
+    def reads(self, node: str, claim: int) -> None:
+        """A worker of it has, in its storage."""
         if self.witness:
-            self._have_read.update(nodes)
+            self._have_read.add((node, claim))
+
+    def agree(self, nodes: Iterable[str]) -> None:
+        """That all see one storage."""
+        if self.witness:
+            self._seeing.update(nodes)
 
     def storage_answers(self) -> bool:
         return not self._storage_down
@@ -170,7 +179,7 @@ class World:
             self.line.append(now)
             self._reach, self._begun = now.nodes, frozenset()
             before_it = [one for one in self._since if (one.generation, one.nodes) == (now.generation, now.nodes)]
-            witnessed = now.nodes <= self._have_read if group.from_storage else all(one.witnessed for one in before_it)
+            witnessed = now.nodes <= self._seeing if group.from_storage else all(one.witnessed for one in before_it)
             self._since = {Published(now.generation, now.nodes, witnessed)}
         if self.witness:
             claim = group.members[group.ids[0]].claim
