@@ -105,8 +105,8 @@ class Agreed:
     wishes: tuple[int, ...]
     buffers: tuple[int, ...]
     moving: tuple[str, ...]
-    relaid: tuple[str, ...] = ()
-    left_out: int = 0
+    relaid: tuple[str, ...]
+    left_out: int
 
 
 class SubtreeSums:

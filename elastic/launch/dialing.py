@@ -61,17 +61,18 @@ class Dial:
 class Dials:
     """Those that are under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: selectors.BaseSelector) -> None:
+        self._loop = loop
         self._open: list[Dial] = []
 
-    def begin(self, loop: selectors.BaseSelector, to: Address, done: Callable[[socket.socket | None], None]) -> None:
+    def begin(self, to: Address, done: Callable[[socket.socket | None], None]) -> None:
         """See Dial."""
 
         def is_done(sock: socket.socket | None) -> None:
             self._open.remove(dial)
             done(sock)
 
-        dial = Dial(loop, to, is_done)
+        dial = Dial(self._loop, to, is_done)
         self._open.append(dial)
 
     def close(self) -> None:
@@ -79,6 +80,17 @@ class Dials:
         for dial in self._open:
             dial.close()
         self._open = []
+
+
+def other_end(connection: socket.socket) -> Address | None:
+    """Whom it leads to, and is kept alive; None: it is lost, and closed."""
+    try:
+        keep_alive(connection)
+        host, port = connection.getpeername()[:2]
+    except OSError:
+        connection.close()
+        return None
+    return host, port
 
 
 def _is_loop(own: str, to: str) -> bool:

@@ -4,10 +4,12 @@ opens an empty store, and by the same command would wait there for others, who h
     elastic/RUN_ID/hub   {"host", "port", "nonce"}   in the rendezvous' store of each host that --rdzv-endpoint names
 
 Promises  what another run with the same id has written there stays.
+          Where two agents took themselves for the hub, the word of the one that is stays in the end: it looks again.
 Leaves    to nodes.py, that such a node looks there until it meets others; and those who meet by the run's URL, who read
           there where the hub is.
 
 Of torch 2.13: a client waits without an end for the first word of what listens there and is no store. Hence a thread.
+`compare_set` takes bytes, which is not documented: what anybody has written there may be no text.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,6 +31,9 @@ from elastic.launch.rendezvous_store import DEFAULT_PORT
 from elastic.membership.written_hub import hub_in
 
 _LOOK_S = 0.25  # well within the last call of a round that one node may complete alone
+_AGAIN_S = (
+    5.0  # at a store that has been told: one that was the hub before, on another side of a cut, may have been, too
+)
 _CONNECT_S = 1.0
 _STORE_S = 12.0  # see elastic/membership/rendezvous.py
 
@@ -44,6 +50,7 @@ class HubAnnouncement:
         self._key = key
         self._hub = hub
         self._ended = threading.Event()
+        self._asks = {place: threading.Lock() for place in self._places}  # what listens there; it may never answer
 
     def begin(self) -> None:
         """This node has the hub. A thread for each host."""
@@ -62,28 +69,40 @@ class HubAnnouncement:
             with contextlib.suppress(OSError, DistError), socket.create_connection(place, timeout=_CONNECT_S) as there:
                 keep_alive(there)
                 self._say(place, ended)
-                _wait_for_end(there, ended)
+                _wait_for_end(there, ended, _AGAIN_S)
             ended.wait(_LOOK_S)
 
     def _say(self, place: tuple[str, int], ended: threading.Event) -> None:
-        timeout = timedelta(seconds=_STORE_S)
-        store = TCPStore(*place, is_master=False, timeout=timeout, wait_for_workers=False)
-        if not ended.is_set():
-            write_hub(store, self._key, self._hub)
+        if not self._asks[place].acquire(timeout=_LOOK_S):
+            return
+        try:
+            timeout = timedelta(seconds=_STORE_S)
+            store = TCPStore(*place, is_master=False, timeout=timeout, wait_for_workers=False)
+            if not ended.is_set():
+                write_hub(store, self._key, self._hub)
+        finally:
+            self._asks[place].release()
 
 
 def write_hub(store: Store, key: str, hub: Mapping[str, Any]) -> None:
     """Unless another run's is there. Raises DistError."""
     said = store.get(key) if store.check([key]) else b""
     before = hub_in(said)
-    if before is None or before["nonce"] == hub["nonce"]:
-        store.compare_set(key, said.decode(errors="replace"), json.dumps(dict(hub)))
+    if before is None or (before["nonce"] == hub["nonce"] and before != hub):
+        replace_hub(store, key, said, hub)
 
 
-def _wait_for_end(connection: socket.socket, ended: threading.Event) -> None:
+def replace_hub(store: Store, key: str, said: bytes, hub: Mapping[str, Any]) -> bool:
+    """Whether that was still written there; nothing: an empty text. Raises DistError."""
+    new = json.dumps(dict(hub))
+    return bool(store.compare_set(key, said, new) == new.encode())  # type: ignore[arg-type]
+
+
+def _wait_for_end(connection: socket.socket, ended: threading.Event, within_s: float) -> None:
     """Of the store that listens there: it says nothing to one who asks nothing. Raises OSError, where it ends so."""
     connection.settimeout(_LOOK_S)
-    while not ended.is_set():
+    deadline = time.monotonic() + within_s
+    while not ended.is_set() and time.monotonic() < deadline:
         with contextlib.suppress(TimeoutError):
-            if not connection.recv(1):
-                return
+            connection.recv(1)  # its end, or the word of what is no store
+            return

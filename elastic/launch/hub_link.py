@@ -17,15 +17,17 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from checkpoint.net.secured import client_side
 from elastic.launch import hub_seeking
 from elastic.launch.agent_port import AgentPort, Caller
 from elastic.launch.attendance import Attendance
-from elastic.launch.dialing import Address
+from elastic.launch.dialing import Address, Dials, other_end
 from elastic.launch.hub_announcement import HubAnnouncement
 from elastic.launch.hub_here import Deliver, HubHere
+from elastic.launch.hub_lookup import HubSearch
 from elastic.launch.hub_seeker import HubSeeker
 from elastic.launch.lease import HELD_UP_S
 from elastic.launch.loop_connection import LoopConnection
@@ -93,7 +95,8 @@ class HubLink:
         self._parsed: tuple[Message | None, Any] = None, None  # the last order, which may be for several workers
         self._first = True  # nothing is known of the run yet
         self._own = place.address or "", self._port.number or 0  # where others find this agent
-        self._seeker = HubSeeker(place.node, self._own, find_hub)
+        search = partial(HubSearch, find_hub) if find_hub is not None else None
+        self._seeker: HubSeeker[socket.socket] = HubSeeker(place.node, self._own, search)
         self._other = OtherHub(place, self._port, self._own, self._steps_down)
         self._serving: HubHere | None = None
         self._attending: Attendance | None = None
@@ -127,7 +130,8 @@ class HubLink:
         self._on_wait, self._on_no_place = waits, no_place
         self._loop, self._to_node, self._gone, self._on_moved_on = loop, deliver, gone, moved_on
         self._port.open(loop, came=self._came, ended=self._ended, where=self._where)
-        self._seeker.open(loop, reached=self._attend, serve=self._takes_over, in_vain=self._found_nobody)
+        self._other.open(loop)
+        self._seeker.open(Dials(loop), reached=self._reached, serve=self._takes_over, in_vain=self._found_nobody)
         if self._connected is None:
             self._serve(takes_over=False)
         else:
@@ -176,7 +180,7 @@ class HubLink:
         if self._serving is not None:
             self._serving.tick(now_s)
             if self._serving is not None:  # it may have been moved on from
-                self._other.look(now_s, self._loop, self._serving.missing)
+                self._other.look(now_s, self._serving.missing)
         elif self._attending is not None:
             self._watch(now_s, self._attending, held_up=held_up)
         else:
@@ -231,6 +235,13 @@ class HubLink:
             case _:
                 self._run_ended |= isinstance(said, RunIsOver)
                 self._to_node(worker, message)
+
+    def _reached(self, name: str | None, address: Address | None, sock: socket.socket) -> None:
+        at = address or other_end(sock)
+        if at is None:  # it is lost already
+            self._seeker.begin(pause=True)
+        else:
+            self._attend(name, at, sock)
 
     def _attend(self, name: str | None, address: Address, sock: socket.socket) -> None:
         def heard(message: Message) -> None:

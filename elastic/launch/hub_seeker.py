@@ -2,27 +2,43 @@
 
 Who is asked in which order, and whose turn it is to serve, is hub_seeking.py's to say. A newcomer also asks those who
 know of the run (hub_lookup.py), for all whom it knows may be gone while the run goes on with others.
+
+How a node calls another one, and how long ago that was, are given to it: simulated agents seek as real ones do.
 """
 
 from __future__ import annotations
 
-import selectors
-import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from checkpoint.net.keepalive import keep_alive
 from elastic.launch import hub_seeking
-from elastic.launch.dialing import Address, Dials
-from elastic.launch.hub_lookup import HubSearch
+from elastic.launch.dialing import Address
 from elastic.launch.hub_seeking import Candidate, Turn
 
 _MET_MAX = 1024
-_SEEK_S = 600.0
-Reached = Callable[[str | None, Address, socket.socket], None]
+C = TypeVar("C")
+C_co = TypeVar("C_co", covariant=True)  # a connection
+Reached = Callable[[str | None, Address | None, C], None]
 
 
-class HubSeeker:
+class Dialling(Protocol[C_co]):
+    """See dialing.Dials."""
+
+    def begin(self, to: Address, done: Callable[[C_co | None], None]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Searching(Protocol[C_co]):
+    """See hub_lookup.HubSearch."""
+
+    def take(self) -> C_co | None: ...
+
+    def end(self) -> None: ...
+
+
+class HubSeeker(Generic[C]):
     """
     newcomer  this node is not in the run yet, or not any more
     roster    the nodes of the run, in the order in which they become the hub
@@ -30,11 +46,25 @@ class HubSeeker:
     lost      nodes that are no candidates, and whether they said that they go
     """
 
-    def __init__(self, node: str, own: Address, find_hub: Callable[[], socket.socket | None] | None) -> None:
-        """own: where others find this agent; find_hub: see HubLink"""
+    def __init__(
+        self,
+        node: str,
+        own: Address,
+        search: Callable[[], Searching[C]] | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        within_s: float | None = None,
+    ) -> None:
+        """
+        own       where others find this agent
+        search    begins to ask those who know of the run; None: there is nobody to ask
+        within_s  a hub is to be found; None: hub_seeking.SEEK_S
+        """
         self._node = node
         self._own = own
-        self._find_hub = find_hub
+        self._new_search = search
+        self._clock = clock
+        self._within_s = within_s
         self.newcomer = True
         self.roster: list[tuple[str, Address]] = []
         self.met: dict[str, Address] = {}
@@ -42,23 +72,23 @@ class HubSeeker:
         self._to_ask: list[Candidate] | None = None  # yet
         self._since_s: float | None = None
         self._next_s = 0.0
-        self._dials = Dials()
-        self._search: HubSearch | None = None
+        self._search: Searching[C] | None = None
 
     def open(
         self,
-        loop: selectors.BaseSelector,
+        dials: Dialling[C],
         *,
-        reached: Reached,
+        reached: Reached[C],
         serve: Callable[[], None],
         in_vain: Callable[[str], None],
     ) -> None:
         """
-        reached  somebody who may be the hub, or know where it is: its name, its address, a connection
+        reached  somebody who may be the hub, or know where it is: its name and address, as far as they are known, and a
+                 connection
         serve    it is this node's turn to be the hub
         in_vain  why nobody is asked any more
         """
-        self._loop, self._reached, self._serve, self._in_vain = loop, reached, serve, in_vain
+        self._dials, self._reached, self._serve, self._in_vain = dials, reached, serve, in_vain
 
     def close(self) -> None:
         self._end_search()
@@ -89,13 +119,13 @@ class HubSeeker:
     # seeking
 
     def begin(self, *, pause: bool = False) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         if self._since_s is None:
             self._since_s = now_s
         if self._to_ask is None:
             self._to_ask = self.candidates()
-        if self.newcomer and self._search is None and self._find_hub is not None:
-            self._search = HubSearch(self._find_hub)  # whom it knows may all be gone, and the run goes on with others
+        if self.newcomer and self._search is None and self._new_search is not None:
+            self._search = self._new_search()  # whom it knows may all be gone, and the run goes on with others
         self._next_s = now_s + (hub_seeking.PAUSE_S if pause else 0.0)
         if not pause:
             self._ask_next(now_s, self._to_ask)
@@ -120,25 +150,19 @@ class HubSeeker:
             self._end_search()
             self.found(found)
 
-    def found(self, sock: socket.socket) -> None:
-        """A connection to the hub, as somebody says."""
+    def found(self, connection: C) -> None:
+        """To the hub, as somebody says."""
         self._dials.close()
-        try:
-            keep_alive(sock)
-            host, port = sock.getpeername()[:2]
-        except OSError:  # it is lost already
-            sock.close()
-            self.begin(pause=True)
-            return
         self.stop()
-        self._reached(None, (host, port), sock)
+        self._reached(None, None, connection)
 
     def _ask_next(self, now_s: float, to_ask: list[Candidate]) -> None:
         self._dials.close()
-        if self._since_s is not None and now_s - self._since_s > _SEEK_S:
+        within_s = hub_seeking.SEEK_S if self._within_s is None else self._within_s
+        if self._since_s is not None and now_s - self._since_s > within_s:
             self.stop()
             self._end_search()
-            self._in_vain(f"no hub was found within {_SEEK_S:.0f} s")
+            self._in_vain(f"no hub was found within {within_s:.0f} s")
         elif not to_ask:
             self.lost = {}  # they may be back
             self._to_ask = self.candidates()
@@ -154,15 +178,15 @@ class HubSeeker:
     def _ask(self, name: str | None, address: Address, now_s: float) -> None:
         self._next_s = now_s + hub_seeking.TRY_S
 
-        def done(sock: socket.socket | None) -> None:
-            if sock is not None:
-                self._reached(name, address, sock)  # where it is not the hub, the others are asked
+        def done(connection: C | None) -> None:
+            if connection is not None:
+                self._reached(name, address, connection)  # where it is not the hub, the others are asked
                 return
             if name is not None:
                 self.lost.setdefault(name, False)
             self._next_s = 0.0
 
-        self._dials.begin(self._loop, address, done)
+        self._dials.begin(address, done)
 
     def _end_search(self) -> None:
         if self._search is not None:

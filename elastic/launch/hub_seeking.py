@@ -17,6 +17,7 @@ CALLER_S = 1.5  # another agent has lost the hub: if we have not within this, it
 TRY_S = 0.5  # for a candidate to answer; then the next one is asked
 PAUSE_S = 0.5  # between two rounds of asking all candidates
 MEET_S = 1.0  # between two looks for a hub that those who are missing may have
+SEEK_S = 600.0  # then nobody is asked any more
 HANDED_OVER_S = 5.0  # for the others to go to the next hub
 _SURE_S = 1.0  # who has heard the hub since then says where it is
 

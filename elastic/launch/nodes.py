@@ -7,8 +7,8 @@
                   connect straight to the hub: no new round, no restart
 
 Promises  a node waits for the others no longer than --rdzv-conf join_timeout, and its error says who came.
-          A published hub that does not answer is no hub: the node goes on waiting, for a round or another hub. One
-          that has another secret, it does not wait for: nobody else would be found there.
+          A published hub that does not answer may be moving: the node waits a while for the next one, and then for a
+          round, too. One that has another secret, it does not wait for: nobody else would be found there.
           Where the first of a round is lost before it has published the hub, those who are left meet in another round.
 Leaves    who may join, and everything after hello, to the hub.
 
@@ -19,7 +19,6 @@ all, is not documented.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
 import socket
@@ -38,7 +37,7 @@ from checkpoint.net.secured import prepare
 from checkpoint.net.transport import SAME_FOR_ALL
 from elastic.errors import ElasticError
 from elastic.launch import addresses
-from elastic.launch.hub_announcement import HubAnnouncement
+from elastic.launch.hub_announcement import HubAnnouncement, replace_hub
 from elastic.launch.hub_lookup import HubLookup, LookupByUrl
 from elastic.launch.rendezvous_round import Refusals, Round, participants
 from elastic.launch.rendezvous_state import SignedBackend, StateRefused
@@ -155,6 +154,7 @@ class _Meets:
         self._by_url = LookupByUrl(places.url, secret, self._own) if places.url is not None else None
         self._ports = ports
         self._by_storage: MeetingSearch | None = None
+        self._silent: tuple[dict[str, Any], float] | None = None  # which hub, and since when
 
     # by the run's URL
 
@@ -251,14 +251,14 @@ class _Meets:
             if self._is_refused or isinstance(round_.error, StateRefused):
                 refusals.leave(self._address)
                 raise self._refused(f"whoever is at {where}: {round_.error}" if round_.error is not None else "")
-            if not round_.begun and (self._by_storage is None or self._by_storage.may_begin()):
+            moves = self._may_move(published)
+            if not round_.begun and not moves and (self._by_storage is None or self._by_storage.may_begin()):
                 nodes = f"{self._nodes_min} to {self._nodes_max} nodes of run {self._run_id!r}"
                 self._say(f"waiting at {where} for {nodes}, as {in_words}")
                 round_.begin()
-            if round_.info is not None and round_.info.rank == 0:
-                nonce = secrets.token_hex(16)
-                if not self._publishes(looking, written, nonce):
-                    continue  # the run has a hub, which has just found this store
+            nonce = secrets.token_hex(16)
+            if self._is_first(round_) and not moves and self._publishes(looking, written, nonce):
+                assert round_.info is not None
                 _met()
                 self._write_hub(nonce)
                 meeting = Meeting(
@@ -270,7 +270,7 @@ class _Meets:
                     kept=kept,
                 )
                 return self._leave_word(meeting, found.endpoint, store)
-            if round_.is_lost(_HUB_S) and time.monotonic() < self._deadline_s:
+            if round_.is_lost(_HUB_S) and not self._is_first(round_) and time.monotonic() < self._deadline_s:
                 self._say(
                     "the node that was to have the run's hub has met the others, and is not to be reached\n"
                     "  state  nothing was started here\n  next   nothing; those who are left meet again"
@@ -280,10 +280,27 @@ class _Meets:
                 raise self._did_not_meet(where, backend, round_.error) from round_.error
             time.sleep(_POLL_S)
 
+    def _is_first(self, round_: Round) -> bool:
+        return round_.info is not None and round_.info.rank == 0
+
     def _publishes(self, store: Any, written: bytes, nonce: str) -> bool:
-        """Whether nobody has meanwhile, since that was written there."""
-        hub = json.dumps(self._where(nonce)).encode()
-        return bool(store.compare_set(self._key, written.decode(errors="replace"), hub.decode()) == hub)
+        """Whether nobody has meanwhile, since that was written there: the run may have a hub, which has just found this
+        store. Where the store is lost, the next look at it says so."""
+        with contextlib.suppress(DistError):
+            return replace_hub(store, self._key, written, self._where(nonce))
+        return False
+
+    def _may_move(self, hub: dict[str, Any] | None) -> bool:
+        """Whether the run's hub, which is published there and does not answer, may be on its way to another node. hub:
+        None: none is"""
+        if hub is None or self._silent is None or self._silent[0] != hub:
+            self._silent = None if hub is None else (hub, time.monotonic())
+            if hub is not None:
+                self._say(
+                    f"no hub of the run is found by way of {hub['host']}:{hub['port']}, where it was: it may be "
+                    f"moving, and this node waits {MOVING_S:.0f} s for it before it meets others anew"
+                )
+        return self._silent is not None and time.monotonic() - self._silent[1] < MOVING_S
 
     def _joins(self, connected: socket.socket, nonce: str, kept: tuple[Any, ...] = ()) -> Meeting:
         return Meeting(listener=self._listener, connected=connected, address=self._address, nonce=nonce, kept=kept)

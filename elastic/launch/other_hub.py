@@ -28,25 +28,28 @@ class OtherHub:
         self._port = port
         self._own = own
         self._yields_to = yields_to
-        self._dials = Dials()
         self._looked_s = 0.0
+
+    def open(self, loop: selectors.BaseSelector) -> None:
+        self._loop = loop
+        self._dials = Dials(loop)
 
     def wait(self, now_s: float) -> None:
         """Those who are missing may yet come."""
         self._looked_s = now_s
 
-    def look(self, now_s: float, loop: selectors.BaseSelector, missing: Callable[[], Iterable[Address]]) -> None:
+    def look(self, now_s: float, missing: Callable[[], Iterable[Address]]) -> None:
         if now_s - self._looked_s < hub_seeking.MEET_S:
             return
         self._looked_s = now_s
         self._dials.close()
         for address in missing():
-            self._ask(loop, address)
+            self._ask(address)
 
     def stop(self) -> None:
         self._dials.close()
 
-    def _ask(self, loop: selectors.BaseSelector, address: Address) -> None:
+    def _ask(self, address: Address) -> None:
         def done(sock: socket.socket | None) -> None:
             if sock is None:
                 return
@@ -61,8 +64,8 @@ class OtherHub:
                 if isinstance(said, HubIs) and said.address is not None and hub_seeking.yields_to(said, self._own):
                     self._yields_to((said.address, said.port))
 
-            connection = LoopConnection(loop, sock, heard, lambda why: None, client_side(self._place.secret))
+            connection = LoopConnection(self._loop, sock, heard, lambda why: None, client_side(self._place.secret))
             self._port.meets(connection, address[0])
             connection.say(as_message(WhereIsTheHub(run=self._place.run)))
 
-        self._dials.begin(loop, address, done)
+        self._dials.begin(address, done)

@@ -30,6 +30,7 @@ from elastic.loop.assignment import Idle
 from elastic.loop.background_transfer import Giving
 from elastic.loop.context import Context
 from elastic.loop.hub_notice import HubNotice
+from elastic.loop.late_reading import LateReading
 from elastic.loop.phases import Phases
 from elastic.loop.saver import Position, Saver
 from elastic.loop.transfer import Roles, Standing, broadcast, exchange_standings, pass_on, roles
@@ -79,6 +80,7 @@ class StateRestorer:
         self.position = Position(epoch=0, step=0)
         self.giving: Giving | None = None
         self.idle = Idle()
+        self._late = LateReading()
         self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
         self._accepted: list[str] = []  # fields in which the run that goes on was another
 
@@ -166,6 +168,7 @@ class StateRestorer:
                 step=self.position.step if standing.step is None else standing.step, ranks=frozenset(parts.need_state)
             )
         self.learn_claim(self._view_group.claim)
+        self._read_it_later()
         if group.rank == 0:
             self.take_over_saving()
         self._tell_where_the_hub_is()
@@ -264,6 +267,19 @@ class StateRestorer:
             return newest.document() if newest is not None else None
         return None
 
+    def _read_it_later(self) -> None:
+        """Where the storage is no witness of this view: this node may not have been able to read the claim before."""
+        live, launch, known = self._context.live, self._context.launch, self._view_group.claim
+        self._late.end()
+        is_asked = launch.several_nodes and launch.local_rank == 0 and not self._view_group.witness
+        if live is not None and known is not None and is_asked:
+            self._late.begin(partial(self._sees, known), partial(live.has_read, known))
+
+    def _sees(self, claim: dict[str, Any]) -> bool:
+        """Whether it is in a storage that can tell two sides of a cut network apart. Raises CheckpointError."""
+        with self._look() as storage:
+            return storage.sees(checkpoint.Claim.from_document(claim)) and storage.exclusive
+
     def _has_newer_claim(self, known: dict[str, Any] | None) -> bool:
         """Than its view: the hub that asked for it is gone, or has gone on before the answer came. What is saved under
         the older one would find that the run has been taken over. (Of folders that are not shared the numbers say
@@ -296,6 +312,7 @@ class StateRestorer:
 
     def close(self, *, abruptly: bool = False) -> None:
         """See Saver.close."""
+        self._late.end()
         if self.saver is not None:
             self.saver.close(abruptly=abruptly)
 

@@ -119,7 +119,6 @@ class Claiming:
             self._end.begins(
                 now_s,
                 f"for {self._wait_s:.0f} s the run could not go on: {why}\n"
-                f"  found  {self._storage_said or 'nobody who was missing came'}\n"
-                "  state  what was done is saved by those who are here, if the storage lets them\n"
-                "  next   see to the nodes and to the run's storage; the same command goes on from what is saved",
+                f"  found  {self._storage_said or 'nobody who was missing came'}",
+                remedy="see to the nodes and to the run's storage; the same command goes on from what is saved",
             )

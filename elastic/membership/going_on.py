@@ -6,7 +6,7 @@ claim, how long a side that is no majority lets others try first, and what peopl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,8 +56,7 @@ class GoingOn:
         self._dead: set[str] = set()
         self._refusing: set[str] = set()
         self._read: dict[str, set[_Name]] = {}  # node -> claims that it has read in its storage
-        self._claims: set[_Name] = set()  # of the run
-        self._sees: set[str] = set()  # nodes that have read one of these, or have agreed that all do
+        self._sees: set[str] = set()  # nodes of a view of which the storage was the witness: they have one
         self._granted: frozenset[str] | None = None
         self._alone_since_s: float | None = None
         self._ask: Ask | None = None  # whose answer counts
@@ -97,7 +96,12 @@ class GoingOn:
         self._dead.discard(node)
         self._refusing.discard(node)
         if newest is not None:
-            self._read.setdefault(node, set()).add(_name_of(newest))
+            self.has_read(node, newest)
+
+    def has_read(self, node: str, claim: Mapping[str, Any]) -> None:
+        """One of its workers has, in its storage. A view that was published before stays what it was: others may know
+        of it, and of this not."""
+        self._read.setdefault(node, set()).add(_name_of(claim))
 
     def worker_ended(self, worker: str) -> None:
         """Of a node that is here."""
@@ -141,7 +145,9 @@ class GoingOn:
 
         anew  nobody in it holds the state: until it has met, others may go on in one that was published before
         """
-        witness = self.claim is not None and all(self._sees_storage(node) for node in nodes)
+        witness = self._is_witness_of(nodes)
+        if witness:
+            self._sees |= set(nodes)
         claim = number_of(self.claim) if witness else None
         fresh = KnownView(generation=generation, nodes=frozenset(nodes), claim=claim)
         before = self._newest_met()
@@ -172,6 +178,11 @@ class GoingOn:
             view.generation == generation and view.claim is not None and not view.counted for view in self._known
         )
 
+    def may_be_witnessed(self, generation: int) -> bool:
+        """Whether the storage is no witness of this view, and would be of one that its nodes formed now."""
+        view = next((view for view in self._known if view.generation == generation), None)
+        return view is not None and view.claim is None and self._is_witness_of(view.nodes)
+
     def has_left_behind(self, node: str, generation: int) -> bool:
         """Whether there was a newer view than this one, without that node, and all of its nodes have left in order.
 
@@ -191,14 +202,19 @@ class GoingOn:
         if agreed:
             self._sees |= self.nodes
 
+    def _is_witness_of(self, nodes: Iterable[str]) -> bool:
+        return self.claim is not None and all(self._sees_storage(node) for node in nodes)
+
     def _sees_storage(self, node: str) -> bool:
-        return node in self._sees or not self._claims.isdisjoint(self._read.get(node, ()))
+        """One that has read an older claim of the run may have done so in a folder of its own: where no storage is the
+        witness, a majority takes claims wherever it can."""
+        is_read = self.claim is not None and _name_of(self.claim) in self._read.get(node, ())
+        return is_read or node in self._sees
 
     # going on
 
     def learn(self, claim: ClaimDocument) -> bool:
         """Of the run. Whether it is newer than the one that is known."""
-        self._claims.add(_name_of(claim))
         is_newer = (number_of(claim) or 0) > (number_of(self.claim) or 0)
         if is_newer:
             self.claim = claim
@@ -213,7 +229,7 @@ class GoingOn:
             return False
         self._ask = None
         if any(view.counted for view in self._known):  # a majority decides, and its own folder counts as it can
-            self.claim = claim
+            self.claim, self._sees = claim, set()
         elif not is_newer:
             return False
         self._granted = ask.nodes

@@ -43,6 +43,7 @@ from elastic.membership.messages import (
     Exited,
     Failed,
     Finished,
+    HasRead,
     Hello,
     KillHung,
     Leaving,
@@ -171,8 +172,8 @@ class Hub:
                     self._endings.applied(said.step)
             case Leaving():
                 self._on_leaving(now_s, said)
-            case Saved(generation=generation, step=step):
-                if generation == self.generation:
+            case Saved(worker=worker, generation=generation, step=step):
+                if generation == self._workers[worker].within:
                     self._end.is_saved(step)
             case Finished():
                 self._workers[said.worker].status = WorkerStatus.FINISHED
@@ -188,6 +189,8 @@ class Hub:
                 self._going_on.met(generation, node)
             case Witness():
                 self._on_witness(said)
+            case HasRead(claim=claim):
+                self._going_on.has_read(node, claim)
             case Claimed():
                 self._move_on(self._claiming.heard(now_s, said), said.why)
             case Bye():
@@ -346,7 +349,7 @@ class Hub:
         if self._end.why is not None:
             waits = running and not self._end.is_due(now_s)
             if not waits and (self._end.is_overdue(now_s) or not self._release.saves_at_the_end()):
-                self._finish(failed=True, why=self._end.why)
+                self._finish(failed=True, why=self._end.text(self._endings.farthest))
             return
         newcomers = self._joining.newcomers()
         if running:

@@ -81,7 +81,8 @@ class Joining:
         """Members go on until a boundary that they agree on. Once per view."""
         room = min(worker.shares for worker in running) > len(self._workers.members())
         short = self._shortage.is_short(running)
-        if newcomers and room and not self._asked and (short or self.gathered(now_s, newcomers, self._gather_s)):
+        waits = newcomers and room and (short or self.gathered(now_s, newcomers, self._gather_s))
+        if not self._asked and (waits or self._going_on.may_be_witnessed(self._workers.generation)):
             self._asked = True
             self._out.say_all(running, Regroup(generation=self._workers.generation))
 

@@ -31,6 +31,7 @@ from elastic.membership.messages import (
     End,
     Entered,
     Finished,
+    HasRead,
     Hint,
     HubAt,
     Leave,
@@ -167,6 +168,10 @@ class Live:
     def witness(self, claim: Message, *, agreed: bool) -> None:
         """See messages.Witness."""
         self._say(Witness(worker=ME, generation=self._generation, claim=claim, agreed=agreed))
+
+    def has_read(self, claim: Message) -> None:
+        """See messages.HasRead."""
+        self._say(HasRead(worker=ME, claim=claim))
 
     def claimed(self, generation: int, claim: Message | None, *, why: str = "", moved_on: bool = False) -> None:
         """To AskedToClaim. generation: of the view that it is for"""

@@ -45,6 +45,7 @@ from elastic.membership.worker_messages import (
     End,
     Entered,
     Finished,
+    HasRead,
     Hint,
     HubAt,
     Leave,
@@ -66,7 +67,7 @@ from elastic.membership.worker_messages import (
 
 _NESTED_MAX = 32  # lists and objects in each other: what may be anything at all is encoded once more, for others
 
-FromWorker = Ready | ViewIsOver | Leaving | Saved | Put | Entered | Witness | Claimed | Failed | Finished
+FromWorker = Ready | ViewIsOver | Leaving | Saved | Put | Entered | Witness | HasRead | Claimed | Failed | Finished
 ToItsAgent = FromWorker | RunStatus
 ToHub = FromWorker | Hello | Started | Unstarted | Exited | Sighted | Bye | Ping
 ToAgent = Start | Status | KillHung | RunIsOver | Ping | Roster | Full | InFull | Handover | HubIs | MovedOn | Refusal
@@ -94,6 +95,7 @@ FROM_WORKER: Mapping[str, type] = {
     "put": Put,
     "entered": Entered,
     "witness": Witness,
+    "has_read": HasRead,
     "claimed": Claimed,
     **FAILURE,
     "finished": Finished,

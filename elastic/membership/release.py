@@ -82,7 +82,8 @@ class Release:
         worker, generation = self._workers[id], self._workers.generation
         if worker.asked_to_save != (generation, waits):
             worker.asked_to_save = generation, waits
-            self._out.say(worker, Save(generation=generation, claim=self._going_on.claim, waits=waits))
+            # it may have been cut off before it was told of the present view
+            self._out.say(worker, Save(generation=worker.within, claim=self._going_on.claim, waits=waits))
 
     def _release(self, ids: Iterable[str], *, safe: bool) -> None:
         for worker in [self._workers[id] for id in ids]:

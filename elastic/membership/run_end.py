@@ -34,6 +34,7 @@ class RunEnd:
         self.saved = SAVED_NOTHING
         self.loss: str | None = None
         self.why: str | None = None
+        self._remedy: str | None = None
         self._since_s = 0.0
         self._repeated = False  # one failure, which is why the run ends
         self.is_over = self.failed = False
@@ -64,11 +65,26 @@ class RunEnd:
         if worker.failed or exited.code or exited.hung or (exited.signal and exited.signal != KILLED):
             self.loss = self.loss or f"{worker.id} failed after the run had finished: {what}"
 
-    def begins(self, now_s: float, why: str, *, repeated: bool = False) -> None:
-        """repeated: one failure, which is why"""
+    def begins(self, now_s: float, why: str, *, remedy: str | None = None, repeated: bool = False) -> None:
+        """
+        remedy    what people may do about it; the text then says what is saved by the time that all go
+        repeated  one failure, which is why
+        """
         self._repeated |= repeated
         if self.why is None:
-            self.why, self._since_s = why, now_s
+            self.why, self._remedy, self._since_s = why, remedy, now_s
+
+    def text(self, farthest: int) -> str:
+        """Why it ends, once nobody saves any more. farthest: how many steps are applied; below 0: nobody says"""
+        if self.why is None or self._remedy is None:
+            return self.why or ""
+        if farthest < 0:
+            state = "what was committed is whole, and nobody here holds more"
+        elif farthest <= self.saved:
+            state = f"what was done is saved, {farthest} steps"
+        else:
+            state = f"of {farthest} steps the newest are not known to be saved; what was committed is whole"
+        return f"{self.why}\n  state  {state}\n  next   {self._remedy}"
 
     def is_due(self, now_s: float) -> bool:
         """Who trains has had time to come to a boundary."""

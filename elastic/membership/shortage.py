@@ -46,9 +46,8 @@ class Shortage:
             self._end.begins(
                 now_s,
                 f"{len(nodes)} of at least {self._needed} nodes were here for {self._wait_s:.0f} s\n"
-                f"  found  {', '.join(nodes)}\n"
-                "  state  what was done is saved\n"
-                "  next   start the missing nodes with the same command, allow fewer with --nnodes=MIN:MAX, or wait "
+                f"  found  {', '.join(nodes)}",
+                remedy="start the missing nodes with the same command, allow fewer with --nnodes=MIN:MAX, or wait "
                 "longer\n         with --wait-for-nodes=SECONDS",
             )
         return False

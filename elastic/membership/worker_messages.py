@@ -85,6 +85,17 @@ class Witness(OfWorker):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HasRead(OfWorker):
+    """In a view of which the storage is no witness. claim: the view's, which it finds there by now"""
+
+    claim: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_claim(self.claim)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Claimed(OfWorker):
     """To `claim`. claim: what was won; None: nothing, and why
 
@@ -193,7 +204,8 @@ class Broken:
 
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
-    """Somebody waits to join: the view is left at a boundary that all agree on."""
+    """Somebody waits to join, or the storage would be the next view's witness: the view is left at a boundary that all
+    agree on."""
 
     generation: int
 

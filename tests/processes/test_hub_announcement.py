@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore, TCPStore
 
 from checkpoint.net.listener import listen
 from elastic.launch.hub_announcement import HubAnnouncement, write_hub
+from tests.kit.launch import Launch
 
 WITHIN_S = 60.0
 KEY = "elastic/job/hub"
@@ -71,11 +73,65 @@ def test_an_older_address_of_the_run_is_replaced(announces: HubAnnouncement, por
 
 
 def test_another_run_s_word_stays_and_what_is_none_does_not() -> None:
-    for before in (json.dumps({**HUB, "nonce": "another's"}), "no hub", ""):
+    for before in (json.dumps({**HUB, "nonce": "another's"}).encode(), b"no hub", b"\xffno text", b""):
         held = HashStore()
-        held.set(KEY, before)
+        held.set(KEY, before)  # type: ignore[arg-type]
         write_hub(held, KEY, HUB)
-        assert held.get(KEY).decode() == (before if "another" in before else json.dumps(HUB)), before
+        assert held.get(KEY) == (before if b"another" in before else json.dumps(HUB).encode()), before
+
+
+def test_the_word_of_one_that_was_the_hub_on_another_side_of_a_cut_does_not_stay(
+    announces: HubAnnouncement, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may end later, and whoever comes then finds nobody there, while the run goes on."""
+    monkeypatch.setattr("elastic.launch.hub_announcement._AGAIN_S", 0.1)
+    opened = store(port)
+    announces.begin()
+    wait_until(partial(is_told, opened))
+    opened.set(KEY, json.dumps({**HUB, "host": "10.0.0.1"}))
+    wait_until(partial(is_told, opened))
+
+
+@pytest.mark.parametrize(
+    ("written", "status"),
+    [
+        pytest.param(b"\xffno text", 0, id="no text"),
+        pytest.param(json.dumps({**HUB, "host": "127.0.0.1", "port": 1}).encode(), 1, id="a hub that may be moving"),
+    ],
+)
+def test_a_node_that_may_meet_alone_does_not_where_the_run_has_had_a_hub(
+    port: int, tmp_path: Path, written: bytes, status: int
+) -> None:
+    """It took the hub's lease for its end, met itself, and wrote over where the run is."""
+    opened = store(port)
+    opened.set(KEY, written)  # type: ignore[arg-type]
+    (tmp_path / "nothing.py").touch()
+    meet = [
+        "--nnodes=1:2",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=job",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        "--rdzv-conf=join_timeout=8",
+    ]
+    with Launch("elastic", ["run", "--no-status", *meet, str(tmp_path / "nothing.py")]) as node:
+        assert node.finish(within_s=WITHIN_S) == status, node.output
+        assert ("it may be moving" in node.output) == bool(status)
+    assert (opened.get(KEY) == written) == bool(status)
+
+
+def test_what_listens_and_never_answers_holds_one_thread_however_often_this_node_has_the_hub(
+    announces: HubAnnouncement, port: int
+) -> None:
+    with listen("127.0.0.1", range(port, port + 1)) as listener:
+        announces.begin()
+        mute = [listener.accept()[0] for _ in range(2)]  # the look, and torch's client
+        for _ in range(4):
+            announces.end()
+            announces.begin()
+        announces.end()
+        wait_until(lambda: len(announcing()) == 1)
+    for connection in mute:
+        connection.close()
 
 
 def test_a_store_is_told_that_opens_where_something_else_listened(announces: HubAnnouncement, port: int) -> None:

@@ -30,6 +30,22 @@ def test_a_node_sees_the_storage_if_it_has_read_the_run_s_very_claim(read: dict[
     assert going_on.publishes(2, ["A", "B"]) == is_witness
 
 
+def test_two_that_have_read_two_claims_of_the_run_may_have_done_so_in_two_folders() -> None:
+    """Where no storage is the witness, a majority takes claims wherever it can; then both sides of a cut went on."""
+    going_on = GoingOn()
+    going_on.learn(OURS)
+    going_on.is_here("A", OURS)
+    later = {**OURS, "claim": 2, "taken_at": 9.0}
+    going_on.learn(later)
+    going_on.is_here("B", later)
+    assert not going_on.publishes(2, ["A", "B"])
+    going_on.has_read("A", later)
+    assert going_on.may_be_witnessed(2)
+    assert going_on.publishes(3, ["A", "B"])
+    going_on.learn({**OURS, "claim": 3, "taken_at": 12.0})
+    assert going_on.publishes(4, ["A", "B"]), "they have one storage"
+
+
 @pytest.mark.parametrize(
     ("read", "found"),
     [

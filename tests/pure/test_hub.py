@@ -164,6 +164,40 @@ def test_below_its_minimum_a_run_waits_says_so_once_and_ends_after_the_deadline(
     stage.saved("A0")
     assert (stage.to("end"), stage.only("run_is_over")["failed"]) == ("A0", True)
     assert "1 of at least 2 nodes were here for 600 s" in stage.only("run_is_over")["why"]
+    assert "what was done is saved, 7 steps" in stage.only("run_is_over")["why"]
+
+
+@pytest.mark.parametrize("becomes", ["its save fails", "it is killed", "it is late"])
+def test_a_run_that_waited_too_long_and_could_not_save_says_so(becomes: str) -> None:
+    stage = trains(1, nodes=2, nodes_min=2, below_min_s=600, ending_s=60)
+    stage.lost("B")
+    stage.over("A0")
+    if becomes == "it is killed":
+        stage.killed("A0")
+        stage.begin("A0")
+    stage.later(0.1)
+    stage.later(601)
+    stage.later(601)
+    if becomes == "its save fails":
+        stage.ends("A0", 1)
+    elif becomes == "it is late":
+        stage.later(121)
+    else:
+        stage.later(0.1)
+    why = stage.only("run_is_over")["why"]
+    assert "of 7 steps the newest are not known to be saved; what was committed is whole" in why
+    assert "or wait longer" in why
+
+
+def test_a_run_that_waited_too_long_and_holds_nothing_says_so() -> None:
+    stage = Stage(1, nodes=2, nodes_min=2, below_min_s=600)
+    stage.begin("A0")
+    stage.lost("B")
+    stage.later(0.1)
+    stage.later(601)
+    stage.later(601)
+    stage.later(0.1)
+    assert "what was committed is whole, and nobody here holds more" in stage.only("run_is_over")["why"]
 
 
 def test_below_its_minimum_a_run_goes_on_when_a_node_comes() -> None:

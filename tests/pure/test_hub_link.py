@@ -233,7 +233,7 @@ def test_a_newcomer_that_finds_no_hub_says_that_it_may_come_again(
     opened: ExitStack, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no part in the run yet, or none any more: nothing has failed."""
-    monkeypatch.setattr("elastic.launch.hub_seeker._SEEK_S", 0.1)
+    monkeypatch.setattr("elastic.launch.hub_seeking.SEEK_S", 0.1)
     hub = node.attends(Listening(opened))
     hub.hears()
     hub.ends()

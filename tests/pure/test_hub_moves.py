@@ -3,6 +3,7 @@ go on or may not."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -148,6 +149,70 @@ def test_the_hub_crashes_and_those_who_are_left_go_on_under_the_next_claim() -> 
     assert run.hub.generation == 2
     assert run.said("C", "view")[-1]["claim"]["nonce"] == "second"
     assert run.said("C", "view")[-1]["witness"]
+
+
+@pytest.mark.parametrize("hub_moves", [False, True])
+def test_a_newcomer_that_reads_the_claim_later_makes_the_storage_a_witness(hub_moves: bool) -> None:
+    """The storage failed as it came; of a view with it only a majority goes on, until all know better."""
+    run = _joined_by_one_that_could_not_read()
+    assert not run.said("A", "view")[-1]["witness"]
+    for node in "ABD":
+        assert not run.said("A", "regroup")
+        run.tell(node, "has_read", worker=f"{node}0", claim=CLAIM)
+    if hub_moves:
+        run.heard["A"].clear()
+        run.moves("ABD")
+    assert run.said("A", "regroup") == [{"say": "regroup", "generation": 2}]
+    run.over("ABD", at=BOUNDARY)
+    assert run.view("D") == "A0 B0 D0"
+    assert run.said("D", "view")[-1]["witness"]
+    run.meets("ABD")
+    run.later(10.0)
+    assert run.said("A", "regroup") == [{"say": "regroup", "generation": 2}]
+
+
+def test_a_newcomer_that_reads_another_claim_later_changes_nothing() -> None:
+    run = _joined_by_one_that_could_not_read()
+    run.tell("D", "has_read", worker="D0", claim={**CLAIM, "nonce": "of a folder of its own"})
+    run.later(10.0)
+    assert not run.said("A", "regroup")
+
+
+def _joined_by_one_that_could_not_read() -> Run:
+    """In view 2, of which nobody was asked to regroup."""
+    run = Run("AB", witness=True)
+    run.moves("AB")
+    run.reports["D"], run.heard["D"] = NodeReport(), []
+    run.tell("D", "hello", places=1, address="10.0.0.68", port=1)
+    run.tell("D", "started", worker="D0", local_rank=0)
+    run.tell("D", "ready", worker="D0", shares=8, identity="one")
+    run.later(1.0)
+    assert run.said("A", "regroup").pop()["generation"] == 1
+    run.over("AB", at=BOUNDARY)
+    run.meets("ABD")
+    run.heard["A"] = run.said("A", "view")
+    return run
+
+
+def test_one_that_was_never_told_of_the_present_view_saves_all_the_same_at_the_end() -> None:
+    """It was cut off as that view was published, and came back with what it held. It was asked by a number that it had
+    never heard of, and was waited for in vain."""
+    run = Run("ABC", witness=False)
+    run.orders(run.hub.lost(run.now_s, "C", dead=False))
+    run.over("B")
+    before = deepcopy(run.reports["B"])
+    run.over("A")
+    assert run.view("B") == "A0 B0"
+    run.reports["B"] = before
+    run.orders(run.hub.lost(run.now_s, "B", dead=False))
+    run.comes("B")
+    run.orders(run.hub.lost(run.now_s, "A", dead=False))
+    for seconds in (600.0, 1.0, 1.0):
+        run.later(seconds)
+    (asked,) = run.said("B", "save")
+    run.tell("B", "saved", worker="B0", generation=1, step=7)
+    assert asked["generation"] == 1
+    assert "what was done is saved, 7 steps" in run.said("B", "run_is_over")[-1]["why"]
 
 
 def test_the_coordinator_learns_where_the_hub_is_though_no_view_comes() -> None:

@@ -42,6 +42,7 @@ SAID: dict[str, dict[str, Any]] = {
     "saved": {"worker": "A0", "generation": 1, "step": 3},
     "entered": {"worker": "A0", "generation": 1},
     "witness": {"worker": "A0", "generation": 1, "claim": {"claim": 1, "nonce": "n"}, "agreed": True},
+    "has_read": {"worker": "A0", "claim": {"claim": 1, "nonce": "n"}},
     "claimed": {"worker": "A0", "generation": 2, "claim": {"claim": 2, "nonce": "n"}, "why": "", "moved_on": False},
     "bye": {},
     "ping": {},

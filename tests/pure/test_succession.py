@@ -87,10 +87,15 @@ WORLDS = {
     "not everybody knows of the claim": {"a": view("abc", **TOLD), **{name: view("abc", **MAJORITY) for name in "bc"}},
     "two, and the storage": {name: view("ab", **WITNESS) for name in "ab"},
     "two, and a majority counts": {name: view("ab", **MAJORITY) for name in "ab"},
+    "two, and one knows of the claim": {"a": view("ab", **TOLD), "b": view("ab", **MAJORITY)},
 }
 
 
-SMALL = ("two, and the storage", "two, and a majority counts")  # searched to the end in a second or two
+SMALL = (
+    "two, and the storage",
+    "two, and a majority counts",
+    "two, and one knows of the claim",
+)  # searched to the end in a second or two
 
 
 @pytest.mark.parametrize("world", WORLDS)

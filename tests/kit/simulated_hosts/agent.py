@@ -1,5 +1,5 @@
-"""A node's agent: the real hub and the real report, and what launch/hub_link.py and hub_here.py make of them. Whom it
-asks for the hub, for how long, and what it answers who asks, is theirs too (launch/hub_seeking.py).
+"""A node's agent: the real hub, report and seeker of the hub, and what launch/hub_link.py and hub_here.py make of them.
+What it answers who asks where the hub is, is theirs too (launch/hub_seeking.py).
 
 serves   the hub is here             attends  it is elsewhere
 seeks    it was lost: the next of the roster is asked, and the next, until one of them is the hub
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.launch import hub_seeking
 from elastic.launch.dialing import Address
-from elastic.launch.hub_seeking import Candidate, Turn
+from elastic.launch.hub_seeker import HubSeeker
 from elastic.launch.lease import EVICT_S, HELD_UP_S
 from elastic.membership.hub import Hub
 from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, HubIs, as_message, parse
 from elastic.membership.node_report import NodeReport
 from elastic.membership.orders import Order
+from tests.kit.simulated_hosts.calls import Dials, Search
 from tests.kit.simulated_hosts.network import Wire
 from tests.kit.simulated_hosts.worker import Worker
 
@@ -64,10 +65,12 @@ class Agent:
         self.workers: dict[str, Worker] = {}
         self._started = 0
         self.starting = 0
-        self.newcomer = self.first = True
-        self.roster: list[tuple[str, Address]] = []
-        self.met: dict[str, Address] = {}
-        self.lost: dict[str, bool] = {}
+        self.first = True
+        self._seeker: HubSeeker[Wire] = HubSeeker(
+            name, self.own, lambda: Search(self), clock=lambda: self.now_s, within_s=SEEK_S
+        )
+        self._seeker.open(Dials(self), reached=self._attend, serve=self._takes_over, in_vain=self.ends)
+        self._is_sent = False  # to somebody who may be the hub
         self.serving: Hub | None = None
         self._attached: dict[str, Wire] = {}
         self.listens: set[str] = set()
@@ -75,10 +78,7 @@ class Agent:
         self._attended_s = 0.0
         self._welcome = False
         self._callers: list[_Caller] = []
-        self.seeking: list[Candidate] | None = None
-        self.seeks_since_s: float | None = None
-        self._next_s = self._met_s = self._ticked_s = 0.0
-        self._dial = 0
+        self._met_s = self._ticked_s = 0.0
         self._orders: deque[Order] = deque()
         self._delivering = False
         self.leaving = self.over = False
@@ -108,13 +108,30 @@ class Agent:
 
     def looks_up(self, at: str) -> None:
         """Where the rendezvous, or what lies beside the checkpoints, says that the hub is."""
-        self._ask(None, (at, 1), first=True)
+
+        def answered(wire: Wire | None, refused: bool) -> None:
+            if wire is None:
+                self.ends("the hub that it was sent to refuses")
+            elif self._is_sent:
+                wire.close(self.machine)
+            else:
+                self._is_sent = True
+                self._seeker.found(wire)
+
+        self.dial(at, answered)
         self.machine.after(FINDS_S, self._gives_up)
 
     def _gives_up(self) -> None:
-        nowhere = self.attending is None and self.serving is None and self.seeking is None
-        if nowhere and not self._world.finds_hub(self):
+        if not self._is_sent and not self._world.finds_hub(self):
             self.ends("no hub is found")
+
+    def dial(self, to: str, answered: Callable[[Wire | None, bool], None]) -> None:
+        self._world.network.dial(self.machine, to, answered)
+
+    def hub_of_the_run(self) -> str | None:
+        """Elsewhere, as somebody has written."""
+        at = self._world.hub_of_the_run()
+        return at if at != self.name else None
 
     def starts(self) -> None:
         self.starting += 1
@@ -189,13 +206,12 @@ class Agent:
             return
         match message["say"]:
             case "roster":
-                self.newcomer, self.seeking, self.lost, self.seeks_since_s = False, None, {}, None
                 self._welcome = True
-                self.roster = [(name, (address, port)) for name, address, port in message["nodes"]]
-                self.met.update(self.roster)
+                roster = [(name, (address, port)) for name, address, port in message["nodes"]]
+                self._seeker.welcomed(roster)
                 if self.attending is not None:
                     _, at, wire = self.attending
-                    self.attending = next((name for name, its in self.roster if its == at), self.attending[0]), at, wire
+                    self.attending = next((name for name, its in roster if its == at), self.attending[0]), at, wire
             case "handover":
                 self._seek(left=True)
             case "hub_is":
@@ -220,7 +236,7 @@ class Agent:
 
     def _moved_on(self) -> None:
         self._world.moved_on.append((self.now_s, self.name))
-        self.report, self.newcomer = self.report.without_workers(), True
+        self.report, self._seeker.newcomer = self.report.without_workers(), True
         for worker in list(self.workers.values()):
             worker.hears({"say": "moved_on"})
         self.workers = {}
@@ -228,12 +244,14 @@ class Agent:
         if self.serving is not None:
             self._steps_down(None)
         self._end_attendance()
-        self.lost = {}
-        self._begin_seeking(pause=True)
+        self._seeker.lost = {}
+        self._seeker.begin(pause=True)
 
     # attending
 
-    def _attend(self, name: str | None, address: Address, wire: Wire) -> None:
+    def _attend(self, name: str | None, at: Address | None, wire: Wire) -> None:
+        address = at or (wire.other(self.machine).name, 1)
+
         def heard(message: Message) -> None:
             if self.attending is not None and self.attending[2] is wire:
                 self._attended_s = self.now_s
@@ -245,10 +263,10 @@ class Agent:
 
         self._attended_s, self._welcome = self.now_s, False
         hello = self._hello()
-        self.attending, self.seeking = (name, address, wire), None
+        self.attending = name, address, wire
         wire.hears(self.machine, heard, ended)
         wire.say(self.machine, hello)
-        if not self._started and not self.starting and self.newcomer:
+        if not self._started and not self.starting and self._seeker.newcomer:
             self.starts()
         self._answer_callers()
 
@@ -269,69 +287,17 @@ class Agent:
         if self.over:
             return
         if name is not None:
-            self.lost[name] = left
-        if self.newcomer and not (self.roster or self.met):
-            if not self._world.finds_hub(self):
-                self.ends("no hub is found by one that has met nobody")
-            return
-        self._begin_seeking()
-
-    def _begin_seeking(self, *, pause: bool = False) -> None:
-        if self.seeks_since_s is None:
-            self.seeks_since_s = self.now_s
-        if self.seeking is None:
-            self.seeking = self._candidates()
-        self._next_s = self.now_s + (hub_seeking.PAUSE_S if pause else 0.0)
-        if not pause:
-            self._ask_next()
-
-    def _candidates(self) -> list[Candidate]:
-        return hub_seeking.candidates(self.roster, self.met, self.lost)
-
-    def _ask_next(self) -> None:
-        self._dial += 1  # those before are closed
-        if self.seeks_since_s is not None and self.now_s - self.seeks_since_s > SEEK_S:
-            self.ends(f"no hub was found within {SEEK_S:.0f} s")
-        elif not self.seeking:
-            self.lost = {}
-            self.seeking = self._candidates()
-            self._next_s = self.now_s + hub_seeking.PAUSE_S
-        else:
-            candidate = self.seeking.pop(0)
-            match hub_seeking.turn(candidate, node=self.name, own=self.own, newcomer=self.newcomer):
-                case Turn.ASK:
-                    self._ask(*candidate)
-                case Turn.SERVE:
-                    self._serve(takes_over=True)
-
-    def _ask(self, name: str | None, address: Address, *, first: bool = False) -> None:
-        self._next_s = self.now_s + hub_seeking.TRY_S
-        dial = self._dial
-
-        def done(wire: Wire | None, refused: bool) -> None:
-            if self._dial != dial or self.serving is not None or self.attending is not None:
-                if wire is not None:
-                    wire.close(self.machine)
-            elif wire is not None:
-                seeking = self.seeking
-                self._attend(name, address, wire)
-                self.seeking = seeking
-            elif first:
-                self.ends("the hub that it was sent to refuses")
-            else:
-                if name is not None:
-                    self.lost.setdefault(name, False)
-                self._next_s = 0.0
-
-        self._world.network.dial(self.machine, address[0], done)
+            self._seeker.lost[name] = left
+        self._seeker.begin()
 
     def _sent_elsewhere(self, address: str | None, port: int) -> None:
         assert self.attending is not None
         at = self.attending[1]
         self._end_attendance()
         if address is not None and (address, port) != at:
-            self.seeking = [(None, (address, port)), *(self.seeking or [])]
-        self._begin_seeking(pause=address is None)
+            self._seeker.begin_at((address, port))
+        else:
+            self._seeker.begin(pause=address is None)
 
     def _end_attendance(self) -> None:
         if self.attending is not None:
@@ -340,23 +306,26 @@ class Agent:
 
     # serving
 
+    def _takes_over(self) -> None:
+        self._serve(takes_over=True)
+
     def _serve(self, *, takes_over: bool) -> None:
-        self.seeking = None
+        self._seeker.stop()
         self.serving = self._world.hub(self, takes_over=takes_over)
         self._attached, self._orders = {}, deque()
         self._handed_over_s = None
-        self.listens.update(self.met)
+        self.listens.update(self._seeker.met)
         if takes_over:
             self._met_s = self.now_s
-            self.serving.expect(name for name, _ in self.roster)
-            for node, left in self.lost.items():
+            self.serving.expect(name for name, _ in self._seeker.roster)
+            for node, left in self._seeker.lost.items():
                 self._carry_out(self.serving.without(self.now_s, node, left=left))
         self._told(self.name, self._hello())
         self._answer_callers()
         if takes_over and self.serving is not None:
             for node in self.serving.missing():
                 self._ask_if_dead(node)
-        self.lost = {}
+        self._seeker.lost = {}
 
     def takes(self, node: str, hello: Message, wire: Wire) -> Callable[[Message], None]:
         if node in self._attached:
@@ -461,8 +430,7 @@ class Agent:
         if self.serving is None or not self.serving.missing():
             return
         self._steps_down(to[0])
-        self.seeking = [(None, to), *self._candidates()]
-        self._begin_seeking()
+        self._seeker.begin_at(to, then=self._seeker.candidates())
 
     # others
 
@@ -520,8 +488,10 @@ class Agent:
             self._look_for_another()
         elif self.attending is not None:
             self._watch(self.attending[2])
-        elif self.seeking is not None and self.now_s >= self._next_s:
-            self._ask_next()
+        else:
+            self._seeker.tick(self.now_s)
+        if self.attending is None:
+            self._seeker.look()
         self._leaves_if_done()
 
     def _watch(self, wire: Wire) -> None:

@@ -26,7 +26,8 @@ class Refused(Exception):
 class Storage:
     """That all nodes see, or a folder of one of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str) -> None:
+        self._where = where
         self.claims: list[Document] = []
         self.step = 0
         self.lives: Lives = lambda: False  # who holds the newest claim, and renews its lease
@@ -77,5 +78,7 @@ class Storage:
 
     def _create(self, lives: Lives, beacon: str, nodes: list[str]) -> Document:
         self.lives, self.beacon = lives, beacon
-        self.claims.append({"claim": self.newest + 1, "nonce": beacon, "world": {"nodes": sorted(nodes)}})
+        self.claims.append(
+            {"claim": self.newest + 1, "nonce": beacon, "taken_at": self._where, "world": {"nodes": sorted(nodes)}}
+        )
         return self.claims[-1]

@@ -149,7 +149,7 @@ class Worker:
             self.is_ready = True
             newest = self._storage.claims[-1] if self._storage.claims and self._world.storage_answers() else None
             if newest is not None:
-                self._world.reads([self.agent.name])
+                self._world.reads(self.agent.name, newest["claim"])
             self.says("ready", shares=16, identity="one", newest=newest)
             self.waits = True
 
@@ -339,10 +339,26 @@ class Worker:
         self.claim = self._newer(known)
         self.trains = True
         self._world.meets(group)
+        if known is not None and not group.view["witness"]:
+            self._reads_later(group)
         if group.ids[0] == self.id:
             self._storage.adopted(self.lives, claim=self.claim["claim"] if self.claim is not None else 0)
             self._moves_beacon(group.view["beacon"]["nonce"])
             group.steps()
+
+    def _reads_later(self, group: Group) -> None:
+        """See loop/late_reading.py."""
+        if not self.alive or self._group is not group:
+            return
+        if not self._world.storage_answers():
+            self.agent.machine.after(0.5, partial(self._reads_later, group))
+        elif group.view["claim"] in self._storage.claims:
+            self._world.reads(self.agent.name, group.view["claim"]["claim"])
+            self.agent.machine.after(self._world.storage_s(), partial(self._has_read, group))
+
+    def _has_read(self, group: Group) -> None:
+        if self.alive:
+            self.says("has_read", claim=group.view["claim"])
 
     def _begins(self, group: Group) -> None:
         """The coordinator of a view of newcomers claims the storage, and all read it."""
@@ -382,7 +398,7 @@ class Worker:
 
             def agree() -> None:
                 if self._group is group and not self.waits and self.alive and not group.hung_up:
-                    self._world.reads(group.nodes)
+                    self._world.agree(group.nodes)
                     self.says("witness", generation=self.generation, claim=claim, agreed=True)
                     self.trains = True
 

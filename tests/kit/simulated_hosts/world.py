@@ -4,7 +4,8 @@ Safety    never two sides in one generation: the views in which steps are applie
           never a side that trains under a claim which is not the newest: its next save would find that it has lost
 Liveness  whoever can go on does, within GOES_ON_S of the last fault: where the storage is a witness and answers, some
           side; else the one with a majority of the nodes of the view that trained last. It is no witness of a view with
-          a node that had not read it when that was published, as the storage failed: nobody knows that it sees the same
+          a node that had not read it when that was published, as the storage failed: nobody knows that it sees the
+          same. It reads it later, and the next view is another
           once all is healed, everybody trains in one view, or has ended
           where nobody may go on, everybody has ended once the run has waited for as long as it waits for nodes
 """
@@ -54,7 +55,7 @@ class World:
         self.chance = random.Random(f"world {seed}")
         self.network = Network(self.chance, (0.001, self.chance.choice([0.02, 0.02, 0.3])))
         self.witness = witness
-        self.storage = Storage()
+        self.storage = Storage("for all")
         self._folders: dict[str, Storage] = {}
         self.rejects = False  # whether what resets connections refuses new ones
         self.storage_delays_s = (0.02, 0.2)
@@ -66,7 +67,9 @@ class World:
         self.line: list[Trained] = []
         self.trained_s = 0.0
         self._reach: frozenset[str] = frozenset()  # nodes that hold the state of the last step, or have begun since
-        self._have_read: set[str] = set()  # nodes, the run's claim in the storage that all see
+        self._begun: frozenset[str] = frozenset()  # nodes that have begun from storage since then
+        self._have_read: set[tuple[str, int]] = set()  # nodes and claims, in the storage that all see
+        self._seeing: set[str] = set()  # nodes that were in a view of which it was the witness
         self._since: set[Published] = set()  # the view that trained last, and those published after it
         self.trap: tuple[str, Callable[[], None]] | None = None  # what happens when this is said next
         self.moved_on: list[tuple[float, str]] = []
@@ -98,7 +101,7 @@ class World:
 
     def finds_hub(self, agent: Agent) -> bool:
         """One that has met nobody looks it up again."""
-        at = self._hub_of_the_run()
+        at = self.hub_of_the_run()
         if at is None or at == agent.name:
             return False
         agent.looks_up(at)
@@ -115,7 +118,10 @@ class World:
         self.passes(order.message)
         if say == "view":
             nodes = frozenset(order.message["nodes"])
-            self._since.add(Published(order.message["generation"], nodes, nodes <= self._have_read))
+            number = (order.message["claim"] or {"claim": 0})["claim"]
+            witnessed = all(node in self._seeing or (node, number) in self._have_read for node in nodes)
+            self._since.add(Published(order.message["generation"], nodes, witnessed))
+            self._seeing |= nodes if witnessed else set()
         if say in ("view", "claim", "moved_on", "run_is_over", "hub_is", "end"):
             facts = {k: order.message.get(k) for k in ("generation", "workers", "nodes", "why") if k in order.message}
             number = (order.message.get("claim") or {}).get("claim")
@@ -131,12 +137,17 @@ class World:
 
     def storage_of(self, node: str) -> Storage:
         """What it has for the run's: all nodes one, or each its own."""
-        return self.storage if self.witness else self._folders.setdefault(node, Storage())
+        return self.storage if self.witness else self._folders.setdefault(node, Storage(node))
 
-    def reads(self, nodes: Iterable[str]) -> None:
-        """Their workers have read the run's claim in their storage, or have agreed that all have."""
+    def reads(self, node: str, claim: int) -> None:
+        """A worker of it has, in its storage."""
         if self.witness:
-            self._have_read.update(nodes)
+            self._have_read.add((node, claim))
+
+    def agree(self, nodes: Iterable[str]) -> None:
+        """That all see one storage."""
+        if self.witness:
+            self._seeing.update(nodes)
 
     def storage_answers(self) -> bool:
         return not self._storage_down
@@ -161,13 +172,14 @@ class World:
         if not self.line or self.line[-1] != now:
             before = self.line[-1] if self.line else None
             self.log.append(f"{self.network.now_s:7.2f} {now.workers} train in {now.generation}")
-            if before is not None and not group.from_storage and not self._is_gone(before):
+            anew = group.from_storage or bool(now.nodes & self._begun)
+            if before is not None and not anew and not self._is_gone(before):
                 assert now.generation > before.generation, f"{now} trains after {before}"
                 assert now.nodes & (before.nodes | self._reach), f"{now} goes on from {before}"
             self.line.append(now)
-            self._reach = now.nodes
+            self._reach, self._begun = now.nodes, frozenset()
             before_it = [one for one in self._since if (one.generation, one.nodes) == (now.generation, now.nodes)]
-            witnessed = now.nodes <= self._have_read if group.from_storage else all(one.witnessed for one in before_it)
+            witnessed = now.nodes <= self._seeing if group.from_storage else all(one.witnessed for one in before_it)
             self._since = {Published(now.generation, now.nodes, witnessed)}
         if self.witness:
             claim = group.members[group.ids[0]].claim
@@ -177,7 +189,9 @@ class World:
             )
 
     def begins(self, group: Group) -> None:
+        """From storage. That view may be lost before it has trained, and the next one goes on from what it read."""
         self._reach |= group.nodes
+        self._begun = group.nodes
 
     def meets(self, group: Group) -> None:
         """They hand on the state."""
@@ -217,7 +231,7 @@ class World:
         last = self.line[-1].workers
         return any(worker.alive and worker.id in last for worker in self.agents[node].workers.values())
 
-    def _hub_of_the_run(self) -> str | None:
+    def hub_of_the_run(self) -> str | None:
         serving = [agent for agent in self.living() if agent.serving is not None]
         best = max(serving, key=lambda agent: agent.serving.generation if agent.serving else 0, default=None)
         return best.name if best is not None else None
@@ -241,7 +255,7 @@ class World:
         self.log.append(f"{self.network.now_s:7.2f} the storage {'fails' if down else 'is back'}")
 
     def comes(self, name: str) -> None:
-        at = self._hub_of_the_run()
+        at = self.hub_of_the_run()
         if at is not None:
             self.agents[name] = Agent(self, name)
             self.agents[name].begins(at)

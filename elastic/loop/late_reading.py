@@ -1,0 +1,56 @@
+"""A node that could not read the run's claim in the storage when it came reads it later, beside the training.
+
+Until then the storage is no witness of a view with that node, of which a majority alone goes on (succession.py).
+
+Promises  nobody waits for it; it ends with the view, or after _WITHIN_S.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_exponential,
+)
+
+from checkpoint.errors import CheckpointError
+
+_WITHIN_S = 600.0
+_FIRST_S, _LONGEST_S = 0.5, 30.0  # between two tries
+
+
+class LateReading:
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+
+    def begin(self, sees: Callable[[], bool], tell: Callable[[], None]) -> None:
+        """
+        sees  whether the claim is there. Raises CheckpointError
+        tell  the hub, that it is
+        """
+        self.end()
+        self._ended = threading.Event()
+        arguments = sees, tell, self._ended
+        threading.Thread(target=_tries, args=arguments, name="elastic-late-reading", daemon=True).start()
+
+    def end(self) -> None:
+        """Nobody needs it any more. A try that has begun is left to itself, and nobody is told of it."""
+        self._ended.set()
+
+
+def _tries(sees: Callable[[], bool], tell: Callable[[], None], ended: threading.Event) -> None:
+    retrying = Retrying(
+        retry=retry_if_exception_type(CheckpointError),
+        wait=wait_exponential(multiplier=_FIRST_S, max=_LONGEST_S),
+        stop=stop_after_delay(_WITHIN_S) | stop_when_event_set(ended),
+        sleep=sleep_using_event(ended),
+        retry_error_callback=lambda _: False,
+    )
+    if retrying(sees) and not ended.is_set():
+        tell()
