@@ -100,8 +100,8 @@ def test_another_machine_compiles_nothing_and_what_was_changed_is_compiled_again
 
 
 def spoil(url: Path, kept: Path, folder: Path) -> tuple[Path, Path]:
-    """In place of what was kept: some of it, with a bit changed, of another secret with a pickle that makes a file, and a
-    huge one. Returns that file, and the first of them."""
+    """In place of what was kept: half of it, all with a bit changed, of another secret with a pickle that makes a file,
+    and a huge one. Returns that file, and the first of them."""
     evil, place = folder / "evil", url / kept
     genuine = bytearray(place.read_bytes())
     place.write_bytes(genuine[: len(genuine) // 2])

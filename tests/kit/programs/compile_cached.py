@@ -1,5 +1,6 @@
-"""A script that compiles a product of matrices, for which no C++ is made. Shares have 14 and 15 examples. It ends with a
-line of JSON: torch's counters, the weights, and whether its compiler was imported.
+"""A script that compiles a product of matrices, for which no C++ is made. Shares have 14 and 15 examples.
+
+It ends with a line of JSON: torch's counters, the weights, and whether its compiler was imported.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ def main() -> None:
         print(json.dumps(_about(model)), flush=True)
 
 
-def _about(model: nn.Sequential) -> dict[str, Any]:
+def _about(model: nn.Module) -> dict[str, Any]:
     counters = sys.modules["torch._dynamo.utils"].counters
     return {
-        "weights": hashlib.sha256(model[0].weight.detach().numpy().tobytes()).hexdigest(),
+        "weights": hashlib.sha256(model.state_dict()["0.weight"].numpy().tobytes()).hexdigest(),
         "hits": counters["aot_autograd"]["autograd_cache_hit"],
         "misses": counters["aot_autograd"]["autograd_cache_miss"] + counters["inductor"]["fxgraph_cache_miss"],
         "bypasses": counters["aot_autograd"]["autograd_cache_bypass"] + counters["inductor"]["fxgraph_cache_bypass"],
