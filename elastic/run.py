@@ -79,6 +79,8 @@ class Run:
             else they can (starts the process again if need be).
         overlap: Send gradients during the last backward pass; off for reentrant checkpointing.
         bucket_bytes: How much of the gradients travels together.
+        compile_cache: Keep what torch.compile makes in the run's storage, for machines that come later and are of the
+            same kind. Needs a secret of the run (ELASTIC_SECRET), the same at every launch.
         accept: Names of identity fields that may differ from the saved run's.
         keep: How many of the newest checkpoints stay.
         keep_every: Beside them, of every so many steps the first checkpoint stays for good: step N itself where it was
@@ -145,6 +147,7 @@ class Run:
         portable: bool = False,
         overlap: bool = True,
         bucket_bytes: int = 8 << 20,
+        compile_cache: bool = True,
         accept: Collection[str] = (),
         keep: int = 3,
         keep_every: int | None = None,
@@ -191,6 +194,7 @@ class Run:
             portable=portable,
             overlap=overlap,
             bucket_bytes=bucket_bytes,
+            compile_cache=compile_cache,
             accept=accept if isinstance(accept, str) else tuple(accept),  # type: ignore[arg-type]
             keep=keep,
             keep_every=keep_every,

@@ -6,6 +6,7 @@ wait for them.
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from checkpoint.errors import CheckpointError
 VARIABLE = "ELASTIC_SECRET"
 CHARACTERS_MIN = 20  # fewer are no random ones: 20 of base64 are 120 bits
 MAKE_ONE = f"export {VARIABLE}=$(openssl rand -base64 32)"
+_OF_ONE_LAUNCH = "of-one-launch."
 
 
 def secret_of_run(environ: Mapping[str, str] | None = None) -> str | None:
@@ -35,3 +37,20 @@ def secret_of_run(environ: Mapping[str, str] | None = None) -> str | None:
 def generated_secret() -> str:
     """A secret that nobody knows yet."""
     return secrets.token_urlsafe(32)
+
+
+def secret_of_one_launch() -> str:
+    """As `generated_secret`, of a launch that keeps it to itself: no later one knows it."""
+    return _OF_ONE_LAUNCH + generated_secret()
+
+
+def lasting_key(label: bytes, environ: Mapping[str, str] | None = None) -> bytes | None:
+    """A key for what this run stores, of 32 bytes, which every later launch of it has again; None where nobody gave the
+    run a secret. Raises CheckpointError.
+
+    label  of the purpose, for none of whose keys another one's can be used
+    """
+    secret = secret_of_run(environ)
+    if secret is None or secret.startswith(_OF_ONE_LAUNCH):
+        return None
+    return hmac.digest(secret.encode("utf-8", "surrogateescape"), label, "sha256")

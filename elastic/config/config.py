@@ -69,6 +69,7 @@ class Config:
     portable: bool
     overlap: bool
     bucket_bytes: int
+    compile_cache: bool
     buffers: dict[str, str]
     accept: tuple[str, ...]
     keep: int

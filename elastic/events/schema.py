@@ -235,6 +235,22 @@ class CutShort(TypedEvent):
     left_s: Annotated[float, "seconds that its node was still there"]
 
 
+class CompiledLoaded(TypedEvent):
+    """The worker is about to compile for the first time, and has what the run's storage keeps for its kind of
+    machine."""
+
+    objects: Annotated[int, "how many were loaded"]
+    bytes: Annotated[int, "of these"]
+    took_s: Annotated[float, "seconds that it waited for them"]
+
+
+class CompiledKept(TypedEvent):
+    """What the worker has compiled is in the run's storage."""
+
+    bytes: Annotated[int, "of the object"]
+    took_s: Annotated[float, "seconds that it took, in the background"]
+
+
 class MovedOn(TypedEvent):
     """The worker, of a host that was cut off or stood still, hears that the run has gone on without it, and ends. Its
     `generation` is that of the last view which it knew; nothing that it does counts any more."""

@@ -18,7 +18,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from checkpoint.errors import CheckpointError
-from checkpoint.net.secret import MAKE_ONE, VARIABLE, generated_secret, secret_of_run
+from checkpoint.net.secret import MAKE_ONE, VARIABLE, secret_of_one_launch, secret_of_run
 from checkpoint.net.secured import prepare
 from elastic.errors import ConfigError
 from elastic.launch.early_signals import EarlySignals, LeftEarly
@@ -95,7 +95,7 @@ def _secret(arguments: Arguments, environ: dict[str, str], say: Callable[[str], 
     except CheckpointError as unfit:
         raise ConfigError(str(unfit)) from unfit
     if found is None and arguments.nodes_max == 1:
-        found = generated_secret()
+        found = secret_of_one_launch()
         environ[VARIABLE] = os.environ[VARIABLE] = found
     elif found is None:
         say(_OPEN)

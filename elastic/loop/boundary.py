@@ -53,6 +53,7 @@ class Boundary:
         state.at_boundary = True
         if session.compiling is not None:
             session.compiling.check(f"step {state.step - 1} is applied; it is not saved")
+        session.compile_cache.look()
         if session.restorer.saver is not None:
             session.restorer.saver.look()
         if state.step < state.total_steps:

@@ -29,6 +29,7 @@ from elastic.events.timing import age_s
 from elastic.group.form import Group
 from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import assign_shares, micro_batches
+from elastic.loop.compile_cache import CompileCache
 from elastic.loop.context import Context
 from elastic.loop.exchange import Exchange
 from elastic.loop.phases import Phases
@@ -54,6 +55,7 @@ class Session:
     """`close` gives back all of it.
 
     compiling                  torch's compiler, under exact mode
+    compile_cache              what it made, in the run's storage
     side_state_of_those_ahead  where the run was under way when this worker joined
     """
 
@@ -84,6 +86,7 @@ class Session:
             health=Health(config.on_bad),
         )
         self.view_group = ViewGroup(context)
+        self.compile_cache = CompileCache(context, lambda: self.view_group.rank)
         self.phases = Phases(context, state, self.view_group)
         self.restorer = StateRestorer(context, self.phases, self.view_group, self.train_state)
         context.events.context(rank=launch.rank, world_size=launch.world_size, generation=0)
@@ -106,6 +109,7 @@ class Session:
         """Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises."""
         context, config = self.context, self._config
         self.on_close(context.events.close)
+        self.on_close(self.compile_cache.close)
         self.body.open()
         self.on_close(self.body.close)
         self.on_close(self.train_state.staging.watched())
@@ -130,6 +134,7 @@ class Session:
             self.compiling = self._closing.enter_context(
                 Compiling(begun=self.phases.compiles, ended=self.phases.has_compiled)
             )
+        self.compile_cache.open()
         context.progress.at(Phase.STARTING, generation=0, step=0)
         context.moment("start")
         context.events.emit(

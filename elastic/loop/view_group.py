@@ -81,7 +81,7 @@ class ViewGroup:
         """The next view. Raises PeerLost (say "view_is_over", and try again), and what Live.wait_for_view raises."""
         context, live = self._context, self._context.live
         assert live is not None
-        view, details = live.wait_for_view(within_s=math.inf)  # the hub ends a run that waits too long, and says for whom
+        view, details = live.wait_for_view(within_s=math.inf)  # the hub ends a run that waits too long, and names whom
         self._short_s = details.short_s
         self._retire()
         rank = view.rank_of(context.worker_id)

@@ -8,8 +8,8 @@ Promises  while a run lasts, every size of an input has a kernel of its own, not
           kernel is chosen by the clock. What was compiled before is compiled again.
           What asks for kernels for any size (dynamic=True, mark_dynamic), or for a stance that follows what came
           before, is found at its first use, and refused by name.
-Leaves    settings to the identity (`settings`). This file is the only one that touches torch's compiler, of which
-          much is private: tests/processes/test_compiled.py notices a change.
+Leaves    settings to the identity (`settings`). This file and compiled_artifacts.py are the only ones that touch
+          torch's compiler, of which much is private: tests/processes/test_compiled.py notices a change.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def settings(models: Mapping[str, torch.nn.Module]) -> dict[str, Any] | None:
         for name, module in model.named_modules()
         if _asked(module) is not None
     ]
-    return {"models": compilers, "inductor": changed, "variables": compiler_settings(), "compiler": _compiler()}
+    return {"models": compilers, "inductor": changed, "variables": compiler_settings(), "compiler": compiler_name()}
 
 
 def is_compiled(models: Mapping[str, torch.nn.Module]) -> bool:
@@ -172,8 +172,8 @@ def _described(module: torch.nn.Module) -> str:
     )
 
 
-def _compiler() -> str | None:
-    """Its name and version: the code that it makes is its own."""
+def compiler_name() -> str | None:
+    """That of the C++ compiler, and its version: the code that it makes is its own."""
     from torch._inductor import cpp_builder, exc
 
     with contextlib.suppress(exc.InvalidCxxCompiler):

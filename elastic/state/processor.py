@@ -36,6 +36,12 @@ def processor(*, portable: bool) -> dict[str, Any]:
     return known
 
 
+def all_flags() -> list[str]:
+    """Everything that this processor can do, as the kernel has it: what a compiler for this very machine may use."""
+    about = _described(Path("/proc/cpuinfo"))
+    return sorted((about.get("flags") or about.get("Features") or "").split())
+
+
 def libraries() -> dict[str, str]:
     """Versions of what computes beneath torch: builds of one version of torch differ in them."""
     text = torch.__config__.show()

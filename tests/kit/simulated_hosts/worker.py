@@ -2,8 +2,8 @@
 
     starting -> ready -> (view -> board -> met -> trains) ... view_is_over -> waits -> ...
 
-The order in which a waiting worker looks at what it was told is that of membership/live.py (`wait_for_view`); what becomes
-of a claim is loop/restorer.py's.
+The order in which a waiting worker looks at what it was told is that of membership/live.py (`wait_for_view`); what
+becomes of a claim is loop/restorer.py's.
 """
 
 from __future__ import annotations

@@ -1,0 +1,39 @@
+"""Bytes that lie where others may write, and that only those who know the run's secret can have put there.
+
+    elastic sealed 1\n   HMAC-SHA256 of (purpose, place, content)   content
+
+The content of an object of this form is handed out only if its code fits: to that place, by that key. Who can write to
+the storage can remove it, or put back what was there before; nothing else of theirs is ever believed.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+_HEAD = b"elastic sealed 1\n"
+_CODE_BYTES = 32
+OVERHEAD_BYTES = len(_HEAD) + _CODE_BYTES
+
+
+class NotAuthentic(Exception):
+    """Whoever wrote this did not know the secret, or it is torn."""
+
+
+def seal(content: bytes, *, key: bytes, place: str) -> bytes:
+    """place: where it will lie. The same bytes at another one are not authentic."""
+    return b"".join((_HEAD, _code(content, key, place), content))
+
+
+def unseal(sealed: bytes, *, key: bytes, place: str) -> bytes:
+    """What was sealed. Raises NotAuthentic."""
+    code, content = sealed[len(_HEAD) : OVERHEAD_BYTES], sealed[OVERHEAD_BYTES:]
+    if not sealed.startswith(_HEAD) or not hmac.compare_digest(code, _code(content, key, place)):
+        raise NotAuthentic("it was not written by who knows the run's secret, or it was changed since")
+    return content
+
+
+def _code(content: bytes, key: bytes, place: str) -> bytes:
+    code = hmac.new(key, len(place.encode()).to_bytes(8, "big"), "sha256")
+    code.update(place.encode())
+    code.update(content)
+    return code.digest()

@@ -1,0 +1,78 @@
+"""A script that compiles a product of matrices, for which no C++ is made. Shares have 14 and 15 examples.
+
+It ends with a line of JSON: torch's counters, the weights, and whether its compiler was imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elastic
+
+BATCH, STEPS_MAX = 29, 200
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--mode", default="exact")
+    parser.add_argument("--uncompiled", action="store_true")
+    parser.add_argument("--without-cache", action="store_true")
+    parser.add_argument("--kernels", action="store_true", help="with something that C++ is made for")
+    parser.add_argument("--slow-until", type=Path, help="goes slowly until this file is there")
+    options = parser.parse_args()
+
+    elastic.seed(3)
+    dataset = TensorDataset(torch.randn(BATCH * STEPS_MAX, 8), torch.arange(BATCH * STEPS_MAX) % 3)
+    model = nn.Sequential(nn.Linear(8, 3, bias=False), nn.GELU() if options.kernels else nn.Identity())
+    forward = model if options.uncompiled else torch.compile(model)
+    with elastic.Run(
+        options.url,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        dataset=dataset,
+        batch_size=BATCH,
+        virtual_workers=2,
+        steps=options.steps,
+        mode=options.mode,
+        save_every="1h",
+        compile_cache=not options.without_cache,
+    ) as run:
+        for step in run:
+            for points, labels in step:
+                loss = F.cross_entropy(forward(points), labels, reduction="sum")
+                step.backward(loss, count=len(labels))
+            if options.slow_until is not None and not options.slow_until.exists():
+                time.sleep(0.1)
+        tells = run.is_coordinator
+    if tells:
+        print(json.dumps(_about(model)), flush=True)
+
+
+def _about(model: nn.Module) -> dict[str, Any]:
+    counters = sys.modules["torch._dynamo.utils"].counters
+    return {
+        "weights": hashlib.sha256(model.state_dict()["0.weight"].numpy().tobytes()).hexdigest(),
+        "hits": counters["aot_autograd"]["autograd_cache_hit"],
+        "misses": counters["aot_autograd"]["autograd_cache_miss"] + counters["inductor"]["fxgraph_cache_miss"],
+        "bypasses": counters["aot_autograd"]["autograd_cache_bypass"] + counters["inductor"]["fxgraph_cache_bypass"],
+        "imported": sorted(
+            {"torch._inductor.codecache", "torch._functorch._aot_autograd.autograd_cache"} & {*sys.modules}
+        ),
+    }
+
+
+if __name__ == "__main__":
+    main()
