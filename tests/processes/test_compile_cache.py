@@ -188,13 +188,19 @@ def test_each_thing_that_is_not_ours_is_refused(tmp_path: Path) -> None:
 
     (place,) = objects(tmp_path)
     sealed = place.read_bytes()
-    for name, content in {"a": sealed, "b": sealed[:-1], "c": b"", "d": bytes(900)}.items():
+    for name, content in {"f": sealed, "g": sealed[:-1], "h": b"", "i": bytes(900)}.items():
         (place.parent / name).write_bytes(content)
     found, refused = storage.read()
-    assert found in ([], [made])  # of what others put there, some may come first and fill it
-    assert len(refused) == 5 - len(found)
+    assert found == [made]
+    assert len(refused) == 4
     name = place.relative_to(tmp_path).as_posix()
     assert Artifacts.decode(unseal(sealed, key=key, place=name)) == made
+
+    place.write_bytes(sealed[:-1])
+    again = CompiledStorage(str(tmp_path), None, key=key, machine={"cpu": "one"}, bytes_max=1000)
+    assert again.read()[0] == []
+    assert again.keep(made) > 0, "what is refused keeps nobody from it"
+    assert made in again.read()[0]
 
 
 @pytest.mark.parametrize("path", ["../../etc/x.so", "/etc/cabcdefgh.so", "ab/cabcdefgh.py", "ab/../cabcdefgh.so"])
