@@ -18,7 +18,7 @@ from elastic.loop.sealed import seal, unseal
 from elastic.state.compiled_artifacts import Artifacts
 from tests.kit.launch import Launch
 
-WITHIN_S = 300.0
+WITHIN_S = 560.0  # C++ takes minutes on a busy machine
 PROGRAM = "tests.kit.programs.compile_cached"
 SCRIPT = Path(__file__).parents[1] / "kit" / "programs" / "compile_cached.py"
 REFUSED = "is not what this run has kept"
