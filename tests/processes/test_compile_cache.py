@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from checkpoint.net.secret import VARIABLE, generated_secret, lasting_key, secret_of_one_launch
+from checkpoint.storage import TooLarge
 from elastic.events.reading import read_events
 from elastic.loop.compiled_storage import FOLDER, LABEL, CompiledStorage
 from elastic.loop.sealed import seal, unseal
@@ -181,6 +182,9 @@ def test_each_thing_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     assert storage.keep(made) == 0, "it is there"
     assert storage.read() == ([made], [])
 
+    small = CompiledStorage(str(tmp_path), None, key=key, machine={"cpu": "small"}, bytes_max=10)
+    with pytest.raises(TooLarge):
+        small.keep(made)
     other = CompiledStorage(str(tmp_path), None, key=key, machine={"cpu": "another"}, bytes_max=1000)
     assert other.read() == ([], []), "other code"
     strange = CompiledStorage(str(tmp_path), None, key=b"another", machine={"cpu": "one"}, bytes_max=1000)
