@@ -30,6 +30,7 @@ _READ_WITHIN_S = 60.0
 _QUIET_STEPS_MAX = 16  # of compiling, in a row: then what there is is kept
 _APART_S, _WAIT_MAX_S = 2.0, 60.0
 _FAREWELL_S = 5.0
+_COMPILED_HERE = "training goes on and compiles for itself, for compiled code in the run's storage"
 _NO_SECRET = (
     "what torch compiles here is not kept with the run, for there is no secret of it to tell its own code by: "
     f"{MAKE_ONE}, the same at every launch; or Run(compile_cache=False)"
@@ -80,7 +81,7 @@ class CompileCache:
         try:
             self._load()
         except Exception as error:  # torch's own, too: it compiles then
-            self._warn("could not be loaded", f"{type(error).__name__}: {error}")
+            self._warn(f"{_COMPILED_HERE} could not be loaded", f"{type(error).__name__}: {error}")
 
     def _ended(self) -> None:
         self._compiled = self._storage is not None
@@ -99,7 +100,7 @@ class CompileCache:
         found, refused = _within(_READ_WITHIN_S, storage.read)
         if refused:
             more = f"; and {len(refused) - 1} more" if len(refused) > 1 else ""
-            self._warn("is not what this run has kept, and was not loaded", f"{refused[0]}{more}")
+            self._warn(f"{_COMPILED_HERE} is not what this run has kept", f"{refused[0]}{more}")
         for artifacts in found:
             compiled_artifacts.load(artifacts)
             self._known |= artifacts.names
@@ -109,39 +110,45 @@ class CompileCache:
             self._context.events.emit(schema.CompiledLoaded(objects=len(found), bytes=nbytes, took_s=took_s))
 
     def _keep(self) -> None:
+        storage = self._storage
         if self._keeping is not None and self._keeping.is_alive():
             return
         self._steps_due = 0
+        if storage is None:
+            return
         exact = self._context.config.mode == "exact"
         try:
             made = compiled_artifacts.recorded(self._known, chosen_by_the_clock=not exact)
         except Exception as error:  # whatever torch's own may raise
-            self._warn("could not be kept", f"{type(error).__name__}: {error}")
+            self._give_up(f"{type(error).__name__}: {error}")
             return
         if made is None:
             return
         self._known |= made.names
-        self._keeping = threading.Thread(target=self._put, args=(made,), name="elastic-compiled", daemon=True)
+        self._keeping = threading.Thread(target=self._put, args=(storage, made), name="elastic-compiled", daemon=True)
         self._keeping.start()
 
-    def _put(self, made: Artifacts) -> None:
-        assert self._storage is not None
+    def _put(self, storage: CompiledStorage, made: Artifacts) -> None:
         if self._closing.wait(min(_APART_S * self._rank(), _WAIT_MAX_S)) and self._rank() > 0:
             return
         begun_s = time.monotonic()
         try:
-            nbytes = self._storage.keep(made)
+            nbytes = storage.keep(made)
         except (CheckpointError, TooLarge) as why:
-            self._warn("could not be kept", str(why))
+            self._give_up(str(why))
             return
         if nbytes:
             self._context.events.emit(schema.CompiledKept(bytes=nbytes, took_s=time.monotonic() - begun_s))
 
+    def _give_up(self, why: str) -> None:
+        """Of keeping, on this worker."""
+        self._storage = None
+        self._warn("this worker keeps no more of what it compiles in the run's storage", why)
+
     def _warn(self, what: str, why: str) -> None:
         """On one worker of each node, in one line."""
         if self._context.launch.local_rank == 0:
-            line = " ".join(why.split())
-            self._context.console.warn(f"compiled code in the run's storage {what}; it is compiled here: {line}")
+            self._context.console.warn(f"{what}: {' '.join(why.split())}")
 
 
 def _within(

@@ -41,6 +41,7 @@ class CompiledStorage:
         self._options = dict(options or {})
         self._key = key
         self._bytes_max = bytes_max
+        self._refused: set[str] = set()
         kind = hmac.digest(key, json.dumps(machine, sort_keys=True).encode(), "sha256").hex()[:32]
         self._folder = f"{FOLDER}/{kind}"
 
@@ -59,16 +60,19 @@ class CompiledStorage:
                     found.append(Artifacts.decode(unseal(sealed, key=self._key, place=name)))
                 except (TooLarge, NotAuthentic, ValueError) as why:
                     refused.append(f"{name}: {why}")
+                    self._refused.add(name)
                 except Missing:
                     pass
         return found, refused
 
     def keep(self, artifacts: Artifacts) -> int:
-        """Adds what is not there. Returns how many bytes; 0: it is there. Raises TooLarge, CheckpointError."""
+        """Adds what is not there, or was refused. Returns how many bytes; 0: it is there. Raises TooLarge,
+        CheckpointError."""
         name = f"{self._folder}/{hashlib.sha256(' '.join(sorted(artifacts.names)).encode()).hexdigest()[:32]}"
         size = artifacts.nbytes + OVERHEAD_BYTES
         with self._storage() as storage:
-            there = storage.list(self._folder)
+            listed = storage.list(self._folder)
+            there = {other: nbytes for other, nbytes in listed.items() if other not in self._refused}
             if name in there:
                 return 0
             if sum(there.values()) + size > self._bytes_max:

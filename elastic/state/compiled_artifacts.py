@@ -5,8 +5,8 @@ artifacts". Those lack the libraries of C++ kernels, which are compiled anew fro
 which are therefore taken from that folder here.
 
 Promises  `recorded` gives what this process compiled, or found compiled, and `known` does not name.
-          `load` runs nothing: it puts files where torch looks. But torch unpickles them and runs their code when it
-          compiles what they stand for: only what this run made may ever come here.
+          `load` puts files where torch looks, which unpickles them, there or when it compiles what they stand for, and
+          runs their code: only what this run made may ever come here.
           `machine` is equal only where this code can run: torch's own keys do not tell processors apart.
           Nothing here imports the compiler where no script has.
 Leaves    out: profiles of sizes met (pgo), which make other kernels, and under exact mode what was chosen by the clock.
