@@ -6,7 +6,7 @@ claim, how long a side that is no majority lets others try first, and what peopl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -202,8 +202,10 @@ class GoingOn:
         if agreed:
             self._sees |= self.nodes
 
-    def _is_witness_of(self, nodes: Iterable[str]) -> bool:
-        return self.claim is not None and all(self._sees_storage(node) for node in nodes)
+    def _is_witness_of(self, nodes: Collection[str]) -> bool:
+        """One of them is known to see the run's storage, too. Where nobody is, who finds the claim there may have taken
+        it in a folder of its own, and others who come have another one."""
+        return not self._sees.isdisjoint(nodes) and all(self._sees_storage(node) for node in nodes)
 
     def _sees_storage(self, node: str) -> bool:
         """One that has read an older claim of the run may have done so in a folder of its own: where no storage is the

@@ -22,7 +22,6 @@ from elastic.membership.messages import (
     Exited,
     Failed,
     Finished,
-    HasRead,
     Leaving,
     NewView,
     Ready,
@@ -100,8 +99,6 @@ class NodeReport:
         speaker = self.workers.get(getattr(said, "worker", ""))
         if speaker is not None and type(said) in _KEPT:
             speaker.said[_KEPT[type(said)]] = said
-        if speaker is not None and isinstance(said, HasRead) and "ready" in speaker.said:
-            speaker.said["ready"] = replace(speaker.said["ready"], newest=said.claim)
 
     def note_ordered(self, worker: str | None, said: Any) -> None:
         """By the hub."""

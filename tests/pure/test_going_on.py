@@ -23,8 +23,7 @@ OURS = {"claim": 1, "nonce": "of the agent", "taken_at": 5.0, "world": {"nodes":
 )
 def test_a_node_sees_the_storage_if_it_has_read_the_run_s_very_claim(read: dict[str, Any], is_witness: bool) -> None:
     """Each folder counts its claims from 1, and a beacon gives all claims of its agent's life one nonce."""
-    going_on = GoingOn()
-    going_on.learn(OURS)
+    going_on = _of_a_run_whose_storage_is_its_witness()
     going_on.is_here("A", OURS)
     going_on.is_here("B", read)
     assert going_on.publishes(2, ["A", "B"]) == is_witness
@@ -33,17 +32,13 @@ def test_a_node_sees_the_storage_if_it_has_read_the_run_s_very_claim(read: dict[
 def test_two_that_have_read_two_claims_of_the_run_may_have_done_so_in_two_folders() -> None:
     """Where no storage is the witness, a majority takes claims wherever it can; then both sides of a cut went on."""
     going_on = GoingOn()
-    going_on.learn(OURS)
+    going_on.publishes(1, ["A", "B"])
+    going_on.witness(OURS, agreed=False)
     going_on.is_here("A", OURS)
     later = {**OURS, "claim": 2, "taken_at": 9.0}
     going_on.learn(later)
     going_on.is_here("B", later)
     assert not going_on.publishes(2, ["A", "B"])
-    going_on.has_read("A", later)
-    assert going_on.may_be_witnessed(2)
-    assert going_on.publishes(3, ["A", "B"])
-    going_on.learn({**OURS, "claim": 3, "taken_at": 12.0})
-    assert going_on.publishes(4, ["A", "B"]), "they have one storage"
 
 
 @pytest.mark.parametrize(
@@ -57,8 +52,7 @@ def test_of_a_view_with_a_node_that_could_not_read_the_storage_only_a_majority_g
     read: dict[str, Any] | None, found: type
 ) -> None:
     """That node may have a folder of its own instead, and a claim there keeps nobody from going on elsewhere."""
-    going_on = GoingOn()
-    going_on.learn(OURS)
+    going_on = _of_a_run_whose_storage_is_its_witness()
     for node in "ABC":
         going_on.is_here(node, OURS)
     going_on.is_here("D", read)
@@ -67,6 +61,23 @@ def test_of_a_view_with_a_node_that_could_not_read_the_storage_only_a_majority_g
     going_on.is_away("D")
     assert isinstance(_after_a_while(going_on, "AB"), found)
     assert not isinstance(_after_a_while(going_on, "ABC"), Stay)
+
+
+def test_one_alone_that_finds_the_claim_there_proves_nothing_of_those_who_come() -> None:
+    """It took that claim where no storage is the witness, in a folder of its own; and those who had another one, in
+    which the run had begun, went on from there."""
+    going_on = GoingOn()
+    going_on.learn(OURS)
+    going_on.is_here("A", OURS)
+    assert not going_on.publishes(2, ["A"])
+
+
+def _of_a_run_whose_storage_is_its_witness() -> GoingOn:
+    """A has begun it."""
+    going_on = GoingOn()
+    going_on.publishes(1, ["A"])
+    going_on.witness(OURS, agreed=True)
+    return going_on
 
 
 def _after_a_while(going_on: GoingOn, here: str) -> object:

@@ -15,7 +15,6 @@ from elastic.membership import going_on
 from elastic.membership.going_on import Ask, GoingOn
 from elastic.membership.hub import Hub
 from elastic.membership.messages import Bye
-from elastic.membership.node_report import NodeReport
 from tests.kit.sampling import NIGHTLY, seeds
 from tests.kit.simulated_hosts import storage
 from tests.kit.simulated_hosts.plan import simulate
@@ -73,10 +72,6 @@ def _one_that_hands_over_goes_on_deciding(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Hub, "hands_over", lambda self, now_s, node: self.without(now_s, node, left=True))
 
 
-def _one_that_was_moved_on_from_forgets_the_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NodeReport, "without_workers", lambda self: NodeReport())
-
-
 def _what_follows_from_a_bye_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     hear = Hub.hear
 
@@ -127,7 +122,6 @@ FOUND_BY: dict[Plant, int] = {
     _nobody_is_known_to_see_the_storage: 32,
     _a_beacon_of_one_s_own_is_believed_of_others: 736,
     _an_answer_that_comes_late_is_not_heard: 15,
-    _one_that_was_moved_on_from_forgets_the_views: 884,
 }
 """The first seed that finds it. Where the simulation changes, another does: the test says how to look for it."""
 

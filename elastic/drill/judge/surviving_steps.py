@@ -253,8 +253,9 @@ def _taken_under_way(of_kind: dict[str, list[Event]]) -> dict[int, int]:
     for event in _done(of_kind):
         claim = event.get("claim") or 0
         begun[claim] = min(event["step"], begun.get(claim, event["step"]))
-    claimed = {event["claim"] for event in of_kind["claimed"]}
-    return {claim: step for claim, step in begun.items() if claim in claimed - read and step > 0}
+    claimed = {event["claim"]: event.get("resumed_from") for event in of_kind["claimed"]}
+    taken = {claim: step for claim, step in begun.items() if claim in claimed.keys() - read}
+    return {claim: step for claim, step in taken.items() if step > 0 or claimed[claim] is not None}
 
 
 def _writers(of_kind: dict[str, list[Event]]) -> Iterator[Violation]:

@@ -120,6 +120,7 @@ class World:
             nodes = frozenset(order.message["nodes"])
             number = (order.message["claim"] or {"claim": 0})["claim"]
             witnessed = all(node in self._seeing or (node, number) in self._have_read for node in nodes)
+            witnessed &= not self._seeing.isdisjoint(nodes)
             self._since.add(Published(order.message["generation"], nodes, witnessed))
             self._seeing |= nodes if witnessed else set()
         if say in ("view", "claim", "moved_on", "run_is_over", "hub_is", "end"):
