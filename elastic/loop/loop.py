@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 from elastic.errors import PeerLost, StepError
@@ -171,7 +172,7 @@ class Loop:
         self._first_loss = FirstLoss(self._warn_of_sum)
         self.session.on_close(self._first_loss.close)
         self.own_update, self._count = own, count
-        return PlainLoop(lambda: self._steps(self._next_plain_step))
+        return PlainLoop(lambda: self._steps(self._next_plain_step), self._passes_beginning)
 
     def steps(self) -> Iterator[Step]:
         return self._steps(self._next_step)
@@ -226,6 +227,12 @@ class Loop:
                 "  next   call it after the inner loop, on all workers"
             )
 
+    def _passes_beginning(self, step: PlainStep) -> Callable[[], None]:
+        in_hand = step.in_hand
+        passed = self.session.train_state.passes_beginning()
+        self.session.on_close(passed.close)
+        return partial(passed.undo, epoch=in_hand.epoch, step=in_hand.index)
+
     def _next_step(self) -> Step:
         self.session.train_state.since_boundary.note()
         return Step(self._step_in_hand(), apply=self._update)
@@ -245,6 +252,8 @@ class Loop:
         )
         own.next_step(step)
         self.plain_step = step
+        state = self.session.train_state
+        state.since_boundary.note(None if step.in_hand.step_in_epoch else state.noting())
         return step
 
     def _step_in_hand(self) -> StepInHand:

@@ -28,6 +28,7 @@ from elastic.state.health import Health
 from elastic.state.leftout import LeftOutBuffers, make_room
 from elastic.state.modes import Modes
 from elastic.state.modules import modules, roots
+from elastic.state.passed_beginning import PassedBeginning
 from elastic.state.since_boundary import SinceBoundary
 from elastic.state.staging import Staging
 from elastic.state.trained import Trained
@@ -75,14 +76,8 @@ class TrainState:
         self.since_boundary = SinceBoundary(
             changeable, lambda: (weight for model in self._models.values() for weight in model.parameters())
         )
-        self.applied = Applied(
-            changeable,
-            _named("optimizer", optimizers),
-            trained,
-            self.modes,
-            self.attributes,
-            self._modules,
-        )
+        self._changeable = changeable
+        self.applied = self.noting()
         self.staging = Staging(self.applied.weights, self._modules)
 
     def begin_loop(self) -> None:
@@ -119,6 +114,19 @@ class TrainState:
         self.attributes.load_state_dict(tree.get("attributes", {}))
         if not keeps_trained:
             self._trained.adopt(document, step=step)
+
+    def noting(self) -> Applied:
+        """What notes such things as `applied` does, for another use."""
+        optimizers = _named("optimizer", self._trained.optimizers)
+        return Applied(self._changeable, optimizers, self._trained, self.modes, self.attributes, self._modules)
+
+    def passes_beginning(self) -> PassedBeginning:
+        """The script comes to the beginning of an epoch that its state is past."""
+        return PassedBeginning(self.noting(), self._put_back, self._trained.optimizers)
+
+    def _put_back(self, noted: Applied, step: int) -> None:
+        now = checkpoint.encode(noted.tree(self.objects()))
+        self.apply(checkpoint.decode(*now), step=step)
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         """Those whose buffers are the run's, by the names of their objects."""
