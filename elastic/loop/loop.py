@@ -25,6 +25,7 @@ from elastic.loop.evaluation import Evaluations
 from elastic.loop.first_loss import FirstLoss
 from elastic.loop.leave_deadline import LeaveDeadline
 from elastic.loop.on_coordinator import OnCoordinator
+from elastic.loop.other_loaders import Body, OtherLoaders
 from elastic.loop.own_update import OwnUpdate, known_as_of_a_run
 from elastic.loop.plain_loop import PlainLoop
 from elastic.loop.plain_step import Count, PlainStep
@@ -42,7 +43,7 @@ from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources
 from elastic.preemption.signals import SignalNotices
 from elastic.state.compiled import explained
-from elastic.state.randomness import before_seed, end_seed, seed_streams, start_seed
+from elastic.state.randomness import before_seed, end_seed, start_seed
 
 _LOOK_FIRST, _LOOK_EVERY = 3, 16  # steps
 
@@ -122,7 +123,7 @@ class Loop:
             session.on_close(known_as_of_a_run(optimizer))
         if context.live is None:
             self._take_notices()
-        seed_streams(start_seed(context.config.plan.seed), context.config.device)
+        session.seed(start_seed(context.config.plan.seed))
         context.moment("loaded")
 
     def _take_notices(self) -> None:
@@ -179,9 +180,10 @@ class Loop:
 
     def _steps(self, next_step: Callable[[], AnyStep]) -> Iterator[AnyStep]:
         session, state, plan = self.session, self._state, self._context.config.plan
-        streams, device = self._context.config.streams, self._context.config.device
-        if streams is not None:
+        if (streams := self._context.config.streams) is not None:
             streams.check()
+        session.find_generators()
+        session.on_close(OtherLoaders(self._body_in_hand).close)
         state.begin_loop()
         self._evaluations.are_made_alone = self._on_coordinator.all_are_past = False
         session.trained.begin_loop()
@@ -193,7 +195,7 @@ class Loop:
             session.phases.enter_script()
             driver = next_step()
             self.step = step = driver.in_hand
-            seed_streams(before_seed(plan.seed, step.index), device)
+            session.seed(before_seed(plan.seed, step.index))
             yield driver
             if not step.applied:
                 raise self._left_open(step)
@@ -201,7 +203,7 @@ class Loop:
             self._boundary.cross()
         self._finish()
         state.in_loop = False
-        seed_streams(end_seed(plan.seed), device)
+        session.seed(end_seed(plan.seed))
 
     def evaluate(
         self,
@@ -289,6 +291,10 @@ class Loop:
         self._update.pass_over(step.in_hand, agreed)
         step.leave_to_the_script()
         self.session.phases.enter_script()
+
+    def _body_in_hand(self) -> Body | None:
+        step = self.step
+        return (step.index, step.attempt, step.share, step.piece) if step is not None and step.due else None
 
     def _leave_step(self) -> None:
         self.step, self._state.attempt = None, 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 import elastic
 from elastic.data.data_plan import DataPlan
@@ -513,3 +515,73 @@ def test_weights_that_the_beginning_of_an_epoch_changes_are_refused_in_its_midst
         train(5)
     with pytest.raises(elastic.StepError, match=r"at the beginning of epoch 1, which this worker comes into at step 4"):
         train(None)
+
+
+class _Noisy(nn.Module):
+    def __init__(self, generator: Any) -> None:
+        super().__init__()
+        self.inner, self.generator = network(), generator
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.inner(x)
+        return scores * (1 + 0.3 * _drawn(self.generator)) if self.training else scores
+
+
+class _Jitters:
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __call__(self, examples: list[Any]) -> Any:
+        x, y = default_collate(examples)
+        return x + _drawn(self.generator), y
+
+
+class _Corrected(torch.optim.Optimizer):
+    """Its count of steps is an attribute, as in many that people write."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(group["lr"] / (1 - 0.5**self.steps) * parameter.grad)
+
+
+def _drawn(generator: Any) -> float:
+    if isinstance(generator, torch.Generator):
+        return float(torch.randn((), generator=generator))
+    return float(generator.normal() if isinstance(generator, np.random.Generator) else generator.gauss(0, 1))
+
+
+@pytest.mark.parametrize("kept", ["torch", "numpy", "random", "collate", "optimizer"])
+def test_what_models_collate_functions_and_optimizers_keep_goes_on(kept: str, tmp_path: Path) -> None:
+    """Generators of their own draw by place; a count that an optimizer keeps is carried."""
+
+    def train(url: Path, until: int | None) -> list[Any]:
+        generators: dict[str, Callable[[], Any]] = {
+            "torch": lambda: torch.Generator().manual_seed(1),
+            "numpy": lambda: np.random.default_rng(1),
+            "random": lambda: random.Random(1),
+        }
+        model = _Noisy(generators[kept]()) if kept in generators else network()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.2)
+        if kept == "optimizer":
+            optimizer = _Corrected(model.parameters())
+        options: dict[str, Any] = {"collate_fn": _Jitters()} if kept == "collate" else {}
+        with run(url, model, optimizer, save_every=1, epochs=3, **options) as training:
+            for x, y in training.batches():
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if training.stepped and training.step_index == until:
+                    raise KeyboardInterrupt
+        return [parameter.tolist() for parameter in model.parameters()]
+
+    whole = train(tmp_path / "whole", None)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", 5)
+    assert train(tmp_path / "cut", None) == whole
