@@ -316,7 +316,7 @@ class _Reader:
     def read(self, request: Request, abandoned: Callable[[], bool]) -> _Result | None:
         """None if it is abandoned before its last example is read."""
         if self._own is None:
-            self._own = OwnGenerators(self.dataset)
+            self._own = OwnGenerators(self.dataset, self.collate_fn)
         with self._own.put_back():
             return self._read(request, abandoned, self._own)
 

@@ -4,18 +4,20 @@
 process has read before, and each process would draw the same numbers.
 
 Promises  inside `dataset[i]` a generator that lies in attributes of the dataset, or of what these hold (transforms,
-          lists of them, other datasets), is seeded from (seed, epoch, i) and its place among them. After a read it
-          stands where it stood, for whoever shares it.
+          lists of them, other datasets), is seeded from (seed, epoch, i) and its place among them; so is one of the
+          collate function's. After a read it stands where it stood, for whoever shares it.
+          Those of modules, of what they hold, and of optimizers are seeded with every stream of the loop's, likewise.
 Leaves    one that a function keeps in its closure, or that is made only while examples are read.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,12 +31,14 @@ _DEFAULT = frozenset(
     id(one)
     for one in (torch.default_generator, getattr(random, "_inst", None), getattr(np.random.mtrand, "_rand", None))
 )
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
 _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
 
 
 class OwnGenerators:
-    def __init__(self, dataset: Any) -> None:
-        self._found = list(_generators(dataset))
+    def __init__(self, *holders: Any) -> None:
+        seen = set(_DEFAULT)
+        self._found = [one for holder in holders for one in _generators(holder, seen)]
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
@@ -60,10 +64,10 @@ class OwnGenerators:
                 one.seed(own)
 
 
-def _generators(dataset: Any) -> Iterator[Any]:
-    """Each once, in an order that all processes find."""
-    waiting, seen = deque([dataset]), set(_DEFAULT)
-    while waiting and len(seen) < _LOOKED_AT:
+def _generators(holder: Any, seen: set[int]) -> Iterator[Any]:
+    """Each once, in an order that all processes find. seen: the ids of what was looked at"""
+    waiting, at_most = deque([holder]), len(seen) + _LOOKED_AT
+    while waiting and len(seen) < at_most:
         one = waiting.popleft()
         if id(one) in seen or isinstance(one, _CLOSED):
             continue
@@ -74,6 +78,15 @@ def _generators(dataset: Any) -> Iterator[Any]:
             waiting.extend(one.values() if len(one) <= _ITEMS else ())
         elif isinstance(one, (list, tuple)):
             waiting.extend(one if len(one) <= _ITEMS else ())
+        elif isinstance(one, functools.partial):
+            waiting.extend((one.func, one.args, one.keywords))
+        elif isinstance(one, MethodType):
+            waiting.append(one.__self__)
+        elif isinstance(one, torch.nn.Module):
+            waiting.extend(value for key, value in vars(one).items() if key not in _OF_MODULES)
+            waiting.extend(one._modules.values())
+        elif isinstance(one, torch.optim.Optimizer):
+            waiting.extend(value for key, value in vars(one).items() if key not in ("state", "param_groups"))
         else:
             waiting.extend(getattr(one, "__dict__", {}).values())
 

@@ -30,7 +30,7 @@ from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase
 from elastic.state.modules import roots
-from elastic.state.randomness import derive, evaluated_seed, seed_streams
+from elastic.state.randomness import derive, evaluated_seed
 
 
 class Evaluations:
@@ -71,7 +71,8 @@ class Evaluations:
             buffers = session.exchange.buffers
             collate = collate_fn or context.config.collate_fn
             batched = (batch_size, collate)
-            return evaluate(context.config, group, dataset, function, batched, position, ordinal, sign, buffers)
+            at_work = (sign, session.seed)
+            return evaluate(context.config, group, dataset, function, batched, position, ordinal, at_work, buffers)
 
         def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
             return within(LocalGroup())
@@ -95,7 +96,7 @@ class Evaluations:
         if session.compiling is not None:
             session.compiling.check(f"{state.step} steps are applied; what was evaluated is not given")
         at = state.step if state.looped else None
-        seed_streams(evaluated_seed(context.config.plan.seed, at, state.evaluations), context.config.device)
+        session.seed(evaluated_seed(context.config.plan.seed, at, state.evaluations))
         return sums
 
 
@@ -107,7 +108,7 @@ def evaluate(
     batched: tuple[int | None, Callable[[list[Any]], Any] | None],
     position: tuple[int, int, int],
     ordinal: int,
-    sign: Callable[[Phase], None],
+    at_work: tuple[Callable[[Phase], None], Callable[[int], None]],
     buffers: Buffers,
 ) -> dict[str, Any]:
     """See Run.evaluate.
@@ -115,13 +116,13 @@ def evaluate(
     batched   a batch's size, None for a share's, and what makes one of examples
     position  (epoch, step, phase)
     ordinal   which evaluation since the last update, from 1
-    sign      tells with every batch what this worker is at: see membership/progress.py
+    at_work   tells with every batch what this worker is at, see membership/progress.py; and seeds all generators
     buffers   what a forward pass moves of them, in eval mode too (observers, counters), is put back after each batch:
               all batches see the same ones, whoever computes them, and the run goes on with those that it had
 
     Raises PeerLost, CollectiveMismatch.
     """
-    batch_size, collate_fn = batched
+    (batch_size, collate_fn), (sign, seed_all) = batched, at_work
     size = batch_size or -(-config.plan.batch_size // config.plan.virtual_workers)
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise ConfigError("evaluate needs a dataset with a length above 0, to see every example of it exactly once")
@@ -148,7 +149,7 @@ def evaluate(
                 sign(Phase.READING)
                 batch = _read(loader, position[1])
                 sign(Phase.EVALUATING)
-                seed_streams(derive("evaluation batch", seed, number), config.device)
+                seed_all(derive("evaluation batch", seed, number))
                 sums.push(_called(function, batch), merges)
                 buffers.restore()
         except PeerLost:

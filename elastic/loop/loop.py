@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 from elastic.errors import PeerLost, StepError
@@ -24,6 +25,7 @@ from elastic.loop.evaluation import Evaluations
 from elastic.loop.first_loss import FirstLoss
 from elastic.loop.leave_deadline import LeaveDeadline
 from elastic.loop.on_coordinator import OnCoordinator
+from elastic.loop.other_loaders import Body, OtherLoaders
 from elastic.loop.own_update import OwnUpdate, known_as_of_a_run
 from elastic.loop.plain_loop import PlainLoop
 from elastic.loop.plain_step import Count, PlainStep
@@ -41,7 +43,7 @@ from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources
 from elastic.preemption.signals import SignalNotices
 from elastic.state.compiled import explained
-from elastic.state.randomness import before_seed, end_seed, seed_streams, start_seed
+from elastic.state.randomness import before_seed, end_seed, start_seed
 
 _LOOK_FIRST, _LOOK_EVERY = 3, 16  # steps
 
@@ -121,7 +123,7 @@ class Loop:
             session.on_close(known_as_of_a_run(optimizer))
         if context.live is None:
             self._take_notices()
-        seed_streams(start_seed(context.config.plan.seed), context.config.device)
+        session.seed(start_seed(context.config.plan.seed))
         context.moment("loaded")
 
     def _take_notices(self) -> None:
@@ -171,16 +173,17 @@ class Loop:
         self._first_loss = FirstLoss(self._warn_of_sum)
         self.session.on_close(self._first_loss.close)
         self.own_update, self._count = own, count
-        return PlainLoop(lambda: self._steps(self._next_plain_step))
+        return PlainLoop(lambda: self._steps(self._next_plain_step), self._passes_beginning)
 
     def steps(self) -> Iterator[Step]:
         return self._steps(self._next_step)
 
     def _steps(self, next_step: Callable[[], AnyStep]) -> Iterator[AnyStep]:
         session, state, plan = self.session, self._state, self._context.config.plan
-        streams, device = self._context.config.streams, self._context.config.device
-        if streams is not None:
+        if (streams := self._context.config.streams) is not None:
             streams.check()
+        session.find_generators()
+        session.on_close(OtherLoaders(self._body_in_hand).close)
         state.begin_loop()
         self._evaluations.are_made_alone = self._on_coordinator.all_are_past = False
         session.trained.begin_loop()
@@ -192,7 +195,7 @@ class Loop:
             session.phases.enter_script()
             driver = next_step()
             self.step = step = driver.in_hand
-            seed_streams(before_seed(plan.seed, step.index), device)
+            session.seed(before_seed(plan.seed, step.index))
             yield driver
             if not step.applied:
                 raise self._left_open(step)
@@ -200,7 +203,7 @@ class Loop:
             self._boundary.cross()
         self._finish()
         state.in_loop = False
-        seed_streams(end_seed(plan.seed), device)
+        session.seed(end_seed(plan.seed))
 
     def evaluate(
         self,
@@ -226,6 +229,12 @@ class Loop:
                 "  next   call it after the inner loop, on all workers"
             )
 
+    def _passes_beginning(self, step: PlainStep) -> Callable[[], None]:
+        in_hand = step.in_hand
+        passed = self.session.train_state.passes_beginning()
+        self.session.on_close(passed.close)
+        return partial(passed.undo, epoch=in_hand.epoch, step=in_hand.index)
+
     def _next_step(self) -> Step:
         self.session.train_state.since_boundary.note()
         return Step(self._step_in_hand(), apply=self._update)
@@ -245,6 +254,8 @@ class Loop:
         )
         own.next_step(step)
         self.plain_step = step
+        state = self.session.train_state
+        state.since_boundary.note(None if step.in_hand.step_in_epoch else state.noting())
         return step
 
     def _step_in_hand(self) -> StepInHand:
@@ -280,6 +291,10 @@ class Loop:
         self._update.pass_over(step.in_hand, agreed)
         step.leave_to_the_script()
         self.session.phases.enter_script()
+
+    def _body_in_hand(self) -> Body | None:
+        step = self.step
+        return (step.index, step.attempt, step.share, step.piece) if step is not None and step.due else None
 
     def _leave_step(self) -> None:
         self.step, self._state.attempt = None, 0

@@ -32,10 +32,18 @@ def check_plain(config: Config, update: Any, count: Count | None) -> Count | Non
 
 
 class PlainLoop:
-    """steps  begins the loop, and gives its steps"""
+    """
+    steps   begins the loop, and gives its steps
+    passes  is called where the script comes to the beginning of an epoch that this step is past; what it returns, when
+            the script asks for the step's batches
+    """
 
-    def __init__(self, steps: Callable[[], Iterator[PlainStep]]) -> None:
+    def __init__(
+        self, steps: Callable[[], Iterator[PlainStep]], passes: Callable[[PlainStep], Callable[[], None]]
+    ) -> None:
         self._begins = steps
+        self._passes = passes
+        self._passed: Callable[[], None] = _nothing
         self._steps: Iterator[PlainStep] | None = None
         self._next: PlainStep | None = None
         self._epochs = False
@@ -46,6 +54,8 @@ class PlainLoop:
         self._epochs = True
         while (step := next(steps, None)) is not None:
             self._next = step
+            if step.in_hand.step_in_epoch:
+                self._passed = self._passes(step)
             yield step.in_hand.epoch
             if self._next is not None:
                 raise StepError(
@@ -68,6 +78,8 @@ class PlainLoop:
                 "  state  what was applied stays\n"
                 "  next   take the next epoch: for epoch in run.epochs()"
             )
+        passed, self._passed = self._passed, _nothing
+        passed()
         while (now := self._next) is not None:
             yield from now.batches()
             self._next = None if now.in_hand.last_of_epoch else next(steps, None)
@@ -88,3 +100,7 @@ class PlainLoop:
                 "  next  for epoch in run.epochs(): for batch in run.batches(): ..."
             )
         return self._steps
+
+
+def _nothing() -> None:
+    """The epoch begins here, for this worker as for the run."""

@@ -22,6 +22,7 @@ import torch
 from checkpoint import linux
 from elastic.data.data_plan import Examples
 from elastic.data.loader import Loader, read_once
+from elastic.data.own_generators import OwnGenerators
 from elastic.errors import PeerLost
 from elastic.events import schema
 from elastic.events.event import ABSENT
@@ -45,6 +46,8 @@ from elastic.state import identity as identities
 from elastic.state.body import Body
 from elastic.state.compiled import Compiling
 from elastic.state.health import Health
+from elastic.state.modules import roots
+from elastic.state.randomness import seed_streams
 from elastic.state.reached import watch
 from elastic.state.train_state import TrainState, Tree
 from elastic.state.trained import Trained
@@ -72,6 +75,7 @@ class Session:
         self.step_plan = lru_cache(maxsize=64)(config.plan.step)
         self.compiling: Compiling | None = None
         self._memory = WarmMemory()
+        self._own_generators = OwnGenerators()
         self.side_state_of_those_ahead: Tree | None = None
         self._newest_claim: dict[str, object] | None = None
         self.trained = Trained(config.models, config.optimizers, config.check, config.rebuild)
@@ -215,6 +219,16 @@ class Session:
         self.exchange.close(in_order=not lost)
         self.exchange = self._new_exchange()
         return side_state_of_those_ahead
+
+    def find_generators(self) -> None:
+        """When the script has built its models: those that these keep to themselves are pointed at streams, too."""
+        modules = roots(self._config.models, self._config.extra)
+        self._own_generators = OwnGenerators(*modules.values(), *self._config.optimizers.values())
+
+    def seed(self, value: int) -> None:
+        """Points all generators at the stream `value`, a `derive`d number."""
+        seed_streams(value, self._config.device)
+        self._own_generators.seed(value)
 
     def read_beside(self, examples: Examples) -> Any:
         """A batch of these that nobody counts: not the loader's, and not observed. None where all are left out."""

@@ -31,7 +31,7 @@ from elastic.loop.exchange import Exchange, nothing_to_read
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase
-from elastic.state.randomness import after_seed, outside_seed, seed_streams, share_seed
+from elastic.state.randomness import after_seed, outside_seed, share_seed
 
 T = TypeVar("T")
 
@@ -210,7 +210,7 @@ class StepInHand:
         exchange.buffers.share_done(self.share, self.examples)
 
     def seed_share(self, share: int, micro: int) -> None:
-        seed_streams(share_seed(self.plan.plan.seed, self.index, _PHASE, share, micro), self.context.config.device)
+        self.session.seed(share_seed(self.plan.plan.seed, self.index, _PHASE, share, micro))
 
     def end(self) -> None:
         """After the last share of this worker. Raises StepError for what the loop's body may not do."""
@@ -223,7 +223,7 @@ class StepInHand:
         Raises PeerLost, StepError, BadStep.
         """
         self.last = False
-        seed_streams(outside_seed(self.plan.plan.seed, self.index, _PHASE), self.context.config.device)
+        self.session.seed(outside_seed(self.plan.plan.seed, self.index, _PHASE))
         self.context.moment("exchange")
         self.session.train_state.staging.look()
         self._phases.enter(Phase.WAITING)
@@ -274,7 +274,7 @@ class StepInHand:
     def leave_to_the_script(self) -> None:
         """The code after the update draws the same on every worker: on one that has drawn noise in its update, and
         on one that took the state over from it."""
-        seed_streams(after_seed(self.plan.plan.seed, self.index), self.context.config.device)
+        self.session.seed(after_seed(self.plan.plan.seed, self.index))
 
 
 def counted(count: Any, asked: str) -> int:

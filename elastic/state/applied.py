@@ -24,7 +24,7 @@ import torch
 import xxhash
 
 import checkpoint
-from elastic.state.attributes import Attributes
+from elastic.state.attributes import Attributes, is_same
 from elastic.state.leftout import LeftOutBuffers
 from elastic.state.modes import Modes
 from elastic.state.rewound import Rewound
@@ -91,6 +91,35 @@ class Applied:
         for name, optimizer in self._optimizers.items():
             self._settings[name] = [_settings(group) for group in optimizer.param_groups]
         self._note_modules()
+
+    def note_whole(self) -> None:
+        """As `note`, with copies of all but the weights: so that `known` depends on these alone."""
+        self.note_surroundings()
+        self._lively = {(name, key) for name, kept in self._marked.items() for key in kept.tensors}
+        self._note_objects(self._changeable)
+        self._buffers.note(self._modules(), whole=True)
+        self.weights.note()
+
+    def is_as_noted(self) -> bool:
+        """Whether all is as it was at `note_whole`."""
+        assert self._set is not None
+        plain = self._attributes.state_dict()
+        return (
+            self._trained.now().document == self._set.document
+            and self._modes.now() == self._eval
+            and plain.keys() == self._plain.keys()
+            and all(is_same(self._plain[key], value) for key, value in plain.items())
+            and all(
+                _equal([_without_parameters(then) for then in settings],
+                       [_without_parameters(group) for group in self._optimizers[name].param_groups])
+                for name, settings in self._settings.items()
+            )
+            and all(
+                checkpoint.encode(self._changeable[name].state_dict())[0] == kept.document and not self._changed(kept)
+                for name, kept in self._marked.items()
+            )
+            and self._buffers.is_still(self._modules())
+        )  # fmt: skip
 
     @contextmanager
     def stepping(self, name: str) -> Iterator[None]:
@@ -195,6 +224,10 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_equal, one, other))
     return type(one) is type(other) and (one is other or one == other)
+
+
+def _without_parameters(group: Mapping[str, Any]) -> list[Any]:
+    return [value for name, one in sorted(group.items()) if name != "params" for value in (name, one)]
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,9 @@ longer as the script built it when its loop began travels with the state. What s
 
 Plain are numbers, strings, None, tuples, lists and dicts of them (up to _ITEMS_MAX), and tensors that no gradient flows
 through, unless they are a parameter's or a buffer's memory under another name (torch.nn.utils.weight_norm keeps such a
-one). What hangs in other objects is the script's to hand over. `training` is modes.py's. Of tensors above
-_COMPARED_BYTES only the version is looked at.
+one). Those of optimizers that the script has written, a count of its own, are carried likewise. What hangs in other
+objects is the script's to hand over. `training` is modes.py's. Of tensors above _COMPARED_BYTES only the version is
+looked at.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-Walked = Callable[[], Iterable[tuple[str, str, torch.nn.Module]]]
+Walked = Callable[[], Iterable[tuple[str, str, Any]]]
 
 ABSENT: Any = object()
 _ITEMS_MAX = 64
@@ -27,6 +28,8 @@ _COMPARED_BYTES = 1 << 20
 _SCALARS = (bool, int, float, complex, str, type(None), *(np.float64, np.float32, np.int64, np.int32, np.bool_))
 _UNCHANGING = (*_SCALARS, tuple)
 _OWN = frozenset(vars(torch.nn.Module()))
+_OF_TORCH = ("step", "zero_grad", "add_param_group", "_opt_called", "_need_device_dtype_check_for_fused")
+OF_OPTIMIZERS = frozenset([*vars(torch.optim.SGD([torch.zeros(1)])), *_OF_TORCH])
 
 
 def is_plain(value: Any) -> bool:
@@ -58,14 +61,15 @@ def copied(value: Any) -> Any:
 
 
 class Noted:
-    """The attributes of one module as they are now. modes: `training` is one of them.
+    """The attributes of one module, or optimizer, as they are now. modes: `training` is one of them.
 
     listed  the objects themselves, in their order
+    own     names that are passed over
     """
 
-    def __init__(self, module: torch.nn.Module, *, modes: bool = False) -> None:
+    def __init__(self, module: Any, *, modes: bool = False, own: frozenset[str] = _OWN) -> None:
         self.module = module
-        self._passes_over = _OWN - {"training"} if modes else _OWN
+        self._passes_over = own - {"training"} if modes else own
         self._values = dict(module.__dict__)
         self.listed = list(self._values.values())
         self._copies: dict[str, Any] = {}
@@ -134,10 +138,12 @@ class Attributes:
     """Those of a run's modules that are no longer as the script built them.
 
     walk  (root, path, module) of all modules, as they are now
+    own   names of attributes that are passed over
     """
 
-    def __init__(self, walk: Walked) -> None:
+    def __init__(self, walk: Walked, own: frozenset[str] = _OWN) -> None:
         self._walk = walk
+        self._own = own
         self._built: dict[str, Noted] = {}
         self._in_loop = False
         self._carried: dict[str, Any] | None = None  # the state's, which holds from the script's loop on
@@ -146,7 +152,7 @@ class Attributes:
         if self._in_loop:
             return
         self._in_loop = True
-        self._built = {name: Noted(module) for name, module in self._named()}
+        self._built = {name: Noted(module, own=self._own) for name, module in self._named()}
         carried, self._carried = self._carried, None
         if carried is not None:
             self._set(carried)
@@ -189,15 +195,15 @@ class Attributes:
         for name, module in self._named():
             noted = self._built.get(name)
             if noted is None or noted.module is not module:
-                noted = self._built[name] = Noted(module)
+                noted = self._built[name] = Noted(module, own=self._own)
             found.append((name, noted))
         return found
 
-    def _named(self) -> list[tuple[str, torch.nn.Module]]:
+    def _named(self) -> list[tuple[str, Any]]:
         return [(_module_name(root, path), module) for root, path, module in self._walk()]
 
 
-def set_plain(module: torch.nn.Module, key: str, value: Any) -> None:
+def set_plain(module: Any, key: str, value: Any) -> None:
     """A tensor is filled in place where it fits: others may hold it, too."""
     there = module.__dict__.get(key)
     if isinstance(value, torch.Tensor) and isinstance(there, torch.Tensor):
@@ -210,8 +216,10 @@ def set_plain(module: torch.nn.Module, key: str, value: Any) -> None:
     module.__dict__[key] = copied(value)
 
 
-def _is_memory_of(module: torch.nn.Module, tensor: torch.Tensor) -> bool:
+def _is_memory_of(module: Any, tensor: torch.Tensor) -> bool:
     """Whether it is a parameter's or a buffer's of the module, under another name."""
+    if not isinstance(module, torch.nn.Module):
+        return False
     where = tensor.untyped_storage().data_ptr()
     held = [*module._parameters.values(), *module._buffers.values()]
     return any(one is not None and one.untyped_storage().data_ptr() == where for one in held)

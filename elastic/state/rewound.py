@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from elastic.state.modules import BufferEntry, buffer_entries, modules
+from elastic.state.reached import same
 
 _COPIED_BYTES = 1 << 20
 Key = tuple[str, str]
@@ -27,15 +28,15 @@ class Rewound:
         self._noted: dict[Key, tuple[torch.Tensor | None, int]] = {}
         self._copies: dict[Key, torch.Tensor] = {}
 
-    def note(self, roots: Mapping[str, torch.nn.Module]) -> None:
-        """The end of an update."""
+    def note(self, roots: Mapping[str, torch.nn.Module], *, whole: bool = False) -> None:
+        """The end of an update. whole: large ones are copied, too"""
         before, self._copies, self._noted = self._copies, {}, {}
         into: list[torch.Tensor] = []
         out_of: list[torch.Tensor] = []
         for key, entry in _hanging(roots):
             now = entry.module._buffers[entry.attribute]
             self._noted[key] = now, 0 if now is None else now._version
-            if now is None or not (now.nbytes <= _COPIED_BYTES or key in self._lively):
+            if now is None or not (whole or now.nbytes <= _COPIED_BYTES or key in self._lively):
                 continue
             copy = before.get(key)
             if copy is None or copy.shape != now.shape or copy.dtype != now.dtype:
@@ -54,6 +55,15 @@ class Rewound:
     def known(self, roots: Mapping[str, torch.nn.Module]) -> bool:
         """Whether `state` can give all of them."""
         return not self._changed(roots)
+
+    def is_still(self, roots: Mapping[str, torch.nn.Module]) -> bool:
+        """Whether all are as they were at `note`, by value where there is a copy."""
+        now = {key: entry.module._buffers[entry.attribute] for key, entry in _hanging(roots)}
+        return now.keys() == self._noted.keys() and all(
+            _is_still(now[key], tensor, version)
+            and (tensor is None or key not in self._copies or same(self._copies[key], tensor))
+            for key, (tensor, version) in self._noted.items()
+        )
 
     def state(self, root: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state of a module, or a part of it, with its buffers as they were at `note`. Ask `known` first."""

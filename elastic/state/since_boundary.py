@@ -4,7 +4,8 @@ A boundary's state is what a run goes on from, and the first thing that happens 
 inner loop. A state that is saved in the midst of a step has what that code did, and would get it twice.
 
 Looked at are schedulers, what stands in extra=, and the weights; not what such code sets by the step's number, as
-learning rates and which parameters train: twice is as good as once.
+learning rates and which parameters train: twice is as good as once. At the beginning of an epoch it is not, since
+scripts lower a rate there, or add a group: before an epoch's first step these are looked at as well.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 import checkpoint
+from elastic.state.applied import Applied
 
 
 class SinceBoundary:
@@ -29,9 +31,13 @@ class SinceBoundary:
         self._noted: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
         self._versions: dict[str, dict[str, int]] = {}
         self._written: list[int] | None = None
+        self._epoch: Applied | None = None
 
-    def note(self) -> None:
-        """At a boundary."""
+    def note(self, epoch: Applied | None = None) -> None:
+        """At a boundary. epoch: begins there, and this notes what else its beginning may change"""
+        if (now := epoch) is not None:
+            now.note()
+        self._epoch = now
         self._noted = {name: checkpoint.encode(thing.state_dict()) for name, thing in self._changeable.items()}
         self._versions = {
             name: {key: tensor._version for key, tensor in tensors.items()}
@@ -44,6 +50,8 @@ class SinceBoundary:
         found = [name for name, noted in self._noted.items() if not self._is_as(name, *noted)]
         if self._written is not None and self._written != [weight._version for weight in self._weights()]:
             found.append("weights")
+        if not found and self._epoch is not None and not self._epoch.is_as_noted():
+            found.append("what is trained, learning rates, buffers or attributes of modules")
         return found
 
     def _is_as(self, name: str, document: Any, tensors: Mapping[str, torch.Tensor]) -> bool:

@@ -6,6 +6,7 @@
     trained                       which parameters train, in which groups of the optimizers
     modes                         which modules are in eval mode
     attributes                    what modules keep in plain attributes and has changed since they were built, if any
+    optimizer_attributes          likewise, optimizers that the script has written
     health                        the last losses and norms, and what was passed over, if on_bad= is given or was
 
 Buffers may have got another shape since the model was built (observers), or have come: the model here follows.
@@ -23,11 +24,12 @@ import torch
 import checkpoint
 from checkpoint.load.apply import apply
 from elastic.state.applied import Applied
-from elastic.state.attributes import Attributes
+from elastic.state.attributes import OF_OPTIMIZERS, Attributes
 from elastic.state.health import Health
 from elastic.state.leftout import LeftOutBuffers, make_room
 from elastic.state.modes import Modes
 from elastic.state.modules import modules, roots
+from elastic.state.passed_beginning import PassedBeginning
 from elastic.state.since_boundary import SinceBoundary
 from elastic.state.staging import Staging
 from elastic.state.trained import Trained
@@ -61,6 +63,8 @@ class TrainState:
         self.health = health if health is not None else Health(None)
         self.modes = Modes(trained.modules, self._modules_in_extra)
         self.attributes = Attributes(lambda: modules(roots(self._models, self._extra)))
+        of_scripts = {name: one for name, one in optimizers.items() if not _is_of_torch(one)}
+        self._of_optimizers = Attributes(lambda: [(name, "", one) for name, one in of_scripts.items()], OF_OPTIMIZERS)
         self._objects: Tree = {
             "trained": trained,
             "modes": self.modes,
@@ -75,25 +79,22 @@ class TrainState:
         self.since_boundary = SinceBoundary(
             changeable, lambda: (weight for model in self._models.values() for weight in model.parameters())
         )
-        self.applied = Applied(
-            changeable,
-            _named("optimizer", optimizers),
-            trained,
-            self.modes,
-            self.attributes,
-            self._modules,
-        )
+        self._changeable = changeable
+        self.applied = self.noting()
         self.staging = Staging(self.applied.weights, self._modules)
 
     def begin_loop(self) -> None:
         """What a state says of modes and attributes holds from the script's loop on."""
         self.attributes.begin_loop()
+        self._of_optimizers.begin_loop()
         self.modes.begin_loop()
 
     def objects(self) -> Tree:
         """The tree for `checkpoint`: stateful objects stand for their state_dict."""
         left_out = {name: one for name, one in self._left_out().items() if one.state_dict()}
         changed = {"attributes": self.attributes} if self.attributes.state_dict() else {}
+        if self._of_optimizers.state_dict():
+            changed["optimizer_attributes"] = self._of_optimizers
         health = {} if self.health.is_blank else {"health": self.health}
         return {**self._objects, **changed, **left_out, **health}
 
@@ -112,13 +113,27 @@ class TrainState:
                 make_room(thing, saved)
         left_out = {name: one for name, one in self._left_out().items() if name in tree}
         others = {name: thing for name, thing in {**self._objects, **left_out}.items() if name != "trained"}
-        apart = ("trained", "attributes", "health")
+        apart = ("trained", "attributes", "optimizer_attributes", "health")
         apply(others, {name: saved for name, saved in tree.items() if name not in apart})
         if "health" in tree:
             self.health.load_state_dict(tree["health"])
         self.attributes.load_state_dict(tree.get("attributes", {}))
+        self._of_optimizers.load_state_dict(tree.get("optimizer_attributes", {}))
         if not keeps_trained:
             self._trained.adopt(document, step=step)
+
+    def noting(self) -> Applied:
+        """What notes such things as `applied` does, for another use."""
+        optimizers = _named("optimizer", self._trained.optimizers)
+        return Applied(self._changeable, optimizers, self._trained, self.modes, self.attributes, self._modules)
+
+    def passes_beginning(self) -> PassedBeginning:
+        """The script comes to the beginning of an epoch that its state is past."""
+        return PassedBeginning(self.noting(), self._put_back, self._trained.optimizers)
+
+    def _put_back(self, noted: Applied, step: int) -> None:
+        now = checkpoint.encode(noted.tree(self.objects()))
+        self.apply(checkpoint.decode(*now), step=step)
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         """Those whose buffers are the run's, by the names of their objects."""
@@ -141,6 +156,10 @@ class TrainState:
     def weights_digest(self) -> str:
         """SHA-256 over the models' tensors by name: for one model, checkpoint.digest(model)."""
         return weights_digest(self._models)
+
+
+def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def _named(kind: str, things: Mapping[str, Any]) -> Tree:

@@ -42,7 +42,7 @@ class Trained:
         rebuild: Rebuild | None = None,
     ) -> None:
         self._models = dict(models)
-        self._optimizers = dict(optimizers)
+        self.optimizers = self._optimizers = dict(optimizers)
         self._check = check
         self._rebuild = rebuild
         self._found: TrainedSet | None = None

@@ -148,7 +148,7 @@ def test_where_nothing_is_compiled_no_compiler_is_imported(start: Callable[..., 
     assert VARIABLE not in run.output
 
 
-@pytest.mark.nightly(sample=1, of="that no C++ is compiled where a machine of the same kind did so")
+@pytest.mark.nightly(sample=1, of="bits of other compilers and processors")
 @needs_compiler
 @pytest.mark.timeout(1200)
 def test_kernels_of_cpp_go_with_the_run_too(start: Callable[..., Launch], tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 import elastic
 from elastic.data.data_plan import DataPlan
@@ -439,3 +441,147 @@ def test_a_loss_that_is_no_number_is_seen_where_something_counts(tmp_path: Path)
             optimizer.step()
             if training.stepped:
                 assert training.sums["loss"] != training.sums["loss"]
+
+
+def _lowers_rate(model: Any, optimizer: torch.optim.Optimizer, counted: Any) -> None:
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def _thaws(model: Any, optimizer: torch.optim.Optimizer, counted: Any) -> None:
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.05})
+
+
+def _counts(model: Any, optimizer: torch.optim.Optimizer, counted: Any) -> None:
+    counted.step()
+
+
+def _cools(model: Any, optimizer: torch.optim.Optimizer, counted: Any) -> None:
+    model.temperature = model.temperature * 0.5
+
+
+def _moves_buffer(model: Any, optimizer: torch.optim.Optimizer, counted: Any) -> None:
+    model.offset.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [_lowers_rate, _thaws, _counts, _cools, _moves_buffer])
+def test_the_beginning_of_an_epoch_is_passed_once(change: Callable[..., None], tmp_path: Path) -> None:
+    """Where a run goes on in the middle of an epoch its script passes the beginning again, and all is as it came."""
+
+    def train(url: Path, until: int | None) -> list[Any]:
+        model: Any = network()
+        model[0].requires_grad_(change is not _thaws)
+        model.temperature = 1.0
+        model.register_buffer("offset", torch.ones(()))
+        trained = model[2] if change is _thaws else model
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.2, momentum=0.9)
+        other = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        counted = torch.optim.lr_scheduler.StepLR(other, 1, gamma=0.5)
+        with run(url, model, optimizer, extra={"counted": counted}, save_every=1, epochs=3) as training:
+            for epoch in training.epochs():
+                if epoch == 1:
+                    change(model, optimizer, counted)
+                for x, y in training.batches():
+                    optimizer.zero_grad()
+                    scores = model(x) * model.temperature + model.offset * model[2].bias * other.param_groups[0]["lr"]
+                    cross_entropy(scores, y).backward()
+                    optimizer.step()
+                    if training.stepped and training.step_index == until:
+                        raise KeyboardInterrupt
+        return [parameter.tolist() for parameter in model.parameters()]
+
+    whole = train(tmp_path / "whole", None)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", 5)
+    assert train(tmp_path / "cut", None) == whole
+
+
+def test_weights_that_the_beginning_of_an_epoch_changes_are_refused_in_its_midst(tmp_path: Path) -> None:
+    def train(until: int | None) -> None:
+        model: Any = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        with run(tmp_path, model, optimizer, save_every=1, epochs=3) as training:
+            for epoch in training.epochs():
+                if epoch == 1:
+                    model[0].weight.data.mul_(0.5)
+                for x, y in training.batches():
+                    optimizer.zero_grad()
+                    cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    if training.stepped and training.step_index == until:
+                        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(5)
+    with pytest.raises(elastic.StepError, match=r"at the beginning of epoch 1, which this worker comes into at step 4"):
+        train(None)
+
+
+class _Noisy(nn.Module):
+    def __init__(self, generator: Any) -> None:
+        super().__init__()
+        self.inner, self.generator = network(), generator
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.inner(x)
+        return scores * (1 + 0.3 * _drawn(self.generator)) if self.training else scores
+
+
+class _Jitters:
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __call__(self, examples: list[Any]) -> Any:
+        x, y = default_collate(examples)
+        return x + _drawn(self.generator), y
+
+
+class _Corrected(torch.optim.Optimizer):
+    """Its count of steps is an attribute, as in many that people write."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(group["lr"] / (1 - 0.5**self.steps) * parameter.grad)
+
+
+def _drawn(generator: Any) -> float:
+    if isinstance(generator, torch.Generator):
+        return float(torch.randn((), generator=generator))
+    return float(generator.normal() if isinstance(generator, np.random.Generator) else generator.gauss(0, 1))
+
+
+@pytest.mark.parametrize("kept", ["torch", "numpy", "random", "collate", "optimizer"])
+def test_what_models_collate_functions_and_optimizers_keep_goes_on(kept: str, tmp_path: Path) -> None:
+    """Generators of their own draw by place; a count that an optimizer keeps is carried."""
+
+    def train(url: Path, until: int | None) -> list[Any]:
+        generators: dict[str, Callable[[], Any]] = {
+            "torch": lambda: torch.Generator().manual_seed(1),
+            "numpy": lambda: np.random.default_rng(1),
+            "random": lambda: random.Random(1),
+        }
+        model = _Noisy(generators[kept]()) if kept in generators else network()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.2)
+        if kept == "optimizer":
+            optimizer = _Corrected(model.parameters())
+        options: dict[str, Any] = {"collate_fn": _Jitters()} if kept == "collate" else {}
+        with run(url, model, optimizer, save_every=1, epochs=3, **options) as training:
+            for x, y in training.batches():
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if training.stepped and training.step_index == until:
+                    raise KeyboardInterrupt
+        return [parameter.tolist() for parameter in model.parameters()]
+
+    whole = train(tmp_path / "whole", None)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", 5)
+    assert train(tmp_path / "cut", None) == whole

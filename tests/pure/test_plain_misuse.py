@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import checkpoint
 import elastic
@@ -32,6 +32,8 @@ class Plain:
         given: dict[str, Any] = {"dataset": data, "batch_size": 12, "virtual_workers": SHARES, "epochs": 1}
         things: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
         self.run = elastic.Run(url, **(things | given | {"save_every": 1} | options))
+
+    others: Any
 
     def train(self, body: Callable[[Plain, torch.Tensor, torch.Tensor], None]) -> None:
         with self.run as run:
@@ -141,7 +143,16 @@ def schedules_first(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
     loop.optimizer.step()
 
 
+def reads_a_loader_on(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    if not hasattr(loop, "others"):
+        loop.others = iter(DataLoader(TensorDataset(torch.randn(400, 4)), batch_size=4))
+    (other,) = next(loop.others)
+    (loop.loss(x, y) + loop.model(other).square().mean()).backward()
+    loop.optimizer.step()
+
+
 MISUSES = [
+    (reads_a_loader_on, "a DataLoader of the script's own is read on from one body of the loop to the next, in step 1"),
     (schedules_first, "scheduler.step() of 'scheduler' was called before the backward pass of step 1, and not behind"),
     (no_backward, "ended without a backward pass for share 0 of step 1"),
     (no_step, "without step() of 'optimizer'"),
