@@ -84,7 +84,7 @@ def _generators(holder: Any, seen: set[int]) -> Iterator[Any]:
             waiting.append(one.__self__)
         elif isinstance(one, torch.nn.Module):
             waiting.extend(value for key, value in vars(one).items() if key not in _OF_MODULES)
-            waiting.extend(one._modules.values())
+            waiting.extend(one.children())
         elif isinstance(one, torch.optim.Optimizer):
             waiting.extend(value for key, value in vars(one).items() if key not in ("state", "param_groups"))
         else:

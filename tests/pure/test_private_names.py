@@ -30,6 +30,11 @@ ALLOWED = (
     Allowed("documented by Python in spite of its underscore", "_exit _getframe _asdict _fields", "elastic checkpoint"),
     Allowed("a module's registries, which its public iterators copy", "_buffers _parameters _modules", "elastic/state"),
     Allowed(
+        "what a DataLoader's iterators have in common, none of which is public",
+        "_BaseDataLoaderIter",
+        "elastic/loop/other_loaders.py",
+    ),
+    Allowed(
         "as above, and which buffers are not persistent",
         "_buffers _modules _non_persistent_buffers_set",
         "elastic/group/snapshot.py elastic/group/usual_buffers.py",
