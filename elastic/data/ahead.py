@@ -101,6 +101,11 @@ class Ahead:
         self._spare = {ticket: examples for ticket, examples in self._spare.items() if ticket in self._results}
         self._unsent = deque(due for due in self._due if due[0] not in self._results)
 
+    def outdated(self) -> None:
+        """Whatever was read, or is being read, is of no use any more. What is due is submitted again."""
+        self._results.clear()
+        self.lost()
+
     def _draw_ahead(self) -> bool:
         return len(self._due) < self._most + self.ready and self._draw()
 

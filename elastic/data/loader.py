@@ -8,7 +8,9 @@ Promises  inside `dataset[i]` Python's, NumPy's and torch's generators are seede
           With "skip", an example that raises is left out, and told; else its error comes out of `next`.
           A wait for loader processes has a deadline, and its error names what was waited for; the caller can
           end it earlier, and loses nothing.
-          Processes outlive a change of the sequence of requests: forking them is no part of a recovery.
+          Processes outlive a change of the sequence of requests: forking them is no part of a recovery. Where the
+          script changes the dataset's attributes, they are forked anew, and what they have read ahead is read again:
+          what comes out is what reading in this process would give (dataset_changes.py says what is noticed).
 Leaves    which examples, and what a request means to a step, to its caller; what is read ahead to ahead.py;
           the children's upbringing to loader_process.py.
 
@@ -31,6 +33,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from elastic.data.ahead import Ahead
 from elastic.data.data_plan import Examples
+from elastic.data.dataset_changes import DatasetChanges
 from elastic.data.loader_process import READ_AHEAD, LoaderProcesses
 from elastic.data.own_generators import OwnGenerators
 from elastic.data.placement import move, pin
@@ -142,6 +145,7 @@ class Loader:
             raise ConfigError(f"num_workers = {num_workers!r}; expected 0 (read in this process) or more")
         if not timeout_s > 0:
             raise ConfigError(f"timeout_s = {timeout_s!r}; expected a number of seconds above 0")
+        self._scripts = dataset, collate_fn
         dataset = observer.dataset(dataset)
         collate_fn = observer.collate(default_collate if collate_fn is None else collate_fn)
         self._reader = _TensorReader(dataset) if _is_plain(dataset, collate_fn) else None
@@ -155,6 +159,7 @@ class Loader:
         self._source: Iterator[Request] = iter(())  # where there are no processes
         self._ahead = Ahead(READ_AHEAD * self._num_workers)
         self._processes: LoaderProcesses | None = None
+        self._changes = DatasetChanges()  # since they were started
         self._orderly = True  # False in the middle of something, and so for good when an exception ended it there
 
     def open(self, requests: Iterable[Request]) -> None:
@@ -218,6 +223,9 @@ class Loader:
         processes = self._processes
         if processes is None or not self._orderly:
             processes = self._start()
+        elif self._changes.any():
+            self._ahead.outdated()
+            processes = self._start()
         self._orderly = False
         self._wait(processes, request)
         result = self._ahead.take()
@@ -271,6 +279,7 @@ class Loader:
         if processes is not None:
             processes.end()
         self._ahead.lost()
+        self._changes = DatasetChanges(*self._scripts)
         self._processes = LoaderProcesses(
             _Shipping(self._slow_reader), num_workers=self._num_workers, pin_memory=self._pin
         )

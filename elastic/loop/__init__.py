@@ -21,6 +21,7 @@
     first_loss           is the loss a mean? asked of a plain loop's first batch; mean_over: over how many targets?
 
     update               what an exact gradient is made of: opened, computed, closed, and the step committed
+    other_loaders        a DataLoader of the script's own, read on from body to body, is refused
     own_update           the same where the script steps its optimizers itself
     own_schedule         and its schedulers
     bad_steps            the loss or the gradients are no numbers, or far off: stop, skip, or go back

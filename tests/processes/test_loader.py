@@ -294,3 +294,44 @@ def test_a_dataset_with_a_batched_read_is_still_read_one_by_one() -> None:
     with loader(Batched(), num_workers=1) as made:
         made.open([request(1, 2)])
         assert made.next().batch[1].tolist() == [1, 2]
+
+
+class Curriculum:
+    """As scripts have them: what an example is depends on the epoch, on a transform's strength, and on tables."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.transform = Strength()
+        self.levels = [1]
+        self.offset = torch.zeros(())
+        self.big = list(range(1000))
+
+    def __getitem__(self, index: int) -> float:
+        return index + 10 * self.epoch + 100 * self.transform.strength + 1000 * self.levels[0] + float(self.offset)
+
+
+class Strength:
+    def __init__(self) -> None:
+        self.strength = 0
+
+
+@IN_BOTH
+def test_what_a_script_changes_of_its_dataset_counts_from_the_next_batch_on(num_workers: int) -> None:
+    """Though batches were read ahead before, and a loader process has a copy of its own."""
+    dataset = Curriculum()
+    changes: list[Callable[[], Any]] = [
+        lambda: setattr(dataset, "epoch", 1),
+        lambda: setattr(dataset.transform, "strength", 2),
+        lambda: dataset.levels.__setitem__(0, 3),
+        lambda: dataset.offset.add_(0.5),
+        lambda: setattr(dataset, "transform", Strength()),
+        lambda: setattr(dataset, "unheard_of", 1),
+    ]
+    with loader(dataset, num_workers=num_workers) as made:
+        made.open([request(number) for number in range(2 * len(changes))])
+        for number in range(0, 2 * len(changes), 2):
+            assert made.next().batch.tolist() == [dataset[number]]
+            before = children()
+            assert made.next().batch.tolist() == [dataset[number + 1]]
+            assert children() == before, "nothing has changed"
+            changes[number // 2]()

@@ -1,0 +1,85 @@
+"""Has the script changed its data set since loader processes were forked with a copy of it? A curriculum, an epoch's
+number, another transform.
+
+Looked at are the attributes of the data set and the collate function, and of what these hold (transforms, lists of
+them, other data sets): which objects they are, of plain values which value, and of tensors the version. Not noticed is
+what changes within other objects, such as a NumPy array.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from operator import is_
+from types import MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastic.state.attributes import is_plain
+
+_HOLDERS = 256  # objects, of which the first ones are the nearest
+_ITEMS = 64  # of a list: a longer one holds data
+_CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
+
+
+class DatasetChanges:
+    def __init__(self, *roots: Any) -> None:
+        self._noted = [_Noted(vars(holder)) for holder in _holders(roots)]
+
+    def any(self) -> bool:
+        """Since this was made."""
+        return any(noted.changed() for noted in self._noted)
+
+
+class _Noted:
+    """Attributes of one object as they are now."""
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        self._now = attributes
+        self._then = dict(attributes)
+        self._within = {key: seen for key, value in attributes.items() if (seen := _within(value)) is not None}
+
+    def changed(self) -> bool:
+        now, then = self._now, self._then
+        if now.keys() != then.keys():
+            return True
+        if not all(map(is_, now.values(), then.values())) and any(
+            value is not then[key] and not _is_same(value, then[key]) for key, value in now.items()
+        ):
+            return True
+        return any(_within(now[key]) != seen for key, seen in self._within.items())
+
+
+def _within(value: Any) -> Any:
+    """What tells whether it has changed, while it is the same object; None: it cannot, or nobody would know."""
+    if isinstance(value, torch.Tensor):
+        return None if value.is_inference() else value._version
+    return repr(value) if type(value) in (list, dict) and is_plain(value) else None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or not (is_plain(one) and is_plain(other)):
+        return False
+    return type(one) is type(other) and repr(one) == repr(other)
+
+
+def _holders(roots: tuple[Any, ...]) -> Iterator[Any]:
+    """Objects with attributes, each once."""
+    waiting, seen, found = deque(roots), set[int](), 0
+    while waiting and found < _HOLDERS:
+        one = waiting.popleft()
+        if id(one) in seen or isinstance(one, _CLOSED):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Mapping):
+            waiting.extend(one.values() if len(one) <= _ITEMS else ())
+        elif isinstance(one, (list, tuple)):
+            waiting.extend(one if len(one) <= _ITEMS else ())
+        elif isinstance(one, MethodType):
+            waiting.append(one.__self__)
+        elif isinstance(getattr(one, "__dict__", None), dict):
+            found += 1
+            yield one
+            waiting.extend(vars(one).values())
