@@ -218,6 +218,10 @@ def _digest(value: Any) -> str:
         return "differs"
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)} {xxhash.xxh3_64_hexdigest(_bytes(value))}"
+    if isinstance(value, tuple):
+        return f"tuple {[_digest(item) for item in value]}"
+    if isinstance(value, dict):
+        return f"dict { {key: _digest(item) for key, item in value.items()} }"
     return f"{type(value).__name__} {value!r}"
 
 

@@ -5,15 +5,16 @@ longer as the script built it when its loop began travels with the state. What s
 
 Plain are numbers, strings, None, tuples, lists and dicts of them (up to _ITEMS_MAX), and tensors that no gradient flows
 through, unless they are a parameter's or a buffer's memory under another name (torch.nn.utils.weight_norm keeps such a
-one). Those of optimizers that the script has written, a count of its own, are carried likewise. What hangs in other
-objects is the script's to hand over. `training` is modes.py's. Of tensors above _COMPARED_BYTES only the version is
-looked at.
+one); also tuples and dicts of such tensors, up to _COMPARED_BYTES, as an LSTM's state, of which it is looked at which
+tensors they hold. Those of optimizers that the script has written, a count of its own, are carried likewise. What hangs
+in other objects is the script's to hand over. `training` is modes.py's. Of tensors above _COMPARED_BYTES only the
+version is looked at.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import is_
 from typing import Any
 
@@ -39,10 +40,28 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return kind is torch.Tensor and not value.requires_grad
     if kind in (tuple, list):
-        return len(value) <= _ITEMS_MAX and all(type(item) in _SCALARS for item in value)
+        return len(value) <= _ITEMS_MAX and (
+            all(type(item) in _SCALARS for item in value) or (kind is tuple and _holds_small_tensors(value))
+        )
     if kind is dict:
-        return len(value) <= _ITEMS_MAX and all(type(k) is str and type(v) in _SCALARS for k, v in value.items())
+        return (
+            len(value) <= _ITEMS_MAX
+            and all(type(key) is str for key in value)
+            and (all(type(item) in _SCALARS for item in value.values()) or _holds_small_tensors(value.values()))
+        )
     return False
+
+
+def _holds_small_tensors(values: Collection[Any]) -> bool:
+    """And nothing else that is not plain."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    small = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided) <= _COMPARED_BYTES
+    return bool(tensors) and small and all(type(one) in _SCALARS or _is_own(one) for one in values)
+
+
+def _is_own(value: Any) -> bool:
+    """A tensor of a container: one that nobody trains, and whose values lie in it."""
+    return type(value) is torch.Tensor and not value.requires_grad and value.layout is torch.strided
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -53,11 +72,26 @@ def is_same(one: Any, other: Any) -> bool:
         if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
             return False
         return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    if isinstance(one, (tuple, list)) and any(isinstance(item, torch.Tensor) for item in one):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, dict) and any(isinstance(item, torch.Tensor) for item in one.values()):
+        return list(one) == list(other) and all(map(is_same, one.values(), other.values()))
     return one is other or repr(one) == repr(other)
 
 
 def copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if type(value) is tuple:
+        return tuple(map(copied, value))
+    if type(value) is dict:
+        return {key: copied(item) for key, item in value.items()}
+    return copy.copy(value)
+
+
+def _kept(value: Any) -> Any:
+    """Of a dict the very items, whose tensors may be others' memory: what changes within them is not looked at."""
+    return dict(value) if type(value) is dict else copied(value)
 
 
 class Noted:
@@ -81,7 +115,7 @@ class Noted:
                 if _is_memory_of(module, value):
                     continue
                 self._versions[key] = value._version
-            self._copies[key] = copied(value)
+            self._copies[key] = _kept(value)
 
     def was(self, key: str) -> Any:
         """Its value then, or ABSENT."""
@@ -118,7 +152,7 @@ class Noted:
                     then.resize_(self._copies[key].shape).copy_(self._copies[key])
                 self._versions[key] = then._version
         elif key in self._copies:
-            then = self._values[key] = copied(self._copies[key])
+            then = self._values[key] = _kept(self._copies[key])
             self.listed = list(self._values.values())
         self.module.__dict__[key] = then
 
@@ -131,6 +165,8 @@ class Noted:
             return bool(now.nbytes > _COMPARED_BYTES) or is_same(then, now)
         if type(then) is list and type(now) is list and len(then) == len(now) and all(map(is_, then, now)):
             return True
+        if type(then) is dict and type(now) is dict and then.keys() == now.keys():
+            return all(now[key] is one for key, one in then.items()) or (is_plain(now) and is_same(then, now))
         return is_plain(now) and is_same(then, now)
 
 

@@ -100,6 +100,36 @@ def test_caches_and_last_inputs_are_nobodys_state(tmp_path: Path) -> None:
     assert not hasattr(left.model, "last")
 
 
+@pytest.mark.parametrize("kind", [tuple, lambda tensors: dict(zip("hc", tensors, strict=True))], ids=["tuple", "dict"])
+def test_a_hidden_state_reaches_no_other_share(tmp_path: Path, kind: Any) -> None:
+    """Of an LSTM that keeps its last one: which share came before depends on the world size. One that the script has
+    built is refused by name."""
+    found: list[Any] = []
+
+    def recur(module: Any, x: torch.Tensor) -> None:
+        found.append(module.hidden)
+        module.hidden = kind([x.detach().mean(dim=0), x.detach().sum(dim=0)])
+
+    model: Any = Keeping(recur)
+    model.hidden = None
+    small = Small(tmp_path / "run", model).train()
+    assert small.state == Small(tmp_path / "plain", Keeping()).train().state
+    assert found == [None] * len(found)
+    assert model.hidden is None
+    model.hidden = kind([torch.zeros(4), torch.zeros(4)])
+    with pytest.raises(StepError, match="attribute hidden became different in share 1 and an earlier one"):
+        Small(tmp_path / "other", model).train()
+
+
+def test_a_dict_of_a_module_s_own_buffers_goes_on_naming_them(tmp_path: Path) -> None:
+    model: Any = Keeping(lambda module, x: module.seen.add_(1))
+    model.register_buffer("seen", torch.zeros(()))
+    model.named = {"seen": model.seen}
+    Small(tmp_path / "run", model).train()
+    assert model.named["seen"] is model.seen
+    assert model.seen > 0
+
+
 def test_an_evaluation_leaves_attributes_as_they_were(tmp_path: Path) -> None:
     model = Keeping(lambda module, x: setattr(module, "count", module.count + 1))
     small = Small(tmp_path / "run", model)
@@ -185,9 +215,14 @@ def test_what_the_script_builds_holds_until_its_loop_begins() -> None:
     assert model.mean is mean
     assert mean.tolist() == [1.0] * 4
 
+    hidden = torch.ones(2)
+    model.hidden = (hidden, 1)
+    model.table = {"h": hidden}
     document, tensors = checkpoint.encode(attributes.state_dict())
     model.mean.zero_()
+    hidden.zero_()
     model.count, model.scale = 3, 1.0
     attributes.load_state_dict(checkpoint.decode(document, tensors))  # of a step that was taken over
     assert (model.scale, model.rate.p, model.count) == (0.5, 0.1, 0)
     assert mean.tolist() == [1.0] * 4
+    assert (model.hidden[0].tolist(), model.hidden[1], model.table["h"].tolist()) == ([1.0, 1.0], 1, [1.0, 1.0])
