@@ -17,32 +17,32 @@ import threading
 import time
 from collections.abc import Callable
 
-from checkpoint.errors import CheckpointError
 from checkpoint.net.secret import MAKE_ONE, lasting_key
-from checkpoint.storage import TooLarge
 from elastic.events import schema
 from elastic.loop.compiled_storage import BYTES_MAX, LABEL, CompiledStorage
 from elastic.loop.context import Context
+from elastic.loop.phases import Phases
 from elastic.state import compiled_artifacts
 from elastic.state.compiled_artifacts import Artifacts
 
 _READ_WITHIN_S = 60.0
 _QUIET_STEPS_MAX = 16  # of compiling, in a row: then what there is is kept
 _APART_S, _WAIT_MAX_S = 2.0, 60.0
-_FAREWELL_S = 5.0
+_FAREWELL_S = 1.0
 _COMPILED_HERE = "training goes on and compiles for itself, for compiled code in the run's storage"
 _NO_SECRET = (
     "what torch compiles here is not kept with the run, for there is no secret of it to tell its own code by: "
-    f"{MAKE_ONE}, the same at every launch; or Run(compile_cache=False)"
+    f"{MAKE_ONE}, the same at every launch; or leave compile_cache= out"
 )
 
 
 class CompileCache:
-    """Of one worker. rank: its present one"""
+    """Of one worker. rank: its present one; phases: tell its agent that a wait for storage is no hang"""
 
-    def __init__(self, context: Context, rank: Callable[[], int]) -> None:
+    def __init__(self, context: Context, rank: Callable[[], int], phases: Phases) -> None:
         self._context = context
         self._rank = rank
+        self._phases = phases
         self._storage: CompiledStorage | None = None
         self._remove: Callable[[], None] | None = None
         self._asked = self._compiled = False
@@ -78,10 +78,13 @@ class CompileCache:
         if self._asked or not compiled_artifacts.is_in_use():
             return
         self._asked = True
+        self._phases.compiles()
         try:
             self._load()
         except Exception as error:  # torch's own, too: it compiles then
             self._warn(f"{_COMPILED_HERE} could not be loaded", f"{type(error).__name__}: {error}")
+        if self._context.config.mode != "exact":  # which says itself when the compilation has ended
+            self._phases.has_compiled()
 
     def _ended(self) -> None:
         self._compiled = self._storage is not None
@@ -90,7 +93,8 @@ class CompileCache:
         config = self._context.config
         key = lasting_key(LABEL)
         if key is None:
-            self._context.console.say(_NO_SECRET)
+            if self._context.launch.local_rank == 0:
+                self._context.console.say(_NO_SECRET)
             return
         machine = compiled_artifacts.machine(config.device)
         self._storage = storage = CompiledStorage(
@@ -102,7 +106,10 @@ class CompileCache:
             more = f"; and {len(refused) - 1} more" if len(refused) > 1 else ""
             self._warn(f"{_COMPILED_HERE} is not what this run has kept", f"{refused[0]}{more}")
         for artifacts in found:
-            compiled_artifacts.load(artifacts)
+            try:
+                compiled_artifacts.load(artifacts)
+            except Exception as error:  # torch's own; the others are as good as before
+                self._warn(f"{_COMPILED_HERE} could not be loaded", f"{type(error).__name__}: {error}")
             self._known |= artifacts.names
         if found:
             nbytes = sum(artifacts.nbytes for artifacts in found)
@@ -134,8 +141,8 @@ class CompileCache:
         begun_s = time.monotonic()
         try:
             nbytes = storage.keep(made)
-        except (CheckpointError, TooLarge) as why:
-            self._give_up(str(why))
+        except Exception as why:  # whatever a library of the storage's may raise
+            self._give_up(f"{type(why).__name__}: {why}")
             return
         if nbytes:
             self._context.events.emit(schema.CompiledKept(bytes=nbytes, took_s=time.monotonic() - begun_s))

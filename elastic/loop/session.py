@@ -90,8 +90,8 @@ class Session:
             health=Health(config.on_bad),
         )
         self.view_group = ViewGroup(context)
-        self.compile_cache = CompileCache(context, lambda: self.view_group.rank)
         self.phases = Phases(context, state, self.view_group)
+        self.compile_cache = CompileCache(context, lambda: self.view_group.rank, self.phases)
         self.restorer = StateRestorer(context, self.phases, self.view_group, self.train_state)
         context.events.context(rank=launch.rank, world_size=launch.world_size, generation=0)
         show = self._on_the_terminal() if launch.terminal else None
