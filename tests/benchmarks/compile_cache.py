@@ -96,7 +96,14 @@ def _train(url: str, steps: int, layers: int) -> None:
     forward = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with elastic.Run(
-        url, model=model, optimizer=optimizer, dataset=data, batch_size=64, virtual_workers=4, steps=steps
+        url,
+        model=model,
+        optimizer=optimizer,
+        dataset=data,
+        batch_size=64,
+        virtual_workers=4,
+        steps=steps,
+        compile_cache=True,
     ) as run:
         for number, step in enumerate(run):
             for x, y in step:
