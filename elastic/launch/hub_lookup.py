@@ -32,7 +32,13 @@ class HubLookup:
         self._refused: tuple[str, float] | None = None  # where, and since when
 
     @property
+    def refuses(self) -> bool:
+        """Whether who was asked last has another secret."""
+        return self._refused is not None
+
+    @property
     def refused(self) -> bool:
+        """For so long that it is no accident."""
         return self._refused is not None and time.monotonic() - self._refused[1] > _REFUSED_S
 
     def unreachable(self, title: str) -> str:

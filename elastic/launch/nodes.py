@@ -296,7 +296,7 @@ class _Meets:
         None: none is"""
         if hub is None or self._silent is None or self._silent[0] != hub:
             self._silent = None if hub is None else (hub, time.monotonic())
-            if hub is not None:
+            if hub is not None and not self._hubs.refuses:
                 self._say(
                     f"no hub of the run is found by way of {hub['host']}:{hub['port']}, where it was: it may be "
                     f"moving, and this node waits {self._moving_s:.0f} s for it before it meets others anew"
