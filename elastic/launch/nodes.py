@@ -150,7 +150,6 @@ class _Meets:
         self._hubs = HubLookup(secret, self._own)
         self._within_s = join_s(conf)
         self._deadline_s = time.monotonic() + self._within_s
-        self._moving_s = min(MOVING_S, self._within_s / 2)  # for a hub that does not answer; then for others
         self._key = f"elastic/{run_id}/hub"
         self._by_url = LookupByUrl(places.url, secret, self._own) if places.url is not None else None
         self._ports = ports
@@ -299,9 +298,9 @@ class _Meets:
             if hub is not None and not self._hubs.refuses:
                 self._say(
                     f"no hub of the run is found by way of {hub['host']}:{hub['port']}, where it was: it may be "
-                    f"moving, and this node waits {self._moving_s:.0f} s for it before it meets others anew"
+                    f"moving, and this node waits {MOVING_S:.0f} s for it before it meets others anew"
                 )
-        return self._silent is not None and time.monotonic() - self._silent[1] < self._moving_s
+        return self._silent is not None and time.monotonic() - self._silent[1] < MOVING_S
 
     def _joins(self, connected: socket.socket, nonce: str, kept: tuple[Any, ...] = ()) -> Meeting:
         return Meeting(listener=self._listener, connected=connected, address=self._address, nonce=nonce, kept=kept)

@@ -204,7 +204,7 @@ def checkpoint_state(url: Path) -> str:
 
 def test_what_the_script_builds_holds_until_its_loop_begins() -> None:
     """What stands before the loop finds everything as at the run's first start."""
-    model = Keeping()
+    model: Any = Keeping()
     attributes = Attributes(lambda: modules({"model": model}))
     assert attributes.state_dict() == {}
     attributes.load_state_dict({"model:scale": 0.5, "model:mean": torch.ones(4), "model.rate:p": 0.1})

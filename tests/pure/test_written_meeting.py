@@ -37,7 +37,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     begun: list[MeetingSearch] = []
 
     def params(endpoint: str) -> RendezvousParameters:
-        return RendezvousParameters("c10d", endpoint, "run", 1, 9, HERE, read_timeout=1)
+        return RendezvousParameters("c10d", endpoint, "run", 1, 9, HERE, read_timeout=20)
 
     def make(
         *, url: str = str(tmp_path), ports: range | None = None, hub_silent_s: Callable[[], float | None] = lambda: None
