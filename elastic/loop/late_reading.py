@@ -2,7 +2,7 @@
 
 Until then the storage is no witness of a view with that node, of which a majority alone goes on (succession.py).
 
-Promises  nobody waits for it; it ends with the view, or after _WITHIN_S.
+Promises  nobody waits for it; it ends with the view, however long the storage fails.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from tenacity import (
     Retrying,
     retry_if_exception_type,
     sleep_using_event,
-    stop_after_delay,
     stop_when_event_set,
     wait_exponential,
 )
 
 from checkpoint.errors import CheckpointError
 
-_WITHIN_S = 600.0
 _FIRST_S, _LONGEST_S = 0.5, 30.0  # between two tries
 
 
@@ -48,7 +46,7 @@ def _tries(sees: Callable[[], bool], tell: Callable[[], None], ended: threading.
     retrying = Retrying(
         retry=retry_if_exception_type(CheckpointError),
         wait=wait_exponential(multiplier=_FIRST_S, max=_LONGEST_S),
-        stop=stop_after_delay(_WITHIN_S) | stop_when_event_set(ended),
+        stop=stop_when_event_set(ended),
         sleep=sleep_using_event(ended),
         retry_error_callback=lambda _: False,
     )

@@ -45,6 +45,14 @@ def close(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in pairs)
 
 
+def assert_goes_on_the_same(train: Callable[[Path, int | None], list[Any]], folder: Path) -> None:
+    """Cut off after its fifth step, in the midst of an epoch, and in one piece."""
+    whole = train(folder / "whole", None)
+    with pytest.raises(KeyboardInterrupt):
+        train(folder / "cut", 5)
+    assert train(folder / "cut", None) == whole
+
+
 def without_elastic(clip: float = 0.5) -> nn.Module:
     """Whole batches, in the run's order."""
     model = network()
@@ -490,10 +498,7 @@ def test_the_beginning_of_an_epoch_is_passed_once(change: Callable[..., None], t
                         raise KeyboardInterrupt
         return [parameter.tolist() for parameter in model.parameters()]
 
-    whole = train(tmp_path / "whole", None)
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "cut", 5)
-    assert train(tmp_path / "cut", None) == whole
+    assert_goes_on_the_same(train, tmp_path)
 
 
 def test_weights_that_the_beginning_of_an_epoch_changes_are_refused_in_its_midst(tmp_path: Path) -> None:
@@ -581,7 +586,4 @@ def test_what_models_collate_functions_and_optimizers_keep_goes_on(kept: str, tm
                     raise KeyboardInterrupt
         return [parameter.tolist() for parameter in model.parameters()]
 
-    whole = train(tmp_path / "whole", None)
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "cut", 5)
-    assert train(tmp_path / "cut", None) == whole
+    assert_goes_on_the_same(train, tmp_path)
