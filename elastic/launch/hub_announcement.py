@@ -5,6 +5,7 @@ opens an empty store, and by the same command would wait there for others, who h
 
 Promises  what another run with the same id has written there stays.
           Where two agents took themselves for the hub, the word of the one that is stays in the end: it looks again.
+          A run that is over takes its word back: in a store that outlives it the next run would wait for its hub.
 Leaves    to nodes.py, that such a node looks there until it meets others; and those who meet by the run's URL, who read
           there where the hub is.
 
@@ -35,6 +36,7 @@ _AGAIN_S = (
     5.0  # at a store that has been told: one that was the hub before, on another side of a cut, may have been, too
 )
 _CONNECT_S = 1.0
+_WITHDRAW_S = 2.0
 _STORE_S = 12.0  # see elastic/membership/rendezvous.py
 
 
@@ -50,35 +52,58 @@ class HubAnnouncement:
         self._key = key
         self._hub = hub
         self._ended = threading.Event()
+        self._is_over = False
+        self._threads: list[threading.Thread] = []
         self._asks = {place: threading.Lock() for place in self._places}  # what listens there; it may never answer
 
     def begin(self) -> None:
         """This node has the hub. A thread for each host."""
         self._ended = threading.Event()
-        for place in self._places:
-            threading.Thread(
-                target=self._keep_saying, args=[place, self._ended], name="elastic-announce", daemon=True
-            ).start()
+        self._threads = [
+            threading.Thread(target=self._keep_saying, args=[place, self._ended], name="elastic-announce", daemon=True)
+            for place in self._places
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def end(self) -> None:
         """Another one has it, or nobody. A look that has begun is left to itself."""
         self._ended.set()
 
+    def withdraw(self) -> None:
+        """The run is over, and was here. Stores that answer within two seconds lose what stands there of its hub."""
+        self._is_over = True
+        self._ended.set()
+        deadline = time.monotonic() + _WITHDRAW_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
     def _keep_saying(self, place: tuple[str, int], ended: threading.Event) -> None:
         while not ended.is_set():
-            with contextlib.suppress(OSError, DistError), socket.create_connection(place, timeout=_CONNECT_S) as there:
-                keep_alive(there)
-                self._say(place, ended)
-                _wait_for_end(there, ended, _AGAIN_S)
-            ended.wait(_LOOK_S)
+            wait_s = _LOOK_S
+            try:
+                with socket.create_connection(place, timeout=_CONNECT_S) as there:
+                    keep_alive(there)
+                    self._say(place, ended)
+                    _wait_for_end(there, ended, _AGAIN_S)
+                    if self._is_over:
+                        self._say(place, ended)
+            except socket.gaierror:
+                wait_s = _AGAIN_S  # a name that stands for nothing yet: those who know names are asked less often
+            except (OSError, DistError):
+                pass
+            ended.wait(wait_s)
 
     def _say(self, place: tuple[str, int], ended: threading.Event) -> None:
+        """That it is here; or, once the run is over, that it was."""
         if not self._asks[place].acquire(timeout=_LOOK_S):
             return
         try:
             timeout = timedelta(seconds=_STORE_S)
             store = TCPStore(*place, is_master=False, timeout=timeout, wait_for_workers=False)
-            if not ended.is_set():
+            if self._is_over:
+                take_back(store, self._key, self._hub)
+            elif not ended.is_set():
                 write_hub(store, self._key, self._hub)
         finally:
             self._asks[place].release()
@@ -96,6 +121,11 @@ def replace_hub(store: Store, key: str, said: bytes, hub: Mapping[str, Any]) -> 
     """Whether that was still written there; nothing: an empty text. Raises DistError."""
     new = json.dumps(dict(hub))
     return bool(store.compare_set(key, said, new) == new.encode())  # type: ignore[arg-type]
+
+
+def take_back(store: Store, key: str, hub: Mapping[str, Any]) -> None:
+    """Unless somebody else is written there meanwhile. Raises DistError."""
+    store.compare_set(key, json.dumps(dict(hub)), "")
 
 
 def _wait_for_end(connection: socket.socket, ended: threading.Event, within_s: float) -> None:

@@ -195,7 +195,8 @@ class HubLink:
         for caller in self._callers:
             caller.connection.close()
         if self._announcement is not None:
-            self._announcement.end()
+            is_over = self._serving is not None and not self._serving.others
+            self._announcement.withdraw() if is_over else self._announcement.end()
         if self._serving is not None:
             self._serving.close()
         if self._attending is not None:

@@ -79,7 +79,9 @@ class RunEnd:
         if self.why is None or self._remedy is None:
             return self.why or ""
         if farthest < 0:
-            state = "what was committed is whole, and nobody here holds more"
+            state = "what was committed is whole, and nobody here is known to hold more"
+        elif farthest == 0:
+            state = "no step is applied yet"
         elif farthest <= self.saved:
             state = f"what was done is saved, {farthest} steps"
         else:

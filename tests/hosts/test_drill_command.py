@@ -19,6 +19,7 @@ from elastic.events.reading import read_events
 SMALL = str(Path(__file__).parents[1] / "kit" / "programs" / "small.py")
 
 
+@pytest.mark.nightly(sample=1, of="drills of hosts")
 @pytest.mark.usefixtures("hosts")
 def test_a_drill_of_hosts_that_are_cut_off_and_lost_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

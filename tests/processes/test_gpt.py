@@ -85,6 +85,7 @@ def test_the_same_model_under_a_trainer_loses_workers_and_writes_the_same(
     assert losses[0] == losses[1] < math.log(256)
 
 
+@pytest.mark.nightly(sample=1, of="the recipe of a language model")
 def test_a_gpt_learns_more_than_how_frequent_bytes_are(elastic_cluster: MakeCluster, data: Path) -> None:
     """Small as it is; the whole one takes two minutes."""
     options: dict[str, Any] = {**SMALL, "width": 64, "steps": 100}

@@ -92,6 +92,33 @@ def test_the_word_of_one_that_was_the_hub_on_another_side_of_a_cut_does_not_stay
     wait_until(partial(is_told, opened))
 
 
+def test_a_run_that_is_over_takes_its_word_back_and_no_other_s(announces: HubAnnouncement, port: int) -> None:
+    opened = store(port)
+    announces.begin()
+    wait_until(partial(is_told, opened))
+    announces.withdraw()
+    assert opened.get(KEY) == b""
+    assert not announcing()
+
+    announces = HubAnnouncement([f"127.0.0.1:{port}"], KEY, HUB)
+    others = json.dumps({**HUB, "nonce": "another's"})
+    opened.set(KEY, others)
+    announces.begin()
+    announces.withdraw()
+    assert opened.get(KEY) == others.encode()
+
+
+def test_the_next_run_at_a_store_that_stays_waits_for_nobody(port: int, tmp_path: Path) -> None:
+    """It waited for the hub of the last one, which may have been moving."""
+    opened = store(port)
+    (tmp_path / "nothing.py").touch()
+    meet = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    for _ in range(2):
+        with Launch("elastic", ["run", "--no-status", *meet, str(tmp_path / "nothing.py")]) as node:
+            assert node.succeed(within_s=WITHIN_S).count("it may be moving") == 0
+    assert opened.get(KEY) == b""
+
+
 @pytest.mark.parametrize(
     ("written", "status"),
     [

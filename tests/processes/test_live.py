@@ -55,6 +55,7 @@ def judged(run: Cluster, reference: Sequence[Event] | str | None, *, within_s: f
     return end
 
 
+@pytest.mark.nightly(sample=2, of="losses in a live run")
 def test_a_worker_is_killed_at_every_moment_of_a_step(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_stopped_worker_is_replaced(elastic_cluster: MakeCluster, elastic_undi
     assert end.output.count("its process is stopped; it is killed") == len(faults)
 
 
+@pytest.mark.nightly(sample=2, of="losses in a live run")
 def test_a_worker_that_is_told_to_leave_costs_nobody_a_step(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:

@@ -75,7 +75,7 @@ def exchange(one: Path, other: Path) -> None:
     assert libc.renameat2(here, bytes(one), here, bytes(other), at_once) == 0, os.strerror(ctypes.get_errno())
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="saves and losses")
 @pytest.mark.parametrize(
     ("launcher", "workers", "breaks_after"),
     [("elastic", 2, 2), ("torchrun", 2, 2), ("torchrun", None, 2), ("elastic", 2, LAST)],

@@ -14,7 +14,7 @@ from tests.kit.target_drills import TARGETS
 SEEDS = range(20)
 
 
-@pytest.mark.nightly(sample=1, of="drills of each target")
+@pytest.mark.nightly(sample=1, of="drills at random")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("drill", [f"{target}-{seed}" for seed in SEEDS for target in TARGETS])
 def test_random_faults_leave_the_bits_and_the_trainer_s_state_alone(

@@ -197,7 +197,7 @@ def test_a_run_that_waited_too_long_and_holds_nothing_says_so() -> None:
     stage.later(601)
     stage.later(601)
     stage.later(0.1)
-    assert "what was committed is whole, and nobody here holds more" in stage.only("run_is_over")["why"]
+    assert "what was committed is whole, and nobody here is known to hold more" in stage.only("run_is_over")["why"]
 
 
 def test_below_its_minimum_a_run_goes_on_when_a_node_comes() -> None:
