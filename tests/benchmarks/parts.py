@@ -47,7 +47,7 @@ def of_run(run: elastic.Run) -> list[Timed]:
         (elastic.loop.step_in_hand, "pieces", "plan"),
         (session, "step_plan", "plan"),
         (exchange, "plan", "plan"),
-        (elastic.loop.step_in_hand, "seed_streams", "seeds"),
+        (session, "seed", "seeds"),
         (elastic.loop.step_in_hand, "share_seed", "seeds"),
         (torch.autograd, "backward", "backward"),
         *((gradients, name, "gradients") for name in ("begin", "begin_pass", "end_pass", "_take", "_take_all")),

@@ -49,7 +49,7 @@ def test_ten_hosts_join_and_leave_in_a_row(
         run.hosts.terminate(guest)
         assert run.wait_for_end(guest).status == 0
     run.wait_for_steps(1)
-    end = run.finish(reference=elastic_undisturbed(steps=4 * STEPS, seed=7).events, lost=0)
+    end = run.finish(reference=elastic_undisturbed(within_s=600, steps=4 * STEPS, seed=7).events, lost=0)
 
     run.assert_kept(end, ended=[1, *guests])
     assert end.verdict.redone == 0

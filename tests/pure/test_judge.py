@@ -258,10 +258,13 @@ def a_member_of_a_view_knows_other_members() -> tuple[list[Event], dict[str, Any
 @breaks("sides")
 def two_sides_of_a_cut_network_go_on() -> tuple[list[Event], dict[str, Any]]:
     """Each of them thinks that the other one is dead, and calls its view the next one."""
-    told = live().events
+    view = of_another_side(told := live().events)
+    return [*told, view, {**view, "event": "redo", "step": STEPS, "attempt": 1}], {"one_launch": True}
+
+
+def of_another_side(told: list[Event]) -> Event:
     newest = [event for event in told if event["event"] == "view_formed"][-1]
-    other = {**newest, "worker": "w9", "workers": ["w9"], "shares": [0, 4], "rank": 0, "world_size": 1}
-    return [*told, other], {"one_launch": True}
+    return {**newest, "worker": "w9", "workers": ["w9"], "shares": [0, 4], "rank": 0, "world_size": 1}
 
 
 @breaks("view")
@@ -633,6 +636,12 @@ def test_a_worker_may_finish_the_step_in_hand_when_its_launch_is_given_up() -> N
     events = story.launch(2).train(STEPS).finish().events
     last = events[-1]["t"]
     assert verdict_on([*events[:-2], *({**e, "t": last} for e in in_hand), *events[-2:]]).ok
+
+
+def test_newcomers_that_formed_a_view_and_waited_in_vain_have_gone_on_with_nothing() -> None:
+    """Whether others go on they learn from the storage, and only then where the run stands."""
+    told = live().events
+    assert verdict_on([*told, of_another_side(told)], one_launch=True).ok
 
 
 def test_who_leaves_others_behind_need_not_save() -> None:

@@ -8,7 +8,7 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     zombie      no claim goes on from what a superseded writer left; whom the run left behind does one step more at most
     writer      once a newer claim is taken, workers of an older one finish the step in hand at most
     durable     no claim goes behind a save committed before it, or what a view's last worker left with; an end is saved
-    sides       of a network that fell apart one side goes on: a generation has one list of workers
+    sides       of a network that fell apart one side goes on: in a generation one list of workers claims or trains
     view        the members of a view name the same workers, and its blocks of shares join
     shares      each share of a surviving step was read by exactly one worker, within its block
     batch       each surviving step applied as many examples as its place in the epoch says, and whoever goes on from
@@ -49,6 +49,9 @@ from elastic.drill.judge.verdict import Verdict, Violation, differing
 from elastic.events.digests import digest_of_indices
 from elastic.events.event import Event
 from elastic.report.views import ViewSeen, views
+
+_GOES_ON = ("claimed", "loaded", "redo", "step_applied", "passed_over", "save_begun", "saved")
+"""What a worker does only on the side of a cut network that goes on."""
 
 
 def judge(
@@ -91,7 +94,7 @@ def judge(
     violations = list(lineage.violations)
     violations += _views(seen, of_kind["view_formed"])
     if one_launch:
-        violations += _sides(of_kind["view_formed"])
+        violations += _sides(of_kind)
     violations += survival(seen, of_kind, lost_max, may_fall_back=may_fall_back or cut_off)
     violations += _moved_on(of_kind)
     for step in sorted(lineage.path):
@@ -162,9 +165,12 @@ def _views(seen: Iterable[ViewSeen], formed: Sequence[Event]) -> Iterator[Violat
                 yield Violation("view", "the blocks of shares leave a gap or overlap", tuple(reported))
 
 
-def _sides(formed: Sequence[Event]) -> Iterator[Violation]:
-    for generation, own in sorted(grouped(formed, lambda view: view.get("generation") or 0).items()):
-        if evidence := differing((view["workers"], view) for view in own):
+def _sides(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
+    acted = {(event["worker"], event.get("generation") or 0) for kind in _GOES_ON for event in of_kind[kind]}
+    views_of = grouped(of_kind["view_formed"], lambda view: view.get("generation") or 0)
+    for generation, own in sorted(views_of.items()):
+        went_on = [view for view in own if any((worker, generation) in acted for worker in view["workers"])]
+        if evidence := differing((view["workers"], view) for view in went_on):
             yield Violation("sides", f"{len(evidence)} sides went on in generation {generation}", evidence)
 
 
