@@ -48,10 +48,11 @@ class CompileCache:
         self._storage: CompiledStorage | None = None
         self._unwatch: Callable[[], None] | None = None
         self._skipping_headers: Callable[[], None] | None = None
-        self._asked = self._compiled = self._warned = False
+        self._asked = self._compiled = self._said = False
         self._steps_due = 0
         self._keeping: threading.Thread | None = None
         self._closing = threading.Event()
+        self._over = False
 
     def open(self) -> None:
         """To be called where exact mode's own settings of the compiler are made."""
@@ -78,6 +79,7 @@ class CompileCache:
         self._closing.set()
         if self._keeping is not None:
             self._keeping.join(_FAREWELL_S)
+        self._said = self._over = True
 
     def _begins(self) -> None:
         """In the midst of a compilation, on whatever thread: nothing may leave here."""
@@ -154,7 +156,7 @@ class CompileCache:
         except Exception as why:  # whatever a library of the storage's may raise
             self._give_up(why)
             return
-        if added is not None:
+        if added is not None and not self._over:
             took_s = time.monotonic() - begun_s
             self._context.events.emit(schema.CompiledKept(bytes=added.nbytes, gone=added.gone, took_s=took_s))
 
@@ -165,9 +167,9 @@ class CompileCache:
 
     def _warn(self, what: str, reasons: list[str]) -> None:
         """Once, on one worker of each node, in one line."""
-        if not reasons or self._warned:
+        if not reasons or self._said:
             return
-        self._warned = True
+        self._said = True
         if self._context.launch.local_rank == 0:
             more = f"; and {len(reasons) - 1} more" if len(reasons) > 1 else ""
             self._context.console.warn(f"{what}: {' '.join(reasons[0].split())}{more}")

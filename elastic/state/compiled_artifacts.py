@@ -12,7 +12,7 @@ Promises  `recorded` holds what this process compiled, or found compiled, at no 
           Nothing here imports the compiler where no script has.
 Leaves    out: profiles of sizes met (pgo), which make other kernels, and under exact mode what was chosen by the clock.
           This file, compilations.py and compiled.py are the only ones that touch torch's compiler: tests/processes/
-          test_compile_cache.py notices a change.
+          test_compiled_artifacts.py and test_compile_cache.py notice a change.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from elastic.loop.compiled_object import INDEX_BYTES_MAX, decode, encode
 from elastic.loop.compiled_room import NoRoom
 from elastic.loop.compiled_storage import BYTES_MAX, FOLDER, LABEL, OBJECTS_MAX, CompiledStorage
 from elastic.state.compiled_artifacts import Piece
+from tests.kit.s3 import S3Server
+from tests.kit.traffic import watched
 
 KEY = b"the key of a run, of 32 bytes ..."
 NOBODY = 65534
@@ -227,6 +229,27 @@ def test_an_object_that_goes_while_it_is_looked_for_is_compiled_again(tmp_path: 
     objects(tmp_path)[0].unlink()
     assert list(read) == []
     assert reader.refused == []
+
+
+def test_each_save_is_one_object_and_each_object_is_one_request(s3: S3Server) -> None:
+    """However many pieces there are; and a rank that finds its own there has read their index alone."""
+    url = "s3://runs/compiled"
+
+    def of_rank() -> CompiledStorage:
+        return CompiledStorage(url, s3.options, key=KEY, machine={"cpu": "one"})
+
+    made = pieces(*map(str, range(300)), nbytes=1000)
+    of_rank().keep(made)
+    with watched(url) as traffic:
+        assert of_rank().keep(made) is None
+    assert traffic.requests == {"LIST elastic": 1, "GET elastic": 1}
+    assert traffic.got < sum(piece.nbytes for piece in made.values()) / 5
+    with watched(url) as traffic:
+        of_rank().keep({**made, **pieces("more")})
+    assert traffic.requests == {"LIST elastic": 1, "GET elastic": 1, "PUT elastic": 1}
+    with watched(url) as traffic:
+        assert sum(map(len, of_rank().read())) == 301
+    assert traffic.requests == {"LIST elastic": 1, "GET elastic": 2}
 
 
 @pytest.mark.parametrize(
