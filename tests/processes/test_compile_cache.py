@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from checkpoint.net.secret import VARIABLE, generated_secret
+from elastic.events.declarations import problems
 from elastic.events.reading import read_events
 from elastic.loop.compiled_object import encode
 from elastic.loop.compiled_storage import FOLDER
@@ -108,11 +109,11 @@ def spoil(url: Path, kept: Path, folder: Path) -> tuple[Path, Path]:
     genuine = bytearray(place.read_bytes())
     place.write_bytes(genuine[: len(genuine) // 2])
     genuine[-40] ^= 1
-    (place.parent / "a").write_bytes(genuine)
+    (place.parent / ("0" * 8 + "-" + "a" * 32)).write_bytes(genuine)
     pickled = b"cpathlib\nPath.touch\n(cpathlib\nPath\n(V" + str(evil).encode() + b"\ntRtR."
     name = kept.parent / ("0" * 8 + "-" + "b" * 32)
     (url / name).write_bytes(encode({"inductor:x": pickled}, key=b"another", place=name.as_posix()))
-    with (place.parent / "c").open("wb") as huge:
+    with (place.parent / ("0" * 8 + "-" + "c" * 32)).open("wb") as huge:
         huge.truncate(1 << 40)
     return evil, max(place.parent.iterdir()).relative_to(url)
 
@@ -129,6 +130,7 @@ def test_what_two_workers_compile_serves_one(start: Callable[..., Launch], tmp_p
     assert alone["misses"] == 0
     assert alone["hits"] == 2
     assert [event["objects"] for event in loaded(url)] == [2]
+    assert [found for event in read_events(url) for found in problems(event)] == []
 
 
 def test_without_a_lasting_secret_nothing_is_kept_and_that_is_said_once(

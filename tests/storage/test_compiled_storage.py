@@ -15,7 +15,7 @@ import pytest
 from checkpoint.errors import CheckpointError
 from checkpoint.net.secret import VARIABLE, generated_secret, lasting_key, secret_of_one_launch
 from elastic.loop.arriving import arriving
-from elastic.loop.compiled_object import INDEX_BYTES_MAX, decode, encode
+from elastic.loop.compiled_object import INDEX_BYTES_MAX, decode, encode, object_bytes
 from elastic.loop.compiled_room import NoRoom
 from elastic.loop.compiled_storage import BYTES_MAX, FOLDER, LABEL, OBJECTS_MAX, CompiledStorage
 from elastic.state.compiled_artifacts import Piece
@@ -80,6 +80,12 @@ def test_a_folder_that_is_full_goes_on_being_of_use(tmp_path: Path) -> None:
     assert names(opened(tmp_path)) == found
 
 
+def test_what_an_object_will_take_is_known_to_the_byte() -> None:
+    contents = {name: piece.read() for name, piece in pieces("a", "bc").items()}
+    sizes = {name: len(content) for name, content in contents.items()}
+    assert object_bytes(sizes) == len(encode(contents, key=KEY, place="here"))
+
+
 def test_there_are_never_more_objects_than_a_start_reads(tmp_path: Path) -> None:
     for number in range(10):
         opened(tmp_path, objects_max=4).keep(pieces("a", f"{number}"))
@@ -127,7 +133,6 @@ def spoil(url: Path) -> set[str]:
     second.write_bytes(flipped)
     for number, content in enumerate(contents):
         (folder / f"00000009-{number:032}").write_bytes(content)
-    (folder / "a name of somebody else's").write_bytes(whole)
     with (folder / f"00000009-{'f' * 32}").open("wb") as huge:
         huge.truncate(1 << 40)
     return {path.name for path in folder.iterdir()} - {first.name}
@@ -149,6 +154,27 @@ def test_what_none_of_this_run_wrote_is_refused_and_goes_with_the_next_that_is_k
     afterwards = opened(tmp_path)
     assert names(afterwards) == ["b", "a"]
     assert afterwards.refused == []
+    assert reader.keep(pieces("a", "b", "c")) is not None
+    assert names(opened(tmp_path)) == ["c", "b", "a"], "what was written where something was refused is as any other"
+
+
+def test_what_has_another_name_is_none_of_ours_and_stays(tmp_path: Path) -> None:
+    """Whoever may write there may have put a link to another folder in place of this one: nothing of that goes."""
+    opened(tmp_path).keep(pieces("a"))
+    (kept,) = objects(tmp_path)
+    others = tmp_path / "others"
+    kept.parent.rename(others)
+    kept.parent.symlink_to(others)
+    (others / "letter").write_text("dear")
+    (others / f"{kept.name}~").write_text("dear")
+    (others / "below").mkdir()
+    (others / "below" / kept.name).write_text("dear")
+    reader = opened(tmp_path)
+    assert names(reader) == ["a"]
+    assert reader.refused == []
+    reader.keep(pieces("a", "b"))
+    assert {path.name for path in others.iterdir()} >= {"letter", f"{kept.name}~", "below", kept.name}
+    assert (others / "below" / kept.name).exists()
 
 
 @contextlib.contextmanager
