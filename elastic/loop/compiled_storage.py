@@ -28,6 +28,8 @@ from elastic.loop.compiled_room import Kept, make_room
 from elastic.loop.sealed import NotAuthentic
 from elastic.state.compiled_artifacts import Piece
 
+T = TypeVar("T")
+
 FOLDER = "elastic/compiled"
 LABEL = b"elastic compiled code 1"
 BYTES_MAX = 256 << 20  # of one kind of machine
@@ -36,8 +38,6 @@ _LISTED_MAX = 256  # a listing may be anyone's
 _INDEX_BYTES = 64 << 10  # most are shorter
 _RETRY_S = 10.0
 _NAME = re.compile(r"[0-9]{8}-[0-9a-f]{32}")
-T = TypeVar("T")
-
 _UNUSABLE = (TooLarge, NotAuthentic, ValueError)
 
 
@@ -103,15 +103,7 @@ class CompiledStorage:
         """
         with self._storage() as storage:
             listed = self._listed(storage)
-            for place in sorted(listed.keys() - self._indexes.keys() - self._unusable.keys()):
-                index = self._taken(place, partial(self._index, storage, place))
-                if index is not None:
-                    self._indexes[place] = index
-            there = [
-                Kept(place, size, frozenset(self._indexes[place].sizes))
-                for place, size in listed.items()
-                if place in self._indexes
-            ]
+            there = self._known(storage, listed)
             held = frozenset().union(*(kept.names for kept in there))
             if used.keys() <= held:
                 return None
@@ -127,6 +119,15 @@ class CompiledStorage:
             number = 1 + max((_number(place) for place in self._indexes), default=0)
             nbytes = sum(self._put(storage, number, {name: used[name] for name in group}) for group in room.added)
         return Added(nbytes, len(gone))
+
+    def _known(self, storage: Storage, listed: Mapping[str, int]) -> list[Kept]:
+        """Of these what is good, as far as its index tells."""
+        for place in sorted(listed.keys() - self._indexes.keys() - self._unusable.keys()):
+            index = self._taken(place, partial(self._index, storage, place))
+            if index is not None:
+                self._indexes[place] = index
+        good = ((place, size) for place, size in listed.items() if place in self._indexes)
+        return [Kept(place, size, frozenset(self._indexes[place].sizes)) for place, size in good]
 
     def _put(self, storage: Storage, number: int, pieces: Mapping[str, Piece]) -> int:
         contents = {name: piece.read() for name, piece in pieces.items()}
