@@ -80,8 +80,7 @@ class Run:
         overlap: Send gradients during the last backward pass; off for reentrant checkpointing.
         bucket_bytes: How much of the gradients travels together.
         compile_cache: Keep what torch.compile makes in the run's storage, for machines that come later and are of the
-            same kind. Needs a secret of the run (ELASTIC_SECRET), the same at every launch. Not for scripts that call
-            `torch.compiler.save_cache_artifacts` themselves: each call takes what was made since the last one.
+            same kind. Needs a secret of the run (ELASTIC_SECRET), the same at every launch.
         accept: Names of identity fields that may differ from the saved run's.
         keep: How many of the newest checkpoints stay.
         keep_every: Beside them, of every so many steps the first checkpoint stays for good: step N itself where it was

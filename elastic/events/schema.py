@@ -247,7 +247,8 @@ class CompiledLoaded(TypedEvent):
 class CompiledKept(TypedEvent):
     """What the worker has compiled is in the run's storage."""
 
-    bytes: Annotated[int, "of the object"]
+    bytes: Annotated[int, "that were added"]
+    gone: Annotated[int, "how many objects were removed to make room"]
     took_s: Annotated[float, "seconds that it took, in the background"]
 
 

@@ -39,7 +39,9 @@
     save_duration        how long it will take
     vain_uploads         those that come too late for the run's claims, again and again
     late_reading         a claim that a node could not read as it came
-    compile_cache        what torch compiles goes with the run; compiled_storage: as objects, which sealed vouches for
+    compile_cache        what torch compiles goes with the run, as it comes (arriving)
+    compiled_storage     as objects in its storage (compiled_object), for which sealed vouches
+    compiled_room        and which of them go when there are too many
     hub_notice           where storage says that the hub is, for those who find it no other way
     portable             one instruction set on machines of several kinds
 

@@ -8,8 +8,8 @@ Promises  while a run lasts, every size of an input has a kernel of its own, not
           kernel is chosen by the clock. What was compiled before is compiled again.
           What asks for kernels for any size (dynamic=True, mark_dynamic), or for a stance that follows what came
           before, is found at its first use, and refused by name.
-Leaves    settings to the identity (`settings`). This file and compiled_artifacts.py are the only ones that touch
-          torch's compiler, of which much is private: tests/processes/test_compiled.py notices a change.
+Leaves    settings to the identity (`settings`). This file, compilations.py and compiled_artifacts.py are the only ones
+          that touch torch's compiler, of which much is private: tests/processes/test_compiled.py notices a change.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 
 from elastic.errors import StepError
 from elastic.membership.environment import compiler_settings
+from elastic.state.compilations import watch
 
 SIZES_MAX = 64
 """Of one function. More are refused: each costs a compilation."""
@@ -56,7 +57,6 @@ class Compiling(contextlib.AbstractContextManager["Compiling", None]):
 
     def __enter__(self) -> Compiling:
         import torch._dynamo  # any optimizer has done so, or will
-        from torch._dynamo import callback
 
         if torch._dynamo.utils.counters["frames"]:
             torch._dynamo.reset()
@@ -70,12 +70,9 @@ class Compiling(contextlib.AbstractContextManager["Compiling", None]):
             "suppress_errors": False,
         }
         keep.enter_context(dynamo.patch(settings))
-        handler = callback.callback_handler
-        begins, ends = (lambda _: self._begun()), (lambda _: self._ended())
-        handler.register_start_callback(begins)
-        handler.register_end_callback(ends)
-        keep.callback(_without(handler.start_callbacks, begins))
-        keep.callback(_without(handler.end_callbacks, ends))
+        unwatch = watch(begins=self._begun, ended=self._ended)
+        assert unwatch is not None
+        keep.callback(unwatch)
         keep.enter_context(self._looks_at_inputs())
         return self
 
@@ -204,11 +201,3 @@ def _changed() -> str | None:
     if not torch._dynamo.config.automatic_dynamic_shapes:
         return None
     return "the settings of torch's compiler were changed while the run was open, or this is another thread"
-
-
-def _without(callbacks: list[Any], one: Any) -> Callable[[], None]:
-    def remove() -> None:
-        if one in callbacks:  # torch._dynamo.reset() forgets all
-            callbacks.remove(one)
-
-    return remove

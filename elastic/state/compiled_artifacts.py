@@ -1,31 +1,31 @@
-"""What torch's compiler has made in this process, as bytes, and given to the compiler of another one.
+"""What torch's compiler has made in this process, as pieces, and given to the compiler of another one.
 
 torch keeps what it compiles in a folder of the machine (TORCHINDUCTOR_CACHE_DIR), and gives it away as "cache
 artifacts". Those lack the libraries of C++ kernels, which are compiled anew from their sources (read in 2.13), and
 which are therefore taken from that folder here.
 
-Promises  `recorded` gives what this process compiled, or found compiled, and `known` does not name.
+Promises  `recorded` holds what this process compiled, or found compiled, at no cost but for references; `pieces` is all
+          of it, with the libraries. Equal names stand for equal code.
           `load` puts files where torch looks, which unpickles them, there or when it compiles what they stand for, and
           runs their code: only what this run made may ever come here.
           `machine` is equal only where this code can run: torch's own keys do not tell processors apart.
           Nothing here imports the compiler where no script has.
 Leaves    out: profiles of sizes met (pgo), which make other kernels, and under exact mode what was chosen by the clock.
-          This file and compiled.py are the only ones that touch torch's compiler: tests/processes/
-          test_compile_cache.py notices a change.
+          This file, compilations.py and compiled.py are the only ones that touch torch's compiler: tests/processes/
+          test_compiled_artifacts.py and test_compile_cache.py notice a change.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import platform
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,53 +35,49 @@ from elastic.membership.environment import processor_settings
 from elastic.state.compiled import compiler_name
 from elastic.state.processor import all_flags, processor
 
-_KINDS = ("inductor", "aot_autograd")
+LIBRARY = "library"
+_KINDS = ("inductor", "aot_autograd", "autotune")
 _BY_THE_CLOCK = ("autotune",)
-_LIBRARY = re.compile(r"[a-z0-9]{2}/[a-z0-9]{8,80}(\.main)?\.so")
-_KERNEL = ".main.so"
+_PLACE = re.compile(r"[a-z0-9]{2}/[a-z0-9]{8,80}(\.main)?\.so")
+_SOURCE, _KERNEL = ".main.cpp", ".main.so"
 _CHECKS_A_PROCESSOR = b"chk_kernel("
 _CHECK_BYTES_MAX = 1 << 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class Artifacts:
-    """
-    names      of all that is in it
-    torch      what torch.compiler.load_cache_artifacts takes
-    libraries  path below torch's folder -> content
+@dataclass(frozen=True)
+class Piece:
+    """What torch compiled, of one key.
+
+    kind     torch's word for it, or LIBRARY
+    key      torch's; of a library its place below torch's folder
+    content  or the file that has it
     """
 
-    names: frozenset[str]
-    torch: bytes
-    libraries: dict[str, bytes] = field(default_factory=dict)
+    kind: str
+    key: str
+    content: bytes | Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}:{self.key}"
 
     @property
     def nbytes(self) -> int:
-        """Of what is in it."""
-        return len(self.torch) + sum(map(len, self.libraries.values()))
+        """Raises OSError, as `read`."""
+        return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
 
-    def encoded(self) -> bytes:
-        libraries = {path: len(content) for path, content in self.libraries.items()}
-        head = json.dumps({"names": sorted(self.names), "torch": len(self.torch), "libraries": libraries})
-        return b"".join((head.encode(), b"\n", self.torch, *self.libraries.values()))
+    def read(self) -> bytes:
+        return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
 
     @classmethod
-    def decode(cls, content: bytes) -> Artifacts:
-        """Raises ValueError for what `encoded` did not make."""
-        line, _, rest = content.partition(b"\n")
-        try:
-            head = json.loads(line)
-            names, end, sizes = frozenset(head["names"]), int(head["torch"]), dict(head["libraries"])
-        except (KeyError, TypeError) as wrong:
-            raise ValueError(f"its first line has no {wrong}") from wrong
-        made, libraries = rest[:end], {}
-        for path, size in sizes.items():
-            if not _LIBRARY.fullmatch(path):
-                raise ValueError(f"{path!r} is no place for a library")
-            libraries[path], end = rest[end : end + size], end + size
-        if end != len(rest):
-            raise ValueError(f"it has {len(rest):,} bytes, and its first line says {end:,}")
-        return cls(names=names, torch=made, libraries=libraries)
+    def named(cls, name: str, content: bytes) -> Piece:
+        """Raises ValueError for a name that no piece can have."""
+        kind, _, key = name.partition(":")
+        if kind not in (*_KINDS, LIBRARY):
+            raise ValueError(f"{name!r} is nothing that is compiled")
+        if kind == LIBRARY and not _PLACE.fullmatch(key):
+            raise ValueError(f"{key!r} is no place for a library")
+        return cls(kind, key, content)
 
 
 def is_in_use() -> bool:
@@ -89,61 +85,58 @@ def is_in_use() -> bool:
     return "torch._inductor.compiler_bisector" in sys.modules
 
 
-def watch(*, begins: Callable[[], None], ended: Callable[[], None]) -> Callable[[], None] | None:
-    """Has these called around each compilation, until what is returned is called. None: no script can compile yet."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
-        return None
-    handler = dynamo.callback_handler
-    callbacks = ((handler.start_callbacks, lambda _: begins()), (handler.end_callbacks, lambda _: ended()))
-    for those, one in callbacks:
-        those.append(one)
+def recorded(*, chosen_by_the_clock: bool) -> list[Piece]:
+    """What this process has compiled, or found compiled, but for libraries. Not while something is compiled.
 
-    def remove() -> None:
-        for those, one in callbacks:
-            with contextlib.suppress(ValueError):  # torch._dynamo.reset() forgets all
-                those.remove(one)
-
-    return remove
-
-
-def recorded(known: Collection[str], *, chosen_by_the_clock: bool) -> Artifacts | None:
-    """What this process has compiled, or found compiled, beyond what is known; None: nothing.
-
-    Not while something is compiled. chosen_by_the_clock: also which kernels were fastest
+    chosen_by_the_clock: also which kernels were fastest
     """
-    from torch.compiler._cache import _deserialize_single_cache, _serialize_single_cache
+    from torch.compiler._cache import CacheArtifactManager
+
+    kinds = [kind for kind in _KINDS if chosen_by_the_clock or kind not in _BY_THE_CLOCK]
+    made = ((one.type(), one) for one in list(CacheArtifactManager._seen_artifacts))
+    return [Piece(kind, one.key, one.content) for kind, one in made if kind in kinds]
+
+
+def pieces(made: Iterable[Piece]) -> dict[str, Piece]:
+    """Name -> piece: those, and the libraries of this process, whose files stay where they are."""
+    libraries = (Piece(LIBRARY, place, file) for place, file in _libraries().items())
+    return {piece.name: piece for piece in (*made, *libraries)}
+
+
+def load(found: Collection[Piece]) -> None:
+    """Raises OSError, and whatever torch raises for what its own version did not make."""
+    from torch.compiler._cache import _serialize_single_cache
     from torch.utils._appending_byte_serializer import AppendingByteSerializer
 
-    kinds = (*_KINDS, *(_BY_THE_CLOCK if chosen_by_the_clock else ()))
-    libraries = {path: file for path, file in _libraries().items() if path not in known}
-    saved = torch.compiler.save_cache_artifacts()
-    if saved is None:
-        return None
-    all_made = AppendingByteSerializer.to_list(saved[0], deserialize_fn=_deserialize_single_cache)
-    news = {f"{kind}:{one.key}": (kind, one) for kind, some in all_made if kind in kinds for one in some}
-    news = {name: one for name, one in news.items() if name not in known}
-    if not news and not libraries:
-        return None
-    serializer = AppendingByteSerializer(serialize_fn=_serialize_single_cache)
-    # One entry of each kind: of several, torch 2.13 loads the last.
-    serializer.extend((kind, [one for its, one in news.values() if its == kind]) for kind in kinds)
-    return Artifacts(
-        names=frozenset((*news, *libraries)),
-        torch=serializer.to_bytes(),
-        libraries={path: file.read_bytes() for path, file in libraries.items()},
-    )
-
-
-def load(artifacts: Artifacts) -> None:
-    """Raises OSError, and whatever torch raises for what its own version did not make."""
     folder = _folder()
-    for path, content in artifacts.libraries.items():
-        if not (folder / path).exists():
-            _write_whole(folder / path, content)
-    _skip_headers(sum(path.endswith(_KERNEL) for path in artifacts.libraries))
-    if torch.compiler.load_cache_artifacts(artifacts.torch) is None:
+    for piece in found:
+        if piece.kind == LIBRARY and not (folder / piece.key).exists():
+            _write_whole(folder / piece.key, piece.read())
+    serializer: Any = AppendingByteSerializer(serialize_fn=_serialize_single_cache)
+    # One entry of each kind: of several, torch 2.13 loads the last.
+    serializer.extend((kind, [piece for piece in found if piece.kind == kind]) for kind in _KINDS)
+    if torch.compiler.load_cache_artifacts(serializer.to_bytes()) is None:
         raise ValueError("torch could not read it; its log says why")
+
+
+def skip_headers() -> Callable[[], None]:
+    """torch compiles a header before it looks whether the kernel is there, which takes longer than a kernel: not while
+    all kernels are there whose sources are, until what is returned is called."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache as Kernels
+
+    before = vars(Kernels)["_get_uncompiled_header"]
+    plain = Kernels._get_uncompiled_header
+
+    def header(device: str) -> str | None:
+        return plain(device) if _lacks_a_kernel() else None
+
+    def undo() -> None:
+        if vars(Kernels)["_get_uncompiled_header"] is skipping:
+            Kernels._get_uncompiled_header = before  # type: ignore[method-assign]
+
+    skipping = staticmethod(header)
+    Kernels._get_uncompiled_header = skipping  # type: ignore[method-assign]
+    return undo
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -180,27 +173,27 @@ def _folder() -> Path:
 
 
 def _libraries() -> dict[str, Path]:
-    """Path below torch's folder -> file: the C++ kernels of this process, and what torch compiles to learn which
-    instructions there are."""
+    """Place below torch's folder -> file: the C++ kernels of this process, and what torch compiles to learn which
+    instructions there are.
+
+    Others may be compiling here, too. Kernels that this process has loaded are whole, and so are the checks once it
+    has: it has waited for them.
+    """
     folder = _folder()
     origins = [getattr(getattr(module, "__spec__", None), "origin", None) for module in list(sys.modules.values())]
-    loaded = [Path(origin) for origin in origins if isinstance(origin, str) and origin.endswith(".so")]
+    files = [Path(origin) for origin in origins if isinstance(origin, str) and origin.endswith(_KERNEL)]
+    loaded = [file for file in files if folder in file.parents]
+    if not loaded:
+        return {}
     checks = [file.with_suffix(".so") for file in folder.glob("??/*.cpp") if _is_check(file)]
-    inside = {file.relative_to(folder).as_posix(): file for file in (*loaded, *checks) if folder in file.parents}
-    return {path: file for path, file in inside.items() if _LIBRARY.fullmatch(path) and file.is_file()}
+    inside = {file.relative_to(folder).as_posix(): file for file in (*loaded, *checks)}
+    return {place: file for place, file in inside.items() if _PLACE.fullmatch(place) and file.is_file()}
 
 
-def _skip_headers(count: int) -> None:
-    """torch compiles a header before it looks whether the kernel is there, which takes longer than a kernel: not before
-    the next `count` kernels. Where one of them is not there after all, it is compiled without."""
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
-
-    plain, skipped = CppPythonBindingsCodeCache._get_uncompiled_header, iter(range(count))
-
-    def header(device: str) -> str | None:
-        return None if next(skipped, None) is not None else plain(device)
-
-    CppPythonBindingsCodeCache._get_uncompiled_header = header  # type: ignore[method-assign]
+def _lacks_a_kernel() -> bool:
+    """torch writes a kernel's source before it asks for the header."""
+    sources = _folder().glob(f"??/*{_SOURCE}")
+    return any(not source.with_name(source.name.replace(_SOURCE, _KERNEL)).exists() for source in sources)
 
 
 def _is_check(source: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,18 +12,17 @@ from typing import Any
 
 import pytest
 
-from checkpoint.net.secret import VARIABLE, generated_secret, lasting_key, secret_of_one_launch
-from checkpoint.storage import TooLarge
+from checkpoint.net.secret import VARIABLE, generated_secret
+from elastic.events.declarations import problems
 from elastic.events.reading import read_events
-from elastic.loop.compiled_storage import FOLDER, LABEL, CompiledStorage
-from elastic.loop.sealed import seal, unseal
-from elastic.state.compiled_artifacts import Artifacts
+from elastic.loop.compiled_object import encode
+from elastic.loop.compiled_storage import FOLDER
 from tests.kit.launch import Launch
 
 WITHIN_S = 560.0  # C++ takes minutes on a busy machine
 PROGRAM = "tests.kit.programs.compile_cached"
 SCRIPT = Path(__file__).parents[1] / "kit" / "programs" / "compile_cached.py"
-REFUSED = "is not what this run has kept"
+REFUSED = "not all compiled code in the run's storage can be used"
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None, reason="this counts what a C++ compiler is asked for: it needs a machine with g++"
@@ -98,6 +98,8 @@ def test_another_machine_compiles_nothing_and_what_was_changed_is_compiled_again
     assert "and 3 more" in third.output
     assert loaded(before) == []
     assert not evil.exists()
+    (again,) = objects(before)
+    assert again.stat().st_size > 0, "what was refused has gone, and what was compiled is there"
 
 
 def spoil(url: Path, kept: Path, folder: Path) -> tuple[Path, Path]:
@@ -107,14 +109,13 @@ def spoil(url: Path, kept: Path, folder: Path) -> tuple[Path, Path]:
     genuine = bytearray(place.read_bytes())
     place.write_bytes(genuine[: len(genuine) // 2])
     genuine[-40] ^= 1
-    (place.parent / "a").write_bytes(genuine)
+    (place.parent / ("0" * 8 + "-" + "a" * 32)).write_bytes(genuine)
     pickled = b"cpathlib\nPath.touch\n(cpathlib\nPath\n(V" + str(evil).encode() + b"\ntRtR."
-    name = (kept.parent / "b").as_posix()
-    forged = Artifacts(names=frozenset(("inductor:x",)), torch=pickled)
-    (place.parent / "b").write_bytes(seal(forged.encoded(), key=b"another", place=name))
-    with (place.parent / "c").open("wb") as huge:
+    name = kept.parent / ("0" * 8 + "-" + "b" * 32)
+    (url / name).write_bytes(encode({"inductor:x": pickled}, key=b"another", place=name.as_posix()))
+    with (place.parent / ("0" * 8 + "-" + "c" * 32)).open("wb") as huge:
         huge.truncate(1 << 40)
-    return evil, min(place.parent.iterdir()).relative_to(url)
+    return evil, max(place.parent.iterdir()).relative_to(url)
 
 
 def test_what_two_workers_compile_serves_one(start: Callable[..., Launch], tmp_path: Path) -> None:
@@ -129,6 +130,7 @@ def test_what_two_workers_compile_serves_one(start: Callable[..., Launch], tmp_p
     assert alone["misses"] == 0
     assert alone["hits"] == 2
     assert [event["objects"] for event in loaded(url)] == [2]
+    assert [found for event in read_events(url) for found in problems(event)] == []
 
 
 def test_without_a_lasting_secret_nothing_is_kept_and_that_is_said_once(
@@ -141,11 +143,52 @@ def test_without_a_lasting_secret_nothing_is_kept_and_that_is_said_once(
     assert objects(tmp_path / "run") == []
 
 
-def test_where_nothing_is_compiled_no_compiler_is_imported(start: Callable[..., Launch], tmp_path: Path) -> None:
+def test_where_nothing_is_compiled_nothing_is_imported_nor_asked_of_storage(
+    start: Callable[..., Launch], tmp_path: Path
+) -> None:
+    compiled = start("one", tmp_path / "compiled", "--mode=fast", secret=generated_secret())
+    assert about(compiled)["opened"] > 0, "what is counted"
     run = start("one", tmp_path / "run", "--uncompiled", "--mode=fast", secret=generated_secret())
-    assert about(run)["imported"] == []
-    assert not (tmp_path / "run" / FOLDER).exists()
+    assert (about(run)["imported"], about(run)["opened"]) == ([], 0)
     assert VARIABLE not in run.output
+
+
+def test_a_script_that_resets_its_compiler_has_it_all_the_same(start: Callable[..., Launch], tmp_path: Path) -> None:
+    """torch._dynamo.reset() forgets whom torch tells of compilations."""
+    secret, url = generated_secret(), tmp_path / "run"
+    assert about(start("one", url, "--forgetful", secret=secret))["misses"] > 0
+    assert len(objects(url)) == 1
+    assert about(start("two", url, "--steps=8", "--forgetful", secret=secret))["misses"] == 0
+
+
+def test_a_storage_that_hangs_costs_the_wait_for_it_and_one_line(start: Callable[..., Launch], tmp_path: Path) -> None:
+    """A pipe that nobody writes to, in place of an object: whoever opens it waits for ever, here training's first
+    compilation for as long as it may, and then a thread until the process ends."""
+    secret, url = generated_secret(), tmp_path / "run"
+    first = about(start("one", url, secret=secret))
+    assert first["misses"] > 0
+    (kept,) = objects(url)
+    os.mkfifo(kept.with_name("0" * 8 + "-" + "0" * 32))  # an older one
+    second = start("two", url, "--steps=8", "--read-within=10", secret=secret)
+    assert about(second)["misses"] == 0, "what had come was used"
+    assert second.output.count(REFUSED) == 1
+    assert "within 10 s" in second.output
+
+    kept.unlink()
+    third = start("three", url, "--steps=12", "--read-within=1", secret=secret)
+    assert about(third)["misses"] > 0
+    assert third.output.count("compiled code in the run's storage") == 1
+    assert objects(url) == [], "it hangs where it would keep, too, and the run has ended"
+
+
+def test_a_storage_that_takes_nothing_is_one_line(start: Callable[..., Launch], tmp_path: Path) -> None:
+    folder = tmp_path / "run" / FOLDER
+    folder.parent.mkdir(parents=True)
+    folder.touch()
+    run = start("one", tmp_path / "run", "--steps=8", secret=generated_secret())
+    assert about(run)["misses"] > 0
+    assert run.output.count("this worker keeps no more of what it compiles") == 1
+    assert "a file lies where a folder is needed" in run.output
 
 
 @pytest.mark.nightly(sample=1, of="bits of other compilers and processors")
@@ -170,53 +213,3 @@ def test_kernels_of_cpp_go_with_the_run_too(start: Callable[..., Launch], tmp_pa
     alone = tmp_path / "alone"
     undisturbed = start("one", alone, "--steps=8", "--kernels", "--without-cache", secret=secret, env=env)
     assert second["weights"] == about(undisturbed)["weights"]
-
-
-def test_each_thing_that_is_not_ours_is_refused(tmp_path: Path) -> None:
-    """Whatever lies there: what is handed out was sealed for this very place by who knows the secret."""
-    key = lasting_key(LABEL, {VARIABLE: generated_secret()})
-    assert key is not None
-    made = Artifacts(names=frozenset(("inductor:x",)), torch=b"made by torch", libraries={"ab/cabcdefgh.so": b"code"})
-    storage = CompiledStorage(str(tmp_path), None, key=key, machine={"cpu": "one"}, bytes_max=1000)
-    assert storage.keep(made) > 0
-    assert storage.keep(made) == 0, "it is there"
-    assert storage.read() == ([made], [])
-
-    small = CompiledStorage(str(tmp_path), None, key=key, machine={"cpu": "small"}, bytes_max=10)
-    with pytest.raises(TooLarge):
-        small.keep(made)
-    other = CompiledStorage(str(tmp_path), None, key=key, machine={"cpu": "another"}, bytes_max=1000)
-    assert other.read() == ([], []), "other code"
-    strange = CompiledStorage(str(tmp_path), None, key=b"another", machine={"cpu": "one"}, bytes_max=1000)
-    assert strange.read() == ([], []), "of another secret"
-
-    (place,) = objects(tmp_path)
-    sealed = place.read_bytes()
-    for name, content in {"f": sealed, "g": sealed[:-1], "h": b"", "i": bytes(900)}.items():
-        (place.parent / name).write_bytes(content)
-    found, refused = storage.read()
-    assert found == [made]
-    assert len(refused) == 4
-    name = place.relative_to(tmp_path).as_posix()
-    assert Artifacts.decode(unseal(sealed, key=key, place=name)) == made
-
-    place.write_bytes(sealed[:-1])
-    again = CompiledStorage(str(tmp_path), None, key=key, machine={"cpu": "one"}, bytes_max=1000)
-    assert again.read()[0] == []
-    assert again.keep(made) > 0, "what is refused keeps nobody from it"
-    assert made in again.read()[0]
-
-
-@pytest.mark.parametrize("path", ["../../etc/x.so", "/etc/cabcdefgh.so", "ab/cabcdefgh.py", "ab/../cabcdefgh.so"])
-def test_a_library_has_its_place_in_torchs_folder(path: str) -> None:
-    made = Artifacts(names=frozenset(), torch=b"", libraries={path: b"code"})
-    with pytest.raises(ValueError, match="no place for a library"):
-        Artifacts.decode(made.encoded())
-
-
-def test_secrets_of_a_launch_make_no_lasting_key() -> None:
-    assert lasting_key(LABEL, {}) is None
-    assert lasting_key(LABEL, {VARIABLE: secret_of_one_launch()}) is None
-    secret = generated_secret()
-    assert lasting_key(LABEL, {VARIABLE: secret}) == lasting_key(LABEL, {VARIABLE: f"{secret}\n"})
-    assert lasting_key(LABEL, {VARIABLE: secret}) != lasting_key(b"another label", {VARIABLE: secret})

@@ -16,7 +16,9 @@ import checkpoint
 import checkpoint.errors
 import elastic
 import elastic.errors
+from elastic.events.declarations import COMMON, DECLARED
 from elastic.membership import messages
+from elastic.report import command as report
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -79,7 +81,7 @@ def test_no_class_of_ours_is_taken_for_one_of_others() -> None:
     assert not [cls for cls in THEIR_CLASSES if our_members(cls)]
 
 
-THEIR_CLASSES = {"Module", "Tensor", "Parameter", "Store", "PartialState", "Trainer"}
+THEIR_CLASSES = {"CacheArtifactManager", "Module", "Tensor", "Parameter", "Store", "PartialState", "Trainer"}
 
 
 def our_members(cls: str) -> set[str]:
@@ -198,6 +200,28 @@ def test_the_reference_holds_every_public_name() -> None:
     missing = {f"elastic.{one}" for one in elastic.__all__ if not hasattr(elastic.errors, one)}
     missing |= {f"checkpoint.{one}" for one in checkpoint.__all__ if not hasattr(checkpoint.errors, one)}
     assert not missing - shown
+
+
+def test_the_reference_holds_every_event_with_its_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    """The site takes what the command prints (docs/hooks.py)."""
+    _, _, events = (DOCS / "reference" / "commands.md").read_text().partition("## Events\n")
+    (command,) = re.findall(r"^<!-- output: elastic report (.*?) -->$", events, re.MULTILINE)
+    assert report.main([command]) == 0
+    shown = capsys.readouterr().out
+    common, *sections = re.split(r"^### ", shown, flags=re.MULTILINE)
+    facts = {section.split("`")[1]: facts_in(section) for section in sections}
+    assert facts_in(common) == {fact.name for fact in COMMON}
+    assert facts == {event.name: {fact.name for fact in event.facts} for event in DECLARED.values()}
+
+
+def facts_in(section: str) -> set[str]:
+    return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", LIVING, ids=name)
+def test_an_event_that_a_page_names_is_one(page: Path) -> None:
+    """an event `save_interval`, the event `cut_short`"""
+    assert set(re.findall(r"\bevents? `(\w+)`", prose(page))) <= DECLARED.keys()
 
 
 def test_every_decision_has_its_date_and_is_listed() -> None:

@@ -62,8 +62,7 @@ ALLOWED = (
     ),
     Allowed(
         "what the compiler has made, and where it looks for it",
-        "_cache _serialize_single_cache _deserialize_single_cache _appending_byte_serializer _inductor "
-        "_get_uncompiled_header",
+        "_cache _seen_artifacts _serialize_single_cache _appending_byte_serializer _inductor _get_uncompiled_header",
         "elastic/state/compiled_artifacts.py",
     ),
     Allowed("what the compiler leaves at a module", "_orig_mod _compiled_call_impl", "elastic/state/compiled.py"),

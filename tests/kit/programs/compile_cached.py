@@ -1,6 +1,7 @@
 """A script that compiles a product of matrices, for which no C++ is made. Shares have 14 and 15 examples.
 
-It ends with a line of JSON: torch's counters, the weights, and whether its compiler was imported.
+It ends with a line of JSON: torch's counters, the weights, whether its compiler was imported, and how often a file or
+folder of compiled code in the run's storage was opened.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+from elastic.loop import compile_cache
+from elastic.loop.compiled_storage import FOLDER
 
 BATCH, STEPS_MAX = 29, 200
+OPENING = ("open", "os.scandir", "os.listdir")
 
 
 def main() -> None:
@@ -32,7 +36,14 @@ def main() -> None:
     parser.add_argument("--without-cache", action="store_true")
     parser.add_argument("--kernels", action="store_true", help="with something that C++ is made for")
     parser.add_argument("--slow-until", type=Path, help="goes slowly until this file is there")
+    parser.add_argument("--forgetful", action="store_true", help="calls torch._dynamo.reset() before steps 0 and 2")
+    parser.add_argument("--read-within", type=float, default=compile_cache.READ_WITHIN_S)
     options = parser.parse_args()
+    compile_cache.READ_WITHIN_S = options.read_within
+    opened: list[object] = []
+    sys.addaudithook(
+        lambda event, given: opened.append(given) if event in OPENING and FOLDER in str(given[0]) else None
+    )
 
     elastic.seed(3)
     dataset = TensorDataset(torch.randn(BATCH * STEPS_MAX, 8), torch.arange(BATCH * STEPS_MAX) % 3)
@@ -50,7 +61,11 @@ def main() -> None:
         save_every="1h",
         compile_cache=not options.without_cache,
     ) as run:
+        if options.forgetful:
+            torch._dynamo.reset()
         for step in run:
+            if options.forgetful and step.index == 2:
+                torch._dynamo.reset()
             for points, labels in step:
                 loss = F.cross_entropy(forward(points), labels, reduction="sum")
                 step.backward(loss, count=len(labels))
@@ -58,7 +73,7 @@ def main() -> None:
                 time.sleep(0.1)
         tells = run.is_coordinator
     if tells:
-        print(json.dumps(_about(model)), flush=True)
+        print(json.dumps({"opened": len(opened), **_about(model)}), flush=True)
 
 
 def _about(model: nn.Module) -> dict[str, Any]:
