@@ -26,10 +26,12 @@ from elastic.loop.first_loss import FirstLoss
 from elastic.loop.leave_deadline import LeaveDeadline
 from elastic.loop.on_coordinator import OnCoordinator
 from elastic.loop.other_loaders import Body, OtherLoaders
+from elastic.loop.other_modules import OtherModules
 from elastic.loop.own_update import OwnUpdate, known_as_of_a_run
 from elastic.loop.plain_loop import PlainLoop
 from elastic.loop.plain_step import Count, PlainStep
 from elastic.loop.recovery import BREAKING, EXIT_RESTART, Recovery
+from elastic.loop.rehearsal import Rehearsal
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
 from elastic.loop.step import Step
@@ -43,6 +45,7 @@ from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources
 from elastic.preemption.signals import SignalNotices
 from elastic.state.compiled import explained
+from elastic.state.modules import roots
 from elastic.state.randomness import before_seed, end_seed, start_seed
 
 _LOOK_FIRST, _LOOK_EVERY = 3, 16  # steps
@@ -84,6 +87,9 @@ class Loop:
         self._others_break = False  # this worker joined those whose scripts are leaving the loop
         self._count: Count | None = None
         self._plain_steps = 0
+        self._rehearsal: Rehearsal | None = None
+        config = context.config
+        self._other_modules = OtherModules(lambda: roots(config.models, config.extra))
 
     def enter(self) -> None:
         """Joins the run, and holds its state.
@@ -121,6 +127,7 @@ class Loop:
         for optimizer in context.config.optimizers.values():
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
             session.on_close(known_as_of_a_run(optimizer))
+        session.on_close(self._other_modules.open())
         if context.live is None:
             self._take_notices()
         session.seed(start_seed(context.config.plan.seed))
@@ -173,6 +180,8 @@ class Loop:
         self._first_loss = FirstLoss(self._warn_of_sum)
         self.session.on_close(self._first_loss.close)
         self.own_update, self._count = own, count
+        if self._context.config.mode == "exact" and not self._evaluations.are_made_alone:  # nobody waits for it
+            self._rehearsal = Rehearsal(self._context.config.device)
         return PlainLoop(lambda: self._steps(self._next_plain_step), self._passes_beginning)
 
     def steps(self) -> Iterator[Step]:
@@ -243,10 +252,14 @@ class Loop:
         own = self.own_update
         assert own is not None
         self._plain_steps += 1
+        in_hand, counted = self._step_in_hand(), self._plain_steps
+        first = counted <= _LOOK_FIRST or in_hand.step_in_epoch == 0
+        closely = first or counted % _LOOK_EVERY == 0
         step = PlainStep(
-            self._step_in_hand(),
+            in_hand,
             count=self._count,
-            closely=self._plain_steps <= _LOOK_FIRST or self._plain_steps % _LOOK_EVERY == 0,
+            rehearsal=self._rehearsal,
+            look=partial(self._other_modules.look, in_hand.index, closely=first) if closely else None,
             on_batch=self._first_loss.watch,
             on_exact=own.opens,
             on_pass_over=self._pass_own_over,
@@ -365,5 +378,5 @@ def _nothing_to_check() -> None:
     """Of a run without on_bad."""
 
 
-def _nothing(_: str) -> AbstractContextManager[None]:
+def _nothing(_: Any) -> AbstractContextManager[None]:
     return nullcontext()

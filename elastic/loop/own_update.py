@@ -42,7 +42,7 @@ class OwnUpdate:
     """
     begins    is called with an update's beginning
     ends      is called when it is over, with what the exchange gave
-    stepping  a context for an optimizer's own step, by its name
+    stepping  a context for an optimizer's own step
     was_asked the loop's own code has read exact gradients, as `run.updating` lets it
     """
 
@@ -52,7 +52,7 @@ class OwnUpdate:
         *,
         begins: Callable[[], None],
         ends: Callable[[PlainStep, Agreed], None],
-        stepping: Callable[[str], AbstractContextManager[None]],
+        stepping: Callable[[torch.optim.Optimizer], AbstractContextManager[None]],
     ) -> None:
         self._config = config
         self._begins = begins
@@ -175,7 +175,7 @@ class OwnUpdate:
                 return loss
             if name in self._given and not _has_gradients(optimizer):
                 self._refuse_no_gradients(name)
-            with self._stepping(name):
+            with self._stepping(optimizer):
                 result = original(*args, **kwargs)
             self._has_stepped(name)
             return result

@@ -122,9 +122,10 @@ class Applied:
         )  # fmt: skip
 
     @contextmanager
-    def stepping(self, name: str) -> Iterator[None]:
+    def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """An optimizer's own step, after `note_surroundings`: what it sets in its groups belongs to the update."""
-        groups = self._optimizers[name].param_groups
+        name = next(key for key, one in self._optimizers.items() if one is optimizer)
+        groups = optimizer.param_groups
         before = [_settings(group) for group in groups]
         yield
         for kept, then, group in zip(self._settings.get(name, ()), before, groups, strict=False):
