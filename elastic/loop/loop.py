@@ -37,6 +37,7 @@ from elastic.loop.session import Session
 from elastic.loop.step import Step
 from elastic.loop.step_in_hand import StepInHand
 from elastic.loop.update import Update
+from elastic.loop.wrapped_optimizers import WrappedOptimizers
 from elastic.membership import environment
 from elastic.membership.live import LeaveRequested, RunEnded
 from elastic.membership.progress import Phase
@@ -90,6 +91,8 @@ class Loop:
         self._rehearsal: Rehearsal | None = None
         config = context.config
         self._other_modules = OtherModules(lambda: roots(config.models, config.extra))
+        handed = (*config.schedulers.values(), *config.extra.values(), config.scaler)
+        self._wrapped_optimizers = WrappedOptimizers(config.optimizers.values(), handed)
 
     def enter(self) -> None:
         """Joins the run, and holds its state.
@@ -231,6 +234,15 @@ class Loop:
         self._on_coordinator.call(function)
 
     def _check_between_steps(self, called: str) -> None:
+        step = self.plain_step if self.own_update is not None else None
+        if step is not None and not step.has_begun and not step.in_hand.applied and not step.update_follows:
+            raise StepError(
+                f"run.{called} was called at the beginning of epoch {step.in_hand.epoch}, before its batches\n"
+                "  found  who joins in the epoch's midst, or goes on there, passes its beginning by itself, and the "
+                "others are past it\n"
+                "  state  what was applied stays\n"
+                "  next   call it behind the last batch of the epoch before; ahead of run.epochs() for the first one"
+            )
         if self.step is not None and not self.step.applied:
             raise StepError(
                 f"run.{called} was called inside step {self.step.index}, whose gradients are under way\n"
@@ -259,7 +271,7 @@ class Loop:
             in_hand,
             count=self._count,
             rehearsal=self._rehearsal,
-            look=partial(self._other_modules.look, in_hand.index, closely=first) if closely else None,
+            look=partial(self._look, in_hand.index, closely=first) if closely else None,
             on_batch=self._first_loss.watch,
             on_exact=own.opens,
             on_pass_over=self._pass_own_over,
@@ -270,6 +282,12 @@ class Loop:
         state = self.session.train_state
         state.since_boundary.note(None if step.in_hand.step_in_epoch else state.noting())
         return step
+
+    def _look(self, step: int, *, closely: bool) -> None:
+        """At what is the script's own. Raises StepError."""
+        self._other_modules.look(step, closely=closely)
+        if self._plain_steps <= _LOOK_FIRST:
+            self._wrapped_optimizers.look()
 
     def _step_in_hand(self) -> StepInHand:
         return StepInHand(

@@ -122,7 +122,8 @@ class OwnUpdate:
         """What this has to say to an error of the loop's own code."""
         if self._agreed is not None or self._step is None or self._step.in_hand.applied:
             return
-        if isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error):
+        none = isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error)
+        if none or (isinstance(error, RuntimeError) and "nested_tensorlist" in str(error)):  # clip_grad_value_
             yield "elastic: .grad is None until a step's last share: guard what reads it with `if run.updating:`"
         if isinstance(error, AssertionError) and "inf checks" in str(error):
             yield "elastic: hand the scaler over: Run(scaler=scaler)"

@@ -193,7 +193,7 @@ class Applied:
         now = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         number_of = {id(parameter): number for parameter, number in zip(now, numbers, strict=True)}
-        entries: dict[int, Any] = {}
+        entries: dict[Any, Any] = {key: one for key, one in state["state"].items() if not isinstance(key, int)}
         groups, count = [], 0
         for then in settings:
             kept = [number_of[id(parameter)] for parameter in then["params"]]
