@@ -285,7 +285,11 @@ class Loop:
 
     def _look(self, step: int, *, closely: bool) -> None:
         """At what is the script's own. Raises StepError."""
-        self._other_modules.look(step, closely=closely)
+        try:
+            self._other_modules.look(step, closely=closely)
+        except StepError as found:
+            trained_by = self.own_update.stranger() if self.own_update is not None else None
+            raise (trained_by or found) from None
         if self._plain_steps <= _LOOK_FIRST:
             self._wrapped_optimizers.look()
 

@@ -150,15 +150,11 @@ class OwnUpdate:
         step = None if self._step is None else self._step.in_hand
         body = step and (step.index, step.attempt, step.share, step.piece)
         if self._strangers.setdefault(optimizer, body) != body:
-            raise StepError(
-                f"a {type(optimizer).__name__} that the run does not know steps in one body of the loop after another, "
-                "and what it trains\nis in none of the run's models\n"
-                "  found  it would step once a share, by that share's gradient alone, on each worker by others; and be "
-                "neither saved\n         nor given to newcomers\n"
-                "  state  what the run has applied stays\n"
-                "  next   hand both over: Run(model={'first': ..., 'second': ...}, optimizer={'first': ..., "
-                "'second': ...})"
-            )
+            raise _stranger(optimizer)
+
+    def stranger(self) -> StepError | None:
+        """What is to be said of an optimizer that the run does not know, and that has stepped in a body."""
+        return next(map(_stranger, self._strangers), None)
 
     def _gated_step(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
         original = optimizer.step
@@ -297,3 +293,15 @@ def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _stranger(optimizer: torch.optim.Optimizer) -> StepError:
+    return StepError(
+        f"a {type(optimizer).__name__} that the run does not know steps in one body of the loop after another, "
+        "and what it trains\nis in none of the run's models\n"
+        "  found  it would step once a share, by that share's gradient alone, on each worker by others; and be "
+        "neither saved\n         nor given to newcomers\n"
+        "  state  what the run has applied stays\n"
+        "  next   hand both over: Run(model={'first': ..., 'second': ...}, optimizer={'first': ..., "
+        "'second': ...})"
+    )

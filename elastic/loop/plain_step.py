@@ -234,7 +234,9 @@ class PlainStep(ScriptStep):
         gradients.end_pass()
         if rehearsal is not None and rehearsal.compares:
             gradients.look_at(None)
-            rehearsal.compare(gradients.names, step=step.index)
+            if (error := rehearsal.compare(gradients.names, step=step.index)) is not None:
+                self._session.body.end(step.index)  # which may know what the body has changed
+                raise error
         step.counted += self.items
         if step.piece == step.pieces - 1:
             step.take_buffers(exchange)

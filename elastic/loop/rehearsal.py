@@ -69,8 +69,8 @@ class Rehearsal:
         """What the share itself gives."""
         self._again[number] = _sum_of_bits(gradient)
 
-    def compare(self, names: Sequence[str], *, step: int) -> None:
-        """Both passes. Raises StepError."""
+    def compare(self, names: Sequence[str], *, step: int) -> StepError | None:
+        """Both passes; returns what is to be raised where they differ."""
         self.compares = False
         given, again = self._given, self._again
         differ = [
@@ -78,16 +78,16 @@ class Rehearsal:
             for number, name in enumerate(names)
             if (number in given) != (number in again) or (number in given and bool(given[number] != again[number]))
         ]
-        if differ:
-            raise _depends_on_itself(step, differ, self._changed)
+        return _depends_on_itself(step, differ, self._changed) if differ else None
 
 
 def _depends_on_itself(step: int, differ: Sequence[str], changed: Sequence[str]) -> StepError:
     of_script = f"         of the script's variables it changed {listed(changed)}\n" if changed else ""
     return StepError(
         f"the first share of step {step} was passed twice, and gave other gradients the second time: {listed(differ)}\n"
-        "  found  the loop's body depends on what it has changed itself (a count of bodies, a buffer of what came by, "
-        "what objects\n         keep of the last batch), and how many bodies a worker has depends on the world size\n"
+        "  found  the loop's body depends on what it has changed itself (a count of bodies, enumerate's too; a buffer "
+        "of what\n         came by; what objects keep of the last batch); how many bodies a worker has depends on the "
+        "world size\n"
         f"{of_script}{UNTOUCHED}"
         "  next   steps are counted by run.step_index, and what is summed up, by run.add and run.sums; what is kept "
         "from step to\n         step is changed where run.stepped, and handed over: extra="

@@ -55,6 +55,22 @@ def test_a_teacher_of_the_script_s_own_is_refused_where_it_changes(
     assert "Run(extra={'teacher': teacher})" in str(no.value)
 
 
+def test_one_that_an_optimizer_of_the_script_s_own_trains_is_told_of_that(tmp_path: Path) -> None:
+    loop, critic = Plain(tmp_path), nn.Linear(2, 2)
+    critics = torch.optim.SGD(critic.parameters(), lr=0.1)
+
+    def train() -> None:
+        with loop.run as run:
+            for x, _ in run.batches():
+                critic(loop.model(x)).pow(2).mean().backward()
+                critics.step()
+                loop.optimizer.step()
+
+    with pytest.raises(StepError, match="a SGD that the run does not know") as no:
+        train()
+    assert "hand both over" in str(no.value)
+
+
 KEPT = nn.Linear(4, 2)
 
 
@@ -90,6 +106,27 @@ def test_an_average_of_epochs_is_refused_when_it_has_changed(tmp_path: Path) -> 
 
     with pytest.raises(StepError, match=r"held\.swa is a module that the run was not handed.* by step 4"):
         train()
+
+
+class Queue(nn.Module):
+    """Writes to a frozen copy of its layer in its forward pass, as a momentum encoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 2), nn.Linear(4, 2).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        in_place(self.key, self.query)
+        return self.query(x) * self.key(x)
+
+
+def test_what_a_body_writes_to_the_run_s_own_weights_is_said_first(tmp_path: Path) -> None:
+    """Other gradients come of it, which is not said: the weights are not as they were."""
+    loop = Plain(tmp_path)
+    loop.model.append(Queue())
+    loop.model.insert(3, nn.Linear(2, 4))
+    with pytest.raises(StepError, match=r"the body of the inner loop wrote to weights in step 0: .*key\.weight"):
+        loop.train(step)
 
 
 def test_modules_that_stay_and_those_that_are_the_run_s_are_let_pass(tmp_path: Path) -> None:
