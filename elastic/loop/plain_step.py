@@ -246,6 +246,9 @@ class PlainStep(ScriptStep):
     def _recover(self, lost: PeerLost, exchange: Exchange) -> None:
         self.in_hand.due = False
         exchange.gradients.at_next_pass(None)
+        exchange.gradients.look_at(None)
+        if self._rehearsal is not None:
+            self._rehearsal.give_up()
         self._moved = list
         if self.in_hand.comes_again(lost, exchange):
             self._comes_again = True

@@ -65,6 +65,10 @@ class Rehearsal:
         self._changed = [name for name, then in self._seen.items() if not _same(now.get(name), then)]
         self._seen = {}
 
+    def give_up(self) -> None:
+        """The step comes round again, and this worker's first share may be another one."""
+        self.runs = self.compares = False
+
     def take(self, number: int, gradient: torch.Tensor) -> None:
         """What the share itself gives."""
         self._again[number] = _sum_of_bits(gradient)

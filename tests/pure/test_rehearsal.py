@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from elastic.errors import StepError
+from elastic.loop.rehearsal import Rehearsal
 from elastic.loop.script_variables import variables
 from tests.pure.test_plain_misuse import SHARES, STEPS, Plain, good
 
@@ -164,3 +165,15 @@ def test_in_fast_mode_nothing_is_passed_twice(tmp_path: Path) -> None:
 
     Plain(tmp_path, mode="fast").train(body)
     assert bodies == STEPS
+
+
+def test_a_step_that_comes_round_again_compares_nothing() -> None:
+    """A peer was lost behind the first pass: this worker's first share may be another one in the next view."""
+    asked = Rehearsal(torch.device("cpu"))
+    asked.begins(torch.ones(2))
+    asked.passed([(0, torch.ones(2))])
+    asked.ends()
+    assert asked.compares
+    asked.give_up()
+    assert not asked.compares
+    assert asked.begins(torch.ones(2)) is None
