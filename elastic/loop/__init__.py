@@ -22,6 +22,7 @@
 
     rehearsal            does a body depend on what it has changed itself? asked once, of a process's first share
     other_modules        one of the script's own that changes is refused; script_variables: where it is looked for
+    other_averages       so is an average of weights that is no module
     wrapped_optimizers   as is what steps the run's optimizer, and counts
 
     update               what an exact gradient is made of: opened, computed, closed, and the step committed

@@ -25,6 +25,7 @@ from elastic.loop.evaluation import Evaluations
 from elastic.loop.first_loss import FirstLoss
 from elastic.loop.leave_deadline import LeaveDeadline
 from elastic.loop.on_coordinator import OnCoordinator
+from elastic.loop.other_averages import OtherAverages
 from elastic.loop.other_loaders import Body, OtherLoaders
 from elastic.loop.other_modules import OtherModules
 from elastic.loop.own_update import OwnUpdate, known_as_of_a_run
@@ -90,7 +91,8 @@ class Loop:
         self._plain_steps = 0
         self._rehearsal: Rehearsal | None = None
         config = context.config
-        self._other_modules = OtherModules(lambda: roots(config.models, config.extra))
+        self._other_modules = OtherModules(lambda: roots(config.models, config.extra), config.extra)
+        self._other_averages = OtherAverages(config.parameters, config.extra)
         handed = (*config.schedulers.values(), *config.extra.values(), config.scaler)
         self._wrapped_optimizers = WrappedOptimizers(config.optimizers.values(), handed)
 
@@ -290,6 +292,7 @@ class Loop:
         except StepError as found:
             trained_by = self.own_update.stranger() if self.own_update is not None else None
             raise (trained_by or found) from None
+        self._other_averages.look(step)
         if self._plain_steps <= _LOOK_FIRST:
             self._wrapped_optimizers.look()
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
+from typing import Any
 from weakref import ProxyTypes, WeakKeyDictionary
 
 import torch
 
+import checkpoint
 from elastic.errors import StepError
 from elastic.loop.script_variables import variables
 from elastic.state.applied import Mark, mark
 from elastic.state.modules import held, modules
+from elastic.state.reached import same
 from elastic.state.trained_set import listed
 
 _DEPTH_MAX = 2  # objects: what hangs deeper, in a trainer's callbacks, say, is others' to carry
@@ -29,10 +32,14 @@ _of_runs: list[Roots] = []
 
 
 class OtherModules:
-    """known  the run's modules, by name"""
+    """
+    known  the run's modules, by name
+    extra  what the run was handed beside its models
+    """
 
-    def __init__(self, known: Roots) -> None:
+    def __init__(self, known: Roots, extra: Mapping[str, Any]) -> None:
         self._known = known
+        self._extra = dict(extra)
         self._marks: WeakKeyDictionary[torch.nn.Module, dict[str, Mark]] = WeakKeyDictionary()
 
     def open(self) -> Callable[[], None]:
@@ -60,8 +67,9 @@ class OtherModules:
                 for name, one in tensors.items()
                 if name in before and (one._version != before[name][0] or (closely and mark(one) != before[name]))
             }
-            if changed and (names := _not_of(known, changed)):
-                raise _changed(root, names, step)
+            names = _not_of(known, changed) if changed else []
+            if names and not is_carried(self._extra, [changed[name] for name in names]):
+                raise unhanded(root, "a module that the run was not handed", f": {listed(names)}", step)
 
 
 def _tensors(module: torch.nn.Module, own: Container[int]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -83,12 +91,20 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _changed(name: str, tensors: list[str], step: int) -> StepError:
+def is_carried(extra: Mapping[str, Any], tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether the state of what the run was handed holds these, under whatever name."""
+    kept = [one for thing in extra.values() for one in checkpoint.encode(thing.state_dict())[1].values()]
+    return all(any(same(one, other) for other in kept if other.device == one.device) for one in tensors)
+
+
+def unhanded(name: str, what: str, which: str, step: int) -> StepError:
+    """what: it is; which: what of it has changed"""
     key = name.rpartition(".")[2]
     return StepError(
-        f"{name} is a module that the run was not handed, and it has changed by step {step}: {listed(tensors)}\n"
+        f"{name} is {what}, and it has changed by step {step}{which}\n"
         "  found  it would be neither saved nor given to those who join; and what the loop's body makes of it is made "
         "once a\n         share, of which a worker has as many as the world size says\n"
         "  state  what the run has applied stays\n"
-        f"  next   hand it over: Run(extra={{{key!r}: {name}}}), and change it where a step is applied: if run.stepped"
+        f"  next   hand it over: Run(extra={{{key!r}: {name}}}); change it where a step is applied: if run.stepped; "
+        "one that is\n         only asked, and whose buffers move all the same, wants .eval()"
     )

@@ -148,3 +148,49 @@ def test_modules_that_stay_and_those_that_are_the_run_s_are_let_pass(tmp_path: P
             nn.init.zeros_(probe.weight)
     assert run.finished
     assert features is not holder.model
+
+
+class Shadow:
+    """An average that is no module, as scripts write it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        for name, weight in model.named_parameters():
+            self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * weight.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.shadow)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = dict(state)
+
+
+class Adapter:
+    """Carries what it does not hold."""
+
+    def __init__(self, shadow: Shadow) -> None:
+        self.state_dict, self.load_state_dict = shadow.state_dict, shadow.load_state_dict
+
+
+def averaged(loop: Plain, ema: Shadow) -> None:
+    with loop.run as run:
+        for x, y in run.batches():
+            step(loop, x, y)
+            if run.stepped:
+                ema.update(loop.model)
+
+
+def test_an_average_that_is_no_module_is_refused_too(tmp_path: Path) -> None:
+    loop = Plain(tmp_path)
+    with pytest.raises(StepError, match=r"ema\.shadow is an average of weights that the run was not handed"):
+        averaged(loop, Shadow(loop.model))
+
+
+@pytest.mark.parametrize("how", [lambda ema: ema, Adapter], ids=["itself", "by another object"])
+def test_an_average_that_was_handed_over_is_let_pass(tmp_path: Path, how: Callable[[Shadow], Any]) -> None:
+    ema = Shadow(Plain(tmp_path / "other").model)
+    loop = Plain(tmp_path / "run", extra={"mine": how(ema)})
+    averaged(loop, ema)
+    assert loop.run.finished
