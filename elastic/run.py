@@ -81,6 +81,9 @@ class Run:
         bucket_bytes: How much of the gradients travels together.
         compile_cache: Keep what torch.compile makes in the run's storage, for machines that come later and are of the
             same kind. Needs a secret of the run (ELASTIC_SECRET), the same at every launch.
+        rehearse: In exact mode and a loop over `batches`: pass the first share that a process computes twice, and
+            refuse a body that gives it other gradients the second time, for it depends on what it has changed itself,
+            and so on the world size. `elastic drill` asks for it always.
         accept: Names of identity fields that may differ from the saved run's.
         keep: How many of the newest checkpoints stay.
         keep_every: Beside them, of every so many steps the first checkpoint stays for good: step N itself where it was
@@ -148,6 +151,7 @@ class Run:
         overlap: bool = True,
         bucket_bytes: int = 8 << 20,
         compile_cache: bool = False,
+        rehearse: bool = False,
         accept: Collection[str] = (),
         keep: int = 3,
         keep_every: int | None = None,
@@ -195,6 +199,7 @@ class Run:
             overlap=overlap,
             bucket_bytes=bucket_bytes,
             compile_cache=compile_cache,
+            rehearse=self._observer.rehearses(rehearse),
             accept=accept if isinstance(accept, str) else tuple(accept),  # type: ignore[arg-type]
             keep=keep,
             keep_every=keep_every,

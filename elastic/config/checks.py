@@ -93,6 +93,23 @@ def check_numerics(mode: Any, threads: Any) -> None:
         raise ConfigError(f"threads={threads!r}; expected the number of intra-op threads, 1 or more")
 
 
+def check_optimizers(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    for name, one in optimizers.items():
+        try:
+            one.register_step_pre_hook(_nothing).remove()
+        except AttributeError:
+            raise ConfigError(
+                f"optimizer {name!r} is a {type(one).__name__} that has no hooks of torch's\n"
+                "  found  its __init__ does not call that of torch.optim.Optimizer, as those that wrap another one\n"
+                "  next   hand the optimizer over that it wraps, and do the rest where a step is applied: "
+                "if run.stepped"
+            ) from None
+
+
+def _nothing(*_: Any) -> None:
+    """Is called by nobody."""
+
+
 def check_schedulers(schedulers: Mapping[str, Any]) -> None:
     for name, one in schedulers.items():
         if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):

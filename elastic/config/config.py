@@ -19,6 +19,7 @@ from elastic.config.checks import (
     check_clip,
     check_extra,
     check_numerics,
+    check_optimizers,
     check_rollback,
     check_saves,
     check_schedulers,
@@ -70,6 +71,7 @@ class Config:
     overlap: bool
     bucket_bytes: int
     compile_cache: bool
+    rehearse: bool
     buffers: dict[str, str]
     accept: tuple[str, ...]
     keep: int
@@ -108,6 +110,7 @@ class Config:
         check_above_zero(timeout_s=self.timeout_s, bucket_bytes=self.bucket_bytes)
         check_clip(self.clip_grad_norm)
         check_saves(self.keep, self.keep_every, self.save_failures_max)
+        check_optimizers(self.optimizers)
         check_trained(self.models, self.optimizers)
         check_numerics(self.mode, self.threads)
         check_schedulers(self.schedulers)

@@ -102,6 +102,10 @@ class Observer:
         """How often the run saves. Called once, before anything else, with what the script says."""
         return save_every
 
+    def rehearses(self, rehearse: bool) -> bool:
+        """Whether a process's first share is passed twice. Called once, before anything else."""
+        return rehearse
+
     def dataset(self, dataset: Any) -> Any:
         """The dataset that the loader reads, here and in loader processes. Called once, before any read."""
         return dataset

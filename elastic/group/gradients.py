@@ -95,6 +95,7 @@ class GradientSum:
         self._seen = False
         self._lost: PeerLost | None = None
         self._pass_begins: Callable[[], None] | None = None
+        self._look: Callable[[int, torch.Tensor], None] | None = None
         self._is_open = False
         self._hooks: dict[int, RemovableHandle] = {}
         # torch's nodes that add to `.grad`. A hook of a node comes after all hooks of its parameter, whenever a script
@@ -155,13 +156,31 @@ class GradientSum:
         self._open = False
         self._sent = 0
         self._lost = None
-        self._clear()
+        self.clear()
 
     def at_next_pass(self, function: Callable[[], None] | None) -> None:
         """Has `function` called once, as the first gradient of the next backward pass arrives, whoever called it."""
         self._pass_begins = function
         if function is not None and self._is_open:
             self._listen(self._small)
+
+    def look_at(self, look: Callable[[int, torch.Tensor], None] | None) -> None:
+        """From here on it is called with each gradient of a pass that is taken, and the parameter's number."""
+        self._look = look
+
+    def given(self) -> list[tuple[int, torch.Tensor]]:
+        """What a pass that is not taken has left in `.grad`."""
+        return [(number, p.grad) for number, p in enumerate(self._parameters) if p.grad is not None]
+
+    def clear(self) -> None:
+        """Forgets what is in `.grad`."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the parameters."""
+        return self._names
 
     def begin_pass(
         self,
@@ -195,7 +214,7 @@ class GradientSum:
             self._listen(self._small if self._is_open else ())
         elif self._pass_begins is None and len(self._hooks) > len(self._large):
             self._hear_no_more(self._small)
-        self._clear()
+        self.clear()
         if at_once and weight == 1 and not self._seen:
             self._let_autograd_add(self._way[0])
         self._open = True
@@ -286,7 +305,7 @@ class GradientSum:
                 self._parameters[index].grad = partial.slots[index]
 
     def _take_rest(self) -> None:
-        if self._waits == self._all and self._take_all():
+        if self._waits == self._all and self._look is None and self._take_all():
             self._waits = bytearray(len(self._all))
         elif any(self._waits):
             self._take(compress(count(), self._waits))
@@ -301,7 +320,7 @@ class GradientSum:
         mixed = 0 < there < len(values) or [value.layout for value in values].count(torch.strided) < len(values)
         if mixed or any(partial.gave != self._all and any(partial.gave) for partial in self._way):
             return False
-        self._clear()
+        self.clear()
         if self._weight != 1:
             values = list(torch._foreach_mul(values, float(self._weight)))
         for partial in self._way:
@@ -326,6 +345,8 @@ class GradientSum:
             value, parameter.grad = parameter.grad, None
             if value is not None and value.layout is not torch.strided:
                 raise self._sparse(index)
+            if value is not None and self._look is not None:
+                self._look(index, value)
             if value is not None and self._weight != 1:
                 value = _weighted(value, self._weight, self._dtypes[index])
             values.append(value)
@@ -395,10 +416,6 @@ class GradientSum:
         if dense(parameter):
             return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset() + slot.offset)
         return flat[slot.offset : slot.offset + slot.numel].view(parameter.shape)
-
-    def _clear(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
 
     def _sparse(self, index: int) -> StepError:
         return StepError(

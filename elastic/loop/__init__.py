@@ -20,6 +20,11 @@
     exchange             gradients, buffers and sums of one step, together
     first_loss           is the loss a mean? asked of a plain loop's first batch; mean_over: over how many targets?
 
+    rehearsal            does a body depend on what it has changed itself? asked once, of a process's first share
+    other_modules        one of the script's own that changes is refused; script_variables: where it is looked for
+    other_averages       so is an average of weights that is no module
+    wrapped_optimizers   as is what steps the run's optimizer, and counts
+
     update               what an exact gradient is made of: opened, computed, closed, and the step committed
     other_loaders        a DataLoader of the script's own, read on from body to body, is refused
     own_update           the same where the script steps its optimizers itself

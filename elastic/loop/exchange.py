@@ -62,6 +62,7 @@ class Exchange:
         self._set: TrainedSet | None = None
         self._cached: dict[tuple[bool, ...], GradientSum] = {}
         self.buffers = Buffers(config.models, config.extra, config.buffers, group, config.device, attributes)
+        self._settings = settings.settings_of(config.optimizers, config.extra)
         self._sums = StepSums(group)
         self.assignment: ShareAssignment
         self.announced: Announced = Alone()
@@ -88,7 +89,7 @@ class Exchange:
             self._follow(trained)
         known = trained.digest ^ self._health.digest()
         if self._group.world_size > 1:
-            known ^= settings.digest(self._config.optimizers)
+            known ^= settings.digest(self._settings)
         announced = partial(announce, self._group, Kind.STEP, step=step, trained=known)
         # Newcomers are here when they have all: until then nothing waits for them, which a deadline would end.
         self.announced = announced() if self._giving is None else Alone()
@@ -188,7 +189,7 @@ class Exchange:
         own = {
             "trained": self._trained.state_dict(),
             "health": self._health.state_dict(),
-            "settings": settings.settings(self._config.optimizers),
+            "settings": settings.settings(self._settings),
         }
         gathered = gather_bytes(self._group, json.dumps(own).encode())
         rank = self._group.rank

@@ -25,16 +25,20 @@ from elastic.loop.evaluation import Evaluations
 from elastic.loop.first_loss import FirstLoss
 from elastic.loop.leave_deadline import LeaveDeadline
 from elastic.loop.on_coordinator import OnCoordinator
+from elastic.loop.other_averages import OtherAverages
 from elastic.loop.other_loaders import Body, OtherLoaders
+from elastic.loop.other_modules import OtherModules
 from elastic.loop.own_update import OwnUpdate, known_as_of_a_run
 from elastic.loop.plain_loop import PlainLoop
 from elastic.loop.plain_step import Count, PlainStep
 from elastic.loop.recovery import BREAKING, EXIT_RESTART, Recovery
+from elastic.loop.rehearsal import Rehearsal
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
 from elastic.loop.step import Step
 from elastic.loop.step_in_hand import StepInHand
 from elastic.loop.update import Update
+from elastic.loop.wrapped_optimizers import WrappedOptimizers
 from elastic.membership import environment
 from elastic.membership.live import LeaveRequested, RunEnded
 from elastic.membership.progress import Phase
@@ -43,6 +47,7 @@ from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources
 from elastic.preemption.signals import SignalNotices
 from elastic.state.compiled import explained
+from elastic.state.modules import roots
 from elastic.state.randomness import before_seed, end_seed, start_seed
 
 _LOOK_FIRST, _LOOK_EVERY = 3, 16  # steps
@@ -84,6 +89,12 @@ class Loop:
         self._others_break = False  # this worker joined those whose scripts are leaving the loop
         self._count: Count | None = None
         self._plain_steps = 0
+        self._rehearsal: Rehearsal | None = None
+        config = context.config
+        self._other_modules = OtherModules(lambda: roots(config.models, config.extra), config.extra)
+        self._other_averages = OtherAverages(config.parameters, config.extra)
+        handed = (*config.schedulers.values(), *config.extra.values(), config.scaler)
+        self._wrapped_optimizers = WrappedOptimizers(config.optimizers.values(), handed)
 
     def enter(self) -> None:
         """Joins the run, and holds its state.
@@ -121,6 +132,7 @@ class Loop:
         for optimizer in context.config.optimizers.values():
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
             session.on_close(known_as_of_a_run(optimizer))
+        session.on_close(self._other_modules.open())
         if context.live is None:
             self._take_notices()
         session.seed(start_seed(context.config.plan.seed))
@@ -173,6 +185,9 @@ class Loop:
         self._first_loss = FirstLoss(self._warn_of_sum)
         self.session.on_close(self._first_loss.close)
         self.own_update, self._count = own, count
+        config = self._context.config
+        if config.rehearse and config.mode == "exact" and not self._evaluations.are_made_alone:  # nobody waits for it
+            self._rehearsal = Rehearsal(config.device)
         return PlainLoop(lambda: self._steps(self._next_plain_step), self._passes_beginning)
 
     def steps(self) -> Iterator[Step]:
@@ -222,6 +237,15 @@ class Loop:
         self._on_coordinator.call(function)
 
     def _check_between_steps(self, called: str) -> None:
+        step = self.plain_step if self.own_update is not None else None
+        if step is not None and not step.has_begun and not step.in_hand.applied and not step.update_follows:
+            raise StepError(
+                f"run.{called} was called at the beginning of epoch {step.in_hand.epoch}, before its batches\n"
+                "  found  who joins in the epoch's midst, or goes on there, passes its beginning by itself, and the "
+                "others are past it\n"
+                "  state  what was applied stays\n"
+                "  next   call it behind the last batch of the epoch before; ahead of run.epochs() for the first one"
+            )
         if self.step is not None and not self.step.applied:
             raise StepError(
                 f"run.{called} was called inside step {self.step.index}, whose gradients are under way\n"
@@ -243,10 +267,14 @@ class Loop:
         own = self.own_update
         assert own is not None
         self._plain_steps += 1
+        in_hand, counted = self._step_in_hand(), self._plain_steps
+        first = counted <= _LOOK_FIRST or in_hand.step_in_epoch == 0
+        closely = first or counted % _LOOK_EVERY == 0
         step = PlainStep(
-            self._step_in_hand(),
+            in_hand,
             count=self._count,
-            closely=self._plain_steps <= _LOOK_FIRST or self._plain_steps % _LOOK_EVERY == 0,
+            rehearsal=self._rehearsal,
+            look=partial(self._look, in_hand.index, closely=first) if closely else None,
             on_batch=self._first_loss.watch,
             on_exact=own.opens,
             on_pass_over=self._pass_own_over,
@@ -257,6 +285,17 @@ class Loop:
         state = self.session.train_state
         state.since_boundary.note(None if step.in_hand.step_in_epoch else state.noting())
         return step
+
+    def _look(self, step: int, *, closely: bool) -> None:
+        """At what is the script's own. Raises StepError."""
+        try:
+            self._other_modules.look(step, closely=closely)
+        except StepError as found:
+            trained_by = self.own_update.stranger() if self.own_update is not None else None
+            raise (trained_by or found) from None
+        self._other_averages.look(step)
+        if self._plain_steps <= _LOOK_FIRST:
+            self._wrapped_optimizers.look()
 
     def _step_in_hand(self) -> StepInHand:
         return StepInHand(
@@ -365,5 +404,5 @@ def _nothing_to_check() -> None:
     """Of a run without on_bad."""
 
 
-def _nothing(_: str) -> AbstractContextManager[None]:
+def _nothing(_: Any) -> AbstractContextManager[None]:
     return nullcontext()

@@ -42,7 +42,7 @@ class OwnUpdate:
     """
     begins    is called with an update's beginning
     ends      is called when it is over, with what the exchange gave
-    stepping  a context for an optimizer's own step, by its name
+    stepping  a context for an optimizer's own step
     was_asked the loop's own code has read exact gradients, as `run.updating` lets it
     """
 
@@ -52,7 +52,7 @@ class OwnUpdate:
         *,
         begins: Callable[[], None],
         ends: Callable[[PlainStep, Agreed], None],
-        stepping: Callable[[str], AbstractContextManager[None]],
+        stepping: Callable[[torch.optim.Optimizer], AbstractContextManager[None]],
     ) -> None:
         self._config = config
         self._begins = begins
@@ -122,7 +122,8 @@ class OwnUpdate:
         """What this has to say to an error of the loop's own code."""
         if self._agreed is not None or self._step is None or self._step.in_hand.applied:
             return
-        if isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error):
+        none = isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error)
+        if none or (isinstance(error, RuntimeError) and "nested_tensorlist" in str(error)):  # clip_grad_value_
             yield "elastic: .grad is None until a step's last share: guard what reads it with `if run.updating:`"
         if isinstance(error, AssertionError) and "inf checks" in str(error):
             yield "elastic: hand the scaler over: Run(scaler=scaler)"
@@ -149,15 +150,11 @@ class OwnUpdate:
         step = None if self._step is None else self._step.in_hand
         body = step and (step.index, step.attempt, step.share, step.piece)
         if self._strangers.setdefault(optimizer, body) != body:
-            raise StepError(
-                f"a {type(optimizer).__name__} that the run does not know steps in one body of the loop after another, "
-                "and what it trains\nis in none of the run's models\n"
-                "  found  it would step once a share, by that share's gradient alone, on each worker by others; and be "
-                "neither saved\n         nor given to newcomers\n"
-                "  state  what the run has applied stays\n"
-                "  next   hand both over: Run(model={'first': ..., 'second': ...}, optimizer={'first': ..., "
-                "'second': ...})"
-            )
+            raise _stranger(optimizer)
+
+    def stranger(self) -> StepError | None:
+        """What is to be said of an optimizer that the run does not know, and that has stepped in a body."""
+        return next(map(_stranger, self._strangers), None)
 
     def _gated_step(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
         original = optimizer.step
@@ -175,7 +172,7 @@ class OwnUpdate:
                 return loss
             if name in self._given and not _has_gradients(optimizer):
                 self._refuse_no_gradients(name)
-            with self._stepping(name):
+            with self._stepping(optimizer):
                 result = original(*args, **kwargs)
             self._has_stepped(name)
             return result
@@ -296,3 +293,15 @@ def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _stranger(optimizer: torch.optim.Optimizer) -> StepError:
+    return StepError(
+        f"a {type(optimizer).__name__} that the run does not know steps in one body of the loop after another, "
+        "and what it trains\nis in none of the run's models\n"
+        "  found  it would step once a share, by that share's gradient alone, on each worker by others; and be "
+        "neither saved\n         nor given to newcomers\n"
+        "  state  what the run has applied stays\n"
+        "  next   hand both over: Run(model={'first': ..., 'second': ...}, optimizer={'first': ..., "
+        "'second': ...})"
+    )

@@ -23,17 +23,21 @@ from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.backward_end import at_end_of_pass
 from elastic.group.sums import Agreed
 from elastic.loop.exchange import Exchange
+from elastic.loop.rehearsal import Rehearsal
 from elastic.loop.script_step import ScriptStep
 from elastic.loop.step_in_hand import StepInHand, counted
 from elastic.state.trained_set import listed
 
 Count = Callable[[Any], Any]
 
+_NO_PIECE = -1
+
 
 class PlainStep(ScriptStep):
     """
     count         of a batch, what its loss is a mean over; None: its examples
-    closely       whether it is looked at what the body does behind its update
+    rehearsal     see there; None: there is none
+    look          is called before the first two batches of a step that is looked at closely; None: this one is not
     on_batch      is called before a batch's loss, a mean over so many, is passed back
     on_exact      is called when exact gradients are in `.grad`: the loop's own code is the update from there on
     on_pass_over  is called in its place where the step is passed over: the loop's optimizers have nothing to do
@@ -53,7 +57,8 @@ class PlainStep(ScriptStep):
         in_hand: StepInHand,
         *,
         count: Count | None,
-        closely: bool,
+        rehearsal: Rehearsal | None,
+        look: Callable[[], None] | None,
         on_batch: Callable[[int], None],
         on_exact: Callable[[PlainStep, Agreed], None],
         on_pass_over: Callable[[PlainStep, Agreed], None],
@@ -62,7 +67,9 @@ class PlainStep(ScriptStep):
         super().__init__(in_hand)
         self._session = in_hand.session
         self._count = count
-        self._closely = closely
+        self._rehearsal = rehearsal
+        self._look = look
+        self._bodies = 0
         self._moved: Callable[[], list[str]] = list
         self._on_batch = on_batch
         self._on_exact = on_exact
@@ -119,11 +126,32 @@ class PlainStep(ScriptStep):
         self.in_hand.leave_to_the_script()
         if not self.taken:
             self._session.exchange.gradients.at_next_pass(None)
-            self._moved = self._session.exchange.buffers.watched(closely=self._closely)
+            self._moved = self._session.exchange.buffers.watched(closely=self._look is not None)
+
+    def rehearse(self, batch: Any) -> Iterator[Any]:
+        """See Driver."""
+        rehearsal, step = self._rehearsal, self.in_hand
+        if self._look is not None:
+            self._look()
+        copied = rehearsal.begins(batch) if rehearsal is not None else None
+        if rehearsal is None or copied is None:
+            return
+        assert step.share is not None
+        step.seed_share(step.share, 0)
+        step.piece, step.due, self._idle = _NO_PIECE, True, True
+        self._session.exchange.gradients.at_next_pass(self._pass_begins)
+        yield copied
+        self.body_has_ended()
+        self._idle = False
+        self._bodies += 1
+        rehearsal.ends()
 
     def body_begins(self, batch: Any, examples: int) -> None:
         """See Driver."""
         step, gradients = self.in_hand, self._session.exchange.gradients
+        if self._look is not None and self._bodies == 1:  # what the body changes is found before an update, if it can
+            self._look()
+        self._bodies += 1
         self.items = self._items(batch, examples)
         gradients.begin_pass(
             step.merges,
@@ -134,6 +162,8 @@ class PlainStep(ScriptStep):
             holds_back=True,
         )
         gradients.at_next_pass(self._pass_begins)
+        if self._rehearsal is not None and self._rehearsal.compares:
+            gradients.look_at(self._rehearsal.take)
         self._on_batch(self.items)
         step.context.moment("backward", step.share)
 
@@ -197,19 +227,31 @@ class PlainStep(ScriptStep):
 
     def _take(self, exchange: Exchange) -> None:
         step = self.in_hand
+        rehearsal, gradients = self._rehearsal, exchange.gradients
         if self._idle:
             exchange.buffers.restore()
+            if rehearsal is not None and rehearsal.runs:
+                rehearsal.passed(gradients.given())
+                gradients.clear()
             return
-        exchange.gradients.end_pass()
+        gradients.end_pass()
+        if rehearsal is not None and rehearsal.compares:
+            gradients.look_at(None)
+            if (error := rehearsal.compare(gradients.names, step=step.index)) is not None:
+                self._session.body.end(step.index)  # which may know what the body has changed
+                raise error
         step.counted += self.items
         if step.piece == step.pieces - 1:
             step.take_buffers(exchange)
             if not step.last:
-                self._moved = exchange.buffers.watched(closely=self._closely)
+                self._moved = exchange.buffers.watched(closely=self._look is not None)
 
     def _recover(self, lost: PeerLost, exchange: Exchange) -> None:
         self.in_hand.due = False
         exchange.gradients.at_next_pass(None)
+        exchange.gradients.look_at(None)
+        if self._rehearsal is not None:
+            self._rehearsal.give_up()
         self._moved = list
         if self.in_hand.comes_again(lost, exchange):
             self._comes_again = True

@@ -36,6 +36,7 @@ from elastic.loop.exchange import Exchange
 from elastic.loop.phases import Phases
 from elastic.loop.restorer import StateRestorer
 from elastic.loop.run_state import RunState
+from elastic.loop.script_variables import generators
 from elastic.loop.transfer import Standing
 from elastic.loop.view_group import ViewGroup
 from elastic.membership.endings import AGAIN
@@ -221,9 +222,10 @@ class Session:
         return side_state_of_those_ahead
 
     def find_generators(self) -> None:
-        """When the script has built its models: those that these keep to themselves are pointed at streams, too."""
+        """When the script has built its models: those that these keep to themselves, and those that are variables of
+        the script, are pointed at streams, too."""
         modules = roots(self._config.models, self._config.extra)
-        self._own_generators = OwnGenerators(*modules.values(), *self._config.optimizers.values())
+        self._own_generators = OwnGenerators(*modules.values(), *self._config.optimizers.values(), generators())
 
     def seed(self, value: int) -> None:
         """Points all generators at the stream `value`, a `derive`d number."""

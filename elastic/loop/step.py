@@ -152,6 +152,10 @@ class _Body:
         except PeerLost as lost:  # a bucket could not leave: the iterator deals with it, not the loop's body
             self.lost = lost
 
+    def rehearse(self, batch: Any) -> Iterator[Any]:
+        """See Driver."""
+        yield from ()
+
     def body_begins(self, batch: Any, examples: int) -> None:
         """See Driver."""
 

@@ -41,6 +41,9 @@ _PHASE = 0  # a step's only one; its place in the seeds and in the exchange's na
 class Driver(Protocol):
     """What surrounds the loop's body."""
 
+    def rehearse(self, batch: Any) -> Iterator[Any]:
+        """Before the first batch of a step: bodies that count for nothing."""
+
     def body_begins(self, batch: Any, examples: int) -> None:
         """Before a batch of so many examples is handed out."""
 
@@ -164,6 +167,8 @@ class StepInHand:
                 batch = beside
                 if not self.for_nothing:
                     batch = context.observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
+                if number == 0 and micro == 0:
+                    yield from driver.rehearse(batch)
                 self.piece = micro
                 self.last = last_share and micro == self.pieces - 1
                 self.seed_share(share, micro)

@@ -122,9 +122,10 @@ class Applied:
         )  # fmt: skip
 
     @contextmanager
-    def stepping(self, name: str) -> Iterator[None]:
+    def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """An optimizer's own step, after `note_surroundings`: what it sets in its groups belongs to the update."""
-        groups = self._optimizers[name].param_groups
+        name = next(key for key, one in self._optimizers.items() if one is optimizer)
+        groups = optimizer.param_groups
         before = [_settings(group) for group in groups]
         yield
         for kept, then, group in zip(self._settings.get(name, ()), before, groups, strict=False):
@@ -192,7 +193,7 @@ class Applied:
         now = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         number_of = {id(parameter): number for parameter, number in zip(now, numbers, strict=True)}
-        entries: dict[int, Any] = {}
+        entries: dict[Any, Any] = {key: one for key, one in state["state"].items() if not isinstance(key, int)}
         groups, count = [], 0
         for then in settings:
             kept = [number_of[id(parameter)] for parameter in then["params"]]

@@ -47,11 +47,12 @@ class BufferEntry(NamedTuple):
 
 def roots(models: Mapping[str, torch.nn.Module], extra: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
     """Every module that the run was handed, by name; the modules below them are theirs."""
-    found = dict(models)
-    for name, thing in extra.items():
-        for path, module in _held(thing, DEPTH_MAX, set()):
-            found[f"extra.{name}{path}"] = module
-    return found
+    return {**models, **{f"extra.{name}": module for name, module in held(extra, DEPTH_MAX).items()}}
+
+
+def held(things: Mapping[str, Any], depth: int) -> dict[str, torch.nn.Module]:
+    """The modules that these are, or hold within so many objects, by name and path."""
+    return {f"{name}{path}": module for name, thing in things.items() for path, module in _held(thing, depth, set())}
 
 
 def modules(found: Mapping[str, torch.nn.Module]) -> list[tuple[str, str, torch.nn.Module]]:

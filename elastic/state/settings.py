@@ -1,7 +1,8 @@
 """What optimizers are set to (learning rates, betas, weight decay), compared between ranks at every step.
 
 Equal gradients give equal weights where the settings are equal. One that a rank makes of what it alone knows, such as a
-plateau of its own last share's loss, leaves each rank with weights of its own.
+plateau of its own last share's loss, leaves each rank with weights of its own; so what such a schedule keeps is
+compared, too, which shows that before a rate has changed.
 
 Compared are numbers, also in tuples, as floats: a state that has travelled may hold 1.0 for 1 and a list for a tuple.
 Of tensors only those of one number on the CPU: for another device a step would have to wait.
@@ -13,17 +14,43 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import xxhash
+from torch.optim.lr_scheduler import LRScheduler
 
-Optimizers = Mapping[str, torch.optim.Optimizer]
+
+class Grouped(Protocol):
+    """What has settings, in groups: an optimizer."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+
+
+Optimizers = Mapping[str, Grouped]
 Settings = dict[str, list[list[Any]]]
 """optimizer -> its groups, each a list of [key, numbers]; JSON leaves it as it is"""
 
 _NO_SETTINGS = frozenset({"params", "param_names"})
 _PLAIN = frozenset({float, int, bool})
+
+
+class OfSchedule:
+    """What a schedule keeps of what it was told, as if it were a group's settings: a plateau's best loss."""
+
+    def __init__(self, schedule: LRScheduler) -> None:
+        self._schedule = schedule
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [self._schedule.state_dict()]
+
+
+def settings_of(optimizers: Mapping[str, torch.optim.Optimizer], extra: Mapping[str, Any]) -> Optimizers:
+    """Those of the optimizers, and of schedules that the script steps by itself."""
+    own = {f"extra.{name}": OfSchedule(one) for name, one in extra.items() if isinstance(one, LRScheduler)}
+    return {**optimizers, **own}
 
 
 def digest(optimizers: Optimizers) -> int:

@@ -103,6 +103,24 @@ def test_a_scaler_skips_on_inf_on_all_workers_alike(
     assert digests(end) == [digest] * 2
 
 
+def test_several_optimizers_step_in_one_body(
+    elastic_cluster: MakeCluster, alone: Callable[..., tuple[str, End]]
+) -> None:
+    """Under `elastic run` the first step of any of them ended in a KeyError."""
+    digest, _ = alone(steps=24, two=1)
+    end = elastic_cluster(script=PROGRAM, workers=2, launcher="elastic", steps=24, two=1, lose=5).finish(within_s=240)
+
+    assert digests(end) == [digest] * 2
+
+
+def test_a_drill_finds_a_body_that_depends_on_how_many_there_were(elastic_cluster: MakeCluster) -> None:
+    """At one worker, too, and without a fault."""
+    end = elastic_cluster(script=PROGRAM, workers=1, launcher="elastic", steps=4, weigh=1).finish(within_s=240)
+    assert end.exit_code != 0
+    assert "the first share of step 0 was passed twice, and gave other gradients the second time" in end.output
+    assert "of the script's variables it changed bodies" in end.output
+
+
 @pytest.mark.nightly(sample=2, of="losses in a plain loop")
 @pytest.mark.parametrize("lose", [5, 7])
 def test_a_step_that_is_taken_over_is_counted_once(

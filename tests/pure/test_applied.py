@@ -160,3 +160,16 @@ def test_what_is_given_can_be_applied_to_the_objects_of_another_worker() -> None
     assert other_optimizer.param_groups[0]["lr"] == 0.5
     optimizer.param_groups.pop()
     assert checkpoint.digest(other_optimizer) == checkpoint.digest(optimizer)
+
+
+def test_what_an_optimizer_keeps_under_a_name_of_its_own_is_given() -> None:
+    """It was left out for a worker that took a step over, which then began at none."""
+    model, optimizer, scheduler, counter, applied = parts()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.state["steps in all"] = 3  # type: ignore[index]
+    applied.note()
+
+    tree = given(applied, optimizer, scheduler, counter)
+    assert tree["optimizer"]["state"]["steps in all"] == 3
+    assert set(tree["optimizer"]["state"]) == {0, 1, "steps in all"}

@@ -415,3 +415,72 @@ def test_an_error_of_the_bodys_own_tells_why_there_is_no_gradient(tmp_path: Path
         Plain(tmp_path).train(body)
 
     assert "if run.updating" in "".join(vars(raised.value)["__notes__"])
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Of those that torch's __init__ never sees: every fifth step it goes half way back."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optimizer = inner
+        self.count = 0
+        self.slow = [weight.detach().clone() for weight in self._weights()]
+
+    def _weights(self) -> list[torch.Tensor]:
+        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step(closure)
+        self.count += 1
+        if self.count % 5 == 0:
+            with torch.no_grad():
+                for weight, slow in zip(self._weights(), self.slow, strict=True):
+                    weight.copy_(slow.lerp_(weight, 0.5))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_what_wraps_the_optimizer_and_counts_is_refused_at_once(tmp_path: Path, mode: str) -> None:
+    """Its count was of bodies, and was refused when it first wrote to weights: after a step or more."""
+    loop = Plain(tmp_path, mode=mode)
+    wrapped = Lookahead(loop.optimizer)
+
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        wrapped.zero_grad()
+        loop.loss(x, y).backward()
+        wrapped.step()
+
+    with pytest.raises(StepError, match=r"wrapped, a Lookahead, steps an optimizer of the run, and keeps .*: count"):
+        loop.train(body)
+    assert loop.run.step_index == (mode == "fast")
+    with pytest.raises(ConfigError, match="a Lookahead that has no hooks of torch's"):
+        Plain(tmp_path / "handed", optimizer=wrapped)
+
+
+def test_an_evaluation_at_the_beginning_of_an_epoch_says_where_it_may_be(tmp_path: Path) -> None:
+    loop, data = Plain(tmp_path), TensorDataset(torch.randn(4, 4), torch.arange(4) % 2)
+
+    def train() -> None:
+        with loop.run as run:
+            for _ in run.epochs():
+                run.evaluate(data, lambda x, y: {"n": torch.tensor(len(x))})
+
+    with pytest.raises(
+        StepError, match=r"run\.evaluate was called at the beginning of epoch 0, before its batches"
+    ) as no:
+        train()
+    assert "behind the last batch of the epoch before" in str(no.value)
+
+
+def clips_values(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.loss(x, y).backward()
+    nn.utils.clip_grad_value_(loop.model.parameters(), 0.1)
+    loop.optimizer.step()
+
+
+def test_an_error_over_missing_gradients_says_what_guards_it(tmp_path: Path) -> None:
+    """torch's own says that a nested list of tensors is not empty."""
+    with pytest.raises(RuntimeError, match="nested_tensorlist") as no:
+        Plain(tmp_path).train(clips_values)
+    assert any("if run.updating:" in note for note in getattr(no.value, "__notes__", ["if run.updating: in 3.10"]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.state.settings import difference, digest, settings
+from elastic.state.settings import difference, digest, settings, settings_of
 
 
 def adam(**given: Any) -> dict[str, torch.optim.Optimizer]:
@@ -58,3 +58,18 @@ def test_parameters_are_no_settings() -> None:
     """Even where one is a single number: it is compared by what it is made of."""
     one, other = (torch.optim.SGD([nn.Parameter(torch.tensor(value))], lr=0.1) for value in (1.0, 2.0))
     assert digest({"a": one}) == digest({"a": other})
+
+
+def test_what_a_plateau_was_told_is_compared_before_it_lowers_a_rate() -> None:
+    """By the loss of a worker's own last share, say: rates went apart epochs later, and at one worker never."""
+
+    def told(loss: float) -> Any:
+        optimizers = adam()
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizers["optimizer"])
+        plateau.step(loss)
+        return settings_of(optimizers, {"plateau": plateau, "other": object()})
+
+    assert digest(told(0.5)) == digest(told(0.5))
+    assert digest(told(0.5)) != digest(told(0.25))
+    found = difference(settings(told(0.5)), json.loads(json.dumps(settings(told(0.25)))))
+    assert found == ["best of 'extra.plateau', group 0: 0.5 here and 0.25 there"]

@@ -73,6 +73,9 @@ class Injector(Observer):
             return save_every
         return int(instead) if instead.isdecimal() else instead
 
+    def rehearses(self, rehearse: bool) -> bool:
+        return True
+
     def dataset(self, dataset: Any) -> Any:
         if self._run is not None:
             self._run.events.emit(dataset_source(dataset))

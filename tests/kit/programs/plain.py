@@ -72,6 +72,8 @@ def main() -> None:
     parser.add_argument("--storage", type=json.loads, help="storage_options, as JSON")
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--lose", type=int)
+    parser.add_argument("--weigh", type=int, default=0, help="1: the loss, by how many bodies there were")
+    parser.add_argument("--two", type=int, default=0, help="1: an optimizer for each half of the network")
     parser.add_argument("--scale", type=int, help="losses are scaled, at first by 2 to the power of this")
     options = parser.parse_args()
 
@@ -79,7 +81,10 @@ def main() -> None:
     dataset = Noisy(options.steps // options.epochs * options.batch_size - options.short, options.seed)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW((model[:3] if options.two else model).parameters(), lr=1e-2)
+    optimizers = {"first": optimizer}
+    if options.two:
+        optimizers["second"] = torch.optim.AdamW(model[3:].parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**options.scale) if options.scale is not None else None
     counted = Counted()
@@ -88,10 +93,11 @@ def main() -> None:
     def correct(points: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"correct": (model(points).argmax(dim=1) == labels).sum()}
 
+    bodies = 0
     with elastic.Run(
         options.url,
         model=model,
-        optimizer=optimizer,
+        optimizer=optimizers if options.two else optimizer,
         scheduler=scheduler,
         scaler=scaler,
         dataset=dataset,
@@ -110,15 +116,18 @@ def main() -> None:
             lose(options.lose, run)
         for epoch in run.epochs():
             for points, labels in run.batches():
-                optimizer.zero_grad()
-                loss: Any = F.cross_entropy(model(points), labels)
+                for one in optimizers.values():
+                    one.zero_grad()
+                bodies += 1
+                loss: Any = F.cross_entropy(model(points), labels) * (bodies if options.weigh else 1)
                 run.add(loss=loss.detach() * len(labels))
                 if scaler is None:
                     loss.backward()
                     if run.updating:
                         counted.largest.append(max(float(one.grad.abs().max()) for one in parameters))
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                    optimizer.step()
+                    for one in optimizers.values():
+                        one.step()
                 else:
                     scaler.scale(loss).backward()
                     scaler.unscale_(optimizer)
@@ -138,7 +147,7 @@ def main() -> None:
                 print(f"epoch {epoch}: {found['correct'] / len(dataset):.4f} correct")
     seen = {name: torch.tensor(value, dtype=torch.float64) for name, value in counted.state_dict().items()}
     state = checkpoint.digest(
-        {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler, "counted": seen}
+        {"model": model, "average": average, "optimizer": optimizers, "scheduler": scheduler, "counted": seen}
     )
     if scaler is not None:
         os.write(1, f"scale {scaler.get_scale()}\n".encode())

@@ -1,0 +1,97 @@
+"""The variables that the loop's body can name: those of the functions that the loop stands in, and the globals that
+these name, or functions of the script that they call. The run is not handed them; it looks whether they hold what it
+should know.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from inspect import CO_OPTIMIZED
+from itertools import islice
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+_FRAMES = 6
+_FUNCTIONS = 32
+_OWN = "elastic"
+_BYTES_MAX = 1 << 16
+_NO_STATE = (type, ModuleType, FunctionType)
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+
+
+def variables() -> dict[str, Any]:
+    """Name -> value; called while the script waits for its next batch. `self` counts by its attributes."""
+    found: dict[str, Any] = {}
+    for frame in islice(_frames(), _FRAMES):
+        functions, seen = [frame.f_code], set[CodeType]()
+        local = _locals_of(frame)
+        known = {**frame.f_globals, **local}
+        names = [*local]
+        while functions and len(seen) < _FUNCTIONS:
+            code = functions.pop()
+            seen.add(code)
+            names += code.co_names
+            called = [known[name] for name in code.co_names if isinstance(known.get(name), FunctionType)]
+            functions += [
+                one.__code__ for one in called if one.__globals__ is frame.f_globals if one.__code__ not in seen
+            ]
+        for name in dict.fromkeys(names):
+            value = known.get(name)
+            if name not in known or name.startswith("__") or isinstance(value, _NO_STATE) or _is_own(type(value)):
+                continue
+            found.setdefault(name, value)
+            if name == "self":
+                found |= {f"self.{key}": one for key, one in getattr(value, "__dict__", {}).items()}
+    return found
+
+
+def generators() -> list[Any]:
+    """The random generators that are such variables."""
+    return [value for value in variables().values() if isinstance(value, _GENERATORS)]
+
+
+def values(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a change of each, as far as that is quickly told."""
+    return {name: _value(value) for name, value in found.items()}
+
+
+def _frames() -> Iterator[FrameType]:
+    """From the loop outwards, to the script's first line."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] != _OWN:
+            yield frame
+            if frame.f_code.co_name == "<module>":
+                return
+        frame = frame.f_back
+
+
+def _locals_of(frame: FrameType) -> dict[str, Any]:
+    """Before Python 3.13 those of a function are a copy, which stays with the frame, and with it the last outputs."""
+    there = frame.f_locals
+    local = dict(there)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+        there.clear()
+    return local
+
+
+def _is_own(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == _OWN
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, (list, dict, set, deque)):
+        return id(value), len(value)
+    if isinstance(value, torch.Tensor):
+        return id(value), None if value.is_inference() else value._version
+    if isinstance(value, np.ndarray):
+        return id(value), value.tobytes() if value.nbytes <= _BYTES_MAX else None
+    return id(value)
