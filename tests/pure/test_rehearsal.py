@@ -17,17 +17,14 @@ from torch import nn
 from elastic.errors import StepError
 from elastic.loop.rehearsal import Rehearsal
 from elastic.loop.script_variables import variables
-from tests.pure import test_plain_misuse
-from tests.pure.test_plain_misuse import SHARES, STEPS, good
+from tests.pure.test_plain_misuse import SHARES, STEPS, Plain, good
 
 AGAIN = r"the first share of step 0 was passed twice, and gave other gradients the second time: .*0\.weight"
 
 
-class Plain(test_plain_misuse.Plain):
+def rehearsed(url: Path, **options: Any) -> Plain:
     """Which is asked to pass its first share twice."""
-
-    def __init__(self, url: Path, **options: Any) -> None:
-        super().__init__(url, rehearse=True, **options)
+    return Plain(url, rehearse=True, **options)
 
 
 class Hidden(nn.Module):
@@ -61,7 +58,7 @@ HIDDEN = {
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_a_hidden_state_of_any_kind_is_refused(tmp_path: Path, kind: str) -> None:
     """Which share came before depends on the world size; no state_dict and no plain attribute has it."""
-    loop = Plain(tmp_path)
+    loop = rehearsed(tmp_path)
     loop.model.insert(0, Hidden(*HIDDEN[kind]))
     before = loop.state
     with pytest.raises(StepError, match="was passed twice, and gave other gradients the second time"):
@@ -71,7 +68,7 @@ def test_a_hidden_state_of_any_kind_is_refused(tmp_path: Path, kind: str) -> Non
 
 def test_a_count_of_bodies_that_weighs_the_loss_is_refused(tmp_path: Path) -> None:
     """Its name is among those of the script's variables that have changed."""
-    loop = Plain(tmp_path)
+    loop = rehearsed(tmp_path)
     before = loop.state
 
     def train(count: int) -> None:
@@ -90,7 +87,7 @@ def test_a_count_of_bodies_that_weighs_the_loss_is_refused(tmp_path: Path) -> No
 
 
 def test_a_buffer_of_what_came_by_is_refused(tmp_path: Path) -> None:
-    loop, replay = Plain(tmp_path), deque[torch.Tensor](maxlen=20)
+    loop, replay = rehearsed(tmp_path), deque[torch.Tensor](maxlen=20)
 
     def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
         replay.extend(x)
@@ -105,7 +102,7 @@ def test_a_buffer_of_what_came_by_is_refused(tmp_path: Path) -> None:
 
 def test_counts_that_reach_no_loss_are_nobodys_state(tmp_path: Path) -> None:
     """What is logged, and draws of every generator, those of the script's variables included."""
-    loop, plain = Plain(tmp_path / "run"), Plain(tmp_path / "plain")
+    loop, plain = rehearsed(tmp_path / "run"), rehearsed(tmp_path / "plain")
     count, losses, total = 0, [], torch.zeros(())
     draw, rng, own = torch.Generator().manual_seed(3), np.random.default_rng(3), random.Random(3)
 
@@ -133,7 +130,7 @@ def test_a_generator_that_is_a_variable_draws_by_place(tmp_path: Path) -> None:
     """It went on from one share to the next, of which a worker has as many as the world size says."""
 
     def train(url: Path, until: int | None = None) -> Plain:
-        loop, rng = Plain(url), np.random.default_rng(0)
+        loop, rng = rehearsed(url), np.random.default_rng(0)
         with loop.run as run:
             for x, y in run.batches():
                 if run.step_index == until:
@@ -171,7 +168,7 @@ def test_in_fast_mode_nothing_is_passed_twice(tmp_path: Path) -> None:
         bodies += 1
         good(loop, x, y)
 
-    Plain(tmp_path, mode="fast").train(body)
+    rehearsed(tmp_path, mode="fast").train(body)
     assert bodies == STEPS
 
 
