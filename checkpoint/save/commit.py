@@ -28,9 +28,14 @@ from checkpoint.storage import AlreadyThere, Buffer, Missing, Storage
 
 def write_object(storage: Storage, id: CommitId, index: int, file: Buffer) -> StoredObject:
     """Hashes and stores object `index` of the save. Raises `StorageError`."""
-    stored = StoredObject(len(file), xxh3(file), CHUNK_BYTES, tuple(chunk_hashes(file)))
+    stored = described(file)
     storage.put(id.shard_key(index), file)
     return stored
+
+
+def described(file: Buffer) -> StoredObject:
+    """The object that these bytes are, once they are stored."""
+    return StoredObject(len(file), xxh3(file), CHUNK_BYTES, tuple(chunk_hashes(file)))
 
 
 def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> None:
@@ -39,10 +44,7 @@ def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> N
     raises  ClaimLost, StorageError (TornManifest among them); then nothing is committed, unless the error says that it
             may be, and nothing that a newer claim goes on from
     """
-    planned = draft.planned()
-    found = storage.list(draft.id.data_folder) if planned else {}
-    if found != planned:  # a listing may be of what was there before, so what it does not show is looked for by name
-        found |= {key: _size(storage, key) for key, size in planned.items() if found.get(key) != size}
+    planned, found = draft.planned(), found_of(storage, draft)
     if found != planned:
         wrong = sorted(set(found.items()) ^ set(planned.items()))[:6]
         raise StorageError(
@@ -80,6 +82,15 @@ def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> N
     if (newer := left_out_by(storage, draft.id)) is not None:
         doing = f"step {draft.id.step} was written as that claim was taken, which goes on without it"
         raise lost(ours=draft.id.claim, newest=newer, doing=doing)
+
+
+def found_of(storage: Storage, draft: Draft) -> dict[str, int]:
+    """Key -> size in bytes of what the storage shows of the save; below 0: it is not there. Raises `StorageError`."""
+    planned = draft.planned()
+    found = storage.list(draft.id.data_folder) if planned else {}
+    if found != planned:  # a listing may be of what was there before, so what it does not show is looked for by name
+        found |= {key: _size(storage, key) for key, size in planned.items() if found.get(key) != size}
+    return found
 
 
 def is_committed(storage: Storage, id: CommitId) -> bool:

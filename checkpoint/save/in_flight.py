@@ -205,8 +205,8 @@ class InFlightSaves:
     def hear(self, said: FromWriter) -> None:
         """What the writer process says of saves."""
         match said:
-            case Done(number=number):
-                self._finish(number, None)
+            case Done(number=number, helped=helped):
+                self._finish(number, None, {who: size for who, size in helped})
             case Failed(number=number, error=error):
                 self._finish(number, error_from(error))
             case TakenBack(number=number, taken=True):
@@ -231,12 +231,13 @@ class InFlightSaves:
         if mine and time.monotonic() - min(mine, key=lambda one: one.number).since_s > self._patience_s:
             process.kill(f"a save was not finished within {self._rules.finish_s:g} s")
 
-    def _finish(self, number: int, error: CheckpointError | None) -> None:
+    def _finish(self, number: int, error: CheckpointError | None, helped: dict[int, int] | None = None) -> None:
         with self._changed:
             half = self._half_of(number)
             one = None if half is None else self._halves[half]
             if half is None or one is None:
                 return
+            one.saving.helped = helped or {}
             if error is None:
                 one.committed()
             elif self._is_passed(error):
