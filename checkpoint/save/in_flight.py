@@ -206,7 +206,7 @@ class InFlightSaves:
         """What the writer process says of saves."""
         match said:
             case Done(number=number, helped=helped):
-                self._finish(number, None, {who: size for who, size in helped})
+                self._finish(number, None, {one[0]: one[1] for one in helped})
             case Failed(number=number, error=error):
                 self._finish(number, error_from(error))
             case TakenBack(number=number, taken=True):

@@ -37,6 +37,7 @@
     saver                the coordinator's hand on the run's storage
     save_schedule        when the next save is due
     save_duration        how long it will take
+    shared_save          where all nodes leave, all upload it
     vain_uploads         those that come too late for the run's claims, again and again
     late_reading         a claim that a node could not read as it came
     compile_cache        what torch compiles goes with the run; compiled_storage: as objects, which sealed vouches for

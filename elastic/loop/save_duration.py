@@ -40,13 +40,14 @@ class SaveDuration:
             threading.Thread(target=lambda: self.learn(newest()), name="elastic-save-duration", daemon=True).start()
 
 
-def likely_s(took_s: float | None, under_way_s: Sequence[float]) -> float | None:
+def likely_s(took_s: float | None, under_way_s: Sequence[float], *, uploaders: int = 1) -> float | None:
     """Until a save that begins now is durable; None: nobody knows.
 
     took_s       by the last one
     under_way_s  how long ago those were begun that are not done, the oldest first: it is being written, and one that
                  waits behind it gives way to the new one
+    uploaders    nodes that share this one, at best in equal parts
     """
     if took_s is None:
         return max(under_way_s, default=None)
-    return took_s + sum(max(0.0, took_s - begun_s) for begun_s in under_way_s[:1])
+    return took_s / uploaders + sum(max(0.0, took_s - begun_s) for begun_s in under_way_s[:1])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,6 +25,7 @@ import checkpoint
 from elastic.config import Config
 from elastic.errors import Evicted, SavesFailed
 from elastic.events import schema
+from elastic.events.event import ABSENT
 from elastic.events.log import EventLog
 from elastic.loop.save_duration import SaveDuration, likely_s
 from elastic.loop.save_schedule import SaveSchedule, SoonSave
@@ -38,6 +39,7 @@ from elastic.state.train_state import TrainState, Tree
 from elastic.status.console import Console
 
 PATIENCE_S = 20.0  # so long what nobody would try again is tried again
+NOBODY: Mapping[int, int] = {}
 T = TypeVar("T")
 _WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
 
@@ -265,7 +267,7 @@ class Saver:
             one = self._underway.pop(0)
             try:
                 commit = one.saving.wait()
-                self._committed(one.position, commit, one.took_s, one.stall_s)
+                self._committed(one.position, commit, one.took_s, one.stall_s, helped=one.saving.helped)
                 self.schedule.committed(stall_s=one.cost_s, durable_s=one.took_s)
             except (checkpoint.SaveDropped, checkpoint.ClaimLost) as lost:
                 if isinstance(lost, checkpoint.StateChanged):
@@ -290,14 +292,18 @@ class Saver:
         if most is not None and self._failures >= most:
             raise self._saves_failed(step) from self._last_failure
 
-    def likely_s(self, step: int) -> float | None:
-        """How long it will be until what is held after so many steps is durable; None: nobody knows."""
+    def likely_s(self, step: int, *, uploaders: int = 1) -> float | None:
+        """How long it will be until what is held after so many steps is durable; None: nobody knows.
+
+        uploaders  nodes that will share what is not begun yet
+        """
         now_s, took_s = self._clock(), self.duration.seconds
         under_way = [(one.position.step, now_s - one.begun_s) for one in self._underway if not one.saving.done]
         begun_s = dict(under_way).get(step)
         if begun_s is not None:  # it is this one
             return None if took_s is None else max(0.0, took_s - begun_s)
-        return likely_s(took_s, [begun_s for _, begun_s in under_way])
+        under_way_s = [begun_s for _, begun_s in under_way]
+        return likely_s(took_s, under_way_s, uploaders=uploaders if self._warmed else 1)
 
     def _newest_meta(self) -> dict[str, Any]:
         """In a thread of its own. Empty where the storage cannot be read."""
@@ -341,6 +347,15 @@ class Saver:
                 self._console.say(f"{what} failed, and is tried again in {wait_s:.0f} s: {failure}")
             self._sleep(wait_s)
             wait_s *= 2
+
+    def invite(self, ranks: Sequence[int]) -> dict[str, Any] | None:
+        """To help with what is saved from here on: see Checkpointer.invite. None: nobody can. Raises Evicted."""
+        self.look()
+        if not self._warmed:
+            return None
+        with suppress(checkpoint.CheckpointError):
+            return self._checkpoints.invite(ranks)
+        return None
 
     def save(self, position: Position, *, must: bool) -> None:
         """Saves the live state. `must`: it is committed on return, and a failure ends the run.
@@ -418,7 +433,15 @@ class Saver:
                 self.look()
         self._checkpoints.close(finish=not abruptly)
 
-    def _committed(self, position: Position, commit: checkpoint.Commit, took_s: float, stall_s: float) -> None:
+    def _committed(
+        self,
+        position: Position,
+        commit: checkpoint.Commit,
+        took_s: float,
+        stall_s: float,
+        *,
+        helped: Mapping[int, int] = NOBODY,
+    ) -> None:
         self.duration.measured(took_s)
         self._saved = position.step, position.stopped
         self._saved_s = self._clock()
@@ -426,7 +449,14 @@ class Saver:
         self._in_vain.committed()
         self._soon.committed(position.step)
         self._events.emit(
-            schema.Saved(step=position.step, bytes=commit.bytes, seconds=took_s, stall=stall_s, name=commit.name)
+            schema.Saved(
+                step=position.step,
+                bytes=commit.bytes,
+                seconds=took_s,
+                stall=stall_s,
+                name=commit.name,
+                helped={str(rank): size for rank, size in sorted(helped.items())} or ABSENT,
+            )
         )
         self._events.flush()
 
