@@ -48,14 +48,15 @@ class Rules:
 class InFlight:
     """A half that is taken, and the process that is to write it.
 
-    committed  is called after the commit, before the save counts as done; must not block
+    committed  is called after the commit, before the save counts as done, with whether there were no helpers; must
+               not block
     since_s    when its turn came, on the clock time.monotonic(): waiting behind another save does not count
     """
 
     number: int
     saving: Saving
     commit: Commit
-    committed: Callable[[], None]
+    committed: Callable[[bool], None]
     process: WriterProcess
     since_s: float = field(default_factory=time.monotonic)
 
@@ -143,7 +144,7 @@ class InFlightSaves:
             self._changed.wait_for(lambda: younger.saving.done or younger.number in self._refused, _ANSWER_S)
 
     def occupy(
-        self, half: int, saving: Saving, commit: Commit, committed: Callable[[], None], process: WriterProcess
+        self, half: int, saving: Saving, commit: Commit, committed: Callable[[bool], None], process: WriterProcess
     ) -> int:
         """From here on the half counts. Returns the save's number."""
         with self._changed:
@@ -239,7 +240,7 @@ class InFlightSaves:
                 return
             one.saving.helped = helped or {}
             if error is None:
-                one.committed()
+                one.committed(not helped)
             elif self._is_passed(error):
                 error = dropped(one.saving.step, f"it is of an older claim, and the job goes on under {self._under}")
             self._note(one.saving, one.commit, error)

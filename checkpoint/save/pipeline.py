@@ -210,7 +210,7 @@ class SavePipeline:
         except CheckpointError as error:
             self._in_flight.report(saving, save.commit, error)
         else:
-            self._committed(save.draft, context)()
+            self._committed(save.draft, context)(True)
             self._in_flight.report(saving, save.commit, None)
 
     # What is agreed on beside the state
@@ -340,9 +340,9 @@ class SavePipeline:
             return not self._in_flight.vacate(half, number)
         return True
 
-    def _committed(self, draft: Draft, context: Context) -> Callable[[], None]:
+    def _committed(self, draft: Draft, context: Context) -> Callable[[bool], None]:
         """Of the draft alone: a save would keep copies that the state made of its tensors until it is done."""
-        return (lambda: context.committed(draft)) if self._ranks.rank == 0 else (lambda: None)
+        return (lambda alone: context.committed(draft, alone)) if self._ranks.rank == 0 else (lambda alone: None)
 
 
 def _nothing(said: list[Message], draft: Draft | None) -> Message:

@@ -19,11 +19,13 @@ from elastic.group.fingerprint import Kind
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase
 
+HELPERS_MAX = 63  # with as many the storage is the narrow place, not a node's network
+
 
 def helpers_of(nodes: Sequence[str]) -> list[int]:
     """The ranks that help. nodes: of each rank"""
     first = {node: rank for rank, node in reversed([*enumerate(nodes)])}
-    return sorted(first.values())[1:]
+    return sorted(first.values())[1 : 1 + HELPERS_MAX]
 
 
 class SharedSave:

@@ -29,7 +29,7 @@ WITHIN_S = 240.0
 DATA = "*/data/*"
 LONG_S = 600.0
 BEGUN = Delay(0.0, on="write", path="*/s000000000-*")  # the state that the run begins with is no matter here
-SLOW = Plan(BEGUN, Delay(1.0, on="write", path=DATA))
+SLOW = Plan(BEGUN, Delay(3.0, on="write", path=DATA))
 
 
 class Nodes:
@@ -143,6 +143,7 @@ def test_all_leave_and_each_node_has_uploaded_a_part(run: Callable[[int], Nodes]
     assert f"with {nodes.of('finished')[0]['digest']}" in ended, "other bits than without all this"
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("what", ["killed", "hangs"])
 def test_a_node_that_comes_to_no_end_with_its_part_costs_no_save(run: Callable[[int], Nodes], what: str) -> None:
     nodes = run(3)

@@ -18,7 +18,9 @@ import torch
 
 from checkpoint import Checkpointer, StorageError, digest
 from checkpoint.net.framing import NotAMessage
+from checkpoint.runs.history import read_manifest
 from checkpoint.save.helping.helper import Helper
+from checkpoint.storage import open_storage
 from checkpoint.testing import Delay, Error, Hang, Plan, TornWrite
 from tests.kit.ranks import Died, returned, run_ranks
 from tests.kit.s3 import S3Server
@@ -28,7 +30,7 @@ WITHIN_S = 120.0
 OBJECTS = 24
 SHARD_BYTES = 20_000
 DATA = "*/data/*"
-SLOW = Delay(1.0, on="write", path=DATA)
+SLOW = Delay(2.0, on="write", path=DATA)
 LONG_S = 600.0
 
 
@@ -148,9 +150,28 @@ def test_a_helper_stores_no_other_bytes(tmp_path: Path) -> None:
 
 def test_what_a_helper_has_stored_in_part_is_stored_again(tmp_path: Path) -> None:
     """It was told of success."""
-    torn = Plan(TornWrite(path="*/000*[13579].safetensors", silent=True))
+    torn = Plan(TornWrite(path="*/000*[13579]-1.safetensors", silent=True))
     first, _ = returned(run_ranks(together, 2, str(tmp_path), [Plan(SLOW), torn], None, None))
     assert 0 < saved_by(first)[1] < OBJECTS
+    with Checkpointer(tmp_path / "run") as runs:
+        manifest = read_manifest(open_storage(tmp_path / "run"), runs.list()[0].id)
+    by = [stored.helper for stored in manifest.objects]
+    assert not any(by[1::2])
+    assert sum(by) == saved_by(first)[1]
+
+
+def test_what_helpers_stored_is_swept_with_the_rest(tmp_path: Path) -> None:
+    """And what more than one has stored: of all that lies there after the last save, a manifest names each, or it is
+    the last one's."""
+    folder = str(tmp_path)
+    first, _ = returned(run_ranks(together, 2, folder, [Plan(SLOW), None], None, None, 3))
+    assert saved_by(first)[1]
+    url, options = place(folder, Plan())
+    with Checkpointer(url, storage_options=options, keep=2) as runs:
+        runs.save(9, state())
+        kept = {commit.id.data_folder for commit in runs.list()}
+    assert len(kept) == 2
+    assert {str(path.parent.relative_to(tmp_path / "run")) for path in tmp_path.glob("run/data/*/*/*")} == kept
 
 
 def test_what_a_helper_cannot_store_is_stored_by_who_commits(tmp_path: Path) -> None:

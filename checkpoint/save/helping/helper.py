@@ -1,6 +1,7 @@
 """A process that holds what another one saves, and stores parts of it: in threads, from its live tensors.
 
-    offered: name, size, hash  ->  packed into a buffer  ->  has it that hash?  ->  stored, and said  |  declined
+    offered: name, size, hash  ->  packed into a buffer  ->  has it that hash?  ->  stored under a name of its own, and
+      said  |  declined
 
 What is stored was hashed where it lies, so a state that is another one, or that changes meanwhile, puts nothing wrong
 into the save. It commits nothing, and holds no claim. What fails here is declined, and who commits stores it itself.
@@ -118,7 +119,7 @@ class Helper:
                 return "it holds other bytes"
             if self._ended.is_set():
                 return "it has ended"
-            storage.put(offer.id.shard_key(index), file)
+            storage.put(offer.id.shard_key(index, self._number), file)
         except Exception as error:  # whatever it is, who commits stores it
             return self._scrub(f"{type(error).__name__}: {error}")
         return None

@@ -30,6 +30,10 @@ class Part:
     def name(self) -> str:
         return str(self.draft.id)
 
+    def key(self, place: int, helper: int) -> str:
+        """Of the file at this place, where this helper stores it."""
+        return self.draft.id.shard_key(self.first + place, helper)
+
     def write(self, place: int) -> StoredObject:
         """Stores the file at this place. Raises StorageError."""
         return write_object(self.storage, self.draft.id, self.first + place, self.files[place])

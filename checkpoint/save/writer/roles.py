@@ -47,7 +47,7 @@ class Role(Protocol):
         """Returns when the save is committed: how many bytes of this writer's part others stored, by their numbers.
 
         own  what `store` returned
-        Raises what it failed of. It or `store` has failed: nobody reads the part's files any more.
+        Raises what it failed of.
         """
 
     def give_up(self, id: str, error: Message) -> None:

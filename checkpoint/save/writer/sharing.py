@@ -5,6 +5,9 @@
 
 All hashes of the manifest are of what is staged here. A helper that is silent, gone or of other bytes costs time and
 nothing else: this process stores what is missing. It goes on if its own training process, or all helpers, are killed.
+
+Each stores under names of its own, so that an object which two have stored was written once by each, and of a helper
+that comes to life after the commit nothing counts. Nor does what is still under way here then: nobody waits for it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from checkpoint.errors import CheckpointError
 from checkpoint.format.draft import Draft, StoredObject
@@ -30,13 +33,18 @@ _LOOK_S = 1.0
 
 @dataclass(eq=False)
 class _Shared:
-    """A save that is being stored. objects: what each of them is, as far as it was hashed; failed: of what, here"""
+    """A save that is being stored.
+
+    objects  what each of them is, as far as it was hashed
+    spare    keys that may come to hold an object, whoever's counts
+    failed   of what, here
+    """
 
     part: Part
     dealing: Dealing
     objects: dict[int, StoredObject] = field(default_factory=dict)
+    spare: set[str] = field(default_factory=set)
     failed: Exception | None = None
-    threads: list[threading.Thread] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
@@ -67,34 +75,34 @@ class Sharing:
     def store(self, part: Part) -> list[StoredObject]:
         with self._changed:
             self._save = save = _Shared(part, Dealing(len(part.files), self._helpers))
-        save.threads = [
+        save.spare |= part.draft.planned().keys()
+        threads = [
             threading.Thread(target=self._offer_all, args=(save,), name="checkpoint-offering", daemon=True),
             *(
                 threading.Thread(target=self._store_own, args=(save,), name=f"checkpoint-object-{n}", daemon=True)
                 for n in range(part.at_once)
             ),
         ]
-        for thread in save.threads:
+        for thread in threads:
             thread.start()
         with self._changed:
             self._changed.wait_for(lambda: save.over)  # ends: this process stores all of it, or fails
-        if save.failed is not None:
-            self._settle(save)
-            raise save.failed
-        return [save.objects[place] for place in range(len(part.files))]
+            if not save.dealing.done and save.failed is not None:
+                self._save = None
+                raise save.failed
+        self._store_torn(save)
+        by = save.dealing.stored
+        return [replace(save.objects[place], helper=by[place]) for place in range(len(part.files))]
 
     def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
-        save = self._save
-        assert save is not None
-        try:
-            self._store_torn(save)
-            commit(storage, draft, own)
-        finally:
-            self._settle(save)
+        with self._changed:
+            save, self._save = self._save, None
+        assert save is not None, "what is committed was stored before"
+        commit(storage, draft, own, spare=save.spare)
         helped: dict[int, int] = {}
-        for place, who in save.dealing.stored.items():
-            if who != COMMITS:
-                helped[who] = helped.get(who, 0) + own[place].size
+        for stored in own:
+            if stored.helper != COMMITS:
+                helped[stored.helper] = helped.get(stored.helper, 0) + stored.size
         return helped
 
     def give_up(self, id: str, error: Message) -> None:
@@ -103,21 +111,15 @@ class Sharing:
     def close(self) -> None:
         self._server.close()
 
-    def _settle(self, save: _Shared) -> None:
-        """Returns when nobody here reads what is staged: another save's bytes may lie there next."""
-        for thread in save.threads:
-            thread.join()
-        with self._changed:
-            self._save = None
-
     def _store_torn(self, save: _Shared) -> None:
-        """What helpers say that they stored, and the storage shows at another size."""
-        part, found = save.part, found_of(save.part.storage, save.part.draft)
-        for place, who in save.dealing.stored.items():
-            key = part.draft.id.shard_key(part.first + place)
-            if who != COMMITS and found.get(key) != len(part.files[place]):
-                part.write(place)
-                save.dealing.stored[place] = COMMITS
+        """What helpers say that they stored, and the storage shows at another size. Raises StorageError."""
+        part, by = save.part, save.dealing.stored
+        planned = {part.key(place, who): len(part.files[place]) for place, who in by.items() if who != COMMITS}
+        found = found_of(part.storage, part.draft, planned) if planned else {}
+        for place, who in [*by.items()]:
+            if who != COMMITS and found[part.key(place, who)] != len(part.files[place]):
+                save.objects[place] = part.write(place)
+                by[place] = COMMITS
 
     # What is stored here
 
@@ -155,6 +157,7 @@ class Sharing:
             stored = described(save.part.files[place])
             with self._changed:
                 save.objects.setdefault(place, stored)
+                save.spare.add(save.part.key(place, helper))
             offer = Offer(
                 save=save.part.draft.id._asdict(),
                 index=save.part.first + place,

@@ -48,7 +48,9 @@ def main() -> None:
     parser.add_argument("--odd", action="store_true")
     parser.add_argument("--steps", type=int, default=10_000)
     options = parser.parse_args()
-    checkpoint.Checkpointer.__init__.__kwdefaults__["shard_bytes"] = SHARD_BYTES
+    defaults = checkpoint.Checkpointer.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults["shard_bytes"] = SHARD_BYTES
 
     elastic.seed(0)
     model = torch.nn.Linear(WIDTH, 1)
