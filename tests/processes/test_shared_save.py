@@ -54,8 +54,8 @@ class Nodes:
         command = ["run", "--no-status", *self._meet, "--rdzv-id=shares", "-m", PROGRAM, *script]
         launch = self._stack.enter_context(Launch("elastic", command))
         self.launched.append(launch)
-        if number == 0:
-            launch.wait_for(lambda: self.of("step_applied") != [], "steps", within_s=WITHIN_S)
+        if number < self._nodes - 1:  # whoever comes later has a later rank
+            self.waiting("steps", lambda: any(one["world_size"] == number + 1 for one in self.of("step_applied")))
         return launch
 
     def script(self, plan: Plan, *, record: str, folder: str = "run") -> list[str]:
