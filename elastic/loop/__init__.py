@@ -35,6 +35,7 @@
     leave_deadline       and where no boundary comes before its machine goes
 
     saver                the coordinator's hand on the run's storage
+    under_way            a save that is not known to be committed
     save_schedule        when the next save is due
     save_duration        how long it will take
     shared_save          where all nodes leave, all upload it

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from elastic.events.event import ABSENT
 from elastic.events.log import EventLog
 from elastic.loop.save_duration import SaveDuration, likely_s
 from elastic.loop.save_schedule import SaveSchedule, SoonSave
+from elastic.loop.under_way import Position, UnderWay
 from elastic.loop.vain_uploads import VainUploads
 from elastic.membership.environment import Launch
 from elastic.membership.going_on import nodes_of
@@ -42,56 +43,6 @@ PATIENCE_S = 20.0  # so long what nobody would try again is tried again
 NOBODY: Mapping[int, int] = {}
 T = TypeVar("T")
 _WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a state stands, as JSON in every checkpoint.
-
-    step      how many updates are applied; the next one has this index
-    epoch     of that next one
-    stopping  the reason of a stop that was asked for and takes effect after the next step
-    stopped   the reason of a stop that has ended the run
-    """
-
-    epoch: int
-    step: int
-    phase: int = 0
-    stopping: str | None = None
-    stopped: str | None = None
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    """A save that is not known to be committed.
-
-    claim     under which it was begun
-    begun_s   by the clock
-    called_s  how long the call has stopped training
-    """
-
-    saving: checkpoint.Saving
-    position: Position
-    claim: int
-    begun_s: float
-    called_s: float
-
-    @property
-    def stall_s(self) -> float:
-        """How long training has stopped for it."""
-        return self.called_s + self.saving.joined_s
-
-    @property
-    def took_s(self) -> float:
-        """What it took to be durable. A copy beside a step ends when training looks for it, which is no time of its."""
-        begun_s = self.begun_s if self.saving.staged_s is None else self.saving.staged_s - self.stall_s
-        return (self.saving.ended_s or begun_s) - begun_s
-
-    @property
-    def cost_s(self) -> float:
-        """What it has cost training at most: beside a step that leaves no processor free, the copy costs as much as if
-        training had stopped for it."""
-        return max(self.stall_s, self.called_s + self.saving.beside_s)
 
 
 class Saver:
@@ -134,7 +85,7 @@ class Saver:
         self.seen = Losses()
         self._claim = 0
         self._warmed = False
-        self._underway: list[_UnderWay] = []
+        self._underway: list[UnderWay] = []
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
         self._saved_s = self._opened_s
@@ -379,7 +330,7 @@ class Saver:
             if self._warmed:
                 steady = [] if must or at_risk else self._lent()
                 saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False, steady=steady)
-                one = _UnderWay(saving, position, self._claim, begun_s, self._has_saved() - begun_s)
+                one = UnderWay(saving, position, self._claim, begun_s, self._has_saved() - begun_s)
                 self._underway.append(one)
                 self._train_state.staging.follow(saving, partial(self._tell_staged, one))
                 commit = None
@@ -407,7 +358,7 @@ class Saver:
         not depend on what the script wrote to meanwhile."""
         return [] if self._config.goes_back else self._train_state.staging.lend()
 
-    def _tell_staged(self, one: _UnderWay) -> None:
+    def _tell_staged(self, one: UnderWay) -> None:
         if not isinstance(one.saving.error, checkpoint.StateChanged):
             self._events.emit(schema.Staged(step=one.position.step, seconds=one.stall_s))
 

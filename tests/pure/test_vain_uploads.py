@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 import checkpoint
-from elastic.loop.saver import Saver, _UnderWay
+from elastic.loop.saver import Saver
+from elastic.loop.under_way import UnderWay
 from elastic.loop.vain_uploads import VainUploads
 
 
@@ -60,7 +61,7 @@ def test_a_coordinator_counts_those_that_a_newer_claim_of_its_own_run_made_void(
     )
     saver._committed = lambda *_: saver._in_vain.committed()
     saver._underway = [
-        _UnderWay(cast(Any, Save(failure)), cast(Any, None), claim=1, begun_s=5.0, called_s=0.0)
+        UnderWay(cast(Any, Save(failure)), cast(Any, None), claim=1, begun_s=5.0, called_s=0.0)
         for failure in [dropped, *between, dropped]
     ]
     Saver.look(saver)
