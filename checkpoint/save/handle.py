@@ -31,6 +31,22 @@ class Saving:
         self._error: CheckpointError | None = None
         self.ended_s: float | None = None
         self.staged_s: float | None = None
+        self._stored: tuple[float, float, int, int] | None = None
+
+    @property
+    def likely_left_s(self) -> float | None:
+        """How many seconds it takes yet to be stored, if it goes on as by now; None: nobody knows yet."""
+        if self._stored is None or self.done:
+            return None
+        since_s, at_s, stored, of = self._stored
+        if not stored:
+            return None
+        return max(0.0, (at_s - since_s) * (of - stored) / stored - (time.monotonic() - at_s))
+
+    def has_stored(self, stored: int, *, of: int) -> None:
+        """So many bytes are stored by now; 0 as it begins."""
+        now_s = time.monotonic()
+        self._stored = (self._stored[0] if self._stored is not None else now_s), now_s, stored, of
 
     @property
     def done(self) -> bool:

@@ -19,7 +19,7 @@ from checkpoint.net.errors import error_from
 from checkpoint.save.arena import HALVES
 from checkpoint.save.commit import is_committed
 from checkpoint.save.handle import Saving
-from checkpoint.save.writer.messages import Done, Failed, FromWriter, TakeBack, TakenBack
+from checkpoint.save.writer.messages import Done, Failed, FromWriter, Progress, TakeBack, TakenBack
 from checkpoint.save.writer.process import WriterProcess
 from checkpoint.storage import Storage
 
@@ -206,6 +206,8 @@ class InFlightSaves:
     def hear(self, said: FromWriter) -> None:
         """What the writer process says of saves."""
         match said:
+            case Progress(number=number, stored=stored):
+                self._note_progress(number, stored)
             case Done(number=number, helped=helped):
                 self._finish(number, None, {one[0]: one[1] for one in helped})
             case Failed(number=number, error=error):
@@ -246,6 +248,12 @@ class InFlightSaves:
             self._note(one.saving, one.commit, error)
             self._free(half, number)
         self._tell(one.saving, error)
+
+    def _note_progress(self, number: int, stored: int) -> None:
+        with self._changed:
+            half = self._half_of(number)
+            if half is not None and (one := self._halves[half]) is not None:
+                one.saving.has_stored(stored, of=one.commit.bytes)
 
     def _drop(self, number: int) -> None:
         with self._changed:

@@ -27,7 +27,7 @@ from elastic.errors import Evicted, SavesFailed
 from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.events.log import EventLog
-from elastic.loop.save_duration import SaveDuration, likely_s
+from elastic.loop.save_duration import SaveDuration, likely_s, too_late
 from elastic.loop.save_schedule import SaveSchedule, SoonSave
 from elastic.loop.under_way import Position, UnderWay
 from elastic.loop.vain_uploads import VainUploads
@@ -42,6 +42,7 @@ from elastic.status.console import Console
 PATIENCE_S = 20.0  # so long what nobody would try again is tried again
 NOBODY: Mapping[int, int] = {}
 T = TypeVar("T")
+_LOOK_S = 0.5
 _WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
 
 
@@ -308,9 +309,11 @@ class Saver:
             return self._checkpoints.invite(ranks)
         return None
 
-    def save(self, position: Position, *, must: bool) -> None:
-        """Saves the live state. `must`: it is committed on return, and a failure ends the run.
+    def save(self, position: Position, *, must: bool, by_s: float | None = None) -> None:
+        """Saves the live state.
 
+        must  it is committed on return, and a failure ends the run
+        by_s  by the clock, after which this node is gone: that it comes too late is said as soon as it shows
         Raises Evicted; CheckpointError where it must.
         """
         self.look()
@@ -351,7 +354,7 @@ class Saver:
         if commit is not None:
             self._committed(position, commit, stall_s, stall_s)
         elif must:
-            self._await(saving)
+            self._await(saving, by_s)
 
     def _lent(self) -> list[torch.Tensor]:
         """What is copied while training goes on. Nothing where bad steps go back to saves: which of them are there must
@@ -367,8 +370,14 @@ class Saver:
         self.schedule.last_s, self.schedule.owes_one = self._clock(), False
         return self.schedule.last_s
 
-    def _await(self, saving: checkpoint.Saving) -> None:
+    def _await(self, saving: checkpoint.Saving, by_s: float | None) -> None:
         """If this process is killed meanwhile, the writer process commits it all the same."""
+        while by_s is not None and not saving.done:
+            with suppress(checkpoint.CheckpointError, TimeoutError):
+                saving.wait(_LOOK_S)
+            if (words := too_late(saving.likely_left_s, by_s - self._clock(), self.newest)) is not None:
+                self._console.warn(words)
+                by_s = None
         with suppress(checkpoint.CheckpointError):
             saving.wait()
         self.look()

@@ -15,7 +15,7 @@ import elastic
 from checkpoint import WriterDied
 from elastic.errors import ConfigError
 from elastic.loop.departure import Departure
-from elastic.loop.save_duration import SaveDuration, likely_s
+from elastic.loop.save_duration import SaveDuration, likely_s, too_late
 from elastic.loop.save_schedule import SoonSave
 from elastic.loop.saver import Saver
 from elastic.membership import environment
@@ -180,6 +180,16 @@ def test_how_long_a_save_will_take(took_s: float | None, under_way_s: list[float
 def test_of_nodes_that_share_a_save_each_uploads_a_part_of_what_is_not_begun() -> None:
     assert likely_s(20.0, [5.0], uploaders=4) == 15.0 + 5.0
     assert likely_s(None, [5.0], uploaders=4) == 5.0
+
+
+def test_a_save_that_goes_too_slowly_for_its_deadline_is_said() -> None:
+    assert too_late(None, 3.0, "step 100") is None
+    assert too_late(2.0, 3.0, "step 100") is None
+    said = too_late(30.0, 3.0, "step 100")
+    assert said is not None
+    assert "as it goes it takes 30 s more, and this node is there for 3.0 s" in said
+    assert "step 100 stays the newest" in said
+    assert "is there for 0 s" in str(too_late(30.0, -1.0, "step 100"))
 
 
 def test_how_long_a_save_takes_travels_with_what_is_saved() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -33,6 +33,7 @@ class Save:
     """One that has ended."""
 
     done, ended_s, staged_s, joined_s, beside_s = True, 95.0, None, 0.0, 0.0
+    helped: ClassVar[dict[int, int]] = {}
 
     def __init__(self, failure: checkpoint.CheckpointError | None) -> None:
         self._failure = failure
@@ -59,7 +60,7 @@ def test_a_coordinator_counts_those_that_a_newer_claim_of_its_own_run_made_void(
         newest="step 3",
         schedule=SimpleNamespace(owes_one=False, committed=lambda **_: None),
     )
-    saver._committed = lambda *_: saver._in_vain.committed()
+    saver._committed = lambda *_, **__: saver._in_vain.committed()
     saver._underway = [
         UnderWay(cast(Any, Save(failure)), cast(Any, None), claim=1, begun_s=5.0, called_s=0.0)
         for failure in [dropped, *between, dropped]

@@ -2,7 +2,7 @@
 
     Open -> Ready | Unusable      Arena (with its descriptor)      DropArena -> ArenaDropped
     Serve | Meet | Share -> Met | NotMet, and Parted once rank 0's writer is gone
-    Staged -> Done | Failed       TakeBack -> TakenBack            GiveUp
+    Staged -> Progress, again and again -> Done | Failed       TakeBack -> TakenBack            GiveUp
 
 What arrives is one of these, whole, or is refused (net/codec.py). How it travels is link.py's.
 """
@@ -140,6 +140,14 @@ class Parted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Progress:
+    """So many bytes of this process's part are stored; 0 as it begins."""
+
+    number: int
+    stored: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Done:
     """The save is committed. helped: (number, bytes) of each helper that stored some of it"""
 
@@ -165,7 +173,7 @@ class TakenBack:
 
 
 ToWriter = Open | Arena | DropArena | Staged | TakeBack | GiveUp | Serve | Meet | Share
-FromWriter = Ready | Unusable | ArenaDropped | Met | NotMet | Parted | Done | Failed | TakenBack
+FromWriter = Ready | Unusable | ArenaDropped | Met | NotMet | Parted | Progress | Done | Failed | TakenBack
 
 TO_WRITER: Mapping[str, type] = {
     "open": Open,
@@ -185,6 +193,7 @@ FROM_WRITER: Mapping[str, type] = {
     "met": Met,
     "not_met": NotMet,
     "parted": Parted,
+    "progress": Progress,
     "done": Done,
     "failed": Failed,
     "taken_back": TakenBack,

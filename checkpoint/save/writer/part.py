@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ class Part:
     files    its objects' bytes
     first    the number of the first of them in the save
     at_once  how many may be on their way to the storage at the same time
+    stored   is called with the bytes of each that is stored, in any thread
     """
 
     storage: Storage
@@ -25,6 +26,7 @@ class Part:
     files: Sequence[memoryview]
     first: int
     at_once: int
+    stored: Callable[[int], None]
 
     @property
     def name(self) -> str:
@@ -52,7 +54,9 @@ class AllHere:
         def write(place: int) -> StoredObject:
             if (ended := self.ended(part.name)) is not None:
                 raise ended
-            return part.write(place)
+            stored = part.write(place)
+            part.stored(stored.size)
+            return stored
 
         with ThreadPoolExecutor(part.at_once, thread_name_prefix="checkpoint-object") as pool:
             jobs = [pool.submit(write, place) for place in range(len(part.files))]

@@ -49,6 +49,7 @@ from checkpoint.save.writer.messages import (
     NotMet,
     Open,
     Parted,
+    Progress,
     Ready,
     Serve,
     Share,
@@ -260,8 +261,21 @@ class WriterServer:
             raise CheckpointError("the writer process has no storage; nothing was saved")
         largest = max(map(len, staged.files), default=1)
         at_once = max(1, min(THREADS_MAX, self._budget_bytes // max(1, largest), len(staged.files)))
-        stored = staged.role.store(Part(storage, draft, staged.files, staged.first, at_once))
+        tell = self._tell_progress(staged.number)
+        stored = staged.role.store(Part(storage, draft, staged.files, staged.first, at_once, tell))
         return staged.role.finish(storage, draft, stored)
+
+    def _tell_progress(self, number: int) -> Callable[[int], None]:
+        lock, bytes_stored = threading.Lock(), 0
+
+        def tell(size: int) -> None:
+            nonlocal bytes_stored
+            with lock:
+                bytes_stored += size
+                self._say(Progress(number=number, stored=bytes_stored))
+
+        tell(0)
+        return tell
 
     def _say(self, said: FromWriter) -> None:
         with contextlib.suppress(OSError):  # nobody is left to hear it

@@ -134,8 +134,14 @@ class Sharing:
                 return
             with self._changed:
                 save.objects[place] = stored
-                save.dealing.has_stored(COMMITS, place, time.monotonic())
-                self._changed.notify_all()
+                self._has_stored(save, COMMITS, place)
+
+    def _has_stored(self, save: _Shared, who: int, place: int) -> None:
+        """With `_changed` held."""
+        if place not in save.dealing.stored:
+            save.part.stored(len(save.part.files[place]))
+        save.dealing.has_stored(who, place, time.monotonic())
+        self._changed.notify_all()
 
     def _next_own(self, save: _Shared) -> int | None:
         """None: nothing is left to be stored here."""
@@ -195,7 +201,7 @@ class Sharing:
             self._in_hand[number] -= 1
             if save is not None and said.save == save.part.name and save.dealing.is_at(number, said.index):
                 if isinstance(said, Stored):
-                    save.dealing.has_stored(number, said.index, time.monotonic())
+                    self._has_stored(save, number, said.index)
                 else:
                     save.dealing.decline(number, said.index)
             self._changed.notify_all()
