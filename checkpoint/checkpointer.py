@@ -318,9 +318,9 @@ class Checkpointer:
             helpers: A number for each of them, from 1.
 
         Returns:
-            What each gives its `Helper` (`checkpoint.save.helping.helper`), as JSON; to be brought to them by a channel
-            that strangers cannot read. None where nobody can help: `warm` was not called, a writer process or a socket
-            is not to be had, or a group saves.
+            What each gives its `Helper`, as JSON; to be brought to them by a channel that strangers cannot read. None
+            where nobody can help: `warm` was not called, a writer process or a socket is not to be had, or a group
+            saves.
         """
         self._check_open()
         endpoint = None if self._group() is not None else self._local.pipeline().invite(helpers)

@@ -206,8 +206,8 @@ class InFlightSaves:
     def hear(self, said: FromWriter) -> None:
         """What the writer process says of saves."""
         match said:
-            case Progress(number=number, stored=stored):
-                self._note_progress(number, stored)
+            case Progress():
+                self._note_progress(said)
             case Done(number=number, helped=helped):
                 self._finish(number, None, {one[0]: one[1] for one in helped})
             case Failed(number=number, error=error):
@@ -249,11 +249,11 @@ class InFlightSaves:
             self._free(half, number)
         self._tell(one.saving, error)
 
-    def _note_progress(self, number: int, stored: int) -> None:
+    def _note_progress(self, said: Progress) -> None:
         with self._changed:
-            half = self._half_of(number)
+            half = self._half_of(said.number)
             if half is not None and (one := self._halves[half]) is not None:
-                one.saving.has_stored(stored, of=one.commit.bytes)
+                one.saving.has_stored(said.stored, of=said.of)
 
     def _drop(self, number: int) -> None:
         with self._changed:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from checkpoint.save.helping.helper import Helper
+import checkpoint
 from elastic.group.fingerprint import Kind
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase
@@ -54,7 +54,7 @@ class SharedSave:
     def _helpers(self) -> list[int]:
         return helpers_of(self._session.view_group.nodes)
 
-    def _helper(self) -> Helper | None:
+    def _helper(self) -> checkpoint.Helper | None:
         session, rank = self._session, self._session.view_group.rank
         saver, invitation = session.restorer.saver, None
         if saver is not None:
@@ -67,7 +67,7 @@ class SharedSave:
         config, console = session.context.config, session.context.console
         try:
             state = session.train_state.objects()
-            return Helper(config.url, config.storage_options, json.loads(said), rank, state, log=console.say)
+            return checkpoint.Helper(config.url, config.storage_options, json.loads(said), rank, state, log=console.say)
         except Exception as error:  # of the script's own objects, too: the coordinator saves all the same
             console.say(f"this worker does not help with the save: {type(error).__name__}: {error}")
             return None

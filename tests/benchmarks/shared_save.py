@@ -34,8 +34,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from checkpoint import Checkpointer
-from checkpoint.save.helping.helper import Helper
+from checkpoint import Checkpointer, Helper
 from tests.benchmarks.harness import interruptible, progress
 from tests.kit.ranks import returned, run_ranks
 from tests.kit.s3 import S3Server, s3_server

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint import Checkpointer, StorageError, digest
+from checkpoint import Checkpointer, Helper, StorageError, digest
 from checkpoint.net.framing import NotAMessage
 from checkpoint.runs.history import read_manifest
-from checkpoint.save.helping.helper import Helper
 from checkpoint.storage import open_storage
 from checkpoint.testing import Delay, Error, Hang, Plan, TornWrite
 from tests.kit.ranks import Died, returned, run_ranks

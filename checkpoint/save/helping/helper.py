@@ -32,7 +32,8 @@ _RETRY_S = 10.0  # then who commits does it
 
 
 class Helper:
-    """Helps from the start of this object on, until `close`, or until who commits is gone."""
+    """Stores parts of what another process saves, which holds the same state and has invited this one
+    (`Checkpointer.invite`): from the start of this object on, until `close`, or until that process's writer is gone."""
 
     def __init__(
         self,
@@ -44,11 +45,20 @@ class Helper:
         *,
         log: Callable[[str], None],
     ) -> None:
-        """
-        invitation  what `Checkpointer.invite` gave who commits
-        number      this helper's, as it was said there
-        state       as it is given to `save` there; asked for its tensors before this returns
-        Raises UnsupportedValue, NotAMessage.
+        """Returns at once; the rest is done in threads.
+
+        Args:
+            url: As the other process has it.
+            storage_options: For fsspec's filesystem.
+            invitation: What `invite` has returned there.
+            number: This helper's, as it was said there.
+            state: As it is given to `save` there. It is asked for its tensors before this returns, and they are read
+                until `close`: what changes meanwhile is not stored.
+            log: Gets one line where this process cannot help.
+
+        Raises:
+            UnsupportedValue: Something in the state cannot be saved exactly.
+            ValueError: This is no invitation.
         """
         invited = made(Invitation, invitation)
         _, self._tensors = encode(state)
@@ -64,7 +74,11 @@ class Helper:
         self._thread.start()
 
     def close(self, within_s: float = 0.0) -> None:
-        """Stores nothing more from here on, but for what it is at. within_s: so long that is waited for. Idempotent."""
+        """Begins to store nothing more. Idempotent.
+
+        Args:
+            within_s: So long what is under way is waited for, in seconds; then it is left to its threads.
+        """
         self._end()
         self._thread.join(within_s)
 

@@ -141,10 +141,11 @@ class Parted:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """So many bytes of this process's part are stored; 0 as it begins."""
+    """So many bytes of this process's part, which has `of`, are stored; 0 as it begins."""
 
     number: int
     stored: int
+    of: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -261,18 +261,18 @@ class WriterServer:
             raise CheckpointError("the writer process has no storage; nothing was saved")
         largest = max(map(len, staged.files), default=1)
         at_once = max(1, min(THREADS_MAX, self._budget_bytes // max(1, largest), len(staged.files)))
-        tell = self._tell_progress(staged.number)
+        tell = self._tell_progress(staged.number, of=sum(map(len, staged.files)))
         stored = staged.role.store(Part(storage, draft, staged.files, staged.first, at_once, tell))
         return staged.role.finish(storage, draft, stored)
 
-    def _tell_progress(self, number: int) -> Callable[[int], None]:
+    def _tell_progress(self, number: int, *, of: int) -> Callable[[int], None]:
         lock, bytes_stored = threading.Lock(), 0
 
         def tell(size: int) -> None:
             nonlocal bytes_stored
             with lock:
                 bytes_stored += size
-                self._say(Progress(number=number, stored=bytes_stored))
+                self._say(Progress(number=number, stored=bytes_stored, of=of))
 
         tell(0)
         return tell
