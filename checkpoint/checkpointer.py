@@ -319,8 +319,8 @@ class Checkpointer:
 
         Returns:
             What each gives its `Helper`, as JSON; to be brought to them by a channel that strangers cannot read. None
-            where nobody can help: `warm` was not called, a writer process or a socket is not to be had, or a group
-            saves.
+            where nobody can help: `warm` was not called, the state lies in one object, a writer process or a socket is
+            not to be had, or a group saves.
         """
         self._check_open()
         endpoint = None if self._group() is not None else self._local.pipeline().invite(helpers)

@@ -98,8 +98,9 @@ class SavePipeline:
         """See Checkpointer.invite. Where those who help connect; None: they cannot."""
         self.staged()
         self._resources.join_warming()
+        plan = self._ranks.planned
         with self._resources.lock, contextlib.suppress(Unavailable):
-            if self._resources.process is not None:
+            if self._resources.process is not None and plan is not None and len(plan.shards) > 1:
                 return self._resources.meet(Share(helpers=[*helpers]))
         return None
 

@@ -241,8 +241,10 @@ def test_a_storage_that_is_not_shared_is_not_written_to(tmp_path: Path, nothing_
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_without_warm_nobody_is_invited(tmp_path: Path) -> None:
+def test_without_warm_and_for_one_object_nobody_is_invited(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "run") as runs:
+        assert runs.invite([1]) is None
+        runs.warm(state())
         assert runs.invite([1]) is None
         assert runs.save(1, state()).objects == 1
 
