@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from checkpoint.load.reader import Checkpoint, Verified
     from checkpoint.runs.claims import Claim
     from checkpoint.save.handle import Saving
+    from checkpoint.save.helping.helper import Helper
     from checkpoint.storage.base import Storage
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "ClaimLost",
     "Commit",
     "CorruptCheckpoint",
+    "Helper",
     "Loaded",
     "NoCheckpoint",
     "PerRank",
@@ -91,6 +93,7 @@ _HOMES = {
     "Checkpointer": "checkpointer",
     "Claim": "runs.claims",
     "Commit": "format.manifest",
+    "Helper": "save.helping.helper",
     "Loaded": "load.loaded",
     "PerRank": "format.marks",
     "Saving": "save.handle",

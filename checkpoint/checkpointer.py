@@ -142,6 +142,7 @@ class Checkpointer:
             )
         own = Patterns(per_rank, "per_rank")
         self._resized = per_rank_resized
+        self._shard_bytes = shard_bytes
         self._rules = Rules(when_busy, failures_max, finish_s, budget_bytes)
         self._storage = (
             open_storage(url, storage_options, retry_s=retry_s) if isinstance(url, str | os.PathLike) else url
@@ -306,6 +307,26 @@ class Checkpointer:
         """
         self._check_open()
         self._here().pipeline().warm(state, self._context(None))
+
+    def invite(self, helpers: Sequence[int]) -> dict[str, Any] | None:
+        """Other processes that hold the same state may store parts of what is saved with blocking=False from here on.
+
+        This one commits, as ever, and stores whatever they do not: one that is silent, gone, or holds other bytes,
+        costs a little time. `Saving.helped` says who stored how much.
+
+        Args:
+            helpers: A number for each of them, from 1.
+
+        Returns:
+            What each gives its `Helper`, as JSON; to be brought to them by a channel that strangers cannot read. None
+            where nobody can help: `warm` was not called, the state lies in one object, a writer process or a socket is
+            not to be had, or a group saves.
+        """
+        self._check_open()
+        endpoint = None if self._group() is not None else self._local.pipeline().invite(helpers)
+        if endpoint is None:
+            return None
+        return {"endpoint": endpoint, "claim": self.claim().document(), "shard_bytes": self._shard_bytes}
 
     @property
     def warmed(self) -> bool:

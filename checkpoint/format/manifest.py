@@ -1,8 +1,10 @@
 """The manifest: what a commit consists of, written last and believed only after it was checked.
 
-    format      1; 2 where the tree holds values of each rank, which readers of 1 do not know
+    format      1; 2 where the tree holds values of each rank, which readers of 1 do not know; 3 where helpers stored
+                objects, which readers of 2 would not find
     claim, step, nonce, saved_at, resumed_from, meta
-    objects     [{"size", "xxh3_128", "chunk_bytes", "chunks": [xxh3_128, ...]}, ...]; object i is shard i of the save
+    objects     [{"size", "xxh3_128", "chunk_bytes", "chunks": [xxh3_128, ...]}, ...]; object i is shard i of the save;
+                "helper" beside them, from 1, says who stored it and is in its key; else it was who committed
     tensors     name -> {"dtype", "shape", "pieces": [{"object", "start", "offsets", "sizes"}, ...]}
     tree        the document of everything that is no tensor (tree.py), with the tensors' places in it
 
@@ -30,9 +32,10 @@ from checkpoint.format.names import CommitId, id_document, id_from
 from checkpoint.format.pieces import NUMBER_MAX, StoredTensor, Table, columns
 from checkpoint.format.shards import Shard
 
-FORMAT = 2
+FORMAT = 3
 
 _RANK_MAX = 64  # axes of a tensor
+_HELPER_MAX = 10**9 - 1
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,10 @@ class Manifest:
     def as_commit(self, *, in_lineage: bool = True) -> Commit:
         size = sum(stored.size for stored in self.objects)
         return Commit(*self.id, self.saved_at, self.meta, len(self.objects), size, in_lineage)
+
+    def key(self, index: int) -> str:
+        """Of object `index`."""
+        return self.id.shard_key(index, self.objects[index].helper)
 
     def tensors_in(self, index: int) -> tuple[str, ...]:
         """Names of the tensors that lie, at least partly, in object `index`."""
@@ -178,7 +185,9 @@ def _object(entry: dict[str, Any]) -> StoredObject:
     chunks = tuple(_hash(chunk) for chunk in _list(entry["chunks"]))
     _expect(chunk_bytes > 0, "chunk_bytes is 0")
     _expect(len(chunks) == -(-size // chunk_bytes), f"{len(chunks)} chunks of {chunk_bytes} bytes for {size} bytes")
-    return StoredObject(size, _hash(entry["xxh3_128"]), chunk_bytes, chunks)
+    helper = _number(entry.get("helper", 0))
+    _expect(helper <= _HELPER_MAX, f"helper {helper}")
+    return StoredObject(size, _hash(entry["xxh3_128"]), chunk_bytes, chunks, helper)
 
 
 def _tensor(name: str, entry: dict[str, Any]) -> tuple[str, torch.dtype, tuple[int, ...], list[Any]]:

@@ -6,6 +6,7 @@ leases and beacons, which only ever keep a newcomer out).
     claims/00000007.beacon                                 who answers for it, where that is not its taker any more
     leases/00000007                                        its holder's sign of life, which changes every few seconds
     data/c00000007/s000001200-<nonce>/00003.safetensors    one shard of a save
+    data/c00000007/s000001200-<nonce>/00003-2.safetensors  the same, stored by helper 2 (save/helping)
     commits/c00000007.s000001200-<nonce>.json              its manifest, which is the commit
 
 A save's nonce is 12 hexadecimal digits of milliseconds, then 8 random ones. The clock decides nothing but which of two
@@ -28,7 +29,7 @@ _CLAIM = re.compile(r"claims/(\d{8,15})\.json")
 _WITHDRAWN = re.compile(r"claims/(\d{8,15})\.withdrawn")
 _COMMIT = re.compile(r"commits/c(\d{8,15})\.s(\d{9,15})-([0-9a-f]{20})\.json")
 _NAME = re.compile(r"c(\d{8,15})\.s(\d{9,15})-([0-9a-f]{20})")
-_DATA = re.compile(r"data/c(\d{8,15})/s(\d{9,15})-([0-9a-f]{20})/(\d{5,9})\.safetensors")
+_DATA = re.compile(r"data/c(\d{8,15})/s(\d{9,15})-([0-9a-f]{20})/(\d{5,9})(-\d{1,9})?\.safetensors")
 
 
 class CommitId(NamedTuple):
@@ -49,8 +50,10 @@ class CommitId(NamedTuple):
     def data_folder(self) -> str:
         return f"{DATA}/c{self.claim:08d}/s{self.step:09d}-{self.nonce}"
 
-    def shard_key(self, index: int) -> str:
-        return f"{self.data_folder}/{index:05d}.safetensors"
+    def shard_key(self, index: int, helper: int = 0) -> str:
+        """helper: who stores it; 0: who commits"""
+        by = f"-{helper}" if helper else ""
+        return f"{self.data_folder}/{index:05d}{by}.safetensors"
 
     @property
     def born_s(self) -> float:

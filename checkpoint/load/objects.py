@@ -26,7 +26,7 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
     """
     found = storage.list(manifest.id.data_folder) if manifest.objects else {}
     for index, stored in enumerate(manifest.objects):
-        key = manifest.id.shard_key(index)
+        key = manifest.key(index)
         if found.get(key) == stored.size:
             continue
         try:
@@ -41,7 +41,7 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
 def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
     """Object `index`, verified. Raises `CorruptCheckpoint` naming it, the damaged chunks and its tensors."""
     try:
-        data = storage.get(manifest.id.shard_key(index), 0, manifest.objects[index].size + 1)
+        data = storage.get(manifest.key(index), 0, manifest.objects[index].size + 1)
     except Missing:
         raise damaged(manifest, index, "is absent") from None
     check_object(manifest, index, data, len(data))
@@ -52,7 +52,7 @@ def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
 def read_or_map(storage: Storage, manifest: Manifest, index: int, *, may_map: bool) -> NDArray[np.uint8]:
     """As `read_object`, in memory of its own that may be written to. NumPy asks for huge pages, which torch does not:
     most of the time of reading into fresh memory is the kernel's, for giving out pages. A file is mapped instead."""
-    key = manifest.id.shard_key(index)
+    key = manifest.key(index)
     try:
         mapped = map_object(storage, key) if may_map else None
         if mapped is not None:
@@ -96,7 +96,7 @@ def read_run(storage: Storage, manifest: Manifest, run: Run) -> bytes:
     """A run's bytes, verified. Raises `CorruptCheckpoint`, StorageError."""
     start, size = run_range(manifest, run)
     try:
-        data = storage.get(manifest.id.shard_key(run[0]), start, size)
+        data = storage.get(manifest.key(run[0]), start, size)
     except Missing:
         raise damaged(manifest, run[0], "is absent", chunk=run[1]) from None
     check_run(manifest, run, data)
@@ -130,7 +130,7 @@ def damaged(
     what    is wrong with object `index`, or with this hash chunk of it: "is absent", "has ..."
     tensor  the one that is concerned; else all that lie in the object
     """
-    tensors, key = manifest.tensors_in(index) if tensor is None else (tensor,), manifest.id.shard_key(index)
+    tensors, key = manifest.tensors_in(index) if tensor is None else (tensor,), manifest.key(index)
     shown = ", ".join(tensors[:5]) + (f" and {len(tensors) - 5} more" if len(tensors) > 5 else "")
     where = f"object {index} of {len(manifest.objects)}" + (f", chunk {chunk}" if chunk is not None else "")
     return CorruptCheckpoint(

@@ -85,7 +85,7 @@ class VerifiedFirst:
 
     def _get(self, index: int, start: int, length: int) -> bytes:
         try:
-            return self._storage.get(self._manifest.id.shard_key(index), start, length)
+            return self._storage.get(self._manifest.key(index), start, length)
         except Missing:
             return b""
 

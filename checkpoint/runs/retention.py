@@ -243,4 +243,5 @@ def by_owner(sizes: Mapping[str, int]) -> Objects:
 
 def sizes_in_manifest(storage: Storage, id: CommitId) -> dict[str, int]:
     """What a whole commit has in storage, by key. Raises CorruptCheckpoint, StorageError."""
-    return {id.shard_key(index): stored.size for index, stored in enumerate(read_manifest(storage, id).objects)}
+    manifest = read_manifest(storage, id)
+    return {manifest.key(index): stored.size for index, stored in enumerate(manifest.objects)}

@@ -34,10 +34,11 @@ class Sweeps:
         self._tenure.committed(id)
         self._sweep_quietly(id.step)
 
-    def saved_beside(self, draft: Draft) -> None:
-        """A save was committed beside training: sweeps in a thread."""
+    def saved_beside(self, draft: Draft, alone: bool) -> None:
+        """A save was committed beside training: sweeps in a thread. alone: without helpers"""
         self._tenure.committed(draft.id)
-        self._sweeper.learn(draft.id, draft.planned())
+        if alone:  # else its manifest says what its objects are called
+            self._sweeper.learn(draft.id, draft.planned())
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(
             target=self._sweep_quietly, args=(draft.id.step,), name="checkpoint-sweep", daemon=True

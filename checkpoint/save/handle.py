@@ -17,6 +17,7 @@ class Saving:
         ended_s: When it was committed, failed or was dropped, on the clock time.monotonic().
         staged_s: When what was promised to be steady was copied, likewise; None where nothing was promised.
         joined_s: How long callers of `staged` have waited for the copy, in seconds.
+        helped: How many bytes of it each helper stored (`Checkpointer.invite`), by their numbers.
         beside_s: How long the copy of what is steady took, whoever made it: of a processor, and not of training.
     """
 
@@ -24,11 +25,28 @@ class Saving:
         self.step = step
         self._stage: Callable[[bool], bool] | None = None
         self.joined_s = self.beside_s = 0.0
+        self.helped: dict[int, int] = {}
         self._ended = threading.Event()
         self._commit: Commit | None = None
         self._error: CheckpointError | None = None
         self.ended_s: float | None = None
         self.staged_s: float | None = None
+        self._stored: tuple[float, float, int, int] | None = None
+
+    @property
+    def likely_left_s(self) -> float | None:
+        """How many seconds it takes yet to be stored, if it goes on as by now; None: nobody knows yet."""
+        if self._stored is None or self.done:
+            return None
+        since_s, at_s, stored, of = self._stored
+        if not stored:
+            return None
+        return max(0.0, (at_s - since_s) * (of - stored) / stored - (time.monotonic() - at_s))
+
+    def has_stored(self, stored: int, *, of: int) -> None:
+        """So many bytes are stored by now; 0 as it begins."""
+        now_s = time.monotonic()
+        self._stored = (self._stored[0] if self._stored is not None else now_s), now_s, stored, of
 
     @property
     def done(self) -> bool:

@@ -19,7 +19,7 @@ from checkpoint.net.errors import error_from
 from checkpoint.save.arena import HALVES
 from checkpoint.save.commit import is_committed
 from checkpoint.save.handle import Saving
-from checkpoint.save.writer.messages import Done, Failed, FromWriter, TakeBack, TakenBack
+from checkpoint.save.writer.messages import Done, Failed, FromWriter, Progress, TakeBack, TakenBack
 from checkpoint.save.writer.process import WriterProcess
 from checkpoint.storage import Storage
 
@@ -48,14 +48,15 @@ class Rules:
 class InFlight:
     """A half that is taken, and the process that is to write it.
 
-    committed  is called after the commit, before the save counts as done; must not block
+    committed  is called after the commit, before the save counts as done, with whether there were no helpers; must
+               not block
     since_s    when its turn came, on the clock time.monotonic(): waiting behind another save does not count
     """
 
     number: int
     saving: Saving
     commit: Commit
-    committed: Callable[[], None]
+    committed: Callable[[bool], None]
     process: WriterProcess
     since_s: float = field(default_factory=time.monotonic)
 
@@ -143,7 +144,7 @@ class InFlightSaves:
             self._changed.wait_for(lambda: younger.saving.done or younger.number in self._refused, _ANSWER_S)
 
     def occupy(
-        self, half: int, saving: Saving, commit: Commit, committed: Callable[[], None], process: WriterProcess
+        self, half: int, saving: Saving, commit: Commit, committed: Callable[[bool], None], process: WriterProcess
     ) -> int:
         """From here on the half counts. Returns the save's number."""
         with self._changed:
@@ -205,8 +206,10 @@ class InFlightSaves:
     def hear(self, said: FromWriter) -> None:
         """What the writer process says of saves."""
         match said:
-            case Done(number=number):
-                self._finish(number, None)
+            case Progress():
+                self._note_progress(said)
+            case Done(number=number, helped=helped):
+                self._finish(number, None, {one[0]: one[1] for one in helped})
             case Failed(number=number, error=error):
                 self._finish(number, error_from(error))
             case TakenBack(number=number, taken=True):
@@ -231,19 +234,26 @@ class InFlightSaves:
         if mine and time.monotonic() - min(mine, key=lambda one: one.number).since_s > self._patience_s:
             process.kill(f"a save was not finished within {self._rules.finish_s:g} s")
 
-    def _finish(self, number: int, error: CheckpointError | None) -> None:
+    def _finish(self, number: int, error: CheckpointError | None, helped: dict[int, int] | None = None) -> None:
         with self._changed:
             half = self._half_of(number)
             one = None if half is None else self._halves[half]
             if half is None or one is None:
                 return
+            one.saving.helped = helped or {}
             if error is None:
-                one.committed()
+                one.committed(not helped)
             elif self._is_passed(error):
                 error = dropped(one.saving.step, f"it is of an older claim, and the job goes on under {self._under}")
             self._note(one.saving, one.commit, error)
             self._free(half, number)
         self._tell(one.saving, error)
+
+    def _note_progress(self, said: Progress) -> None:
+        with self._changed:
+            half = self._half_of(said.number)
+            if half is not None and (one := self._halves[half]) is not None:
+                one.saving.has_stored(said.stored, of=said.of)
 
     def _drop(self, number: int) -> None:
         with self._changed:

@@ -23,7 +23,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ from checkpoint.save.planner import Save
 from checkpoint.save.ranks import Asked, Context, SavingRanks
 from checkpoint.save.resources import Unavailable, WriterResources, on_gpu
 from checkpoint.save.steady import Filling, changed, versions_of
-from checkpoint.save.writer.messages import GiveUp, Meet, Serve, Staged
+from checkpoint.save.writer.messages import GiveUp, Meet, Serve, Share, Staged
 from checkpoint.storage import Storage
 
 _SLACK_S = 20.0  # how much longer than finish_s a writer process of a group may take: it says itself who is missing
@@ -93,6 +93,16 @@ class SavePipeline:
             self._resources.fitting(plan, text_bytes, pinned=pinned)
 
         self._resources.warm(prepare)
+
+    def invite(self, helpers: Sequence[int]) -> Message | None:
+        """See Checkpointer.invite. Where those who help connect; None: they cannot."""
+        self.staged()
+        self._resources.join_warming()
+        plan = self._ranks.planned
+        with self._resources.lock, contextlib.suppress(Unavailable):
+            if self._resources.process is not None and plan is not None and len(plan.shards) > 1:
+                return self._resources.meet(Share(helpers=[*helpers]))
+        return None
 
     def begin(
         self,
@@ -201,7 +211,7 @@ class SavePipeline:
         except CheckpointError as error:
             self._in_flight.report(saving, save.commit, error)
         else:
-            self._committed(save.draft, context)()
+            self._committed(save.draft, context)(True)
             self._in_flight.report(saving, save.commit, None)
 
     # What is agreed on beside the state
@@ -331,9 +341,9 @@ class SavePipeline:
             return not self._in_flight.vacate(half, number)
         return True
 
-    def _committed(self, draft: Draft, context: Context) -> Callable[[], None]:
+    def _committed(self, draft: Draft, context: Context) -> Callable[[bool], None]:
         """Of the draft alone: a save would keep copies that the state made of its tensors until it is done."""
-        return (lambda: context.committed(draft)) if self._ranks.rank == 0 else (lambda: None)
+        return (lambda alone: context.committed(draft, alone)) if self._ranks.rank == 0 else (lambda alone: None)
 
 
 def _nothing(said: list[Message], draft: Draft | None) -> Message:

@@ -180,6 +180,9 @@ class Saved(TypedEvent):
     seconds: Annotated[float, "from the save's begin to its commit"]
     stall: Annotated[float, "seconds of them that training stood still"]
     name: Annotated[str, "the checkpoint's"]
+    helped: Annotated[dict[str, int], "bytes of them that other nodes uploaded, by the rank there; absent: none"] = (
+        ABSENT
+    )
 
 
 class SaveFailed(TypedEvent):

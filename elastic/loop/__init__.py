@@ -40,8 +40,10 @@
     leave_deadline       and where no boundary comes before its machine goes
 
     saver                the coordinator's hand on the run's storage
+    under_way            a save that is not known to be committed
     save_schedule        when the next save is due
     save_duration        how long it will take
+    shared_save          where all nodes leave, all upload it
     vain_uploads         those that come too late for the run's claims, again and again
     late_reading         a claim that a node could not read as it came
     compile_cache        what torch compiles goes with the run, as it comes (arriving)

@@ -1,6 +1,7 @@
 """How a worker leaves: not before what it holds is safe.
 
-    all leave           the coordinator saves, all wait for it; if it is lost, the next view's coordinator saves
+    all leave           the coordinator saves, other nodes help with the upload (shared_save.py), all wait for it; if
+                        it is lost, the next view's coordinator saves
     some leave          they wait until the others have gone on without them; where nobody can, the hub asks one of
                         them to save first, or has it take part in one more view (membership/leaving.py)
     one waits for a     view that does not come, and is told to leave: as above
@@ -24,6 +25,7 @@ from elastic.events.event import ABSENT
 from elastic.group.fingerprint import Kind
 from elastic.loop.saver import Saver
 from elastic.loop.session import Session
+from elastic.loop.shared_save import SharedSave
 from elastic.membership.live import Answer
 from elastic.membership.missing import missing
 from elastic.membership.progress import Phase
@@ -62,6 +64,7 @@ class Departure:
         self._state = session.state
         self._save_unless_held = save_unless_held
         self._wait_for_all = wait_for_all
+        self._shared_save = SharedSave(session, wait_for_all)
         self._notices = notices
         self._noticed = self._hint = False
         self._needed = False
@@ -110,9 +113,10 @@ class Departure:
     def saved_by_all(self) -> None:
         """The coordinator has saved, and all know it. Raises PeerLost, and SystemExit on one that could not save."""
         self.is_settled = True
-        if self._session.restorer.saver is not None:
-            self._save()
-        self._wait_for_all(Kind.LEAVE, None)
+        with self._shared_save.shared():
+            if self._session.restorer.saver is not None:
+                self._save()
+            self._wait_for_all(Kind.LEAVE, None)
 
     def leave_with_all(self) -> NoReturn:
         """What all of the view hold is saved, and all know it. Raises SystemExit(0)."""
@@ -246,12 +250,14 @@ class Departure:
         left_s = _left_s(self.by_s)
         if saver is None or left_s is ABSENT or self._said_late:
             return
-        likely_s = saver.likely_s(self._state.step)
+        uploaders = self._shared_save.uploaders
+        likely_s = saver.likely_s(self._state.step, uploaders=uploaders)
         if likely_s is not None and likely_s > left_s:
             self._said_late = True
             self._context.console.warn(
-                f"a save on leaving may not be done in time: by the last one it takes {words.seconds(likely_s)}, what "
-                f"is being written included, and this node is there for {words.seconds(left_s)} more\n"
+                f"a save on leaving may not be done in time: by the last one{_shared(uploaders)} it takes "
+                f"{words.seconds(likely_s)}, what is being written included, and this node is there for "
+                f"{words.seconds(left_s)} more\n"
                 f"  state  {saver.newest} stays; where nobody else holds what came since, and the save is cut off, the "
                 "run goes on from there\n"
                 "  next   faster storage, or a shorter save_every, so that less is lost"
@@ -276,6 +282,10 @@ class Departure:
         context.events.emit(schema.Left(step=step, **context.stopwatch.lap()))
         context.console.say(f"left at step {step} on {self.notice or 'a notice to another worker'}; {how}")
         raise SystemExit(0)
+
+
+def _shared(uploaders: int) -> str:
+    return f", and shared by {uploaders} nodes," if uploaders > 1 else ""
 
 
 def _left_s(by_s: float | None) -> float:

@@ -113,7 +113,7 @@ class Recovery:
         self.check()
         self._context.moment("save")
         if patiently is not None:
-            saver.patiently(patiently, lambda: saver.save(state.position, must=must), by_s=by_s)
+            saver.patiently(patiently, lambda: saver.save(state.position, must=must, by_s=by_s), by_s=by_s)
         else:
             saver.save(state.position, must=must)
         self._context.moment("saved")

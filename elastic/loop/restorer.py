@@ -32,8 +32,9 @@ from elastic.loop.context import Context
 from elastic.loop.hub_notice import HubNotice
 from elastic.loop.late_reading import LateReading
 from elastic.loop.phases import Phases
-from elastic.loop.saver import Position, Saver
+from elastic.loop.saver import Saver
 from elastic.loop.transfer import Roles, Standing, broadcast, exchange_standings, pass_on, roles
+from elastic.loop.under_way import Position
 from elastic.loop.view_group import ViewGroup
 from elastic.membership.messages import TakeClaim
 from elastic.membership.progress import Phase

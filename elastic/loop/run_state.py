@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elastic.group.sums import Agreed
-from elastic.loop.saver import Position
 from elastic.loop.transfer import Standing
+from elastic.loop.under_way import Position
 from elastic.state.train_state import Tree
 
 

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from elastic.events import words
+
 _KEY = "save_s"  # in a commit's meta
 
 
@@ -40,13 +42,30 @@ class SaveDuration:
             threading.Thread(target=lambda: self.learn(newest()), name="elastic-save-duration", daemon=True).start()
 
 
-def likely_s(took_s: float | None, under_way_s: Sequence[float]) -> float | None:
+def likely_s(took_s: float | None, under_way_s: Sequence[float], *, uploaders: int = 1) -> float | None:
     """Until a save that begins now is durable; None: nobody knows.
 
     took_s       by the last one
     under_way_s  how long ago those were begun that are not done, the oldest first: it is being written, and one that
                  waits behind it gives way to the new one
+    uploaders    nodes that share this one, at best in equal parts
     """
     if took_s is None:
         return max(under_way_s, default=None)
-    return took_s + sum(max(0.0, took_s - begun_s) for begun_s in under_way_s[:1])
+    return took_s / uploaders + sum(max(0.0, took_s - begun_s) for begun_s in under_way_s[:1])
+
+
+def too_late(likely_left_s: float | None, left_s: float, newest: str) -> str | None:
+    """What people are told of a save that goes on too slowly for the time that its node is still there; None: nothing.
+
+    likely_left_s  as it goes; None: nobody knows yet
+    newest         what is saved, in words
+    """
+    if likely_left_s is None or likely_left_s <= left_s:
+        return None
+    return (
+        f"the save on leaving will not be done in time: as it goes it takes {words.seconds(likely_left_s)} more, and "
+        f"this node is there for {words.seconds(max(0.0, left_s))}\n"
+        f"  state  {newest} stays the newest, unless it gets faster: of a save nothing counts before all is there\n"
+        "  next   faster storage, or a shorter save_every, so that less is lost"
+    )

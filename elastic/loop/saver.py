@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,9 +25,11 @@ import checkpoint
 from elastic.config import Config
 from elastic.errors import Evicted, SavesFailed
 from elastic.events import schema
+from elastic.events.event import ABSENT
 from elastic.events.log import EventLog
-from elastic.loop.save_duration import SaveDuration, likely_s
+from elastic.loop.save_duration import SaveDuration, likely_s, too_late
 from elastic.loop.save_schedule import SaveSchedule, SoonSave
+from elastic.loop.under_way import Position, UnderWay
 from elastic.loop.vain_uploads import VainUploads
 from elastic.membership.environment import Launch
 from elastic.membership.going_on import nodes_of
@@ -38,58 +40,10 @@ from elastic.state.train_state import TrainState, Tree
 from elastic.status.console import Console
 
 PATIENCE_S = 20.0  # so long what nobody would try again is tried again
+NOBODY: Mapping[int, int] = {}
 T = TypeVar("T")
+_LOOK_S = 0.5
 _WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a state stands, as JSON in every checkpoint.
-
-    step      how many updates are applied; the next one has this index
-    epoch     of that next one
-    stopping  the reason of a stop that was asked for and takes effect after the next step
-    stopped   the reason of a stop that has ended the run
-    """
-
-    epoch: int
-    step: int
-    phase: int = 0
-    stopping: str | None = None
-    stopped: str | None = None
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    """A save that is not known to be committed.
-
-    claim     under which it was begun
-    begun_s   by the clock
-    called_s  how long the call has stopped training
-    """
-
-    saving: checkpoint.Saving
-    position: Position
-    claim: int
-    begun_s: float
-    called_s: float
-
-    @property
-    def stall_s(self) -> float:
-        """How long training has stopped for it."""
-        return self.called_s + self.saving.joined_s
-
-    @property
-    def took_s(self) -> float:
-        """What it took to be durable. A copy beside a step ends when training looks for it, which is no time of its."""
-        begun_s = self.begun_s if self.saving.staged_s is None else self.saving.staged_s - self.stall_s
-        return (self.saving.ended_s or begun_s) - begun_s
-
-    @property
-    def cost_s(self) -> float:
-        """What it has cost training at most: beside a step that leaves no processor free, the copy costs as much as if
-        training had stopped for it."""
-        return max(self.stall_s, self.called_s + self.saving.beside_s)
 
 
 class Saver:
@@ -132,7 +86,7 @@ class Saver:
         self.seen = Losses()
         self._claim = 0
         self._warmed = False
-        self._underway: list[_UnderWay] = []
+        self._underway: list[UnderWay] = []
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
         self._saved_s = self._opened_s
@@ -265,7 +219,7 @@ class Saver:
             one = self._underway.pop(0)
             try:
                 commit = one.saving.wait()
-                self._committed(one.position, commit, one.took_s, one.stall_s)
+                self._committed(one.position, commit, one.took_s, one.stall_s, helped=one.saving.helped)
                 self.schedule.committed(stall_s=one.cost_s, durable_s=one.took_s)
             except (checkpoint.SaveDropped, checkpoint.ClaimLost) as lost:
                 if isinstance(lost, checkpoint.StateChanged):
@@ -290,14 +244,18 @@ class Saver:
         if most is not None and self._failures >= most:
             raise self._saves_failed(step) from self._last_failure
 
-    def likely_s(self, step: int) -> float | None:
-        """How long it will be until what is held after so many steps is durable; None: nobody knows."""
+    def likely_s(self, step: int, *, uploaders: int = 1) -> float | None:
+        """How long it will be until what is held after so many steps is durable; None: nobody knows.
+
+        uploaders  nodes that will share what is not begun yet
+        """
         now_s, took_s = self._clock(), self.duration.seconds
         under_way = [(one.position.step, now_s - one.begun_s) for one in self._underway if not one.saving.done]
         begun_s = dict(under_way).get(step)
         if begun_s is not None:  # it is this one
             return None if took_s is None else max(0.0, took_s - begun_s)
-        return likely_s(took_s, [begun_s for _, begun_s in under_way])
+        under_way_s = [begun_s for _, begun_s in under_way]
+        return likely_s(took_s, under_way_s, uploaders=uploaders if self._warmed else 1)
 
     def _newest_meta(self) -> dict[str, Any]:
         """In a thread of its own. Empty where the storage cannot be read."""
@@ -342,9 +300,20 @@ class Saver:
             self._sleep(wait_s)
             wait_s *= 2
 
-    def save(self, position: Position, *, must: bool) -> None:
-        """Saves the live state. `must`: it is committed on return, and a failure ends the run.
+    def invite(self, ranks: Sequence[int]) -> dict[str, Any] | None:
+        """To help with what is saved from here on: see Checkpointer.invite. None: nobody can. Raises Evicted."""
+        self.look()
+        if not self._warmed:
+            return None
+        with suppress(checkpoint.CheckpointError):
+            return self._checkpoints.invite(ranks)
+        return None
 
+    def save(self, position: Position, *, must: bool, by_s: float | None = None) -> None:
+        """Saves the live state.
+
+        must  it is committed on return, and a failure ends the run
+        by_s  by the clock, after which this node is gone: that it comes too late is said as soon as it shows
         Raises Evicted; CheckpointError where it must.
         """
         self.look()
@@ -364,7 +333,7 @@ class Saver:
             if self._warmed:
                 steady = [] if must or at_risk else self._lent()
                 saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False, steady=steady)
-                one = _UnderWay(saving, position, self._claim, begun_s, self._has_saved() - begun_s)
+                one = UnderWay(saving, position, self._claim, begun_s, self._has_saved() - begun_s)
                 self._underway.append(one)
                 self._train_state.staging.follow(saving, partial(self._tell_staged, one))
                 commit = None
@@ -385,14 +354,14 @@ class Saver:
         if commit is not None:
             self._committed(position, commit, stall_s, stall_s)
         elif must:
-            self._await(saving)
+            self._await(saving, by_s)
 
     def _lent(self) -> list[torch.Tensor]:
         """What is copied while training goes on. Nothing where bad steps go back to saves: which of them are there must
         not depend on what the script wrote to meanwhile."""
         return [] if self._config.goes_back else self._train_state.staging.lend()
 
-    def _tell_staged(self, one: _UnderWay) -> None:
+    def _tell_staged(self, one: UnderWay) -> None:
         if not isinstance(one.saving.error, checkpoint.StateChanged):
             self._events.emit(schema.Staged(step=one.position.step, seconds=one.stall_s))
 
@@ -401,8 +370,14 @@ class Saver:
         self.schedule.last_s, self.schedule.owes_one = self._clock(), False
         return self.schedule.last_s
 
-    def _await(self, saving: checkpoint.Saving) -> None:
+    def _await(self, saving: checkpoint.Saving, by_s: float | None) -> None:
         """If this process is killed meanwhile, the writer process commits it all the same."""
+        while by_s is not None and not saving.done:
+            with suppress(checkpoint.CheckpointError, TimeoutError):
+                saving.wait(_LOOK_S)
+            if (words := too_late(saving.likely_left_s, by_s - self._clock(), self.newest)) is not None:
+                self._console.warn(words)
+                by_s = None
         with suppress(checkpoint.CheckpointError):
             saving.wait()
         self.look()
@@ -418,7 +393,15 @@ class Saver:
                 self.look()
         self._checkpoints.close(finish=not abruptly)
 
-    def _committed(self, position: Position, commit: checkpoint.Commit, took_s: float, stall_s: float) -> None:
+    def _committed(
+        self,
+        position: Position,
+        commit: checkpoint.Commit,
+        took_s: float,
+        stall_s: float,
+        *,
+        helped: Mapping[int, int] = NOBODY,
+    ) -> None:
         self.duration.measured(took_s)
         self._saved = position.step, position.stopped
         self._saved_s = self._clock()
@@ -426,7 +409,14 @@ class Saver:
         self._in_vain.committed()
         self._soon.committed(position.step)
         self._events.emit(
-            schema.Saved(step=position.step, bytes=commit.bytes, seconds=took_s, stall=stall_s, name=commit.name)
+            schema.Saved(
+                step=position.step,
+                bytes=commit.bytes,
+                seconds=took_s,
+                stall=stall_s,
+                name=commit.name,
+                helped={str(rank): size for rank, size in sorted(helped.items())} or ABSENT,
+            )
         )
         self._events.flush()
 

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "topology": "bytes that leave a host in a step, beside a ring's",
     "checkpoints": "a save and a load, beside torch.save and DCP",
     "save_overlap": "a save copied at once, and copied while the next step computes",
+    "shared_save": "the last save of a run that loses all nodes, uploaded by one of them and by all",
     "checkpoints_group": "what comparing replicas costs ranks that save together",
     "checkpoints_s3": "a save and a load on S3, beside plain PUTs and GETs",
     "storages_s3": "obstore beside s3fs",

@@ -15,7 +15,7 @@ import elastic
 from checkpoint import WriterDied
 from elastic.errors import ConfigError
 from elastic.loop.departure import Departure
-from elastic.loop.save_duration import SaveDuration, likely_s
+from elastic.loop.save_duration import SaveDuration, likely_s, too_late
 from elastic.loop.save_schedule import SoonSave
 from elastic.loop.saver import Saver
 from elastic.membership import environment
@@ -142,11 +142,13 @@ def test_a_save_that_may_come_too_late_is_said_before_it_begins_and_once(
     said: list[str] = []
     by_s = None if left_s is None else time.monotonic() + left_s
     context, state = SimpleNamespace(console=SimpleNamespace(warn=said.append)), SimpleNamespace(step=120)
-    departure: Any = SimpleNamespace(by_s=by_s, _context=context, _state=state, _said_late=False)
-    saver: Any = SimpleNamespace(likely_s=lambda step: likely_s, newest="step 100")
+    nodes = SimpleNamespace(uploaders=3)
+    departure: Any = SimpleNamespace(by_s=by_s, _context=context, _state=state, _said_late=False, _shared_save=nodes)
+    saver: Any = SimpleNamespace(likely_s=lambda step, uploaders: likely_s, newest="step 100")
     for _ in range(2):
         Departure._look_at_time(departure, saver)
-    assert [("it takes 45 s" in line, "step 100 stays" in line) for line in said] == [(True, True)] * told
+    words = ("by the last one, and shared by 3 nodes, it takes 45 s", "step 100 stays")
+    assert [[one in line for one in words] for line in said] == [[True, True]] * told
 
 
 def test_with_the_notice_it_is_said_that_a_save_may_come_too_late() -> None:
@@ -173,6 +175,21 @@ def test_with_the_notice_it_is_said_that_a_save_may_come_too_late() -> None:
 )
 def test_how_long_a_save_will_take(took_s: float | None, under_way_s: list[float], likely: float | None) -> None:
     assert likely_s(took_s, under_way_s) == likely
+
+
+def test_of_nodes_that_share_a_save_each_uploads_a_part_of_what_is_not_begun() -> None:
+    assert likely_s(20.0, [5.0], uploaders=4) == 15.0 + 5.0
+    assert likely_s(None, [5.0], uploaders=4) == 5.0
+
+
+def test_a_save_that_goes_too_slowly_for_its_deadline_is_said() -> None:
+    assert too_late(None, 3.0, "step 100") is None
+    assert too_late(2.0, 3.0, "step 100") is None
+    said = too_late(30.0, 3.0, "step 100")
+    assert said is not None
+    assert "as it goes it takes 30 s more, and this node is there for 3.0 s" in said
+    assert "step 100 stays the newest" in said
+    assert "is there for 0 s" in str(too_late(30.0, -1.0, "step 100"))
 
 
 def test_how_long_a_save_takes_travels_with_what_is_saved() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
 import checkpoint
-from elastic.loop.saver import Saver, _UnderWay
+from elastic.loop.saver import Saver
+from elastic.loop.under_way import UnderWay
 from elastic.loop.vain_uploads import VainUploads
 
 
@@ -32,6 +33,7 @@ class Save:
     """One that has ended."""
 
     done, ended_s, staged_s, joined_s, beside_s = True, 95.0, None, 0.0, 0.0
+    helped: ClassVar[dict[int, int]] = {}
 
     def __init__(self, failure: checkpoint.CheckpointError | None) -> None:
         self._failure = failure
@@ -58,9 +60,9 @@ def test_a_coordinator_counts_those_that_a_newer_claim_of_its_own_run_made_void(
         newest="step 3",
         schedule=SimpleNamespace(owes_one=False, committed=lambda **_: None),
     )
-    saver._committed = lambda *_: saver._in_vain.committed()
+    saver._committed = lambda *_, **__: saver._in_vain.committed()
     saver._underway = [
-        _UnderWay(cast(Any, Save(failure)), cast(Any, None), claim=1, begun_s=5.0, called_s=0.0)
+        UnderWay(cast(Any, Save(failure)), cast(Any, None), claim=1, begun_s=5.0, called_s=0.0)
         for failure in [dropped, *between, dropped]
     ]
     Saver.look(saver)

@@ -212,7 +212,7 @@ def test_a_format_of_the_future_is_not_passed_over_in_silence(
     runs = checkpointer(tmp_path)
     runs.save(1, {"at": 1})
     path = tmp_path / runs.save(2, {"at": 2}).id.manifest_key
-    path.write_bytes(seal({**unseal(path.read_bytes(), "manifest"), "format": 3}))
+    path.write_bytes(seal({**unseal(path.read_bytes(), "manifest"), "format": 4}))
     with pytest.raises(CheckpointError, match="newer one") as caught:
         runs.read()
     assert not isinstance(caught.value, CorruptCheckpoint)

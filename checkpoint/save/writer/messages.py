@@ -1,8 +1,8 @@
 """What a training process and its writer process say to each other, as types. Which follows what:
 
     Open -> Ready | Unusable      Arena (with its descriptor)      DropArena -> ArenaDropped
-    Serve | Meet -> Met | NotMet, and Parted once rank 0's writer is gone
-    Staged -> Done | Failed       TakeBack -> TakenBack            GiveUp
+    Serve | Meet | Share -> Met | NotMet, and Parted once rank 0's writer is gone
+    Staged -> Progress, again and again -> Done | Failed       TakeBack -> TakenBack            GiveUp
 
 What arrives is one of these, whole, or is refused (net/codec.py). How it travels is link.py's.
 """
@@ -95,6 +95,13 @@ class Meet:
     endpoint: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Other processes, of these numbers, may help with what is staged from here on: they connect here."""
+
+    helpers: list[int]
+
+
 # from the writer process
 
 
@@ -133,10 +140,20 @@ class Parted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
-    """The save is committed."""
+class Progress:
+    """So many bytes of this process's part, which has `of`, are stored; 0 as it begins."""
 
     number: int
+    stored: int
+    of: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """The save is committed. helped: (number, bytes) of each helper that stored some of it"""
+
+    number: int
+    helped: list[list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +173,8 @@ class TakenBack:
     taken: bool
 
 
-ToWriter = Open | Arena | DropArena | Staged | TakeBack | GiveUp | Serve | Meet
-FromWriter = Ready | Unusable | ArenaDropped | Met | NotMet | Parted | Done | Failed | TakenBack
+ToWriter = Open | Arena | DropArena | Staged | TakeBack | GiveUp | Serve | Meet | Share
+FromWriter = Ready | Unusable | ArenaDropped | Met | NotMet | Parted | Progress | Done | Failed | TakenBack
 
 TO_WRITER: Mapping[str, type] = {
     "open": Open,
@@ -168,6 +185,7 @@ TO_WRITER: Mapping[str, type] = {
     "give_up": GiveUp,
     "serve": Serve,
     "meet": Meet,
+    "share": Share,
 }
 FROM_WRITER: Mapping[str, type] = {
     "ready": Ready,
@@ -176,6 +194,7 @@ FROM_WRITER: Mapping[str, type] = {
     "met": Met,
     "not_met": NotMet,
     "parted": Parted,
+    "progress": Progress,
     "done": Done,
     "failed": Failed,
     "taken_back": TakenBack,

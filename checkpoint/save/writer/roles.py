@@ -24,6 +24,7 @@ from checkpoint.net.framing import Message
 from checkpoint.net.server import Server
 from checkpoint.save.commit import commit, is_committed
 from checkpoint.save.writer.group_messages import FROM_OTHERS, FROM_RANK_0, Committed, Failed, Stored, as_message
+from checkpoint.save.writer.part import AllHere, Part
 from checkpoint.storage import Storage
 
 _SLACK_S = 10.0  # how much longer than rank 0's writer the others wait: it finds out first, and says who is missing
@@ -39,8 +40,15 @@ class Role(Protocol):
     def ended(self, id: str) -> CheckpointError | None:
         """Why the save has ended without a commit, if it has."""
 
-    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
-        """Returns when the save is committed. own: what this writer stored. Raises what it failed of."""
+    def store(self, part: Part) -> Sequence[StoredObject]:
+        """Returns when all of this part is stored, with what there is of it. Raises what it failed of."""
+
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
+        """Returns when the save is committed: how many bytes of this writer's part others stored, by their numbers.
+
+        own  what `store` returned
+        Raises what it failed of.
+        """
 
     def give_up(self, id: str, error: Message) -> None:
         """Tells the others that the save has failed here."""
@@ -48,7 +56,7 @@ class Role(Protocol):
     def close(self) -> None: ...
 
 
-class Local:
+class Local(AllHere):
     """The only writer of its saves."""
 
     def staged(self, id: str) -> None:
@@ -57,8 +65,9 @@ class Local:
     def ended(self, id: str) -> CheckpointError | None:
         return None
 
-    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
         commit(storage, draft, own)
+        return {}
 
     def give_up(self, id: str, error: Message) -> None:
         pass
@@ -67,7 +76,7 @@ class Local:
         pass
 
 
-class Leader:
+class Leader(AllHere):
     """Rank 0's: gathers the parts of `size` ranks, and commits."""
 
     def __init__(self, size: int, finish_s: float) -> None:
@@ -94,10 +103,11 @@ class Leader:
     def ended(self, id: str) -> CheckpointError | None:
         return self._failed.get(id)
 
-    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
         others = self._gathered(str(draft.id))
         commit(storage, draft, [*own, *others])
         self._tell(Committed(save=str(draft.id)))
+        return {}
 
     def give_up(self, id: str, error: Message) -> None:
         self._tell(Failed(save=id, error=error))
@@ -164,7 +174,7 @@ class Leader:
             self._changed.notify_all()
 
 
-class Follower:
+class Follower(AllHere):
     """Another rank's: says what it stored to rank 0's, and hears what came of the save."""
 
     def __init__(
@@ -197,17 +207,18 @@ class Follower:
             return _lacking(id, {0}, {0: self._gone}, 0) if self._gone else None
         return error_from(outcome.error) if isinstance(outcome, Failed) else None
 
-    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
         id = str(draft.id)
         self._client.send(as_message(Stored(save=id, objects=[stored.document() for stored in own])))
         with self._changed:
             self._changed.wait_for(lambda: id in self._outcomes or self._gone, self._finish_s + _SLACK_S)
         if id not in self._outcomes and is_committed(storage, draft.id):
-            return  # rank 0's writer went before it could say so
+            return {}  # rank 0's writer went before it could say so
         if (error := self.ended(id)) is not None:
             raise error
         if id not in self._outcomes:
             raise _lacking(id, {0}, {}, self._finish_s + _SLACK_S)
+        return {}
 
     def give_up(self, id: str, error: Message) -> None:
         text = f"on rank {self._rank} of {self._size}: {error['text']}"

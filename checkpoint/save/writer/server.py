@@ -3,11 +3,11 @@
     python -m checkpoint.save.writer.server <descriptor of the socket> <process id of the parent>
 
 Started ahead of the first save; waits without using the processor. One save after another, several objects of each at
-once; of a save by several ranks the objects of its own rank, in company with the others' writers (roles.py). It never
-loads torch. Signals that end a job do not end it: only its parent's end does, seen as the socket's
-end, or in the kernel's own record where a fork still holds the socket. Then what is staged is finished within a
-deadline; with nothing staged it goes at once. It answers no beacon: if a newer claim is taken meanwhile, that one's
-holder resumed from an older commit, and what is staged is dropped.
+once; of a save by several ranks the objects of its own rank, in company with the others' writers (roles.py), and what
+other processes help with they store (sharing.py). It never loads torch. Signals that end a job do not end it: only its
+parent's end does, seen as the socket's end, or in the kernel's own record where a fork still holds the socket. Then
+what is staged is finished within a deadline; with nothing staged it goes at once. It answers no beacon: if a newer
+claim is taken meanwhile, that one's holder resumed from an older commit, and what is staged is dropped.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 import fsspec
 
 from checkpoint.errors import CheckpointError, SaveDropped
-from checkpoint.format.draft import Draft, StoredObject
+from checkpoint.format.draft import Draft
 from checkpoint.format.names import CommitId
 from checkpoint.net.codec import parse
 from checkpoint.net.errors import error_document
 from checkpoint.runs.orphans import announce
 from checkpoint.save.arena import Attached
-from checkpoint.save.commit import write_object
 from checkpoint.save.writer.link import Link
 from checkpoint.save.writer.messages import (
     TO_WRITER,
@@ -51,8 +49,10 @@ from checkpoint.save.writer.messages import (
     NotMet,
     Open,
     Parted,
+    Progress,
     Ready,
     Serve,
+    Share,
     Staged,
     TakeBack,
     TakenBack,
@@ -60,7 +60,9 @@ from checkpoint.save.writer.messages import (
     Unusable,
     as_message,
 )
+from checkpoint.save.writer.part import Part
 from checkpoint.save.writer.roles import Follower, Leader, Local, Role, dropped
+from checkpoint.save.writer.sharing import Sharing
 from checkpoint.storage import Scrubber, Storage, open_storage
 
 THREADS_MAX = 8
@@ -152,7 +154,7 @@ class WriterServer:
                 self._arena = None
                 gc.collect()  # errors hold on to the frames that they went through, and those to views
                 self._say(ArenaDropped())
-            case Serve() | Meet():
+            case Serve() | Meet() | Share():
                 self._meet(said)
             case Staged():
                 staged = self._found(said)
@@ -178,14 +180,17 @@ class WriterServer:
         else:
             self._say(Ready())
 
-    def _meet(self, said: Serve | Meet) -> None:
-        """Joins the writers of a group."""
+    def _meet(self, said: Serve | Meet | Share) -> None:
+        """Joins the writers of a group, or listens for helpers."""
         self._role.close()
         self._role = Local()
         try:
             if isinstance(said, Serve):
                 self._role = first = Leader(said.size, self._finish_s)
                 endpoint = first.endpoint
+            elif isinstance(said, Share):
+                self._role = sharing = Sharing(said.helpers)
+                endpoint = sharing.endpoint
             else:
                 endpoint = said.endpoint
                 self._role = Follower(
@@ -241,39 +246,40 @@ class WriterServer:
     def _write(self, staged: StagedSave) -> Done | Failed | TakenBack:
         """What is to be said of it."""
         try:
-            self._store_and_finish(staged)
+            helped = self._store_and_finish(staged)
         except SaveDropped:
             return TakenBack(number=staged.number, taken=True)
         except Exception as error:  # whatever it is, training has to hear of it
             document = error_document(error, self._scrub)
             staged.role.give_up(staged.name, document)
             return Failed(number=staged.number, error=document)
-        return Done(number=staged.number)
+        return Done(number=staged.number, helped=[[who, size] for who, size in helped.items()])
 
-    def _store_and_finish(self, staged: StagedSave) -> None:
+    def _store_and_finish(self, staged: StagedSave) -> dict[int, int]:
         storage, draft = self._storage, staged.draft
         if storage is None:
             raise CheckpointError("the writer process has no storage; nothing was saved")
         largest = max(map(len, staged.files), default=1)
         at_once = max(1, min(THREADS_MAX, self._budget_bytes // max(1, largest), len(staged.files)))
-        with ThreadPoolExecutor(at_once, thread_name_prefix="checkpoint-object") as pool:
-            jobs = [pool.submit(_write_one, storage, staged, index) for index in range(len(staged.files))]
-            wait(jobs, return_when=FIRST_EXCEPTION)
-            pool.shutdown(wait=True, cancel_futures=True)
-        failed = next((job.exception() for job in jobs if not job.cancelled() and job.exception()), None)
-        if failed is not None:
-            raise failed
-        staged.role.finish(storage, draft, [job.result() for job in jobs])
+        tell = self._tell_progress(staged.number, of=sum(map(len, staged.files)))
+        stored = staged.role.store(Part(storage, draft, staged.files, staged.first, at_once, tell))
+        return staged.role.finish(storage, draft, stored)
+
+    def _tell_progress(self, number: int, *, of: int) -> Callable[[int], None]:
+        lock, bytes_stored = threading.Lock(), 0
+
+        def tell(size: int) -> None:
+            nonlocal bytes_stored
+            with lock:
+                bytes_stored += size
+                self._say(Progress(number=number, stored=bytes_stored, of=of))
+
+        tell(0)
+        return tell
 
     def _say(self, said: FromWriter) -> None:
         with contextlib.suppress(OSError):  # nobody is left to hear it
             self._link.send(as_message(said))
-
-
-def _write_one(storage: Storage, staged: StagedSave, index: int) -> StoredObject:
-    if (ended := staged.role.ended(staged.name)) is not None:
-        raise ended
-    return write_object(storage, staged.draft.id, staged.first + index, staged.files[index])
 
 
 def _watch(process: int) -> int | None:

@@ -1,0 +1,97 @@
+"""Who stores which object of a save that several processes store together. Pure: it is told the time.
+
+    dealt in blocks  ->  each takes of its own  ->  then of what others have not begun
+      ->  who commits also takes what a helper has begun, and has not stored in 1.5 times what its own took at most
+
+So a helper that is slow, silent or gone costs what that object takes, and where all are, the save is made alone: who
+commits has stored everything then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+COMMITS = 0
+"""The number of who commits; helpers have others."""
+
+_PATIENCE = 1.5
+
+
+class Dealing:
+    """Of the objects of one save."""
+
+    def __init__(self, objects: int, helpers: Sequence[int]) -> None:
+        everybody = [COMMITS, *helpers]
+        edges = [-(-objects * place // len(everybody)) for place in range(len(everybody) + 1)]
+        self._left = {
+            one: deque(range(edges[place], edges[place + 1])) for place, one in enumerate(everybody)
+        }  # that it has not begun, of its own
+        self._declined: deque[int] = deque()
+        self._begun: dict[int, dict[int, float]] = {index: {} for index in range(objects)}  # by whom, and when
+        self._longest_s: float | None = None
+        self.stored: dict[int, int] = {}
+
+    @property
+    def done(self) -> bool:
+        return len(self.stored) == len(self._begun)
+
+    @property
+    def is_alone(self) -> bool:
+        """Who commits stores, or has begun to, all that is not stored: nobody else is waited for."""
+        return all(COMMITS in self._begun[index] for index in self._missing())
+
+    def is_at(self, who: int, index: int) -> bool:
+        """Whether it has begun this object."""
+        return who in self._begun.get(index, {})
+
+    def take(self, who: int, now_s: float) -> int | None:
+        """The next object that this one stores, which it begins now; None: there is none for it at present."""
+        index = self._next(who, now_s)
+        if index is not None:
+            self._begun[index][who] = now_s
+        return index
+
+    def has_stored(self, who: int, index: int, now_s: float) -> None:
+        self.stored.setdefault(index, who)
+        if who == COMMITS:
+            self._longest_s = max(self._longest_s or 0.0, now_s - self._begun[index][who])
+
+    def decline(self, who: int, index: int) -> None:
+        """It does not store it: who commits does."""
+        if self._begun[index].pop(who, None) is not None and self._is_free(index):
+            self._declined.append(index)
+
+    def lose(self, who: int) -> None:
+        """It is gone."""
+        for index, by in self._begun.items():
+            if by.pop(who, None) is not None and self._is_free(index):
+                self._left[who].append(index)
+
+    def overtakes_s(self) -> float | None:
+        """When who commits may take an object that a helper has begun; None: nobody knows yet, or there is none."""
+        if self._longest_s is None or (index := self._oldest()) is None:
+            return None
+        return min(self._begun[index].values()) + _PATIENCE * self._longest_s
+
+    def _next(self, who: int, now_s: float) -> int | None:
+        if own := self._left[who]:
+            return own.popleft()
+        if who == COMMITS and self._declined:
+            return self._declined.popleft()
+        if longest := max(self._left.values(), key=len):
+            return longest.pop()
+        at_s = self.overtakes_s() if who == COMMITS else None
+        return self._oldest() if at_s is not None and now_s >= at_s else None
+
+    def _oldest(self) -> int | None:
+        """Of what others are at, and who commits is not."""
+        found = [index for index in self._missing() if self._begun[index] and COMMITS not in self._begun[index]]
+        return min(found, key=lambda index: min(self._begun[index].values()), default=None)
+
+    def _missing(self) -> list[int]:
+        return [index for index in self._begun if index not in self.stored]
+
+    def _is_free(self, index: int) -> bool:
+        """Nobody has stored it, or is at it."""
+        return index not in self.stored and not self._begun[index]

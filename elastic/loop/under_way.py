@@ -1,0 +1,57 @@
+"""A save that is under way: of which state, and what it has cost by now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a state stands, as JSON in every checkpoint.
+
+    step      how many updates are applied; the next one has this index
+    epoch     of that next one
+    stopping  the reason of a stop that was asked for and takes effect after the next step
+    stopped   the reason of a stop that has ended the run
+    """
+
+    epoch: int
+    step: int
+    phase: int = 0
+    stopping: str | None = None
+    stopped: str | None = None
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A save that is not known to be committed.
+
+    claim     under which it was begun
+    begun_s   by the clock
+    called_s  how long the call has stopped training
+    """
+
+    saving: checkpoint.Saving
+    position: Position
+    claim: int
+    begun_s: float
+    called_s: float
+
+    @property
+    def stall_s(self) -> float:
+        """How long training has stopped for it."""
+        return self.called_s + self.saving.joined_s
+
+    @property
+    def took_s(self) -> float:
+        """What it took to be durable. A copy beside a step ends when training looks for it, which is no time of its."""
+        begun_s = self.begun_s if self.saving.staged_s is None else self.saving.staged_s - self.stall_s
+        return (self.saving.ended_s or begun_s) - begun_s
+
+    @property
+    def cost_s(self) -> float:
+        """What it has cost training at most: beside a step that leaves no processor free, the copy costs as much as if
+        training had stopped for it."""
+        return max(self.stall_s, self.called_s + self.saving.beside_s)

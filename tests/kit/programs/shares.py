@@ -1,0 +1,82 @@
+"""A run on several nodes, each with one worker, that wait until all of them are told to leave:
+
+    elastic run … -m tests.kit.programs.shares URL FOLDER --nodes N [--storage JSON] [--odd]
+
+Its state has some forty objects. Once N workers share it, each says so after a step (FOLDER/waits-RANK), and goes on
+when it has been told. --odd: what this one would save is another state in one object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import checkpoint
+import elastic
+from tests.kit.programs.leaves import wait_for_notice
+
+SHARD_BYTES = 20_000
+WIDTH = 64_000
+
+
+class Counts:
+    """In extra=, with a tensor of its own."""
+
+    def __init__(self, odd: bool) -> None:
+        self._odd = odd
+        self._counts = torch.arange(SHARD_BYTES // 8)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"counts": self._counts + int(self._odd)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._counts = state["counts"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--storage", type=json.loads, help="storage_options, as JSON")
+    parser.add_argument("--odd", action="store_true")
+    parser.add_argument("--steps", type=int, default=10_000)
+    options = parser.parse_args()
+    defaults = checkpoint.Checkpointer.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults["shard_bytes"] = SHARD_BYTES
+
+    elastic.seed(0)
+    model = torch.nn.Linear(WIDTH, 1)
+    with elastic.Run(
+        options.url,
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        extra={"counts": Counts(options.odd)},
+        dataset=torch.utils.data.TensorDataset(torch.randn(64, WIDTH), torch.randn(64, 1)),
+        batch_size=16,
+        virtual_workers=4,
+        steps=options.steps,
+        save_every=10**9,
+        storage_options=options.storage,
+    ) as run:
+        for step in run:
+            for points, values in step:
+                step.backward(((model(points) - values) ** 2).sum(), len(values))
+            if run.world_size == options.nodes:
+                (options.folder / f"waits-{run.rank}").touch()
+                wait_for_notice(run)
+            elif options.nodes:
+                time.sleep(0.2)
+    if run.is_coordinator:
+        sys.stdout.write(f"ends at step {run.step_index} with {checkpoint.digest(model)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""All nodes of a run are told to leave: the others upload parts of the coordinator's last save, or cost it nothing.
+
+What a helper can do wrong is in tests/storage/test_helpers.py; here are whole runs, of agents of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import checkpoint
+from checkpoint.testing import Delay, Hang, Plan
+from elastic.events.event import Event
+from elastic.events.reading import read_events
+from elastic.report.report import report
+from tests.kit.launch import Launch
+from tests.kit.observed import assert_observed
+
+PROGRAM = "tests.kit.programs.shares"
+WITHIN_S = 240.0
+DATA = "*/data/*"
+LONG_S = 600.0
+BEGUN = Delay(0.0, on="write", path="*/s000000000-*")  # the state that the run begins with is no matter here
+SLOW = Plan(BEGUN, Delay(3.0, on="write", path=DATA))
+
+
+class Nodes:
+    """One run, of nodes that are `elastic run` processes of this machine. The first one's worker coordinates."""
+
+    def __init__(self, folder: Path, stack: ExitStack, nodes: int) -> None:
+        self._folder, self._stack, self._nodes = folder, stack, nodes
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._meet = [f"--nnodes=1:{nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+        self.launched: list[Launch] = []
+
+    @property
+    def url(self) -> Path:
+        return self._folder / "run"
+
+    def start(self, plan: Plan, *args: str) -> Launch:
+        """plan: what goes wrong with this node's way to the storage, on record in `struck`"""
+        number = len(self.launched)
+        script = [*self.script(plan, record=f"faults-{number}"), f"--nodes={self._nodes}", *args]
+        command = ["run", "--no-status", *self._meet, "--rdzv-id=shares", "-m", PROGRAM, *script]
+        launch = self._stack.enter_context(Launch("elastic", command))
+        self.launched.append(launch)
+        if number < self._nodes - 1:  # whoever comes later has a later rank
+            self.waiting("steps", lambda: any(one["world_size"] == number + 1 for one in self.of("step_applied")))
+        return launch
+
+    def script(self, plan: Plan, *, record: str, folder: str = "run") -> list[str]:
+        options = {"target_protocol": "file", "target_options": {"auto_mkdir": True}, "faults": plan.document()}
+        storage = json.dumps({**options, "record": str(self._folder / record)})
+        return [f"faulty://{self._folder / folder}", str(self._folder), f"--storage={storage}"]
+
+    def leave(self) -> None:
+        """All of them, at one step."""
+        waits = [self._folder / f"waits-{rank}" for rank in range(self._nodes)]
+        self.waiting("workers that wait", lambda: all(one.exists() for one in waits))
+        for launch in self.launched:
+            launch.send(signal.SIGTERM)
+
+    def waiting(self, what: str, holds: Callable[[], bool]) -> None:
+        self.launched[0].wait_for(holds, what, within_s=WITHIN_S)
+
+    def struck(self, number: int) -> list[dict[str, Any]]:
+        """The faults of this node's storage, so far."""
+        record = self._folder / f"faults-{number}"
+        return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+
+    def finish(self) -> list[int]:
+        return [launch.finish(within_s=WITHIN_S) for launch in self.launched]
+
+    @property
+    def output(self) -> str:
+        return "\n".join(launch.output for launch in self.launched)
+
+    @property
+    def events(self) -> list[Event]:
+        return read_events(self.url) if self.url.exists() else []
+
+    def of(self, name: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == name]
+
+    def saved(self) -> Event:
+        """The save on leaving, which is whole."""
+        with checkpoint.Checkpointer(self.url) as runs:
+            assert all(one.ok for one in runs.verify())
+            newest = runs.latest()
+            assert newest is not None
+        (saved,) = [event for event in self.of("saved") if event["step"] > 0]
+        assert (saved["step"], saved["name"]) == (newest.step, newest.name)
+        return saved
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[[int], Nodes]]:
+    with ExitStack() as stack:
+        made: list[Nodes] = []
+
+        def make(nodes: int) -> Nodes:
+            made.append(Nodes(tmp_path, stack, nodes))
+            return made[-1]
+
+        yield make
+        for one in made:
+            assert_observed(one.events)
+
+
+def test_all_leave_and_each_node_has_uploaded_a_part(run: Callable[[int], Nodes]) -> None:
+    """One of them holds other bytes in one object: it uploads the others."""
+    nodes = run(3)
+    nodes.start(SLOW)
+    nodes.start(Plan())
+    nodes.start(Plan(), "--odd")
+    nodes.leave()
+    assert nodes.finish() == [0, 0, 0], nodes.output
+    saved = nodes.saved()
+    assert saved["helped"].keys() == {"1", "2"}, nodes.output
+    assert 0 < sum(saved["helped"].values()) < saved["bytes"]
+    assert {event["step"] for event in nodes.of("left")} == {saved["step"]}
+    assert not nodes.of("peer_lost") + nodes.of("redo")
+    assert report(nodes.events).state == "left"
+
+    alone = ["--nodes=0", f"--steps={saved['step'] + 2}"]
+    with Launch(PROGRAM, [*nodes.script(Plan(), record="-"), *alone]) as goes_on:  # at another size
+        goes_on.succeed(within_s=WITHIN_S)
+    loaded = next(event for event in nodes.of("loaded") if event["step"] == saved["step"])
+    with checkpoint.Checkpointer(nodes.url) as runs:
+        assert loaded["digest"] == checkpoint.digest(runs.read(step=saved["step"]).tree["model"])
+    with Launch(PROGRAM, [*nodes.script(Plan(), record="-", folder="other"), *alone]) as undisturbed:
+        ended = undisturbed.succeed(within_s=WITHIN_S)
+    assert f"with {nodes.of('finished')[0]['digest']}" in ended, "other bits than without all this"
+
+
+@pytest.mark.nightly(sample=1)
+@pytest.mark.parametrize("what", ["killed", "hangs"])
+def test_a_node_that_comes_to_no_end_with_its_part_costs_no_save(run: Callable[[int], Nodes], what: str) -> None:
+    nodes = run(3)
+    nodes.start(SLOW)
+    nodes.start(Plan())
+    hangs = Delay if what == "killed" else Hang
+    nodes.start(Plan(BEGUN, hangs(LONG_S, on="write", path=DATA)))
+    nodes.leave()
+    if what == "killed":
+        nodes.waiting("an upload", lambda: nodes.struck(2) != [])
+        os.kill(nodes.struck(2)[0]["pid"], signal.SIGKILL)
+    statuses = nodes.finish()
+    saved = nodes.saved()
+    assert "2" not in saved.get("helped", {})
+    if what == "hangs":
+        assert statuses == [0, 0, 0], nodes.output
+        assert saved["helped"].keys() == {"1"}
+    assert statuses[0] == 0, nodes.output
+    assert report(nodes.events).state == "left"
+
+
+def test_of_one_node_nobody_is_asked(run: Callable[[int], Nodes]) -> None:
+    nodes = run(1)
+    nodes.start(Plan())
+    nodes.leave()
+    assert nodes.finish() == [0], nodes.output
+    assert "helped" not in nodes.saved()
