@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from checkpoint import Checkpointer, Helper
+from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 from tests.kit.ranks import returned, run_ranks
 from tests.kit.s3 import S3Server, s3_server
@@ -182,4 +183,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)
