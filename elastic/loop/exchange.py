@@ -204,7 +204,7 @@ class Exchange:
             )
         if apart_in := settings.difference(own["settings"], there["settings"]):
             raise CollectiveMismatch(
-                f"the workers' optimizers are set differently; rank {rank} is here, and rank {other} there\n"
+                f"the workers' optimizers, or schedules, are set differently; rank {rank} is here, rank {other} there\n"
                 f"  found  {listed(apart_in)}\n{UNTOUCHED}"
                 "  next   set rates and the like from what is the same on every worker: step.index, step.sums or "
                 "run.sums,\n         run.evaluate, or what is kept in extra=; loss.item() is of a worker's own share",

@@ -32,6 +32,7 @@ Optimizers = Mapping[str, Grouped]
 Settings = dict[str, list[list[Any]]]
 """optimizer -> its groups, each a list of [key, numbers]; JSON leaves it as it is"""
 
+_OF_EXTRA = "extra."
 _NO_SETTINGS = frozenset({"params", "param_names"})
 _PLAIN = frozenset({float, int, bool})
 
@@ -49,7 +50,7 @@ class OfSchedule:
 
 def settings_of(optimizers: Mapping[str, torch.optim.Optimizer], extra: Mapping[str, Any]) -> Optimizers:
     """Those of the optimizers, and of schedules that the script steps by itself."""
-    own = {f"extra.{name}": OfSchedule(one) for name, one in extra.items() if isinstance(one, LRScheduler)}
+    own = {f"{_OF_EXTRA}{name}": OfSchedule(one) for name, one in extra.items() if isinstance(one, LRScheduler)}
     return {**optimizers, **own}
 
 
@@ -85,7 +86,7 @@ def difference(here: Settings, there: Settings) -> list[str]:
         for number, (mine, other) in enumerate(zip(groups, there.get(name, ()), strict=False)):
             theirs = dict(other)
             said += [
-                f"{key} of {name!r}, group {number}: {_said(values)} here and {_said(theirs.get(key, ()))} there"
+                f"{key} of {_where(name, number)}: {_said(values)} here and {_said(theirs.get(key, ()))} there"
                 for key, values in mine
                 if repr(theirs.get(key)) != repr(values)  # no number is equal to none here
             ]
@@ -112,6 +113,10 @@ def _numbers(value: Any) -> Iterator[float]:
             yield from _numbers(one)
     elif isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu":
         yield float(value)
+
+
+def _where(name: str, group: int) -> str:
+    return repr(name) if name.startswith(_OF_EXTRA) else f"{name!r}, group {group}"
 
 
 def _said(values: Sequence[float]) -> str:

@@ -284,8 +284,19 @@ def test_ranks_that_train_different_parameters_are_told_which(port: int, tmp_pat
         assert re.search(r"0\.weight is (frozen|trained) here and (frozen|trained) there", end.text)
 
 
-def own_plateau(rank: int, world_size: int, port: int, url: str) -> int:
-    """Lowers the rate by what this worker alone has seen, as `running += loss.item()` has it."""
+def tells_a_plateau(rank: int, step: int, rates: dict[str, Any], plateau: Any) -> None:
+    """What this worker alone has seen, as `running += loss.item()` has it: of one it rises, of the other it falls."""
+    plateau.step(step * (1 if rank == 1 else -1))
+
+
+def lowers_the_rate(rank: int, step: int, rates: dict[str, Any], plateau: Any) -> None:
+    rates["lr"] *= 0.1 if rank == 1 else 1.0
+
+
+OwnSettings = Callable[[int, int, dict[str, Any], Any], None]
+
+
+def sets_its_own(rank: int, world_size: int, port: int, url: str, settles: OwnSettings) -> int:
     as_worker_of_torchrun(rank, world_size, port)
     elastic.seed(1)
     model = nn.Linear(4, 2)
@@ -299,18 +310,27 @@ def own_plateau(rank: int, world_size: int, port: int, url: str) -> int:
             loss.backward()
             optimizer.step()
             if run.stepped:
-                plateau.step(run.step_index * (1 if rank == 1 else -1))  # of the one it rises, of the other it falls
+                settles(rank, run.step_index, optimizer.param_groups[0], plateau)
     return run.step_index
 
 
-def test_rates_that_go_different_ways_are_told_before_the_weights_do(port: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settles", "said"),
+    [
+        (tells_a_plateau, r"best of 'extra\.plateau': -?\d here and -?\d there"),  # both have one rate yet
+        (lowers_the_rate, r"lr of 'optimizer', group 0: 0\.0\d+ here and 0\.0\d+ there"),
+    ],
+)
+def test_settings_that_go_different_ways_are_told_before_the_weights_do(
+    port: int, tmp_path: Path, settles: OwnSettings, said: str
+) -> None:
     """Each rank would train weights of its own, unseen, and whoever joins get parts of different ones."""
-    ended = run_ranks(own_plateau, 2, port, str(tmp_path / "run"))
+    ended = run_ranks(sets_its_own, 2, port, str(tmp_path / "run"), settles)
 
     for end in ended:
         assert isinstance(end, Raised), end
         assert end.kind == "CollectiveMismatch", end.traceback
-        assert "the workers' optimizers are set differently" in end.text
-        assert re.search(r"lr of 'optimizer', group 0: 0\.0\d+ here and 0\.0\d+ there", end.text), end.text
+        assert "the workers' optimizers, or schedules, are set differently" in end.text
+        assert re.search(said, end.text), end.text
     steps = [event["step"] for event in read_events(tmp_path / "run") if event["event"] == "step_applied"]
-    assert max(steps) == 1  # the second step is the last by one rate
+    assert max(steps) == 0

@@ -117,6 +117,7 @@ def run(tmp_path: Path) -> Iterator[Callable[[int], Nodes]]:
             assert_observed(one.events)
 
 
+@pytest.mark.nightly(sample=1, of="all nodes upload")
 def test_all_leave_and_each_node_has_uploaded_a_part(run: Callable[[int], Nodes]) -> None:
     """One of them holds other bytes in one object: it uploads the others."""
     nodes = run(3)
@@ -143,7 +144,7 @@ def test_all_leave_and_each_node_has_uploaded_a_part(run: Callable[[int], Nodes]
     assert f"with {nodes.of('finished')[0]['digest']}" in ended, "other bits than without all this"
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="all nodes upload")
 @pytest.mark.parametrize("what", ["killed", "hangs"])
 def test_a_node_that_comes_to_no_end_with_its_part_costs_no_save(run: Callable[[int], Nodes], what: str) -> None:
     nodes = run(3)

@@ -72,4 +72,4 @@ def test_what_a_plateau_was_told_is_compared_before_it_lowers_a_rate() -> None:
     assert digest(told(0.5)) == digest(told(0.5))
     assert digest(told(0.5)) != digest(told(0.25))
     found = difference(settings(told(0.5)), json.loads(json.dumps(settings(told(0.25)))))
-    assert found == ["best of 'extra.plateau', group 0: 0.5 here and 0.25 there"]
+    assert found == ["best of 'extra.plateau': 0.5 here and 0.25 there"]
