@@ -293,9 +293,11 @@ class Loop:
         except StepError as found:
             trained_by = self.own_update.stranger() if self.own_update is not None else None
             raise (trained_by or found) from None
-        self._other_averages.look(step)
         if self._plain_steps <= _LOOK_FIRST:
+            self._other_averages.look(step)
             self._wrapped_optimizers.look()
+        else:
+            self._other_averages.forget()
 
     def _step_in_hand(self) -> StepInHand:
         return StepInHand(

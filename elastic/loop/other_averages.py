@@ -1,7 +1,9 @@
 """Averages of weights that are no modules, and that the run was not handed: a dict of tensors by the names of a model's
 parameters, or a list of tensors of their shapes, in a variable of the script or an attribute of an object there.
 
-As with other modules, one that changes is refused. One that is made anew each time is another one.
+As with other modules, one that changes is refused. One that is made anew each time is another one: those that were
+found are held from look to look, for else another might come to lie where it was. So they are looked at in the first
+steps alone, and a copy of weights or gradients that a script keeps costs no memory afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class OtherAverages:
         self._parameters = parameters
         self._extra = dict(extra)
         self._handed = {id(thing) for thing in extra.values()}
-        self._seen: dict[str, tuple[int, list[tuple[int, int]]]] = {}
+        self._seen: dict[str, tuple[Any, list[tuple[int, int]]]] = {}
 
     def look(self, step: int) -> None:
         """Raises StepError for one that has changed since it was first found. step: the one in hand"""
@@ -38,10 +40,14 @@ class OtherAverages:
             if not _is_average(found, tensors, parameters):
                 continue
             now = [(id(one), one._version) for one in tensors if one.untyped_storage().data_ptr() not in memory]
-            there, then = self._seen.get(name, (id(found), now))
-            if there == id(found) and then != now and not is_carried(self._extra, tensors):
+            there, then = self._seen.get(name, (found, now))
+            if there is found and then != now and not is_carried(self._extra, tensors):
                 raise unhanded(name, "an average of weights that the run was not handed", "", step)
-            self._seen[name] = id(found), now
+            self._seen[name] = found, now
+
+    def forget(self) -> None:
+        """There is no look after this one."""
+        self._seen = {}
 
     def _holders(self) -> Iterator[tuple[str, Any]]:
         for name, thing in variables().items():

@@ -188,6 +188,22 @@ def test_an_average_that_is_no_module_is_refused_too(tmp_path: Path) -> None:
         averaged(loop, Shadow(loop.model))
 
 
+def test_a_list_of_gradients_that_is_made_anew_is_no_average(tmp_path: Path) -> None:
+    """Twice in a body: the second one lies where the one of the body before has been."""
+    loop = Plain(tmp_path, epochs=8)
+
+    def train() -> None:
+        with loop.run as run:
+            for x, y in run.batches():
+                step(loop, x, y)
+                for _ in range(2):
+                    grads = [weight.detach().clone() for weight in loop.model.parameters()]
+            assert grads
+
+    train()
+    assert loop.run.finished
+
+
 @pytest.mark.parametrize("how", [lambda ema: ema, Adapter], ids=["itself", "by another object"])
 def test_an_average_that_was_handed_over_is_let_pass(tmp_path: Path, how: Callable[[Shadow], Any]) -> None:
     ema = Shadow(Plain(tmp_path / "other").model)
