@@ -31,14 +31,26 @@ _DEFAULT = frozenset(
     id(one)
     for one in (torch.default_generator, getattr(random, "_inst", None), getattr(np.random.mtrand, "_rand", None))
 )
+_NONE: Mapping[str, Any] = {}
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
 
 
 class OwnGenerators:
-    def __init__(self, *holders: Any) -> None:
+    """
+    holders  what may hold some: they are told apart by their place
+    named    generators that need not be the same ones in all processes: they are told apart by name
+    """
+
+    def __init__(self, *holders: Any, named: Mapping[str, Any] = _NONE) -> None:
         seen = set(_DEFAULT)
         self._found = [one for holder in holders for one in _generators(holder, seen)]
+        self._keys: list[int | str] = [*range(len(self._found))]
+        for name, one in named.items():
+            if id(one) not in seen:
+                seen.add(id(one))
+                self._found.append(one)
+                self._keys.append(name)
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
@@ -52,8 +64,8 @@ class OwnGenerators:
 
     def seed(self, value: int) -> None:
         """value: the example's, a `derive`d number"""
-        for number, one in enumerate(self._found):
-            own = derive("own generator", value, number)
+        for key, one in zip(self._keys, self._found, strict=True):
+            own = derive("own generator", value, key)
             if isinstance(one, np.random.Generator):
                 one.bit_generator.state = type(one.bit_generator)(own).state
             elif isinstance(one, np.random.RandomState):

@@ -79,15 +79,15 @@ class HubAnnouncement:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _keep_saying(self, place: tuple[str, int], ended: threading.Event) -> None:
-        while not ended.is_set():
-            wait_s = _LOOK_S
+        told = False
+        while not ended.is_set() or (told and self._is_over):
+            wait_s, told = _LOOK_S, False
             try:
                 with socket.create_connection(place, timeout=_CONNECT_S) as there:
                     keep_alive(there)
                     self._say(place, ended)
+                    told = not self._is_over
                     _wait_for_end(there, ended, _AGAIN_S)
-                    if self._is_over:
-                        self._say(place, ended)
             except socket.gaierror:
                 wait_s = _AGAIN_S  # a name that stands for nothing yet: those who know names are asked less often
             except (OSError, DistError):

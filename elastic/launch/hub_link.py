@@ -103,6 +103,7 @@ class HubLink:
         self._ticked_s = 0.0
         self._callers: list[Caller] = []  # which have lost the hub before we have
         self._run_ended = False
+        self._run_is_over = False  # the hub has said so
         self._handed_over_s: float | None = None
 
     def open(
@@ -195,7 +196,7 @@ class HubLink:
         for caller in self._callers:
             caller.connection.close()
         if self._announcement is not None:
-            is_over = self._serving is not None and not self._serving.others
+            is_over = self._serving is not None and (self._run_is_over or not self._serving.others)
             self._announcement.withdraw() if is_over else self._announcement.end()
         if self._serving is not None:
             self._serving.close()
@@ -234,7 +235,8 @@ class HubLink:
             case Refusal(why=why):
                 self._is_refused(why)
             case _:
-                self._run_ended |= isinstance(said, RunIsOver)
+                self._run_is_over |= isinstance(said, RunIsOver)
+                self._run_ended |= self._run_is_over
                 self._to_node(worker, message)
 
     def _reached(self, name: str | None, address: Address | None, sock: socket.socket) -> None:

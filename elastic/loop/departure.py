@@ -250,7 +250,7 @@ class Departure:
         left_s = _left_s(self.by_s)
         if saver is None or left_s is ABSENT or self._said_late:
             return
-        uploaders = self._shared_save.uploaders
+        uploaders = saver.uploaders(self._shared_save.uploaders)
         likely_s = saver.likely_s(self._state.step, uploaders=uploaders)
         if likely_s is not None and likely_s > left_s:
             self._said_late = True

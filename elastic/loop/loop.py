@@ -93,7 +93,7 @@ class Loop:
         config = context.config
         self._other_modules = OtherModules(lambda: roots(config.models, config.extra), config.extra)
         self._other_averages = OtherAverages(config.parameters, config.extra)
-        handed = (*config.schedulers.values(), *config.extra.values(), config.scaler)
+        handed = (*config.models.values(), *config.schedulers.values(), *config.extra.values(), config.scaler)
         self._wrapped_optimizers = WrappedOptimizers(config.optimizers.values(), handed)
 
     def enter(self) -> None:

@@ -1,7 +1,8 @@
 """Averages of weights that are no modules, and that the run was not handed: a dict of tensors by the names of a model's
 parameters, or a list of tensors of their shapes, in a variable of the script or an attribute of an object there.
 
-As with other modules, one that changes is refused. One that is made anew each time is another one: those that were
+As with other modules, one that changes is refused. It begins as a copy of the weights, which gradients that are kept
+to be looked at do not. One that is made anew each time is another one: those that were
 found are held from look to look, for else another might come to lie where it was. So they are looked at in the first
 steps alone, and a copy of weights or gradients that a script keeps costs no memory afterwards.
 """
@@ -40,7 +41,9 @@ class OtherAverages:
             if not _is_average(found, tensors, parameters):
                 continue
             now = [(id(one), one._version) for one in tensors if one.untyped_storage().data_ptr() not in memory]
-            there, then = self._seen.get(name, (found, now))
+            there, then = self._seen.get(name, (None, now))
+            if there is not found and not _is_copy(found, tensors, parameters):
+                continue
             if there is found and then != now and not is_carried(self._extra, tensors):
                 raise unhanded(name, "an average of weights that the run was not handed", "", step)
             self._seen[name] = found, now
@@ -56,6 +59,16 @@ class OtherAverages:
             attributes = getattr(thing, "__dict__", {})
             held = {name: thing, **{f"{name}.{key}": one for key, one in attributes.items()}}
             yield from ((path, one) for path, one in held.items() if type(one) in (dict, list))
+
+
+def _is_copy(found: Any, tensors: list[torch.Tensor], parameters: Mapping[str, torch.nn.Parameter]) -> bool:
+    if isinstance(found, dict):
+        weights = [parameters[key] for key in found]
+    else:
+        weights = list(parameters.values())
+        weights = weights if len(weights) == len(tensors) else [one for one in weights if one.requires_grad]
+    alike = zip(tensors, weights, strict=True)
+    return all(one.device == weight.device and torch.equal(one, weight) for one, weight in alike)
 
 
 def _is_average(found: Any, tensors: list[Any], parameters: Mapping[str, torch.nn.Parameter]) -> bool:

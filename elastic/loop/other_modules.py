@@ -58,7 +58,8 @@ class OtherModules:
         for root, module in held(variables(), _DEPTH_MAX).items():
             if id(module) in own or type(module) in ProxyTypes:
                 continue
-            tensors = dict(_tensors(module, own))
+            if not (tensors := dict(_tensors(module, own))):
+                continue
             if module not in self._marks:
                 self._marks[module] = {name: mark(one) for name, one in tensors.items()}
             before = self._marks[module]
@@ -68,7 +69,9 @@ class OtherModules:
                 if name in before and (one._version != before[name][0] or (closely and mark(one) != before[name]))
             }
             names = _not_of(known, changed) if changed else []
-            if names and not is_carried(self._extra, [changed[name] for name in names]):
+            if names and is_carried(self._extra, [changed[name] for name in names]):
+                self._marks[module] = {name: mark(one) for name, one in tensors.items()}
+            elif names:
                 raise unhanded(root, "a module that the run was not handed", f": {listed(names)}", step)
 
 
@@ -94,7 +97,12 @@ def _memory(tensor: torch.Tensor) -> int:
 def is_carried(extra: Mapping[str, Any], tensors: Iterable[torch.Tensor]) -> bool:
     """Whether the state of what the run was handed holds these, under whatever name."""
     kept = [one for thing in extra.values() for one in checkpoint.encode(thing.state_dict())[1].values()]
-    return all(any(same(one, other) for other in kept if other.device == one.device) for one in tensors)
+    there = {(_memory(one), one.storage_offset(), one.shape) for one in kept}
+    return all(
+        (_memory(one), one.storage_offset(), one.shape) in there
+        or any(same(one, other) for other in kept if other.device == one.device)
+        for one in tensors
+    )
 
 
 def unhanded(name: str, what: str, which: str, step: int) -> StepError:

@@ -86,6 +86,7 @@ class Saver:
         self.seen = Losses()
         self._claim = 0
         self._warmed = False
+        self._objects = 0
         self._underway: list[UnderWay] = []
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
@@ -255,7 +256,11 @@ class Saver:
         if begun_s is not None:  # it is this one
             return None if took_s is None else max(0.0, took_s - begun_s)
         under_way_s = [begun_s for _, begun_s in under_way]
-        return likely_s(took_s, under_way_s, uploaders=uploaders if self._warmed else 1)
+        return likely_s(took_s, under_way_s, uploaders=self.uploaders(uploaders))
+
+    def uploaders(self, nodes: int) -> int:
+        """How many of so many nodes have a part in the next save: each an object at least, as of the last one."""
+        return max(1, min(nodes, self._objects)) if self._warmed else 1
 
     def _newest_meta(self) -> dict[str, Any]:
         """In a thread of its own. Empty where the storage cannot be read."""
@@ -403,6 +408,7 @@ class Saver:
         helped: Mapping[int, int] = NOBODY,
     ) -> None:
         self.duration.measured(took_s)
+        self._objects = commit.objects
         self._saved = position.step, position.stopped
         self._saved_s = self._clock()
         self._failures = 0

@@ -21,6 +21,7 @@ _FRAMES = 6
 _FUNCTIONS = 32
 _OWN = "elastic"
 _BYTES_MAX = 1 << 16
+_HELD_HERE = 3  # by the frame, by a variable, and as what is asked about
 _NO_STATE = (type, ModuleType, FunctionType)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 
@@ -51,9 +52,9 @@ def variables() -> dict[str, Any]:
     return found
 
 
-def generators() -> list[Any]:
-    """The random generators that are such variables."""
-    return [value for value in variables().values() if isinstance(value, _GENERATORS)]
+def generators() -> dict[str, Any]:
+    """The random generators that are such variables, by name."""
+    return {name: value for name, value in variables().items() if isinstance(value, _GENERATORS)}
 
 
 def values(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,10 +74,11 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _locals_of(frame: FrameType) -> dict[str, Any]:
-    """Before Python 3.13 those of a function are a copy, which stays with the frame, and with it the last outputs."""
+    """Before Python 3.13 those of a function are a copy, which stays with the frame, and with it the last outputs; and
+    which is what locals() gave the script, if it has kept that."""
     there = frame.f_locals
     local = dict(there)
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(there) <= _HELD_HERE:
         there.clear()
     return local
 

@@ -225,7 +225,7 @@ class Session:
         """When the script has built its models: those that these keep to themselves, and those that are variables of
         the script, are pointed at streams, too."""
         modules = roots(self._config.models, self._config.extra)
-        self._own_generators = OwnGenerators(*modules.values(), *self._config.optimizers.values(), generators())
+        self._own_generators = OwnGenerators(*modules.values(), *self._config.optimizers.values(), named=generators())
 
     def seed(self, value: int) -> None:
         """Points all generators at the stream `value`, a `derive`d number."""

@@ -144,7 +144,8 @@ def test_a_save_that_may_come_too_late_is_said_before_it_begins_and_once(
     context, state = SimpleNamespace(console=SimpleNamespace(warn=said.append)), SimpleNamespace(step=120)
     nodes = SimpleNamespace(uploaders=3)
     departure: Any = SimpleNamespace(by_s=by_s, _context=context, _state=state, _said_late=False, _shared_save=nodes)
-    saver: Any = SimpleNamespace(likely_s=lambda step, uploaders: likely_s, newest="step 100")
+    likely = SimpleNamespace(likely_s=lambda step, uploaders: likely_s, uploaders=lambda nodes: nodes)
+    saver: Any = SimpleNamespace(**vars(likely), newest="step 100")
     for _ in range(2):
         Departure._look_at_time(departure, saver)
     words = ("by the last one, and shared by 3 nodes, it takes 45 s", "step 100 stays")

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from elastic.data.own_generators import OwnGenerators
 from elastic.errors import StepError
 from elastic.loop.rehearsal import Rehearsal
 from elastic.loop.script_variables import variables
@@ -182,3 +183,34 @@ def test_a_step_that_comes_round_again_compares_nothing() -> None:
     asked.give_up()
     assert [*compared, asked.compares] == [True, False]
     assert asked.begins(torch.ones(2)) is None
+
+
+def test_what_locals_gave_the_script_stays_its_own() -> None:
+    """Before Python 3.13 it is what a frame shows of its variables."""
+    rate = 0.1
+    kept = locals()
+    assert variables()["rate"] == rate
+    assert kept["rate"] == rate
+
+
+def test_generators_of_the_script_are_told_apart_by_name() -> None:
+    """One that rank 0 alone has moves no other one's stream."""
+    alone, beside = np.random.default_rng(0), np.random.default_rng(0)
+    OwnGenerators(named={"rng": alone}).seed(7)
+    OwnGenerators(named={"for_plots": np.random.default_rng(1), "rng": beside}).seed(7)
+    assert alone.random() == beside.random()
+
+
+def test_gradients_that_a_script_keeps_to_look_at_are_no_average(tmp_path: Path) -> None:
+    loop, last = Plain(tmp_path), dict[str, torch.Tensor]()
+
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        loop.optimizer.zero_grad()
+        loop.loss(x, y).backward()
+        if loop.run.updating:
+            last.update((name, one.grad.clone()) for name, one in loop.model.named_parameters() if one.grad is not None)
+        loop.optimizer.step()
+
+    loop.train(body)
+    assert last
+    assert loop.run.finished

@@ -79,10 +79,17 @@ class Dealing:
             return own.popleft()
         if who == COMMITS and self._declined:
             return self._declined.popleft()
-        if longest := max(self._left.values(), key=len):
+        longest = max(self._left.values(), key=len)
+        if longest and not self._is_first_of_who_commits(who, longest):
             return longest.pop()
         at_s = self.overtakes_s() if who == COMMITS else None
         return self._oldest() if at_s is not None and now_s >= at_s else None
+
+    def _is_first_of_who_commits(self, who: int, left: deque[int]) -> bool:
+        """It stores one at least: by what that took it knows when to wait no more."""
+        if who == COMMITS or left is not self._left[COMMITS] or len(left) > 1:
+            return False
+        return not any(COMMITS in by for by in self._begun.values())
 
     def _oldest(self) -> int | None:
         """Of what others are at, and who commits is not."""

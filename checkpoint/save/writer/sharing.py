@@ -77,11 +77,11 @@ class Sharing:
             self._save = save = _Shared(part, Dealing(len(part.files), self._helpers))
         save.spare |= part.draft.planned().keys()
         threads = [
-            threading.Thread(target=self._offer_all, args=(save,), name="checkpoint-offering", daemon=True),
             *(
                 threading.Thread(target=self._store_own, args=(save,), name=f"checkpoint-object-{n}", daemon=True)
                 for n in range(part.at_once)
             ),
+            threading.Thread(target=self._offer_all, args=(save,), name="checkpoint-offering", daemon=True),
         ]
         for thread in threads:
             thread.start()
