@@ -8,7 +8,7 @@
     this   -> pipe     the exit status as subprocess has it, in text, when the program has ended
 
 Promises  it has one thread, and runs no tensor operation: what it forks can do everything (torch 2.13: after one with
-          two threads a forked child hangs). It ends with its parent.
+          two threads a forked child hangs). It ends with its parent, and its programs do, however the parent ended.
           Of the product it imports what it is told to and nothing else: in a program, bugs are planted before that.
           A program finds argv, environment, working directory and streams as if it had been started afresh, a session
           of its own, and in /proc its drill's mark: the variable MARK.
@@ -25,9 +25,10 @@ import json
 import os
 import runpy
 import select
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 MESSAGE_MAX, TAKEN = 1 << 17, 8
@@ -54,11 +55,13 @@ def main(fd: int, parent: int, modules: Sequence[str]) -> dict[str, Any] | None:
                 if ready in running:
                     watched.unregister(ready)
                     _report_end(ready, *running.pop(ready))
-                elif ready != requests.fileno():
-                    return None  # the parent has ended
+                elif ready != requests.fileno():  # the parent has ended
+                    _end_all(running)
+                    return None
                 else:
                     data, fds, _, _ = socket.recv_fds(requests, MESSAGE_MAX, TAKEN)
                     if not data:
+                        _end_all(running)
                         return None
                     pid = os.fork()
                     if pid == 0:
@@ -118,6 +121,13 @@ def _report_end(pidfd: int, pid: int, status: int) -> None:
     _, ended = os.waitpid(pid, 0)
     with open(status, "wb") as pipe, contextlib.suppress(BrokenPipeError):
         pipe.write(str(os.waitstatus_to_exitcode(ended)).encode())
+
+
+def _end_all(running: Iterable[int]) -> None:
+    """Each program's own processes end with it."""
+    for pidfd in running:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def _close_all_but_streams() -> None:
