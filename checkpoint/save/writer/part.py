@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -41,12 +42,12 @@ class Part:
         return write_object(self.storage, self.draft.id, self.first + place, self.files[place])
 
 
-class AllHere:
+class AllHere(ABC):
     """Stores all of a part from this process."""
 
+    @abstractmethod
     def ended(self, id: str) -> CheckpointError | None:
         """Why the save has ended without a commit, if it has."""
-        raise NotImplementedError
 
     def store(self, part: Part) -> list[StoredObject]:
         """Raises what the first of them failed of, or what the save has ended of elsewhere."""
