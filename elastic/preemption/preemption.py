@@ -61,7 +61,7 @@ class Preemption:
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
             raise ConfigError(f"timeout_s={timeout_s!r}; expected a number of seconds above 0")
         setting = environment.notices() if notices is None else notices
-        watched = sources(setting, environment.settings_of_sources())
+        watched = sources(setting)
         self._speaks = environment.local_rank() == 0  # for its node
         self._note = LeftNote(note) if note is not None and self._speaks else None
         self._timeout_s = timeout_s

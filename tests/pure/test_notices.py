@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -19,7 +20,6 @@ from elastic.loop.save_duration import SaveDuration, likely_s, too_late
 from elastic.loop.save_schedule import SoonSave
 from elastic.loop.saver import Saver
 from elastic.membership import environment
-from elastic.preemption.machine import clouds
 from elastic.preemption.notice import Kind, Notice, by_clock_s, changes
 from elastic.preemption.setting import sources
 from elastic.preemption.sources.file import File
@@ -277,7 +277,7 @@ AZURE = "7783-7084-3265-9085-8269-3286-77"
     ],
 )
 def test_the_firmware_says_whose_machine_this_is(tmp_path: Path, files: dict[str, str], found: list[str]) -> None:
-    assert clouds(firmware(tmp_path, **files)) == found
+    assert names("auto", {}, firmware(tmp_path, **files)) == found
 
 
 def names(setting: str, environ: dict[str, str] | None = None, sys: Path = Path("/nowhere")) -> list[str]:
@@ -312,7 +312,7 @@ def test_a_command_is_the_rest_of_the_setting() -> None:
     ],
 )
 def test_a_setting_that_means_nothing_is_refused_by_its_name(setting: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(f"notices={setting!r}: ")):
         names(setting)
 
 
