@@ -148,8 +148,8 @@ def parser() -> argparse.ArgumentParser:
         "--notices",
         default=environment.notices(),
         metavar="SOURCES",
-        help="Who is asked whether this machine is about to be taken, so that its workers leave in time: auto (default) "
-        f"asks what this machine is found to have, of {found_by_auto()}; none; or a list such as "
+        help="Who is asked whether this machine is about to be taken, so that its workers leave in time: auto "
+        f"(default), what this machine is found to have of {found_by_auto()}; none; or a list such as "
         "ec2,slurm:300,file:/run/leave,'command:test -e /drain && echo leave 90'. Default: ELASTIC_NOTICES.",
     )
     made.add_argument(

@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     storage.add_argument(
         "--save-every",
         metavar="N|TIME|script",
-        help="steps, a time such as 5s, or script: what the script says (the default, unless all is lost before its first "
+        help="steps, a time such as 5s, or script: what the script says (default, unless all is lost before its first "
         "save)",
     )
     how = made.add_argument_group("the drill")
