@@ -132,7 +132,9 @@ class Preemption:
             ConfigError: Nobody was told to leave.
         """
         if self._notice is None:
-            raise ConfigError("Preemption.exit was called and nobody leaves: ask `leaving`, or `agreed()`, before")
+            raise ConfigError(
+                "Preemption.exit was called although no rank was told to leave: ask `leaving`, or `agreed()`, before"
+            )
         status = 0 if environment.is_launchers_child() else status
         if self._speaks:
             reason = f"{self.who} leaves: {self.reason}"

@@ -429,7 +429,7 @@ def test_a_preemption_is_entered_once_and_knows_nothing_without_a_notice() -> No
 
 def test_a_preemption_ends_no_process_that_nobody_takes(tmp_path: Path) -> None:
     left = tmp_path / "left"
-    with elastic.Preemption(notices="none", note=left) as stays, pytest.raises(ConfigError, match="nobody leaves"):
+    with elastic.Preemption(notices="none", note=left) as stays, pytest.raises(ConfigError, match="no rank was told"):
         stays.exit()
     assert not left.exists()
 
