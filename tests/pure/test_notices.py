@@ -22,8 +22,9 @@ from elastic.loop.saver import Saver
 from elastic.membership import environment
 from elastic.preemption.notice import Kind, Notice, by_clock_s, changes
 from elastic.preemption.setting import sources
+from elastic.preemption.sources.cloud import Cloud
 from elastic.preemption.sources.file import File
-from elastic.preemption.sources.metadata import LINK_LOCAL, MetadataService
+from elastic.preemption.sources.metadata import LINK_LOCAL
 from elastic.preemption.sources.slurm import left_s
 from elastic.preemption.sources.source import SourceFailed
 from elastic.preemption.sources.spoken import spoken
@@ -319,9 +320,8 @@ def test_a_setting_that_means_nothing_is_refused_by_its_name(setting: str) -> No
 def test_addresses_are_those_of_the_clouds_own_variables_or_the_settings() -> None:
     def endpoint(setting: str, **environ: str) -> str:
         (source,) = sources(setting, environ)
-        service = vars(source)["_service"]
-        assert isinstance(service, MetadataService)
-        return service.endpoint
+        assert isinstance(source, Cloud)
+        return source.service.endpoint
 
     assert endpoint("ec2") == endpoint("azure:acknowledge") == LINK_LOCAL
     assert endpoint("ec2", AWS_EC2_METADATA_SERVICE_ENDPOINT="http://127.0.0.1:1338/") == "http://127.0.0.1:1338"

@@ -98,7 +98,7 @@ class Azure(Cloud):
             raise
         self._answered = True
         if answer.status != 200:
-            raise SourceFailed(f"{self._service.endpoint}{EVENTS} answers {answer.status}; expected 200")
+            raise SourceFailed(f"{self.service.endpoint}{EVENTS} answers {answer.status}; expected 200")
         return answer
 
     def _notices(self, answer: Answer, name: str) -> list[Notice]:
@@ -136,4 +136,4 @@ class Azure(Cloud):
         return by_clock_s(at_t, clock_t=clock_t, wall_t=wall_t, now_s=answer.at_s, at_most_s=AHEAD_S)
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> Answer:
-        return self._service.ask(method, path, _HEADERS, within_s=self._within_s, body=body)
+        return self.service.ask(method, path, _HEADERS, within_s=self._within_s, body=body)

@@ -7,10 +7,12 @@ from elastic.preemption.sources.source import Source
 
 
 class Cloud(Source):
+    """service: where it is asked"""
+
     found = "by the firmware"
 
     def __init__(self, service: MetadataService) -> None:
-        self._service = service
+        self.service = service
 
     def abort(self) -> None:
-        self._service.abort()
+        self.service.abort()

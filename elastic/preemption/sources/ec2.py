@@ -85,7 +85,7 @@ class Ec2(Cloud):
         """None: there is nothing to say."""
         for _ in range(2):
             token = self._token or self._new_token()
-            answer = self._service.ask("GET", path, {TOKEN_HEADER: token}, within_s=self._within_s)
+            answer = self.service.ask("GET", path, {TOKEN_HEADER: token}, within_s=self._within_s)
             if answer.status == 401:  # it is too old, or the service forgot it
                 self._token = None
                 continue
@@ -93,22 +93,22 @@ class Ec2(Cloud):
                 return None
             if answer.status == 200:
                 return answer
-            raise SourceFailed(f"{self._service.endpoint}{path} answers {answer.status}; expected 200 or 404")
-        raise SourceFailed(f"{self._service.endpoint}{path} refuses a token that it has just given (401)")
+            raise SourceFailed(f"{self.service.endpoint}{path} answers {answer.status}; expected 200 or 404")
+        raise SourceFailed(f"{self.service.endpoint}{path} refuses a token that it has just given (401)")
 
     def _new_token(self) -> str:
         try:
-            answer = self._service.ask("PUT", TOKEN, {TTL_HEADER: str(TTL_S)}, within_s=self._within_s)
+            answer = self.service.ask("PUT", TOKEN, {TTL_HEADER: str(TTL_S)}, within_s=self._within_s)
         except Unanswered as unanswered:
             raise SourceFailed(_HOPS if self._is_there() else str(unanswered)) from unanswered
         if answer.status != 200 or not answer.body or not answer.body.isascii() or not answer.body.isprintable():
-            raise SourceFailed(f"{self._service.endpoint}{TOKEN} answers {answer.status} and no token")
+            raise SourceFailed(f"{self.service.endpoint}{TOKEN} answers {answer.status} and no token")
         self._token = answer.body
         return answer.body
 
     def _is_there(self) -> bool:
         try:
-            self._service.ask("GET", "/latest/meta-data/", {}, within_s=self._within_s)
+            self.service.ask("GET", "/latest/meta-data/", {}, within_s=self._within_s)
         except Unanswered:
             return False
         return True

@@ -75,9 +75,9 @@ class Gcp(Cloud):
         return []
 
     def _ask(self, path: str, *, within_s: float) -> Answer:
-        answer = self._service.ask("GET", path, {FLAVOR: "Google"}, within_s=within_s)
+        answer = self.service.ask("GET", path, {FLAVOR: "Google"}, within_s=within_s)
         if answer.status != 200 or answer.headers.get(FLAVOR.lower()) != "Google":
             raise SourceFailed(
-                f"{self._service.endpoint}{path.partition('?')[0]} answers {answer.status}, not as Google's"
+                f"{self.service.endpoint}{path.partition('?')[0]} answers {answer.status}, not as Google's"
             )
         return answer
