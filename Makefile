@@ -35,7 +35,7 @@ docs: $(STAMP)  ## the pages, in build/site: a broken link or reference is an er
 quick: check  ## lint, types and the pure tests, which start no process
 	$(PYTEST) tests/pure
 
-test: check docs  ## what CI runs: lint, types, pages, and of the longest tests a sample, each day others
+test: check docs  ## what CI runs: lint, types, pages, and of the longest tests a sample, different ones each day
 	$(PYTEST)
 
 busy: $(STAMP)  ## the same tests beside four busy loops: load must not decide

@@ -5,10 +5,11 @@ import elastic
 elastic.seed(0)
 with elastic.Run("runs/digits", model=model, optimizer=optimizer, dataset=dataset,
                  batch_size=256, virtual_workers=24, epochs=20, seed=0) as run:
-    for step in run:
-        for x, y in step:
-            loss = F.cross_entropy(model(x), y, reduction="sum")
-            step.backward(loss, count=len(y))
+    for epoch in run.epochs():
+        for x, y in run.batches():
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
 """
 
 from typing import TYPE_CHECKING, Any

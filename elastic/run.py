@@ -52,8 +52,8 @@ class Run:
         batch_size: Examples per step, at every world size.
         virtual_workers: V: the parts that a step's batch is cut into, and the most workers that can share it. Part of
             the run's identity, chosen for life: three to six times the usual fleet, with many divisors.
-        epochs: Where the run ends.
-        steps: Likewise, in steps; the earlier end counts if both are given.
+        epochs: How many epochs to train.
+        steps: How many steps to train, at most; the run ends at whichever comes first, if both are given.
         order: Which examples an epoch visits, and in which order: one of `elastic.orders`. Default: `Shuffled()`.
         seed: That of the data's order and of every random stream inside steps.
         clip_grad_norm: The largest norm of all gradients together; None leaves them.
@@ -73,14 +73,15 @@ class Run:
             those that its node has; workers beyond their number share them.
         extra: `{name: object with state_dict and load_state_dict}` that must survive as well.
         scaler: A torch.amp.GradScaler: losses are scaled, and the default update unscales.
-        buffers: `{name: "first" | "keep"}` for model buffers that the rules of group/buffers.py do not fit.
+        buffers: `{name: "first" | "keep"}` for model buffers that the default does not fit (the mean over the shares,
+            weighted by examples; integers must agree): "first" takes the first share's, "keep" leaves it as it was.
         threads: Intra-op threads; part of the run's identity, since they change bits.
         portable: Pin the instruction set to AVX2, so that processors of one maker with equal caches agree, whatever
             else they can (starts the process again if need be).
         overlap: Send gradients during the last backward pass; off for reentrant checkpointing.
         bucket_bytes: How much of the gradients travels together.
-        compile_cache: Keep what torch.compile makes in the run's storage, for machines that come later and are of the
-            same kind. Needs a secret of the run (ELASTIC_SECRET), the same at every launch.
+        compile_cache: Keep what torch.compile makes in the run's storage, for later machines of the same kind. Needs a
+            secret of the run (ELASTIC_SECRET), the same at every launch.
         rehearse: In exact mode and a loop over `batches`: pass the first share that a process computes twice, and
             refuse a body that gives it other gradients the second time, for it depends on what it has changed itself,
             and so on the world size. `elastic drill` asks for it always.
@@ -96,7 +97,7 @@ class Run:
             since; `elastic.OnBad` names bounds for spikes, too. Weights that are not finite are not saved then. None:
             nothing is looked at.
         on_bad_example: What becomes of an example for which `dataset[i]` raises: "raise" ends the run, with
-            ExampleError; "skip" leaves it out of its step, on all counts, and records it.
+            ExampleError; "skip" leaves it out of its step and of every count, and records it.
         count: `count(batch)`: in a loop over `batches`, what a batch's loss is a mean over, such as its tokens; None:
             its examples.
         take_over: Claim the URL even if another live job holds it.

@@ -3,8 +3,8 @@
     python recipes/digits.py runs/digits
     torchrun --standalone --nproc-per-node=4 recipes/digits.py runs/digits
 
-What this adds to a plain training loop is `elastic.Run(...)`, the inner loop over the step's shares, and
-`step.backward(loss_sum, count)` in place of `loss.backward()` and `optimizer.step()`.
+Its loop is over steps (recipes/gpt.py keeps a plain one): what that adds is `elastic.Run(...)`, the inner loop over the
+step's shares, and `step.backward(loss_sum, count)` in place of `loss.backward()` and `optimizer.step()`.
 """
 
 import argparse

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-LEAST = 64  # as many may come at any time; beyond them, as many as are expected
+LEAST = 64  # as many may come at any time; beyond them, twice as many as are expected
 
 
 class Strangers(Generic[K]):

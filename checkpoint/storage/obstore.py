@@ -73,7 +73,7 @@ class ObstoreStorage:
         except ImportError as error:
             raise CheckpointError(
                 f"storage_options ask for the client obstore, which is not installed: {error}\n"
-                "  next  pip install 'elastic-training[obstore]', or leave the option out"
+                "  next  pip install obstore, or leave the option out"
             ) from error
         self._opened: Any = None
 

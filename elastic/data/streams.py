@@ -125,9 +125,7 @@ class Streams:
         try:
             from elastic.data.parquet_rows import Rows
         except ImportError as missing:
-            raise ConfigError(
-                f"Streams.parquet needs pyarrow: {missing}\n  next  pip install 'elastic-training[parquet]'"
-            ) from missing
+            raise ConfigError(f"Streams.parquet needs pyarrow: {missing}\n  next  pip install pyarrow") from missing
         if columns is not None and (isinstance(columns, str) or not columns):
             raise ConfigError(f"columns={columns!r}; expected a list of columns' names, or None for all")
         return _of_files(urls, lambda files: Rows(files, decode, storage_options, columns), storage_options)

@@ -20,7 +20,7 @@ from elastic.launch.addresses import port_range
 from elastic.launch.logs import PREFIX, LogRules
 from elastic.launch.script import Script
 from elastic.membership import environment
-from elastic.preemption.setting import sources
+from elastic.preemption.setting import found_by_auto, sources
 
 HANG_LIMIT_S, RESTARTS_MAX, LEAVE_S, WAIT_S = 30.0, 3, 300, 600
 
@@ -38,7 +38,7 @@ _HELP = {
     "standalone": "One node, without any rendezvous. --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored.",
     "start_method": "forkserver or fork (default): workers are forked from a warm process that has made the script's "
     "imports. spawn: each worker is a fresh interpreter, for scripts whose modules must not share what they computed "
-    "while they were imported. (torchrun's meaning, multiprocessing's start method, has none here.)",
+    "while they were imported. (Unlike torchrun's, which is multiprocessing's start method.)",
     "monitor_interval": "Accepted for torchrun's sake, without effect: deaths are noticed at once.",
     "run_path": "Accepted for torchrun's sake, without effect: the script runs in the worker's interpreter anyway.",
     "shutdown_timeout": "How long workers may take to leave, or to end once the run is over, in seconds, before they "
@@ -149,7 +149,7 @@ def parser() -> argparse.ArgumentParser:
         default=environment.notices(),
         metavar="SOURCES",
         help="Who is asked whether this machine is about to be taken, so that its workers leave in time: auto "
-        "(default) asks EC2, GCP or Azure where the firmware names it, and Slurm within a job; none; or a list such as "
+        f"(default), what this machine is found to have of {found_by_auto()}; none; or a list such as "
         "ec2,slurm:300,file:/run/leave,'command:test -e /drain && echo leave 90'. Default: ELASTIC_NOTICES.",
     )
     made.add_argument(
@@ -193,7 +193,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     options = parser().parse_args(argv)
     for name, (default, instead) in _REFUSED.items():
         if getattr(options, name) != default:
-            raise ConfigError(f"--{name.replace('_', '-')} has no meaning under elastic run: {instead}")
+            raise ConfigError(f"--{name.replace('_', '-')} is not supported under elastic run: {instead}")
     log_dir, options.log_dir = options.log_dir, os.devnull  # torchrun would make a temporary folder for logs at once
     try:
         config, _, _ = config_from_args(options)
@@ -218,7 +218,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise ConfigError(f"--wait-for-nodes must be a number of seconds, or inf; found {options.wait_for_nodes}")
     if not 0 <= options.leave_status <= 255:
         raise ConfigError(f"--leave-status must be within 0 and 255, found {options.leave_status}")
-    sources(options.notices, environment.settings_of_sources())  # what is wrong is said before anything starts
+    sources(options.notices)  # what is wrong is said before anything starts
     script = Script(options.training_script, options.module, tuple(options.training_script_args))
     if not script.module and not os.path.isfile(script.target):
         raise ConfigError(f"there is no script {script.target} (from {os.getcwd()}); for a module, use -m")

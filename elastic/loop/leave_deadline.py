@@ -1,7 +1,8 @@
 """A worker that was told to leave by a time does not come to a boundary: what is lost with it is said before.
 
-    told ................ half ................ gives up .. by
-                          at the earliest       2 s ahead: `cut_short` is on record, and the worker ends
+    told ............................................ gives up .. by
+                                                      2 s ahead, or a quarter of a notice shorter than 8 s: `cut_short`
+                                                      is on record, and the worker ends
 
 Nothing is saved then. In a step, the script's own code may have changed `extra=` since the boundary, and would do so
 again on a resume; in an evaluation or a section, the rest of that code would be left out. Either gives other bits, and
@@ -34,10 +35,9 @@ _AT = {
 
 
 def gives_up_s(told_s: float, by_s: float) -> float:
-    """When a worker waits for a boundary no more, of a notice that came then for that time, by any clock: half of it is
-    the boundary's, whatever is left."""
-    half_s = (told_s + by_s) / 2
-    return max(by_s - RECORD_S, (half_s + by_s) / 2)
+    """When a worker waits for a boundary no more, of a notice that came then for that time, by any clock: three
+    quarters of it at least are the boundary's."""
+    return by_s - min(RECORD_S, (by_s - told_s) / 4)
 
 
 class LeaveDeadline:

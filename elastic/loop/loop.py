@@ -39,7 +39,6 @@ from elastic.loop.step import Step
 from elastic.loop.step_in_hand import StepInHand
 from elastic.loop.update import Update
 from elastic.loop.wrapped_optimizers import WrappedOptimizers
-from elastic.membership import environment
 from elastic.membership.live import LeaveRequested, RunEnded
 from elastic.membership.progress import Phase
 from elastic.preemption.notice import Notice
@@ -398,7 +397,7 @@ class Loop:
 def _notices(context: Context) -> ProcessNotices:
     """Of a node one worker watches the sources, where no agent does. Raises ConfigError."""
     launch = context.launch
-    watched = sources(launch.notices, environment.settings_of_sources()) if launch.local_rank == 0 else []
+    watched = sources(launch.notices) if launch.local_rank == 0 else []
     return ProcessNotices(SignalNotices(grace_s=launch.grace_s), watched, say=context.console.warn)
 
 

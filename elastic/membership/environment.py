@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -47,7 +47,6 @@ NOTICES, GRACE = "ELASTIC_NOTICES", "ELASTIC_GRACE_S"
 _TORCHRUNS_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TORCHRUNS_FLAG = re.compile(rb"\0--shutdown[-_]timeout[=\0](\d+)\0")
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-_OF_SOURCES = ("SLURM_", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "GCE_METADATA_HOST")
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -209,10 +208,10 @@ def place_of_run(environ: Mapping[str, str] | None = None) -> tuple[str, int]:
     return env.get("ELASTIC_URL", ""), int(env.get("ELASTIC_VIRTUAL_WORKERS", "0"))
 
 
-def settings_of_sources(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that sources of notices read."""
+def beginning_with(names: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables whose names begin so."""
     env = os.environ if environ is None else environ
-    return {name: value for name, value in env.items() if name.startswith(_OF_SOURCES)}
+    return {name: value for name, value in env.items() if name.startswith(tuple(names))}
 
 
 def _is_terminal(fd: int, env: Mapping[str, str]) -> bool:

@@ -17,7 +17,7 @@ def plot(found: Estimate, file: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as missing:
         raise ConfigError(
-            "--plot needs matplotlib, which is not installed\n  next  pip install 'elastic-training[plan]'"
+            "--plot needs matplotlib, which is not installed\n  next  pip install matplotlib"
         ) from missing
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     workers = [size.workers for size in found.sizes]

@@ -61,7 +61,7 @@ class Preemption:
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
             raise ConfigError(f"timeout_s={timeout_s!r}; expected a number of seconds above 0")
         setting = environment.notices() if notices is None else notices
-        watched = sources(setting, environment.settings_of_sources())
+        watched = sources(setting)
         self._speaks = environment.local_rank() == 0  # for its node
         self._note = LeftNote(note) if note is not None and self._speaks else None
         self._timeout_s = timeout_s
@@ -132,7 +132,9 @@ class Preemption:
             ConfigError: Nobody was told to leave.
         """
         if self._notice is None:
-            raise ConfigError("Preemption.exit was called and nobody leaves: ask `leaving`, or `agreed()`, before")
+            raise ConfigError(
+                "Preemption.exit was called although no rank was told to leave: ask `leaving`, or `agreed()`, before"
+            )
         status = 0 if environment.is_launchers_child() else status
         if self._speaks:
             reason = f"{self.who} leaves: {self.reason}"

@@ -16,7 +16,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
@@ -214,6 +214,14 @@ class MetadataServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+SAYS: dict[str, Callable[[MetadataServer], object]] = {
+    "ec2": lambda server: server.interrupt(in_s=110),
+    "gcp": lambda server: server.gcp("preempted", "TRUE"),
+    "azure": lambda server: server.event("Preempt", server.vm, in_s=60),
+}
+"""How it says of each cloud, by the name of its source, that this machine is taken."""
 
 
 class _Server(http.server.ThreadingHTTPServer):

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
+from tests.kit.metadata import SAYS
+
 T = TypeVar("T")
 
 BEGINNINGS = ("imports", "begins", "start", "form", "formed", "loading", "loaded", "warming up")
@@ -24,7 +26,7 @@ OF_COORDINATORS = ("on coordinator", "save", "saving", "saved")
 OF_FIRST_NODES = ("claim", "load")
 VIEWS = ("form", "formed", "transfer")
 """The moments: those of tests/kit/told_at.py. "saving" is a save whose writer process does not get on."""
-SOURCES = ("SIGTERM", "file", "ec2", "gcp", "azure")
+SOURCES = ("SIGTERM", "file", *SAYS)
 
 
 class Who(Enum):

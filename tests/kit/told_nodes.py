@@ -18,7 +18,7 @@ from elastic.drill.machine.processes import WRITER
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from tests.kit.launch import Launch
-from tests.kit.metadata import MetadataServer
+from tests.kit.metadata import SAYS, MetadataServer
 from tests.kit.random_notices import VIEWS, Told, Who
 from tests.kit.told_at import AT, FOLDER, GOES, HOLDS, OBSERVER
 
@@ -41,8 +41,8 @@ class ToldNode:
             self.is_to_hold(at)
         self._says = folder / "says"
         self._server = stack.enter_context(MetadataServer())
-        there = self._server.endpoint
-        notices = f"--notices=file:{self._says},ec2:{there},gcp:{there},azure:{there}"
+        clouds = (f"{cloud}:{self._server.endpoint}" for cloud in SAYS)
+        notices = "--notices=" + ",".join((f"file:{self._says}", *clouds))
         flags = [f"--nproc-per-node={workers}", f"--leave-status={LEFT}", notices, *flags]
         command = ["run", "--no-status", *flags, "-m", PROGRAM, *script]
         env = {FOLDER: str(folder), "ELASTIC_OBSERVER": OBSERVER}
@@ -75,12 +75,8 @@ class ToldNode:
                 self.launch.send(signal.SIGTERM)
             case "file":
                 self.says("leave 60")
-            case "ec2":
-                self._server.interrupt(in_s=110)
-            case "gcp":
-                self._server.gcp("preempted", "TRUE")
-            case "azure":
-                self._server.event("Preempt", self._server.vm, in_s=60)
+            case cloud:
+                SAYS[cloud](self._server)
 
     def wait_until_told(self) -> None:
         """Its agent has heard it, and said so."""

@@ -13,11 +13,13 @@ import pytest
 
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.sources.azure import Azure
+from elastic.preemption.sources.cloud import Cloud
 from elastic.preemption.sources.ec2 import ACTION, Ec2
 from elastic.preemption.sources.gcp import Gcp
 from elastic.preemption.sources.metadata import MetadataService, Unanswered
+from elastic.preemption.sources.registry import KINDS
 from elastic.preemption.sources.source import PartlyFailed, Source, SourceFailed
-from tests.kit.metadata import FAULTS, Fault, MetadataServer
+from tests.kit.metadata import FAULTS, SAYS, Fault, MetadataServer
 
 SOON_S = 0.3
 """So long a service is waited for that does not answer."""
@@ -38,11 +40,6 @@ CLOUDS: dict[str, Make] = {
     "ec2": lambda server, within_s: Ec2(MetadataService(server.endpoint), within_s=within_s),
     "gcp": lambda server, within_s: Gcp(MetadataService(server.endpoint), within_s=within_s, wait_s=1),
     "azure": lambda server, within_s: Azure(MetadataService(server.endpoint), within_s=within_s),
-}
-SAYS: dict[str, Callable[[MetadataServer], object]] = {
-    "ec2": lambda server: server.interrupt(),
-    "gcp": lambda server: server.gcp("preempted", "TRUE"),
-    "azure": lambda server: server.event("Preempt", server.vm),
 }
 
 
@@ -71,6 +68,11 @@ def left_s(notice: Notice) -> float:
 
 
 # of all clouds
+
+
+def test_every_cloud_is_tried_here() -> None:
+    clouds = {name for name, kind in KINDS.items() if issubclass(kind, Cloud)}
+    assert clouds == set(CLOUDS) == set(SAYS)
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)

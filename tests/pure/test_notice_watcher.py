@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -39,6 +39,10 @@ class Said(Source):
         self.says: Callable[[], Sequence[Notice]] = list
         self.looks = 0
         self.left_on: list[str] = []
+
+    @classmethod
+    def of(cls, rest: str, environ: Mapping[str, str]) -> Said:
+        return cls()
 
     def look(self) -> Sequence[Notice]:
         self.looks += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -19,11 +20,11 @@ from elastic.loop.save_duration import SaveDuration, likely_s, too_late
 from elastic.loop.save_schedule import SoonSave
 from elastic.loop.saver import Saver
 from elastic.membership import environment
-from elastic.preemption.machine import clouds
 from elastic.preemption.notice import Kind, Notice, by_clock_s, changes
 from elastic.preemption.setting import sources
+from elastic.preemption.sources.cloud import Cloud
 from elastic.preemption.sources.file import File
-from elastic.preemption.sources.metadata import LINK_LOCAL, MetadataService
+from elastic.preemption.sources.metadata import LINK_LOCAL
 from elastic.preemption.sources.slurm import left_s
 from elastic.preemption.sources.source import SourceFailed
 from elastic.preemption.sources.spoken import spoken
@@ -277,7 +278,7 @@ AZURE = "7783-7084-3265-9085-8269-3286-77"
     ],
 )
 def test_the_firmware_says_whose_machine_this_is(tmp_path: Path, files: dict[str, str], found: list[str]) -> None:
-    assert clouds(firmware(tmp_path, **files)) == found
+    assert names("auto", {}, firmware(tmp_path, **files)) == found
 
 
 def names(setting: str, environ: dict[str, str] | None = None, sys: Path = Path("/nowhere")) -> list[str]:
@@ -312,16 +313,15 @@ def test_a_command_is_the_rest_of_the_setting() -> None:
     ],
 )
 def test_a_setting_that_means_nothing_is_refused_by_its_name(setting: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(f"notices={setting!r}: ")):
         names(setting)
 
 
 def test_addresses_are_those_of_the_clouds_own_variables_or_the_settings() -> None:
     def endpoint(setting: str, **environ: str) -> str:
         (source,) = sources(setting, environ)
-        service = vars(source)["_service"]
-        assert isinstance(service, MetadataService)
-        return service.endpoint
+        assert isinstance(source, Cloud)
+        return source.service.endpoint
 
     assert endpoint("ec2") == endpoint("azure:acknowledge") == LINK_LOCAL
     assert endpoint("ec2", AWS_EC2_METADATA_SERVICE_ENDPOINT="http://127.0.0.1:1338/") == "http://127.0.0.1:1338"
@@ -429,7 +429,7 @@ def test_a_preemption_is_entered_once_and_knows_nothing_without_a_notice() -> No
 
 def test_a_preemption_ends_no_process_that_nobody_takes(tmp_path: Path) -> None:
     left = tmp_path / "left"
-    with elastic.Preemption(notices="none", note=left) as stays, pytest.raises(ConfigError, match="nobody leaves"):
+    with elastic.Preemption(notices="none", note=left) as stays, pytest.raises(ConfigError, match="no rank was told"):
         stays.exit()
     assert not left.exists()
 

@@ -152,7 +152,7 @@ def test_without_pyarrow_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPa
     for name in [name for name in sys.modules if name.startswith(("pyarrow", "elastic.data.parquet_rows"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"needs pyarrow.*\n  next  pip install 'elastic-training\[parquet\]'"):
+    with pytest.raises(ConfigError, match=r"needs pyarrow.*\n  next  pip install pyarrow"):
         Streams.parquet(["a.parquet"])
 
 

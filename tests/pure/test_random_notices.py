@@ -14,7 +14,9 @@ def test_a_node_is_told_at_every_moment_that_an_observer_knows_and_by_every_sour
     """At `finish` there is nothing to leave from: the run's end is the same."""
     notices = drawn(7, ENOUGH)
     assert {told.moment for told in notices} >= set(MOMENTS) - {"finish"}
-    assert set(Counter(told.source for told in notices).values()) == {ENOUGH // len(SOURCES)}
+    each = Counter(told.source for told in notices)
+    assert set(each) == set(SOURCES)
+    assert max(each.values()) - min(each.values()) <= 1
 
 
 def test_the_same_seed_draws_the_same_notices() -> None:

@@ -99,8 +99,9 @@ def parser() -> argparse.ArgumentParser:
     )
     storage.add_argument(
         "--save-every",
-        metavar="N|TIME",
-        help="steps, or a time such as 5s (default: what the script says, unless all is lost before its first save)",
+        metavar="N|TIME|script",
+        help="steps, a time such as 5s, or script: what the script says (default, unless all is lost before its first "
+        "save)",
     )
     how = made.add_argument_group("the drill")
     how.add_argument("--plan", type=Path, metavar="FILE", help="replay a plan: it says workers, nodes and all faults")

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 
+from elastic.preemption.machine import Firmware
 from elastic.preemption.notice import Kind, Notice, by_clock_s
-from elastic.preemption.sources.metadata import Answer, MetadataService
-from elastic.preemption.sources.source import Source, SourceFailed, ask_each
+from elastic.preemption.sources.cloud import Cloud
+from elastic.preemption.sources.metadata import LINK_LOCAL, Answer, MetadataService
+from elastic.preemption.sources.source import SourceFailed, ask_each
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 COMPUTE = "/metadata/instance/compute?api-version=2021-02-01&format=json"
@@ -27,10 +29,11 @@ AHEAD_S = 15 * 60.0
 WITHIN_S = 3.0  # an answer
 _LEAVE = {"Preempt": "Azure takes this Spot VM", "Terminate": "Azure deletes this VM of a scale set"}
 _HINT = {"Reboot": "Azure reboots this VM", "Redeploy": "Azure moves this VM to another host"}
+_CHASSIS = "7783-7084-3265-9085-8269-3286-77"
 _HEADERS = {"Metadata": "true"}
 
 
-class Azure(Source):
+class Azure(Cloud):
     """acknowledge: tell Azure that it need not wait, once this node has left"""
 
     name = "azure"
@@ -45,7 +48,7 @@ class Azure(Source):
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._service = service
+        super().__init__(service)
         self._acknowledge = acknowledge
         self._within_s = within_s
         self._clock = clock
@@ -53,6 +56,16 @@ class Azure(Source):
         self._asked_s: float | None = None
         self._answered = False
         self._name: str | None = None
+
+    @classmethod
+    def of(cls, rest: str, environ: Mapping[str, str]) -> Azure:
+        """rest: its address, acknowledge, or both with a + between"""
+        address, acknowledge = rest.removesuffix("acknowledge").rstrip("+"), rest.endswith("acknowledge")
+        return cls(MetadataService(address or LINK_LOCAL), acknowledge=acknowledge)
+
+    @classmethod
+    def is_here(cls, machine: Firmware, environ: Mapping[str, str]) -> bool:
+        return machine.vendor == "microsoft corporation" and machine.chassis_tag == _CHASSIS
 
     def look(self) -> list[Notice]:
         if self._name is None:
@@ -66,9 +79,6 @@ class Azure(Source):
             answer = self._ask("POST", EVENTS, body)
             if answer.status != 200:
                 raise SourceFailed(f"{EVENTS}: the acknowledgement is answered with {answer.status}")
-
-    def abort(self) -> None:
-        self._service.abort()
 
     def _own_name(self) -> str:
         answer = self._ask("GET", COMPUTE)
@@ -88,7 +98,7 @@ class Azure(Source):
             raise
         self._answered = True
         if answer.status != 200:
-            raise SourceFailed(f"{self._service.endpoint}{EVENTS} answers {answer.status}; expected 200")
+            raise SourceFailed(f"{self.service.endpoint}{EVENTS} answers {answer.status}; expected 200")
         return answer
 
     def _notices(self, answer: Answer, name: str) -> list[Notice]:
@@ -126,4 +136,4 @@ class Azure(Source):
         return by_clock_s(at_t, clock_t=clock_t, wall_t=wall_t, now_s=answer.at_s, at_most_s=AHEAD_S)
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> Answer:
-        return self._service.ask(method, path, _HEADERS, within_s=self._within_s, body=body)
+        return self.service.ask(method, path, _HEADERS, within_s=self._within_s, body=body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from elastic.preemption.notice import Notice
 from elastic.preemption.sources.command_output import CommandFailed, output_of
@@ -15,12 +15,17 @@ _WITHIN_S = 10.0
 
 class Command(Source):
     name = "command"
+    needs = "LINE"
     every_s = 5.0
 
     def __init__(self, command: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._command = command
         self._clock = clock
         self._wanted = True
+
+    @classmethod
+    def of(cls, rest: str, environ: Mapping[str, str]) -> Command:
+        return cls(rest)
 
     def look(self) -> list[Notice]:
         try:

@@ -8,19 +8,22 @@ Source: "Spot Instance interruption notices" and "EC2 instance rebalance recomme
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 
 from elastic.events import words
+from elastic.preemption.machine import Firmware
 from elastic.preemption.notice import Kind, Notice, by_clock_s
-from elastic.preemption.sources.metadata import Answer, MetadataService, Unanswered
-from elastic.preemption.sources.source import Source, SourceFailed, ask_each
+from elastic.preemption.sources.cloud import Cloud
+from elastic.preemption.sources.metadata import LINK_LOCAL, Answer, MetadataService, Unanswered
+from elastic.preemption.sources.source import SourceFailed, ask_each
 
 ACTION, REBALANCE = "/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"
 TOKEN = "/latest/api/token"
 TOKEN_HEADER, TTL_HEADER = "X-aws-ec2-metadata-token", "X-aws-ec2-metadata-token-ttl-seconds"
 TTL_S, AHEAD_S = 21600, 120.0
 WITHIN_S = 2.0  # an answer, which takes milliseconds
+_ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 _WORDS = {"terminate": "EC2 terminates this Spot Instance", "stop": "EC2 stops this Spot Instance"}
 _WORDS["hibernate"] = "EC2 hibernates this Spot Instance"
 _HOPS = (
@@ -30,23 +33,30 @@ _HOPS = (
 )
 
 
-class Ec2(Source):
+class Ec2(Cloud):
     name = "ec2"
+    variables = (_ENDPOINT,)
     every_s = 5.0
 
     def __init__(
         self, service: MetadataService, *, within_s: float = WITHIN_S, wall: Callable[[], float] = time.time
     ) -> None:
-        self._service = service
+        super().__init__(service)
         self._within_s = within_s
         self._wall = wall
         self._token: str | None = None
 
+    @classmethod
+    def of(cls, rest: str, environ: Mapping[str, str]) -> Ec2:
+        """rest: its address"""
+        return cls(MetadataService(rest or environ.get(_ENDPOINT, "").rstrip("/") or LINK_LOCAL))
+
+    @classmethod
+    def is_here(cls, machine: Firmware, environ: Mapping[str, str]) -> bool:
+        return machine.vendor == "amazon ec2" or machine.xen.startswith("ec2") or "amazon" in machine.bios
+
     def look(self) -> list[Notice]:
         return ask_each([self._interruption, self._recommendation])
-
-    def abort(self) -> None:
-        self._service.abort()
 
     def _interruption(self) -> list[Notice]:
         """Whatever the action is called: EC2 says one only where it takes the instance."""
@@ -75,7 +85,7 @@ class Ec2(Source):
         """None: there is nothing to say."""
         for _ in range(2):
             token = self._token or self._new_token()
-            answer = self._service.ask("GET", path, {TOKEN_HEADER: token}, within_s=self._within_s)
+            answer = self.service.ask("GET", path, {TOKEN_HEADER: token}, within_s=self._within_s)
             if answer.status == 401:  # it is too old, or the service forgot it
                 self._token = None
                 continue
@@ -83,22 +93,22 @@ class Ec2(Source):
                 return None
             if answer.status == 200:
                 return answer
-            raise SourceFailed(f"{self._service.endpoint}{path} answers {answer.status}; expected 200 or 404")
-        raise SourceFailed(f"{self._service.endpoint}{path} refuses a token that it has just given (401)")
+            raise SourceFailed(f"{self.service.endpoint}{path} answers {answer.status}; expected 200 or 404")
+        raise SourceFailed(f"{self.service.endpoint}{path} refuses a token that it has just given (401)")
 
     def _new_token(self) -> str:
         try:
-            answer = self._service.ask("PUT", TOKEN, {TTL_HEADER: str(TTL_S)}, within_s=self._within_s)
+            answer = self.service.ask("PUT", TOKEN, {TTL_HEADER: str(TTL_S)}, within_s=self._within_s)
         except Unanswered as unanswered:
             raise SourceFailed(_HOPS if self._is_there() else str(unanswered)) from unanswered
         if answer.status != 200 or not answer.body or not answer.body.isascii() or not answer.body.isprintable():
-            raise SourceFailed(f"{self._service.endpoint}{TOKEN} answers {answer.status} and no token")
+            raise SourceFailed(f"{self.service.endpoint}{TOKEN} answers {answer.status} and no token")
         self._token = answer.body
         return answer.body
 
     def _is_there(self) -> bool:
         try:
-            self._service.ask("GET", "/latest/meta-data/", {}, within_s=self._within_s)
+            self.service.ask("GET", "/latest/meta-data/", {}, within_s=self._within_s)
         except Unanswered:
             return False
         return True

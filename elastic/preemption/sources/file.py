@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from elastic.events import words
 from elastic.preemption.notice import Kind, Notice
@@ -19,11 +19,16 @@ class File(Source):
     """Whatever else it holds is taken for the reason: that it is there is what counts."""
 
     name = "file"
+    needs = "PATH"
     every_s = 0.5
 
     def __init__(self, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
+
+    @classmethod
+    def of(cls, rest: str, environ: Mapping[str, str]) -> File:
+        return cls(rest)
 
     def look(self) -> list[Notice]:
         try:

@@ -7,33 +7,46 @@ Source: "Preemptible VM instances", "Query metadata server for maintenance event
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from elastic.preemption.machine import Firmware
 from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.sources.metadata import Answer, MetadataService
-from elastic.preemption.sources.source import Source, SourceFailed, ask_each
+from elastic.preemption.sources.cloud import Cloud
+from elastic.preemption.sources.metadata import LINK_LOCAL, Answer, MetadataService
+from elastic.preemption.sources.source import SourceFailed, ask_each
 
 PREEMPTED, MAINTENANCE = (f"/computeMetadata/v1/instance/{key}" for key in ("preempted", "maintenance-event"))
 FLAVOR = "Metadata-Flavor"
 AHEAD_S = 30.0
 WAIT_S = 10  # for a change; then the host's maintenance is asked about
 WITHIN_S = 2.0  # an answer that waits for nothing
+_HOST = "GCE_METADATA_HOST"
 _TERMINATE, _MIGRATE, _NONE = "TERMINATE_ON_HOST_MAINTENANCE", "MIGRATE_ON_HOST_MAINTENANCE", "NONE"
 
 
-class Gcp(Source):
+class Gcp(Cloud):
     name = "gcp"
+    variables = (_HOST,)
     every_s = 1.0  # beside the wait for a change: a server that does not wait is not asked without a pause
 
     def __init__(self, service: MetadataService, *, within_s: float = WITHIN_S, wait_s: int = WAIT_S) -> None:
-        self._service = service
+        super().__init__(service)
         self._within_s = within_s
         self._wait_s = wait_s
         self._etag: str | None = None
 
+    @classmethod
+    def of(cls, rest: str, environ: Mapping[str, str]) -> Gcp:
+        """rest: its address"""
+        host = environ.get(_HOST)
+        return cls(MetadataService(rest or (f"http://{host}" if host else LINK_LOCAL)))
+
+    @classmethod
+    def is_here(cls, machine: Firmware, environ: Mapping[str, str]) -> bool:
+        return machine.vendor == "google" or machine.product.startswith("google")
+
     def look(self) -> list[Notice]:
         return ask_each([self._preemption, self._maintenance])
-
-    def abort(self) -> None:
-        self._service.abort()
 
     def _preemption(self) -> list[Notice]:
         waits = f"?wait_for_change=true&last_etag={self._etag}&timeout_sec={self._wait_s}" if self._etag else ""
@@ -62,9 +75,9 @@ class Gcp(Source):
         return []
 
     def _ask(self, path: str, *, within_s: float) -> Answer:
-        answer = self._service.ask("GET", path, {FLAVOR: "Google"}, within_s=within_s)
+        answer = self.service.ask("GET", path, {FLAVOR: "Google"}, within_s=within_s)
         if answer.status != 200 or answer.headers.get(FLAVOR.lower()) != "Google":
             raise SourceFailed(
-                f"{self._service.endpoint}{path.partition('?')[0]} answers {answer.status}, not as Google's"
+                f"{self.service.endpoint}{path.partition('?')[0]} answers {answer.status}, not as Google's"
             )
         return answer

@@ -8,10 +8,13 @@ Source: sbatch(1), squeue(1), slurm.conf(5).
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
 
+from elastic.errors import ConfigError
+from elastic.preemption.machine import Firmware
 from elastic.preemption.notice import Notice
 from elastic.preemption.sources.command_output import CommandFailed, output_of
 from elastic.preemption.sources.source import Source, SourceFailed
@@ -31,6 +34,8 @@ class Slurm(Source):
     """
 
     name = "slurm"
+    variables = ("SLURM_",)
+    found = "inside a job"
 
     def __init__(
         self,
@@ -48,6 +53,15 @@ class Slurm(Source):
         self._wall = wall
         self._wanted = True
         self.every_s = 0.0
+
+    @classmethod
+    def of(cls, rest: str, environ: Mapping[str, str]) -> Slurm:
+        """rest: how many seconds before the end to leave"""
+        return cls(environ, lead_s=_seconds(rest) if rest else LEAD_S)
+
+    @classmethod
+    def is_here(cls, machine: Firmware, environ: Mapping[str, str]) -> bool:
+        return bool(environ.get("SLURM_JOB_ID"))
 
     def look(self) -> list[Notice]:
         left_s = self._left_s()
@@ -81,6 +95,16 @@ class Slurm(Source):
             "comes as SIGTERM only\n"
             "  next  put squeue on the PATH, or have Slurm send a signal earlier: sbatch --signal=TERM@120"
         )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"slurm:{text}; expected seconds before the end, above 0")
+    return seconds
 
 
 def _job(environ: Mapping[str, str]) -> str:

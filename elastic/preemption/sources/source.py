@@ -7,8 +7,9 @@ notice that was heard is worth more than the fault of what was to be asked next.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from elastic.preemption.machine import Firmware
 from elastic.preemption.notice import Notice
 
 
@@ -26,12 +27,28 @@ class PartlyFailed(SourceFailed):
 
 class Source(ABC):
     """
-    name     as in the setting
-    every_s  between two looks, in seconds; asked after each look
+    name       as in the setting
+    needs      what must stand behind it there, after a colon, as the help names it; "": nothing
+    variables  how the names of the environment's variables begin that it reads; it is given no others
+    found      where auto looks for it, in words; None: nowhere
+    every_s    between two looks, in seconds; asked after each look
     """
 
     name: str
+    needs: str = ""
+    variables: tuple[str, ...] = ()
+    found: str | None = None
     every_s: float
+
+    @classmethod
+    @abstractmethod
+    def of(cls, rest: str, environ: Mapping[str, str]) -> Source:
+        """As the setting asks for it by `name` or `name:rest`. Raises ConfigError."""
+
+    @classmethod
+    def is_here(cls, machine: Firmware, environ: Mapping[str, str]) -> bool:
+        """Whether auto takes it, on this machine and in this job."""
+        return False
 
     @abstractmethod
     def look(self) -> Sequence[Notice]:
