@@ -123,6 +123,20 @@ def test_spares_wait_outside_and_come_in_when_one_is_lost() -> None:
     assert stage.over("A1", BOUNDARY).view == "A1 A2"
 
 
+def test_people_are_told_of_spares_once_for_so_many() -> None:
+    stage = Stage(4, shares=2)
+    stage.begin("A0 A1 A2")
+    assert stage.view == "A0 A1"
+    assert stage.only("status")["text"].startswith("1 worker waits as a spare")
+    assert "virtual_workers=2" in stage.only("status")["text"]
+    assert stage.later(10).to("status") == ""
+    assert stage.begin("A3").only("status")["text"].startswith("2 workers wait as spares")
+    stage.killed("A0")
+    assert stage.over("A1").to("status") == ""
+    assert stage.over("A1", BOUNDARY).to("status") == "", "one of them is taken in"
+    assert stage.begin("A0'").only("status")["text"].startswith("2 workers")
+
+
 def test_a_newcomer_with_fewer_shares_puts_no_survivor_out() -> None:
     stage = trains(3)
     stage.shares = 1
