@@ -14,6 +14,8 @@ from typing import NamedTuple
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PROC = Path("/proc")
 _DEAD = "ZX"
+_FLAGS, _EXIT_CODE = 9 - 3, 52 - 3  # among what follows the name in /proc/PID/stat, see proc_pid_stat(5)
+_PF_EXITING = 0x4
 
 
 class ProcessStat(NamedTuple):
@@ -38,6 +40,28 @@ def process_stat(pid: int | str, proc: Path = _PROC) -> ProcessStat | None:
         return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[19]), name)
     except (OSError, IndexError):  # it may end while it is read
         return None
+
+
+def exit_status(pid: int) -> int | None:
+    """Of a process whose end has begun, as waitpid(2) gives it: it may take the kernel long to take it apart.
+
+    None: it has not begun, or this process may not know.
+    """
+    try:
+        with open(_PROC / str(pid) / "stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return int(fields[_EXIT_CODE]) if int(fields[_FLAGS]) & _PF_EXITING else None
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def peak_bytes(pid: int) -> int | None:
+    """The most memory that it has had so far; None: it has none any more, or /proc does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in (_PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def held_up_s(pid: int) -> float:

@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.errors import (
     BadStep,
+    CollectiveFailed,
+    CollectiveMismatch,
     ConfigError,
     DataFileError,
     ElasticError,
     Evicted,
+    ExampleError,
     IdentityMismatch,
+    LoaderError,
+    LoaderTimeout,
     PeerLost,
     RendezvousTimeout,
     SavesFailed,
@@ -31,10 +36,10 @@ from elastic.errors import (
 
 if TYPE_CHECKING:
     from elastic import orders
-    from elastic.data.audit import audit
+    from elastic.data.audit import Audit, AuditFailed, AuditTimeout, audit
     from elastic.data.elastic_loader import ElasticLoader
     from elastic.data.mds_dataset import MDSDataset
-    from elastic.data.records import RecordDataset
+    from elastic.data.records import RecordDataset, Scanned
     from elastic.data.streams import Streams
     from elastic.data.token_dataset import TokenDataset
     from elastic.loop.step import Step
@@ -44,13 +49,21 @@ if TYPE_CHECKING:
     from elastic.state.randomness import seed
 
 __all__ = [
+    "Audit",
+    "AuditFailed",
+    "AuditTimeout",
     "BadStep",
+    "CollectiveFailed",
+    "CollectiveMismatch",
     "ConfigError",
     "DataFileError",
     "ElasticError",
     "ElasticLoader",
     "Evicted",
+    "ExampleError",
     "IdentityMismatch",
+    "LoaderError",
+    "LoaderTimeout",
     "MDSDataset",
     "OnBad",
     "PeerLost",
@@ -59,6 +72,7 @@ __all__ = [
     "RendezvousTimeout",
     "Run",
     "SavesFailed",
+    "Scanned",
     "StartFailed",
     "Step",
     "StepError",
@@ -80,12 +94,16 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     homes = {
+        "Audit": "elastic.data.audit",
+        "AuditFailed": "elastic.data.audit",
+        "AuditTimeout": "elastic.data.audit",
         "ElasticLoader": "elastic.data.elastic_loader",
         "MDSDataset": "elastic.data.mds_dataset",
         "Preemption": "elastic.preemption.preemption",
         "RecordDataset": "elastic.data.records",
         "OnBad": "elastic.state.on_bad",
         "Run": "elastic.run",
+        "Scanned": "elastic.data.records",
         "Step": "elastic.loop.step",
         "Streams": "elastic.data.streams",
         "TokenDataset": "elastic.data.token_dataset",

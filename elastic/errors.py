@@ -9,9 +9,9 @@
         CollectiveMismatch  the workers' scripts went different ways; fix the script
       CollectiveFailed    an exchange failed and no peer was lost: a fault of its tensors, or of ours
       RendezvousTimeout   too few workers by the deadline; the launcher restarts or the user looks
-      ExampleError        the dataset or its collate function raised; fix it, or the example (data/loader.py)
-      LoaderError         a loader process died; look at the machine's memory (data/loader.py)
-      LoaderTimeout       the dataset's storage hangs; look at it (data/loader.py)
+      ExampleError        the dataset or its collate function raised; fix it, or the example
+      LoaderError         a loader process died; look at the machine's memory
+      LoaderTimeout       the dataset's storage hangs; look at it
       AuditFailed         the ranks' loaders read what training should not; repair them (data/audit.py)
       AuditTimeout        some rank did not take part in an audit; call it on all (data/audit.py)
       PeerLost            an exchange failed; the loop forms a new view and redoes the step
@@ -25,6 +25,8 @@ Only loop/recovery.py turns `PeerLost` into a new view, or into a restart where 
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 UNTOUCHED = "  state  nothing was applied; the model is as it was before this step\n"
 """What a message says of the state where a step is refused."""
@@ -88,6 +90,51 @@ class RendezvousTimeout(ElasticError, TimeoutError):
     def __init__(self, message: str, missing: list[int]) -> None:
         super().__init__(message)
         self.missing = missing
+
+
+class ExampleError(ElasticError, RuntimeError):
+    """The dataset or the collate function raised. Fix it, or the example; the message ends with its traceback.
+
+    Attributes:
+        epoch: Of the example; None where the collate function failed.
+        index: The example, likewise.
+        read_for: What it was read for, such as "step 12"; None where the loader's caller has not said.
+        may_be_left_out: Whether `on_bad_example="skip"` would have helped.
+        trace: Of a loader process, as text; "" where the error has a cause to show.
+    """
+
+    def __init__(self, message: str, *, epoch: int | None = None, index: int | None = None, trace: str = "") -> None:
+        super().__init__(message)
+        self.epoch = epoch
+        self.index = index
+        self.trace = trace
+        self.read_for: str | None = None
+        self.may_be_left_out = False
+
+    def __str__(self) -> str:
+        read_for = "" if self.read_for is None else f"\n  read for  {self.read_for}"
+        alone = "that function, or its examples" if self.index is None else f"it; dataset[{self.index}] alone shows it"
+        if self.may_be_left_out and self.index is not None:
+            alone += '. Run(on_bad_example="skip") leaves such examples out'
+        state = "nothing was applied with it; the model is as it was before"
+        trace = f"\n\nIn a loader process:\n{self.trace}" if self.trace else ""
+        return f"{super().__str__()}{read_for}\n  state     {state}\n  next      repair {alone}{trace}"
+
+
+class LoaderError(ElasticError, RuntimeError):
+    """A loader process died. The worker cannot go on; restart it, and look at the machine's memory."""
+
+
+class LoaderTimeout(ElasticError, TimeoutError):
+    """No batch came from the loader processes by the deadline.
+
+    Attributes:
+        request: The examples that were waited for, as data_plan.py has them.
+    """
+
+    def __init__(self, message: str, *, request: Any) -> None:
+        super().__init__(message)
+        self.request = request
 
 
 class PeerLost(ElasticError, ConnectionError):

@@ -121,8 +121,11 @@ class LocalStorage:
                 if name.startswith(".") and name.endswith(TEMPORARY):
                     continue
                 path = Path(folder, name)
-                with contextlib.suppress(FileNotFoundError):  # removed since the folder was read
+                try:
                     found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ELOOP):  # gone since the folder was read, or to nowhere
+                        raise
         return dict(sorted(found.items()))
 
     def size(self, key: str) -> int:

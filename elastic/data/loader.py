@@ -37,55 +37,13 @@ from elastic.data.dataset_changes import DatasetChanges
 from elastic.data.loader_process import READ_AHEAD, LoaderProcesses
 from elastic.data.own_generators import OwnGenerators
 from elastic.data.placement import move, pin
-from elastic.errors import ConfigError, ElasticError
+from elastic.errors import ConfigError, ExampleError, LoaderError, LoaderTimeout
 from elastic.events.observer import Observer
 from elastic.state.randomness import example_seed, seed_streams
 
 OnBadExample = Literal["raise", "skip"]
 _ERROR_CHARS = 500  # of what an example raised, where it is left out
 Request = Examples  # a request is some examples, read in this order and collated to one batch
-
-
-class ExampleError(ElasticError, RuntimeError):
-    """The dataset or the collate function raised. Fix it, or the example; the message ends with its traceback.
-
-    epoch, index  the example, or None where the collate function failed
-    read_for      what it was read for, such as "step 12"; None where the loader's caller has not said
-    may_be_left_out  whether on_bad_example="skip" would have helped
-    trace         of a loader process, as text; "" where the error has a cause to show
-    """
-
-    def __init__(self, message: str, *, epoch: int | None = None, index: int | None = None, trace: str = "") -> None:
-        super().__init__(message)
-        self.epoch = epoch
-        self.index = index
-        self.trace = trace
-        self.read_for: str | None = None
-        self.may_be_left_out = False
-
-    def __str__(self) -> str:
-        read_for = "" if self.read_for is None else f"\n  read for  {self.read_for}"
-        alone = "that function, or its examples" if self.index is None else f"it; dataset[{self.index}] alone shows it"
-        if self.may_be_left_out and self.index is not None:
-            alone += '. Run(on_bad_example="skip") leaves such examples out'
-        state = "nothing was applied with it; the model is as it was before"
-        trace = f"\n\nIn a loader process:\n{self.trace}" if self.trace else ""
-        return f"{super().__str__()}{read_for}\n  state     {state}\n  next      repair {alone}{trace}"
-
-
-class LoaderError(ElasticError, RuntimeError):
-    """A loader process died. The worker cannot go on; restart it, and look at the machine's memory."""
-
-
-class LoaderTimeout(ElasticError, TimeoutError):
-    """No batch came from the loader processes by the deadline.
-
-    request  what was waited for
-    """
-
-    def __init__(self, message: str, *, request: Request) -> None:
-        super().__init__(message)
-        self.request = request
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,14 @@ class FixedLength:
 
 @dataclass(frozen=True)
 class Scanned:
-    """Found by reading the file once. Functions that processes can pickle, if they are spawned."""
+    """Records whose places are found by reading the file once, and kept beside it as an index (`cache=`).
+
+    Attributes:
+        name: Of the kind, in the index: another `scan` needs another one.
+        scan: The file's bytes, in chunks of any size -> in ascending order, where each record begins, and the end of
+            the last one: arrays of offsets, as they are known. One that processes can pickle, if they are spawned.
+        decoder: A record's bytes -> the example; likewise.
+    """
 
     name: str
     scan: Scan

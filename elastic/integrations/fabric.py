@@ -31,14 +31,15 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
     """lightning.fabric.Fabric, for a run's worker. Takes what that takes, but for what spreads a model.
 
     Args:
-        device: Where this worker computes; "cuda" is its own GPU of those that its node has.
+        device: Where this worker computes; "cuda" is its own GPU of those that its node has. Default: that, where
+            there is one, else the CPU.
         **named: Fabric's.
 
     Raises:
         ConfigError: It is to spread the model by itself, or to scale losses.
     """
 
-    def __init__(self, *, device: torch.device | str = "cpu", **named: Any) -> None:
+    def __init__(self, *, device: torch.device | str | None = None, **named: Any) -> None:
         if given := [name for name in ("strategy", "devices", "num_nodes", "accelerator") if name in named]:
             raise ConfigError(
                 f"Fabric({', '.join(given)}) is for a launch of Fabric's own, and workers are a run's\n"

@@ -55,7 +55,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         url: Where the run lives, see elastic.Run; default ELASTIC_URL.
         virtual_workers: See elastic.Run; default ELASTIC_VIRTUAL_WORKERS.
         batch_size: Examples of one update, on all workers together; default the train loader's.
-        device: Where this worker computes; "cuda" is its own GPU of those that its node has.
+        device: Where this worker computes; "cuda" is its own GPU of those that its node has. Default: that, where
+            there is one, else the CPU.
         **arguments: Others of elastic.Run that the Trainer does not decide.
 
     Attributes:
@@ -73,7 +74,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         *,
         virtual_workers: int | None = None,
         batch_size: int | None = None,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__(device=own_device(device))

@@ -13,9 +13,10 @@ from elastic.membership import environment
 from elastic.state.on_bad import parse
 
 
-def own_device(given: torch.device | str) -> torch.device:
-    """The same, or of "cuda" this worker's own GPU; workers beyond their number share them."""
-    device = torch.device(given)
+def own_device(given: torch.device | str | None) -> torch.device:
+    """The same, or of "cuda" this worker's own GPU; workers beyond their number share them. None: a GPU where there is
+    one, as `accelerator="auto"` has it, else the CPU."""
+    device = torch.device(given or ("cuda" if torch.cuda.is_available() else "cpu"))
     if str(device) == "cuda":
         return torch.device("cuda", environment.local_rank() % max(1, torch.cuda.device_count()))
     return device

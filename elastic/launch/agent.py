@@ -1,12 +1,13 @@
 """The agent of a node: starts its workers, passes on what they and the hub say to each other, and reaps them.
 
     workers' channels ┐
-    deaths (SIGCHLD)  │
+    deaths            │
     signals, notices  ├─ one loop in one thread ─ hub (here, or over TCP)
     a timer           │
     the warm process  ┘
 
-Promises  a worker's death is reported at once, after everything that it had said before.
+Promises  a worker's death is reported at once, after everything that it had said before: one that is killed or crashes
+          before the kernel is done with it (death_watch.py), else at SIGCHLD.
           A worker that is stuck, as the hub finds, shows the stacks of its threads, is killed and reported as hung; one
           that somebody has stopped is killed.
           SIGTERM, SIGUSR1, Ctrl-C, and a cloud's notice make this node's workers leave in order, and then the agent
@@ -32,6 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from elastic.launch import children, event_loop
+from elastic.launch.death_watch import DeathWatch, Dying
 from elastic.launch.hints import Hints
 from elastic.launch.hub_link import HubLink
 from elastic.launch.logs import Logs
@@ -106,6 +108,8 @@ class Agent:
         self._end = NodeEnd()
         self._written_by_s: float | None = None
         self._interrupted_s: float | None = None
+        self._deaths = DeathWatch(self._loop, self._dies)
+        self._dying = Dying()
         self._watch = WorkerWatch(rules.hang_s, say=say, tell=hub.tell)
         self._failures = ShownFailures(say)
         self._hostname = socket.gethostname()
@@ -173,7 +177,7 @@ class Agent:
             worker.channel.catch_up()
 
     def _places(self) -> tuple[int, list[int]]:
-        starting = [worker.local_rank for worker in self._workers.values() if not worker.pid]
+        starting = [worker.local_rank for worker in self._workers.values() if not worker.pid] + [*self._dying.awaited]
         return 0 if self._departure.begun or self._end.run is not None else self._rules.workers, starting
 
     def _moved_on(self, why: str) -> None:
@@ -201,6 +205,7 @@ class Agent:
 
     def _end_useless(self, last: MovedOn | None = None) -> None:
         """Its workers hold nothing that counts. last: what those in the run are told, to put it on record, and end."""
+        self._dying.awaited.clear()
         for token in self._starter.cancel():
             worker = self._workers.pop(token)
             worker.close()
@@ -220,6 +225,8 @@ class Agent:
     def _start(self, local_rank: int) -> None:
         if self._departure.begun or self._end.run is not None or self._end.hub_gone:
             self._hub.tell(as_message(Unstarted(local_rank=local_rank)))
+            return
+        if self._dying.is_to_wait(local_rank):
             return
         restart = self._starts[local_rank]
         self._starts[local_rank] += 1
@@ -254,6 +261,8 @@ class Agent:
                     self._terminal.show(said.status)
                 return
             case Ready():
+                if not worker.ready:
+                    self._deaths.watch(worker.token, worker.mutex)
                 worker.ready = True
                 if self._timing is not None:
                     self._timing.count(IN_RUN)
@@ -352,6 +361,7 @@ class Agent:
             for tail in worker.streams.tails:
                 tail.show()
             worker.kill_if_due(now_s)
+            worker.look_at_memory(now_s)
         if self._workers and self._departure.are_late(now_s, again_s=TERM_S):
             self._late()
         self._watch.tick(now_s)
@@ -380,13 +390,25 @@ class Agent:
                 if ended.code != 0:
                     worker.kill()  # its children: its group keeps its number until it is reaped
                 self._exited(worker, ended, peak_bytes=children.reap(worker.pid))
+        for local_rank in self._dying.reap():
+            self._start(local_rank)
         self._starter.reap()
         self._hook.reap()
         if not self._starter.forking:  # else the unknown child may be a worker to be
             known = {worker.pid for worker in self._workers.values()} | self._starter.pids() | self._hook.pids()
-            children.reap_orphans(known)
+            children.reap_orphans(known.union(self._dying.pids))
 
-    def _exited(self, worker: NodeWorker, ended: children.Ended, *, peak_bytes: int) -> None:
+    def _dies(self, token: str) -> None:
+        """What is over with status 0, or for want of memory, is told when all is known of it."""
+        worker = self._workers.get(token)
+        if worker is None or (ended := children.ending(worker.pid)) is None or ended.code == 0:
+            return
+        if not worker.memory(None)[1]:
+            worker.kill()  # its children, see above
+            self._dying.begins(worker.local_rank, worker.pid)
+            self._exited(worker, ended, peak_bytes=worker.peak_bytes)
+
+    def _exited(self, worker: NodeWorker, ended: children.Ended, *, peak_bytes: int | None) -> None:
         worker.channel.drain()
         record = worker.record()
         step = record.at_step
@@ -432,6 +454,7 @@ class Agent:
         children.end_all(within_s=0.0 if self._end.killed else TERM_S)
         for worker in list(self._workers.values()):
             worker.close()
+        self._deaths.close()
         self._hub.close()
         self._loop.close()
 

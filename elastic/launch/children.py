@@ -42,6 +42,15 @@ def ended(pid: int) -> Ended | None:
     return Ended(None, _name(found.si_status))
 
 
+def ending(pid: int) -> Ended | None:
+    """How that child ends, whose end has begun: its memory, its connections and its number may last a while. None: it
+    lives, or nobody says."""
+    status = linux.exit_status(pid)
+    if status is None:
+        return None
+    return Ended(None, _name(os.WTERMSIG(status))) if os.WIFSIGNALED(status) else Ended(os.WEXITSTATUS(status), None)
+
+
 def reap(pid: int) -> int:
     """The most memory that it ever had, in bytes; 0 where nobody knows."""
     with contextlib.suppress(ChildProcessError):

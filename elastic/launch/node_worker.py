@@ -1,13 +1,14 @@
 """One worker of this node as its agent has it: its process, what it is started with, and how it is ended.
 
 A worker holds on to one end of a socket pair, its channel; to a piece of memory where it writes what it is doing
-(membership/progress.py); and to its streams. All that is here of them is closed at its end, and not before: what it
-had said before it died is still to be read.
+(membership/progress.py), with a mutex that says when it ends (robust_mutex.py); and to its streams. All that is here of
+them is closed at its end, and not before: what it had said before it died is still to be read.
 Why one is told, ended or killed is agent.py's to say.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import selectors
@@ -16,11 +17,13 @@ import socket
 import time
 from collections.abc import Callable
 
-from elastic.launch import children
+from checkpoint import linux
+from elastic.launch import children, robust_mutex
 from elastic.launch.logs import Streams
 from elastic.launch.loop_connection import LoopConnection
 from elastic.launch.memory import OomKills, oom_kills, sentence, struck
 from elastic.launch.node_rules import NodeRules
+from elastic.launch.robust_mutex import RobustMutex
 from elastic.launch.starter import Request
 from elastic.launch.worker import SHARED_STDERR
 from elastic.membership.messages import ToWorker, as_message
@@ -28,6 +31,7 @@ from elastic.membership.progress import BYTES, Record
 from elastic.membership.wire import Message
 
 TERM_S = 5.0  # from SIGTERM to SIGKILL
+_LOOK_S = 1.0  # between two looks at its memory
 
 
 class NodeWorker:
@@ -37,6 +41,7 @@ class NodeWorker:
     expected  it was told to end
     useless   what it holds does not count: the run has gone on without it, or has no place for it
     late      it has not ended when it had to
+    peak_bytes  the most memory that it had when it was looked at
     """
 
     def __init__(
@@ -53,12 +58,15 @@ class NodeWorker:
         self.streams = streams
         ours, self._its_end = socket.socketpair()
         self._progress = os.memfd_create("elastic-progress", os.MFD_CLOEXEC)
-        os.ftruncate(self._progress, BYTES)
+        os.ftruncate(self._progress, BYTES + robust_mutex.BYTES)
+        self.mutex = RobustMutex.make(self._progress, BYTES)
         self.channel = LoopConnection(
             loop, ours, lambda message: heard(self, message), lambda why: channel_ended(self, why)
         )
         self.pid, self.id = 0, ""
         self.ready = self.expected = self.useless = self.late = False
+        self.peak_bytes: int | None = None
+        self._looked_s = -math.inf
         self._kill_at_s: float | None = None
         self._oom_kills: OomKills | None = None  # when it was started
 
@@ -101,7 +109,13 @@ class NodeWorker:
         """What it says that it is doing."""
         return Record.read(self._progress)
 
-    def memory(self, peak_bytes: int) -> tuple[str | None, bool]:
+    def look_at_memory(self, now_s: float) -> None:
+        """Its peak, which nobody can tell once it is dying."""
+        if now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            self.peak_bytes = linux.peak_bytes(self.pid) or self.peak_bytes
+
+    def memory(self, peak_bytes: int | None) -> tuple[str | None, bool]:
         """What became of its memory, now that it was killed, and whether the out-of-memory killer took something."""
         now = oom_kills()
         return sentence(self._oom_kills, now, peak_bytes), struck(self._oom_kills, now)

@@ -25,11 +25,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from checkpoint import linux
+from elastic.launch import robust_mutex
 from elastic.launch.ending import end
 from elastic.launch.main_module import MainModule
 from elastic.launch.script import Script
 from elastic.membership.failure import ME, Failed, as_message
-from elastic.membership.progress import Record
+from elastic.membership.progress import BYTES, Record
 from elastic.membership.wire import encode
 
 NAME = "elastic-worker"  # as `top` shows it
@@ -52,6 +53,7 @@ def main(command: Sequence[str]) -> NoReturn:
 def run(main_module: MainModule) -> NoReturn:
     """The rest of this process."""
     _leave_with_agent()
+    robust_mutex.hold(int(os.environ[_PROGRESS]), BYTES)  # its agent waits for that
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # whole lines, at once: workers write to the same terminal or pipe
     faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)

@@ -17,8 +17,8 @@ import torch
 
 from elastic.config import Config
 from elastic.data.data_plan import Examples
-from elastic.data.loader import ExampleError, Loader
-from elastic.errors import ConfigError, PeerLost, StepError
+from elastic.data.loader import Loader
+from elastic.errors import ConfigError, ExampleError, PeerLost, StepError
 from elastic.events.observer import Observer
 from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Kind, announce

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastic.data.data_plan import StepPlan
-from elastic.data.loader import ExampleError, LeftOut
-from elastic.errors import UNTOUCHED, PeerLost, StepError
+from elastic.data.loader import LeftOut
+from elastic.errors import UNTOUCHED, ExampleError, PeerLost, StepError
 from elastic.events import schema
 from elastic.events.timing import DATA
 from elastic.group.sums import LEFT_OUT, Agreed, ShareSums

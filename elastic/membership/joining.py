@@ -44,6 +44,7 @@ class Joining:
         self._gather_s = gather_s
         self._identity: Any = None  # the run's
         self._asked = False  # in the present view
+        self._left_over = 0  # newcomers for whom there was no room, as people were told last
 
     def ready(self, now_s: float, said: Ready) -> None:
         worker = self._workers[said.worker]
@@ -79,12 +80,24 @@ class Joining:
 
     def ask_to_regroup(self, now_s: float, running: Sequence[Worker], newcomers: Sequence[Worker]) -> None:
         """Members go on until a boundary that they agree on. Once per view."""
-        room = min(worker.shares for worker in running) > len(self._workers.members())
+        shares = min(worker.shares for worker in running)
+        room = shares > len(self._workers.members())
+        self._tell_of_left_over(0 if room else len(newcomers), shares)
         short = self._shortage.is_short(running)
         waits = newcomers and room and (short or self.gathered(now_s, newcomers, self._gather_s))
         if not self._asked and (waits or self._going_on.may_be_witnessed(self._workers.generation)):
             self._asked = True
             self._out.say_all(running, Regroup(generation=self._workers.generation))
+
+    def _tell_of_left_over(self, count: int, shares: int) -> None:
+        """Once for so many. That may be meant, and may be machines that are paid for and do nothing."""
+        if count > self._left_over:
+            who = "1 worker waits as a spare" if count == 1 else f"{count} workers wait as spares"
+            self._out.tell_people(
+                f"{who} until others are lost: a step has virtual_workers={shares} shares, and each worker that takes "
+                "part needs one; a new run with more of them has room for all"
+            )
+        self._left_over = count
 
     def published(self, chosen: Sequence[Worker]) -> None:
         """They are in the present view now. The first of a run says what it is."""

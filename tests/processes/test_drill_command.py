@@ -344,8 +344,8 @@ def test_a_drill_that_is_told_to_end_leaves_nothing(here: Path, number: signal.S
 @pytest.mark.nightly(sample=2, of="what a drill strikes")
 def test_the_runs_of_a_drill_that_is_killed_outright_end_with_it(here: Path) -> None:
     """Nobody tells it, and what it has started lives in sessions of its own."""
-    fault = ["--kill", "1@step=1400"] if os.geteuid() != 0 else ["--read-only", "@step=1400"]
-    command = [sys.executable, "-m", "elastic", "drill", SMALL, *fault, "--", "own", "--steps", "1500"]
+    fault = ["--kill", "1@step=280"] if os.geteuid() != 0 else ["--read-only", "@step=280"]
+    command = [sys.executable, "-m", "elastic", "drill", SMALL, *fault, "--", "own", "--steps", "300"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ) as drill:
         assert drill.stdout is not None

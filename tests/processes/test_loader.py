@@ -17,7 +17,8 @@ from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.data.data_plan import DataPlan
-from elastic.data.loader import ExampleError, Loader, LoaderTimeout, Request
+from elastic.data.loader import Loader, Request
+from elastic.errors import ExampleError, LoaderTimeout
 from elastic.events.observer import Observer
 from tests.kit.loading import (
     Asked,

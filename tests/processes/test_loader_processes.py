@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 
-from elastic.data.loader import LoaderError
+from elastic.errors import LoaderError
 from tests.kit.loading import (
     Asked,
     Gated,

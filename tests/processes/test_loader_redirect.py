@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from elastic.data.loader import ExampleError, Loader, LoaderError, LoaderTimeout, Request
+from elastic.data.loader import Loader, Request
+from elastic.errors import ExampleError, LoaderError, LoaderTimeout
 from tests.kit.loading import (
     Asked,
     Bomb,

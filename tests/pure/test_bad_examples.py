@@ -14,8 +14,7 @@ from torch import nn
 
 import elastic
 from elastic.data.data_plan import DataPlan
-from elastic.data.loader import ExampleError
-from elastic.errors import ConfigError, IdentityMismatch, StepError
+from elastic.errors import ConfigError, ExampleError, IdentityMismatch, StepError
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.report import sentences, summary

@@ -53,6 +53,37 @@ def test_equals_store_equal_parts_at_once_and_nothing_twice(objects: int, partie
     assert max(counts) - min(counts) <= 1
 
 
+@pytest.mark.parametrize("come_s", [0.0, 0.5])
+def test_who_commits_stores_many_at_once_and_leaves_the_others_theirs(come_s: float) -> None:
+    """It begins before anybody has come, and could begin with all."""
+    dealing = Dealing(16, [1, 2, 3])
+    begun = {who: [] for who in range(4)}  # type: dict[int, list[int]]
+
+    def takes(who: int, at_once: int, now_s: float) -> None:
+        while len(begun[who]) < at_once and (index := dealing.take(who, now_s)) is not None:
+            begun[who].append(index)
+
+    takes(COMMITS, 8, 0.0)
+    for who in (1, 2, 3):
+        takes(who, 4, come_s)
+    assert [len(begun[who]) for who in range(4)] == [4, 4, 4, 4]
+
+
+def test_who_commits_stores_the_rest_at_once_where_nobody_comes() -> None:
+    dealing = Dealing(16, [1, 2, 3])
+    own = [dealing.take(COMMITS, 0.0) for _ in range(4)]
+    assert dealing.take(COMMITS, 0.0) is None
+    assert own[0] is not None
+    dealing.has_stored(COMMITS, own[0], 1.0)
+    assert dealing.take(COMMITS, 1.0) is not None, "one for the one that is stored"
+    assert dealing.take(COMMITS, 1.0) is None
+    for index in own[1:]:
+        assert index is not None
+        dealing.has_stored(COMMITS, index, 2.0)
+    assert None not in [dealing.take(COMMITS, 2.0) for _ in range(11)], "it waits for nobody now"
+    assert dealing.is_alone
+
+
 def test_of_one_object_nobody_else_is_asked() -> None:
     dealing, _, _ = simulated(1, {COMMITS: 1.0, 1: 1.0}, {})
     assert dealing.stored == {0: COMMITS}

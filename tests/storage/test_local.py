@@ -47,3 +47,11 @@ def test_two_may_remove_at_the_same_time(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "unlink", remove_all)
     storage.delete("data/c1/s1/0")
     assert not storage.list("data")
+
+
+def test_links_to_nowhere_are_no_objects(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.put("data/whole", b"1")
+    (tmp_path / "data" / "itself").symlink_to("itself")
+    (tmp_path / "data" / "gone").symlink_to("nothing")
+    assert storage.list("data") == {"data/whole": 1}

@@ -125,6 +125,14 @@ def test_a_copy_of_a_live_run_is_another_run(tmp_path: Path, checkpointer: Make)
     assert not [path for path in (tmp_path / "run" / "claims").iterdir() if "probe" in path.name]
 
 
+def test_a_holder_at_a_url_that_wants_options_is_no_riddle(tmp_path: Path, checkpointer: Make) -> None:
+    """Whether this is a copy cannot be told without them, so it counts as the same run."""
+    options = {"target_protocol": "file", "target_options": {"auto_mkdir": True}}
+    checkpointer(f"faulty://{tmp_path}/run", storage_options=options).save(1, STATE)
+    with pytest.raises(ClaimHeld):
+        checkpointer(tmp_path / "run").save(2, STATE)
+
+
 def test_a_moved_run_is_still_its_holders(tmp_path: Path, checkpointer: Make) -> None:
     """Nothing proves that it is a copy."""
     first = checkpointer(tmp_path / "run")

@@ -3,6 +3,9 @@
     dealt in blocks  ->  each takes of its own  ->  then of what others have not begun
       ->  who commits also takes what a helper has begun, and has not stored in 1.5 times what its own took at most
 
+Who commits is there before any helper is, and stores many at once. So until it has stored as many as were dealt to it,
+it is at no more at once: what it took of others' beforehand would go by its way to the storage, and theirs stay free.
+
 So a helper that is slow, silent or gone costs what that object takes, and where all are, the save is made alone: who
 commits has stored everything then.
 """
@@ -27,6 +30,7 @@ class Dealing:
         self._left = {
             one: deque(range(edges[place], edges[place + 1])) for place, one in enumerate(everybody)
         }  # that it has not begun, of its own
+        self._dealt = len(self._left[COMMITS])
         self._declined: deque[int] = deque()
         self._begun: dict[int, dict[int, float]] = {index: {} for index in range(objects)}  # by whom, and when
         self._longest_s: float | None = None
@@ -79,11 +83,19 @@ class Dealing:
             return own.popleft()
         if who == COMMITS and self._declined:
             return self._declined.popleft()
+        if who == COMMITS and self._is_busy_enough():
+            return None
         longest = max(self._left.values(), key=len)
         if longest and not self._is_first_of_who_commits(who, longest):
             return longest.pop()
         at_s = self.overtakes_s() if who == COMMITS else None
         return self._oldest() if at_s is not None and now_s >= at_s else None
+
+    def _is_busy_enough(self) -> bool:
+        """Of who commits: it leaves the rest to those who are about to come."""
+        begun = [index for index, by in self._begun.items() if COMMITS in by]
+        stored = sum(index in self.stored for index in begun)
+        return stored < self._dealt <= len(begun) - stored
 
     def _is_first_of_who_commits(self, who: int, left: deque[int]) -> bool:
         """It stores one at least: by what that took it knows when to wait no more."""
