@@ -74,11 +74,11 @@ def held_up_s(pid: int) -> float:
         return 0.0
 
 
-def children(parent: int) -> dict[int, ProcessStat]:
-    """By process id; those that ended and wait to be reaped, too."""
+def children(*parents: int) -> dict[int, ProcessStat]:
+    """Of any of them, by process id; those that ended and wait to be reaped, too."""
     found = {}
     for name in os.listdir(_PROC):
-        if name.isdigit() and (stat := process_stat(name)) is not None and stat.parent == parent:
+        if name.isdigit() and (stat := process_stat(name)) is not None and stat.parent in parents:
             found[int(name)] = stat
     return found
 

@@ -153,7 +153,7 @@ class Agent:
         if self._end.killed:
             return True
         waited_long = self._written_by_s is not None and now_s > self._written_by_s
-        is_written = self._is_over and (waited_long or not children.finishing())
+        is_written = self._is_over and (waited_long or not children.finishing(self._dying.pids))
         return is_written and not self._hook.is_waited_for(now_s, self._departure.by_s)
 
     @property
@@ -167,7 +167,7 @@ class Agent:
             return
         if self._departure.begun and not self._end.has_come:
             self._hub.say_bye_or_hand_over(now_s)
-        if self._is_over and self._written_by_s is None and children.finishing():
+        if self._is_over and self._written_by_s is None and children.finishing(self._dying.pids):
             self._written_by_s = now_s + self._rules.leave_s
             self._say(f"waiting for a save to be committed, {self._rules.leave_s:.0f} s at most")
 
@@ -205,7 +205,7 @@ class Agent:
 
     def _end_useless(self, last: MovedOn | None = None) -> None:
         """Its workers hold nothing that counts. last: what those in the run are told, to put it on record, and end."""
-        self._dying.awaited.clear()
+        self._dying.take_awaited()
         for token in self._starter.cancel():
             worker = self._workers.pop(token)
             worker.close()
@@ -340,6 +340,8 @@ class Agent:
 
     def _end_workers(self, tell: Callable[[NodeWorker], None]) -> None:
         self._departure.workers_end()
+        for local_rank in self._dying.take_awaited():
+            self._hub.tell(as_message(Unstarted(local_rank=local_rank)))
         for token in self._starter.cancel():
             worker = self._workers.pop(token)
             worker.close()
@@ -404,7 +406,6 @@ class Agent:
         if worker is None or (ended := children.ending(worker.pid)) is None or ended.code == 0:
             return
         if not worker.memory(None)[1]:
-            worker.kill()  # its children, see above
             self._dying.begins(worker.local_rank, worker.pid)
             self._exited(worker, ended, peak_bytes=worker.peak_bytes)
 

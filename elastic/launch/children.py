@@ -76,10 +76,13 @@ def kill_group(leader: int) -> None:
             kill(leader, signal.SIGKILL)
 
 
-def finishing() -> list[int]:
-    """Writer processes of checkpoints, left to us by workers that died: each ends once what was staged is committed."""
-    ours = linux.children(os.getpid())
-    return [pid for pid, stat in ours.items() if not stat.is_dead and _WRITER in linux.command_line(pid).split(b"\0")]
+def finishing(dying: Collection[int]) -> list[int]:
+    """Writer processes of checkpoints, left to us by workers that died: each ends once what was staged is committed.
+
+    dying  workers that have not left theirs to us yet
+    """
+    left = linux.children(os.getpid(), *dying)
+    return [pid for pid, stat in left.items() if not stat.is_dead and _WRITER in linux.command_line(pid).split(b"\0")]
 
 
 def end_all(*, within_s: float) -> None:

@@ -14,6 +14,7 @@ import os
 import queue
 import selectors
 import threading
+import time
 from collections.abc import Callable, Collection
 
 from elastic.launch import children
@@ -34,14 +35,15 @@ class DeathWatch:
         self._wake: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         loop.register(self._wake, selectors.EVENT_READ, self._hear)
 
-    def watch(self, token: str, mutex: RobustMutex) -> None:
+    def watch(self, token: str, mutex: RobustMutex | None) -> None:
         """Nothing is done where nobody holds it: SIGCHLD tells of the death then."""
-        if not mutex.is_held:
+        if mutex is None or not mutex.is_held:
             return
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=self._wait, args=(token, mutex), name="elastic-death-watch", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        with contextlib.suppress(RuntimeError):  # there is no room for another thread
+            thread.start()
+            self._threads.append(thread)
 
     def close(self) -> None:
         """Once those that were watched have ended."""
@@ -50,8 +52,9 @@ class DeathWatch:
         if wake is not None:
             self._loop.unregister(wake)
             os.close(wake)
+        deadline_s = time.monotonic() + _JOIN_S
         for thread in self._threads:
-            thread.join(_JOIN_S)
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _wait(self, token: str, mutex: RobustMutex) -> None:
         mutex.wait()
@@ -89,11 +92,18 @@ class Dying:
             self.awaited.add(local_rank)
         return local_rank in self._pids
 
+    def take_awaited(self) -> set[int]:
+        """Nothing is to start there any more."""
+        taken, self.awaited = self.awaited, set()
+        return taken
+
     def reap(self) -> list[int]:
         """Those that are gone now; returns the places where one waits for that."""
         gone = [local_rank for local_rank, pid in self._pids.items() if children.ended(pid) is not None]
         for local_rank in gone:
-            children.reap(self._pids.pop(local_rank))
+            pid = self._pids.pop(local_rank)
+            children.kill_group(pid)  # its children: its group keeps its number until it is reaped
+            children.reap(pid)
         free = [local_rank for local_rank in gone if local_rank in self.awaited]
         self.awaited.difference_update(free)
         return free

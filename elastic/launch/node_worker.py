@@ -59,7 +59,7 @@ class NodeWorker:
         ours, self._its_end = socket.socketpair()
         self._progress = os.memfd_create("elastic-progress", os.MFD_CLOEXEC)
         os.ftruncate(self._progress, BYTES + robust_mutex.BYTES)
-        self.mutex = RobustMutex.make(self._progress, BYTES)
+        self.mutex: RobustMutex | None = RobustMutex.make(self._progress, BYTES)
         self.channel = LoopConnection(
             loop, ours, lambda message: heard(self, message), lambda why: channel_ended(self, why)
         )
@@ -150,4 +150,5 @@ class NodeWorker:
         self.channel.close()
         self._its_end.close()
         self.streams.close()
+        self.mutex = None  # whoever waits for it has it
         os.close(self._progress)

@@ -10,29 +10,48 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import weakref
 from functools import cache
 
 BYTES = 64
-_HELD_AT = 56  # where the mutex, 40 or 48 bytes, has ended
+_USABLE_AT, _HELD_AT = 56, 60  # where the mutex, 40 or 48 bytes, has ended
 _SHARED = _ROBUST = 1
+_FAILED = ctypes.c_void_p(-1).value
 _ATTRIBUTE_BYTES = 64  # at most; 4 in glibc
 _HELD: list[RobustMutex] = []  # whose memory stays mapped
 
 
 @cache
+def _c() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    size, number, offset = ctypes.c_size_t, ctypes.c_int, ctypes.c_long
+    library.mmap.argtypes = (ctypes.c_void_p, size, number, number, number, offset)
+    return library
+
+
 def _library() -> ctypes.CDLL | None:
-    library = ctypes.CDLL(None)
-    return library if hasattr(library, "pthread_mutexattr_setrobust") else None
+    return _c() if hasattr(_c(), "pthread_mutexattr_setrobust") else None
+
+
+def _map(fd: int, length: int) -> int:
+    """Its address. mmap.mmap would keep a descriptor of its own for as long as it is there."""
+    address: int | None = _c().mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address is None or address == _FAILED:
+        raise OSError(ctypes.get_errno(), "no memory can be shared")
+    return address
 
 
 class RobustMutex:
     """In this process. fd: of the memory, which has BYTES from `at` on"""
 
     def __init__(self, fd: int, at: int) -> None:
-        self._memory = mmap.mmap(fd, at + BYTES)
-        self._at = at
-        self._held = ctypes.c_uint32.from_buffer(self._memory, at + _HELD_AT)
-        self._mutex = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._memory, at)))
+        begin = _map(fd, at + BYTES)
+        unmap = weakref.finalize(self, _c().munmap, ctypes.c_void_p(begin), ctypes.c_size_t(at + BYTES))
+        unmap.atexit = False  # who holds it does so to the last
+        self._can_be_held = ctypes.c_uint32.from_address(begin + at + _USABLE_AT)
+        self._held = ctypes.c_uint32.from_address(begin + at + _HELD_AT)
+        self._mutex = ctypes.c_void_p(begin + at)
 
     @classmethod
     def make(cls, fd: int, at: int) -> RobustMutex:
@@ -40,10 +59,13 @@ class RobustMutex:
         made = cls(fd, at)
         if (library := _library()) is not None:
             attribute = ctypes.create_string_buffer(_ATTRIBUTE_BYTES)
-            library.pthread_mutexattr_init(attribute)
-            library.pthread_mutexattr_setpshared(attribute, _SHARED)
-            library.pthread_mutexattr_setrobust(attribute, _ROBUST)
-            library.pthread_mutex_init(made._mutex, attribute)
+            failed = (
+                library.pthread_mutexattr_init(attribute)
+                or library.pthread_mutexattr_setpshared(attribute, _SHARED)
+                or library.pthread_mutexattr_setrobust(attribute, _ROBUST)
+                or library.pthread_mutex_init(made._mutex, attribute)
+            )
+            made._can_be_held.value = 0 if failed else 1
         return made
 
     @property
@@ -53,7 +75,8 @@ class RobustMutex:
 
     def hold(self) -> None:
         """By this thread, to its end. Waits for nobody."""
-        if (library := _library()) is not None and library.pthread_mutex_trylock(self._mutex) == 0:
+        library = _library()
+        if library is not None and self._can_be_held.value and library.pthread_mutex_trylock(self._mutex) == 0:
             self._held.value = 1
 
     def wait(self) -> None:
@@ -62,6 +85,7 @@ class RobustMutex:
         library = _library()
         assert library is not None, "somebody holds it"
         library.pthread_mutex_lock(self._mutex)
+        library.pthread_mutex_unlock(self._mutex)  # or this thread's end would be another one to give it back
 
 
 def hold(fd: int, at: int) -> None:

@@ -44,7 +44,7 @@ class Joining:
         self._gather_s = gather_s
         self._identity: Any = None  # the run's
         self._asked = False  # in the present view
-        self._left_over = 0  # newcomers for whom there was no room, as people were told last
+        self._left_over = 0  # newcomers for whom there was no room, as people were told
 
     def ready(self, now_s: float, said: Ready) -> None:
         worker = self._workers[said.worker]
@@ -90,14 +90,14 @@ class Joining:
             self._out.say_all(running, Regroup(generation=self._workers.generation))
 
     def _tell_of_left_over(self, count: int, shares: int) -> None:
-        """Once for so many. That may be meant, and may be machines that are paid for and do nothing."""
+        """Once for so many, whoever they are. That may be meant, or machines are paid for and do nothing."""
         if count > self._left_over:
             who = "1 worker waits as a spare" if count == 1 else f"{count} workers wait as spares"
             self._out.tell_people(
                 f"{who} until others are lost: a step has virtual_workers={shares} shares, and each worker that takes "
                 "part needs one; a new run with more of them has room for all"
             )
-        self._left_over = count
+        self._left_over = max(count, self._left_over)
 
     def published(self, chosen: Sequence[Worker]) -> None:
         """They are in the present view now. The first of a run says what it is."""

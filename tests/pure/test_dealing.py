@@ -75,13 +75,42 @@ def test_who_commits_stores_the_rest_at_once_where_nobody_comes() -> None:
     assert dealing.take(COMMITS, 0.0) is None
     assert own[0] is not None
     dealing.has_stored(COMMITS, own[0], 1.0)
-    assert dealing.take(COMMITS, 1.0) is not None, "one for the one that is stored"
-    assert dealing.take(COMMITS, 1.0) is None
-    for index in own[1:]:
-        assert index is not None
-        dealing.has_stored(COMMITS, index, 2.0)
-    assert None not in [dealing.take(COMMITS, 2.0) for _ in range(11)], "it waits for nobody now"
+    assert dealing.take(COMMITS, 0.9) is not None, "one for the one that is stored"
+    assert dealing.take(COMMITS, 0.9) is None
+    assert dealing.overtakes_s() == 1.0
+    assert None not in [dealing.take(COMMITS, 1.0) for _ in range(11)], "nobody has come"
     assert dealing.is_alone
+
+
+def test_who_commits_stores_all_at_once_where_all_others_are_lost() -> None:
+    dealing = Dealing(8, [1, 2])
+    assert None not in [dealing.take(who, 0.0) for who in (1, 2, COMMITS, COMMITS, COMMITS)]
+    assert dealing.take(COMMITS, 0.0) is None
+    dealing.lose(1)
+    assert dealing.take(COMMITS, 0.0) is None
+    dealing.lose(2)
+    assert None not in [dealing.take(COMMITS, 0.0) for _ in range(5)]
+    assert dealing.is_alone
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 8), st.integers(0, 2**32))
+def test_who_commits_is_told_when_there_may_be_something_for_it(
+    objects: int, helpers: int, at_once: int, seed: int
+) -> None:
+    """Later than now, or after the next thing that happens: else it would ask again and again."""
+    draw, now_s = random.Random(seed), 0.0
+    dealing = Dealing(objects, range(1, helpers + 1))
+    at: list[tuple[int, int]] = []
+    while not dealing.done:
+        for who in draw.sample(range(helpers + 1), helpers + 1):
+            while sum(one == who for one, _ in at) < at_once and (index := dealing.take(who, now_s)) is not None:
+                at.append((who, index))
+        if sum(who == COMMITS for who, _ in at) < at_once and not dealing.is_alone:
+            assert (when_s := dealing.overtakes_s()) is None or when_s > now_s
+        now_s += draw.choice([0.0, 0.2, 3.0])
+        if at and (draw.random() < 0.8 or dealing.is_alone):
+            who, index = at.pop(draw.randrange(len(at)))
+            dealing.has_stored(who, index, now_s)
 
 
 def test_of_one_object_nobody_else_is_asked() -> None:

@@ -124,16 +124,19 @@ def test_spares_wait_outside_and_come_in_when_one_is_lost() -> None:
 
 
 def test_people_are_told_of_spares_once_for_so_many() -> None:
-    stage = trains(4, shares=2)
+    stage = trains(4, shares=2, nodes_max=2)
     text = stage.only("status")["text"]
     assert text.startswith("2 workers wait as spares")
     assert "virtual_workers=2" in text
     assert stage.later(10).to("status") == ""
     stage.killed("A3")
-    assert stage.begin("A3").to("status") == "A", "there were fewer meanwhile"
+    assert stage.begin("A3").to("status") == ""
     stage.killed("A0")
     assert stage.over("A1").to("status") == ""
-    assert stage.over("A1", BOUNDARY).to("status") == "A", "one is taken in, and one is left"
+    assert stage.over("A1", BOUNDARY).to("status") == "", "one is taken in, and one is left"
+    assert stage.begin("A0").to("status") == ""
+    stage.comes("B", 1)
+    assert stage.begin("B0").only("status")["text"].startswith("3 workers wait")
 
 
 def test_a_newcomer_with_fewer_shares_puts_no_survivor_out() -> None:

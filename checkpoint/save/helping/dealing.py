@@ -5,6 +5,7 @@
 
 Who commits is there before any helper is, and stores many at once. So until it has stored as many as were dealt to it,
 it is at no more at once: what it took of others' beforehand would go by its way to the storage, and theirs stay free.
+Helpers are given a second to come.
 
 So a helper that is slow, silent or gone costs what that object takes, and where all are, the save is made alone: who
 commits has stored everything then.
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 
 COMMITS = 0
 """The number of who commits; helpers have others."""
 
 _PATIENCE = 1.5
+_COME_S = 1.0
 
 
 class Dealing:
@@ -31,6 +34,8 @@ class Dealing:
             one: deque(range(edges[place], edges[place + 1])) for place, one in enumerate(everybody)
         }  # that it has not begun, of its own
         self._dealt = len(self._left[COMMITS])
+        self._helpers = {*helpers}  # to whom something is left: neither lost nor given up
+        self._come_by_s: float | None = None  # one of them at least; infinite: one is here
         self._declined: deque[int] = deque()
         self._begun: dict[int, dict[int, float]] = {index: {} for index in range(objects)}  # by whom, and when
         self._longest_s: float | None = None
@@ -51,6 +56,12 @@ class Dealing:
 
     def take(self, who: int, now_s: float) -> int | None:
         """The next object that this one stores, which it begins now; None: there is none for it at present."""
+        if who != COMMITS:
+            self._come_by_s = inf
+        elif self._come_by_s is None:
+            self._come_by_s = now_s + _COME_S
+        elif now_s >= self._come_by_s:
+            self._helpers.clear()
         index = self._next(who, now_s)
         if index is not None:
             self._begun[index][who] = now_s
@@ -68,12 +79,16 @@ class Dealing:
 
     def lose(self, who: int) -> None:
         """It is gone."""
+        self._helpers.discard(who)
         for index, by in self._begun.items():
             if by.pop(who, None) is not None and self._is_free(index):
                 self._left[who].append(index)
 
     def overtakes_s(self) -> float | None:
-        """When who commits may take an object that a helper has begun; None: nobody knows yet, or there is none."""
+        """When who commits may take an object that a helper has begun, or others than were dealt to it; None: nobody
+        knows yet, or there is none, or not before it has stored something."""
+        if self._leaves_the_rest:
+            return None if self._come_by_s == inf else self._come_by_s
         if self._longest_s is None or (index := self._oldest()) is None:
             return None
         return min(self._begun[index].values()) + _PATIENCE * self._longest_s
@@ -83,7 +98,7 @@ class Dealing:
             return own.popleft()
         if who == COMMITS and self._declined:
             return self._declined.popleft()
-        if who == COMMITS and self._is_busy_enough():
+        if who == COMMITS and self._leaves_the_rest:
             return None
         longest = max(self._left.values(), key=len)
         if longest and not self._is_first_of_who_commits(who, longest):
@@ -91,11 +106,12 @@ class Dealing:
         at_s = self.overtakes_s() if who == COMMITS else None
         return self._oldest() if at_s is not None and now_s >= at_s else None
 
-    def _is_busy_enough(self) -> bool:
-        """Of who commits: it leaves the rest to those who are about to come."""
+    @property
+    def _leaves_the_rest(self) -> bool:
+        """Who commits is busy enough, and others are here, or about to come."""
         begun = [index for index, by in self._begun.items() if COMMITS in by]
         stored = sum(index in self.stored for index in begun)
-        return stored < self._dealt <= len(begun) - stored
+        return bool(self._helpers) and stored < self._dealt <= len(begun) - stored
 
     def _is_first_of_who_commits(self, who: int, left: deque[int]) -> bool:
         """It stores one at least: by what that took it knows when to wait no more."""
