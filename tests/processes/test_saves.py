@@ -21,6 +21,7 @@ from checkpoint.testing.fault_plan import Rule
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillTogether, Plan
+from tests.kit.launch import Launch
 
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
@@ -46,6 +47,7 @@ with elastic.Run(sys.argv[1], model=model, optimizer=optimizer, dataset=dataset,
             writer().suspend()
             threading.Timer(1.0, writer().kill).start()
 """
+WITHIN_S = 240.0
 LAST = 79  # the writer process is ready two seconds after a coordinator has begun
 SLOW: dict[str, Any] = {"steps": 90, "save_every": 20, "unhurried": 99}
 KILLED = Plan((Kill(0, At(LAST, "saved")),))
@@ -179,6 +181,29 @@ def test_saves_commit_while_uploads_are_slow_and_workers_are_lost(
     assert set(staged(end)) <= {event["step"] for event in end.events if event["event"] == "saved"} | set(
         committed(run, options)
     )
+
+
+def test_a_node_that_leaves_waits_for_the_save_that_its_last_worker_had_copied(tmp_path: Path) -> None:
+    """Its agent hears of the death of a worker that the kernel is still taking apart, and has yet to get its writer."""
+    url, options = slow(tmp_path, Delay(3.0, on="write", path="*/data/*", after=4))
+    record = tmp_path / "record"
+    storage = json.dumps({**options, "record": os.fspath(record)})
+    small = [url, "--steps=600", "--save-every=20", "--unhurried=99", f"--storage={storage}"]
+    command = ["run", "--standalone", "--nproc-per-node=1", "-m", "tests.kit.programs.small", *small]
+    with Launch("elastic", command) as node:
+        node.wait_for(lambda: record.exists() and bool(record.read_text()), "a slow upload", within_s=WITHIN_S)
+        (worker,) = [pid for pid in node.pids if Path(f"/proc/{pid}/comm").read_text() == "elastic-worker\n"]
+        node.process.send_signal(signal.SIGSTOP)  # it hears of both at once
+        node.send(signal.SIGTERM)
+        os.kill(worker, signal.SIGKILL)
+        node.send(signal.SIGCONT)
+        node.finish(within_s=WITHIN_S)
+        output = node.output
+    assert "waiting for a save to be committed" in output, output
+    with checkpoint.Checkpointer(url, storage_options=options) as checkpoints:
+        assert all(verified.ok for verified in checkpoints.verify())
+        struck = [json.loads(line)["path"] for line in record.read_text().splitlines()]
+        assert any(f"s{commit.step:09}" in path for commit in checkpoints.list() for path in struck), struck
 
 
 @pytest.mark.nightly(sample=1, of="saves and losses")
