@@ -28,7 +28,9 @@ from checkpoint.load.cast import Cast
 from checkpoint.load.into_state import LoadRules
 from checkpoint.load.loaded import Loaded, Skipped
 from checkpoint.load.newest import Search, none_whole
+from checkpoint.load.read_ahead import spool_into
 from checkpoint.load.reader import Checkpoint, Verified, read_commit, verify
+from checkpoint.load.spool import Spool
 from checkpoint.local import LocalProcess
 from checkpoint.net.framing import Message
 from checkpoint.runs.claims import Claim, read_claim
@@ -43,7 +45,7 @@ from checkpoint.save.opening import opening_of
 from checkpoint.save.pipeline import SavePipeline
 from checkpoint.save.planner import Planner
 from checkpoint.save.ranks import Context
-from checkpoint.storage import Storage, open_storage
+from checkpoint.storage import Storage, get_into, open_storage
 
 if TYPE_CHECKING:
     import torch
@@ -402,16 +404,22 @@ class Checkpointer:
         self._sweeps.saved(commit.id)  # where the claim is: of a group on rank 0
         return commit
 
-    def read(self, *, step: int | None = None) -> Checkpoint:
+    def read(self, *, step: int | None = None, spool: Spool | None = None) -> Checkpoint:
         """The newest whole checkpoint of the lineage (or that of `step`), every byte verified.
 
         A damaged one is passed over, with its reason logged, for the next older one.
+
+        Args:
+            step: Of which checkpoint; default the newest.
+            spool: What another process has read of it already (load/read_ahead.py). It is not asked which checkpoint is
+                the newest, nor believed unverified.
 
         Raises:
             NoCheckpoint: There is none that is whole.
             CorruptCheckpoint: With `step`: that step's checkpoint is damaged.
         """
-        return self._search(step).first_whole(functools.partial(read_commit, self._storage))
+        get = get_into if spool is None else functools.partial(spool_into, spool)
+        return self._search(step).first_whole(functools.partial(read_commit, self._storage, get_into=get))
 
     def load(
         self,

@@ -100,6 +100,16 @@ def descriptors(pid: int | str = "self") -> dict[int, str]:
     return found
 
 
+def keep_only(*fds: int) -> None:
+    """Of this process's descriptors, beside the standard streams; nothing is read from stdin."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for number in descriptors():
+        if number > 2 and number not in fds:
+            with suppress(OSError):
+                os.close(number)
+
+
 def caught_signals() -> set[int]:
     """The signals for which this process has a handler, whoever has put it there; empty where nobody says."""
     with suppress(OSError, ValueError):

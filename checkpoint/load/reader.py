@@ -16,10 +16,10 @@ from checkpoint.format.manifest import Commit, corrupt_manifest
 from checkpoint.format.names import CommitId
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Piece, run_start
-from checkpoint.load.objects import check_sizes, read_object, read_or_map
+from checkpoint.load.objects import GetInto, check_sizes, read_object, read_or_map
 from checkpoint.memory import free_bytes
 from checkpoint.runs.history import read_manifest
-from checkpoint.storage import Storage
+from checkpoint.storage import Storage, get_into
 
 _AT_ONCE = 4  # objects that are read and verified at the same time
 
@@ -39,11 +39,12 @@ class Checkpoint:
     commit: Commit
 
 
-def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Checkpoint:
+def read_commit(storage: Storage, id: CommitId, *, shared: bool = False, get_into: GetInto = get_into) -> Checkpoint:
     """The checkpoint `id`, every byte verified. Raises `CorruptCheckpoint` naming object and tensors.
 
     shared  True is faster, but tensors that lie in one object are parts of one piece of memory, which stays as long as
             any of them: for those who copy them elsewhere
+    get_into  see read_or_map
     memory  the state, and a few objects beside it; from a folder of this machine with `shared`, next to nothing, as its
             files are mapped, if half of the free memory holds them: then they stay there between the look at their
             hashes and their copying. Nothing large is allocated before the storage has confirmed every object's size.
@@ -61,7 +62,7 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Chec
     may_map = 2 * sum(stored.size for stored in manifest.objects) <= free_bytes()
 
     def read(index: int) -> None:
-        data = torch.from_numpy(read_or_map(storage, manifest, index, may_map=may_map))
+        data = torch.from_numpy(read_or_map(storage, manifest, index, may_map=may_map, get_into=get_into))
         for piece in pieces[index]:
             stored = manifest.tensors[piece.tensor]
             source = data[piece.start : piece.start + piece.bytes]

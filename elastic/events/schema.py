@@ -68,6 +68,7 @@ class Loaded(TypedEvent):
     accepted: Annotated[list[str], "identity fields that differ by permission"]
     passed_over: Annotated[list[list[int]], "[first, end) of the steps that the state says were passed over"] = ABSENT
     digest: Annotated[str, "SHA-256 of the model's state; absent: from peers"] = ABSENT
+    read_ahead_bytes: Annotated[int, "on rank 0: of the checkpoint, read before it asked; absent: none"] = ABSENT
 
 
 class StepApplied(EndOfStretch):

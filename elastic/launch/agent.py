@@ -43,6 +43,7 @@ from elastic.launch.node_notices import NodeNotices
 from elastic.launch.node_rules import NodeRules
 from elastic.launch.node_worker import TERM_S, NodeWorker
 from elastic.launch.notice_hook import NoticeHook
+from elastic.launch.read_ahead import ReadAhead
 from elastic.launch.shown_failures import ShownFailures
 from elastic.launch.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.starter import Starter
@@ -88,6 +89,7 @@ class Agent:
         starter: Starter,
         notices: NodeNotices,
         hook: NoticeHook,
+        read_ahead: ReadAhead,
         *,
         say: Callable[[str], None],
         timing: StartTimes | None = None,
@@ -103,6 +105,7 @@ class Agent:
         self._starts: Counter[int] = Counter()
         self._notices = notices
         self._hook = hook
+        self._read_ahead = read_ahead
         self._departure = NodeDeparture(rules.leave_s)
         self._hints = Hints()
         self._end = NodeEnd()
@@ -233,7 +236,8 @@ class Agent:
         streams = self._logs.open(local_rank, restart)
         worker = NodeWorker(self._loop, local_rank, streams, heard=self._heard, channel_ended=self._channel_ended)
         self._workers[worker.token] = worker
-        self._starter.start(worker.request(self._rules, restart, status=self._terminal is not None))
+        shows, ahead = self._terminal is not None, self._read_ahead.descriptor
+        self._starter.start(worker.request(self._rules, restart, status=shows, read_ahead=ahead))
 
     def _started(self, token: str, pid: int) -> None:
         worker = self._workers[token]
@@ -367,12 +371,14 @@ class Agent:
         if self._workers and self._departure.are_late(now_s, again_s=TERM_S):
             self._late()
         self._watch.tick(now_s)
+        self._read_ahead.look(now_s, (worker.record() for worker in self._workers.values()))
         if self._timing is not None and not self._timing.told:
             self._look_at_start(self._timing)
 
     def _look_at_start(self, timing: StartTimes) -> None:
         if self._starter.imported_s is not None:
             timing.mark(IMPORTED, self._starter.imported_s)
+        timing.read_ahead_bytes = self._read_ahead.taken
         timing.look((token, worker.record()) for token, worker in self._workers.items())
 
     def _late(self) -> None:

@@ -34,8 +34,10 @@ _HELP = {
     "rdzv_backend": "c10d, where there are several nodes. (On one node none is needed.)",
     "rdzv_endpoint": "Where nodes meet: the run's URL or folder, by which they find each other whichever of them comes "
     "first; or HOST:PORT, or several of them, which are tried in turn; or both, separated by commas: then nodes meet "
-    "at those hosts, and by the URL later ones find the run when they are gone.",
-    "standalone": "One node, without any rendezvous. --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored.",
+    "at those hosts, and by the URL later ones find the run when they are gone. On one node a URL says where the "
+    "newest checkpoint is to be read while the script's modules are imported.",
+    "standalone": "One node, without any rendezvous. --rdzv-backend, --rdzv-id and hosts in --rdzv-endpoint are "
+    "ignored.",
     "start_method": "forkserver or fork (default): workers are forked from a warm process that has made the script's "
     "imports. spawn: each worker is a fresh interpreter, for scripts whose modules must not share what they computed "
     "while they were imported. (Unlike torchrun's, which is multiprocessing's start method.)",

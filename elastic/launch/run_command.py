@@ -120,6 +120,7 @@ def _run(
     from elastic.launch.node_rules import NodeRules, ThisNode
     from elastic.launch.notice_hook import NoticeHook
     from elastic.launch.quiet_torch import say_errors_only
+    from elastic.launch.read_ahead import ReadAhead, known_url
     from elastic.launch.start_times import LOADED, StartTimes
     from elastic.launch.starter import Starter
     from elastic.preemption.setting import sources
@@ -131,9 +132,11 @@ def _run(
         timing.mark(LOADED)
     loop = selectors.DefaultSelector()
     starter = Starter(loop, arguments.script, environ, fresh=arguments.fresh, preloaded=preloaded, say=say)
+    read_ahead = ReadAhead(known_url(arguments.rdzv_endpoint, environ) if preloaded else None)
     hook = NoticeHook(arguments.on_notice, environ, say=say)
     notices = NodeNotices(sources(arguments.notices, environ), hook)
     with contextlib.ExitStack() as stack:
+        stack.callback(read_ahead.close)
         try:
             if arguments.nodes_max > 1:
                 say_errors_only()
@@ -142,6 +145,10 @@ def _run(
                 waits(starter)
                 beacon = stack.enter_context(contextlib.closing(_beacon(arguments)))
                 meeting = _meet(arguments, secret, say)
+            if meeting is None or meeting.connected is None:  # the hub is here, and so is the coordinator
+                read_ahead.begin()
+            else:
+                read_ahead.close()
         except LeftEarly as told:
             starter.close()
             return _leave_early(told.number, arguments, hook, say)
@@ -180,7 +187,7 @@ def _run(
             status=arguments.status and wanted(sys.stderr.fileno(), environ),
         )
         logs = Logs(arguments.logs, say=say)
-        return Agent(rules, hub, logs, starter, notices, hook, say=say, timing=timing).run(early.take)
+        return Agent(rules, hub, logs, starter, notices, hook, read_ahead, say=say, timing=timing).run(early.take)
 
 
 def _leave_early(number: signal.Signals, arguments: Arguments, hook: NoticeHook, say: Callable[[str], None]) -> int:

@@ -30,6 +30,7 @@ class StartTimes:
 
     workers  how many this node starts
     say      gets the table, once
+    read_ahead_bytes  of the state, before a worker asked for it
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class StartTimes:
         self._first_step: dict[str, int] = {}
         self._done: set[str] = set()
         self.told = False
+        self.read_ahead_bytes = 0
 
     def mark(self, moment: str, at_s: float | None = None) -> None:
         """All have come to it. at_s: then, by the clock; None: now"""
@@ -58,7 +60,7 @@ class StartTimes:
     def look(self, records: Iterable[tuple[str, Record]]) -> None:
         """Where the workers are, by their tokens: see what no message says, and tell all of it at the end."""
         for worker, record in records:
-            if record.at_step is None:
+            if record.at_step is None or not record.holds_state:
                 continue
             if worker not in self._first_step:
                 self._first_step[worker] = record.at_step
@@ -79,4 +81,6 @@ class StartTimes:
         if imports_s is not None:
             first += f", {total_s / imports_s:.2f} times what torch and the script's imports took ({imports_s:.2f} s)"
         known = [(moment, self._times[moment]) for moment in _ORDER if moment in self._times]
-        return "\n".join([first, *(f"  {at_s:6.2f} s  {moment}" for moment, at_s in known)])
+        ahead = f", of which {self.read_ahead_bytes / 1e6:,.1f} MB had been read ahead" if self.read_ahead_bytes else ""
+        lines = [f"  {at_s:6.2f} s  {moment}{ahead if moment == HELD else ''}" for moment, at_s in known]
+        return "\n".join([first, *lines])

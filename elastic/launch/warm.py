@@ -70,7 +70,7 @@ def in_fork(agent: socket.socket, environ: Mapping[str, str], command: Sequence[
     status = 1
     try:
         os.setsid()
-        _keep_only(agent.fileno())
+        linux.keep_only(agent.fileno())
         os.environ.clear()
         os.environ.update(environ)
         main(agent.detach(), -1, command, Preloaded())
@@ -179,16 +179,6 @@ def _serve(agent: socket.socket) -> bool:
                 agent.close()
                 return _wait_to_be_a_worker(requests)
         _say(agent, Forked(pid=pid))
-
-
-def _keep_only(fd: int) -> None:
-    """Of the agent's descriptors, beside the standard streams; nothing is read from stdin."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    for number in linux.descriptors():
-        if number > 2 and number != fd:
-            with contextlib.suppress(OSError):
-                os.close(number)
 
 
 def _fork() -> int:

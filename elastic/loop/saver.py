@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 
 import checkpoint
+from checkpoint.load.spool import Spool
 from elastic.config import Config
 from elastic.errors import Evicted, SavesFailed
 from elastic.events import schema
@@ -53,6 +54,7 @@ class Saver:
     duration  of a save
     losses   what the run has seen by now, of losses that cost a reload
     seen     the same, as of the state that was read
+    read_ahead_bytes  of what was read last: those that its node had read before
     answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
     """
 
@@ -86,6 +88,8 @@ class Saver:
         self.seen = Losses()
         self._claim = 0
         self._warmed = False
+        self._spool = Spool(launch.read_ahead) if launch.read_ahead is not None else None
+        self.read_ahead_bytes = 0
         self._objects = 0
         self._underway: list[UnderWay] = []
         self.accepted: list[str] = []
@@ -146,12 +150,18 @@ class Saver:
 
         Raises IdentityMismatch, and checkpoint.NoCheckpoint when there are checkpoints and none is whole.
         """
+        spool, self._spool = self._spool, None
+        self.read_ahead_bytes = 0
         try:
-            found = self._checkpoints.read()
+            found = self._checkpoints.read(spool=spool)
         except checkpoint.NoCheckpoint as none:
             if none.rejected:
                 raise  # there are checkpoints, and none is whole: beginning anew would bury them
             return None
+        finally:
+            if spool is not None:
+                spool.end()
+                self.read_ahead_bytes = spool.taken
         accepted = identities.check(
             self._identity,
             found.meta["identity"],

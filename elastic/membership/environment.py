@@ -47,6 +47,7 @@ NOTICES, GRACE = "ELASTIC_NOTICES", "ELASTIC_GRACE_S"
 _TORCHRUNS_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TORCHRUNS_FLAG = re.compile(rb"\0--shutdown[-_]timeout[=\0](\d+)\0")
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_DESCRIPTORS = ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS", "ELASTIC_READ_AHEAD")
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -61,6 +62,7 @@ class Launch:
     observer                  "module:factory:argument", for drills
     channel                   descriptor of the way to the agent of `elastic run`: ranks come from views, not from here
     progress                  descriptor of the memory in which that agent reads where this worker is
+    read_ahead                descriptor of what that agent's node has read of a checkpoint (launch/read_ahead.py)
     address                   what a view's group listens on
     token                     the end of the worker's id, where its agent has chosen one
     ordered                   unix seconds, when that agent asked for this worker
@@ -86,6 +88,7 @@ class Launch:
     observer: str | None = None
     channel: int | None = None
     progress: int | None = None
+    read_ahead: int | None = None
     address: str | None = None
     token: str | None = None
     ordered: float | None = None
@@ -115,6 +118,7 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             observer=observer,
             channel=int(env["ELASTIC_CHANNEL"]),
             progress=int(env["ELASTIC_PROGRESS"]) if "ELASTIC_PROGRESS" in env else None,
+            read_ahead=int(env["ELASTIC_READ_AHEAD"]) if "ELASTIC_READ_AHEAD" in env else None,
             address=env.get("ELASTIC_ADDRESS"),
             token=env.get("ELASTIC_TOKEN"),
             ordered=float(env["ELASTIC_ORDERED"]) if "ELASTIC_ORDERED" in env else None,
@@ -262,6 +266,6 @@ def compiler_settings(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 
 def descriptors_of_agent(environ: Mapping[str, str] | None = None) -> list[int]:
-    """What a worker of `elastic run` needs open to be reached by its agent."""
+    """What a worker of `elastic run` has open of its agent's."""
     env = os.environ if environ is None else environ
-    return [int(env[name]) for name in ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS") if name in env]
+    return [int(env[name]) for name in _DESCRIPTORS if name in env]

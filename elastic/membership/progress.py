@@ -58,6 +58,11 @@ class Record:
         """None before the first state."""
         return self.step if self.generation > 0 and self.step >= 0 else None
 
+    @property
+    def holds_state(self) -> bool:
+        """Who claims and reads the run's storage is at a step before it has the state."""
+        return self.at_step is not None and self.phase != Phase.LOADING
+
 
 class Progress:
     """The worker's side. descriptor: of the shared memory; None: nobody looks."""

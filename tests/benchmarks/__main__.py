@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 BENCHMARKS = {
     "start": "from a command to its first step, beside one process and plain torchrun",
+    "read_ahead": "from a command to its first step of a resume from S3, its checkpoint read while it imports",
     "compile_cache": "from a command to its first step of a compiled model, with what another machine compiled",
     "steady_state": "steps when nothing goes wrong, beside plain loops and DDP",
     "recovery": "what a fault costs, beside plain torchrun",

@@ -46,10 +46,10 @@ _READ_BYTES = 2**16
 
 
 class Way:
-    """From one node to the server: so many bytes per second, of all connections together."""
+    """From one node to the server: so many bytes per second, of all connections together. down: the other way"""
 
-    def __init__(self, to: int, bytes_per_s: float) -> None:
-        self._to, self._bytes_per_s = to, bytes_per_s
+    def __init__(self, to: int, bytes_per_s: float, *, down: bool = False) -> None:
+        self._to, self._bytes_per_s, self._down = to, bytes_per_s, down
         self._free_s = 0.0
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -67,7 +67,7 @@ class Way:
             while True:
                 node, _ = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._to))
-                for source, to, slow in ((node, server, True), (server, node, False)):
+                for source, to, slow in ((node, server, not self._down), (server, node, self._down)):
                     threading.Thread(target=self._pass, args=(source, to, slow), daemon=True).start()
 
     def _pass(self, source: socket.socket, to: socket.socket, slow: bool) -> None:

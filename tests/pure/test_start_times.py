@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic.launch.start_times import IMPORTED, IN_RUN, LOADED, STARTED, StartTimes
-from elastic.membership.progress import Record
+from elastic.membership.progress import Phase, Record
 
 
 class Clock:
@@ -34,6 +34,18 @@ def test_each_moment_is_that_of_the_last_worker_and_the_table_is_said_once() -> 
     at = [float(row.split()[0]) - round(age_s, 2) for row in rows]
     assert [round(one) for one in at] == [1, 4, 6, 9, 11, 16]
     assert first.startswith(f"from the command to a step of 2 workers: {16 + age_s:.2f} s, ")
+
+
+def test_a_worker_that_reads_the_storage_does_not_hold_the_state_yet() -> None:
+    """What it read counted as a step that it had applied."""
+    said: list[str] = []
+    times = StartTimes(1, said.append, clock=Clock())
+    times.read_ahead_bytes = 2_500_000
+    times.look([("one", Record(generation=1, step=0, phase=Phase.LOADING))])
+    times.look([("one", Record(generation=1, step=40, phase=Phase.BETWEEN))])
+    assert said == []
+    times.look([("one", Record(generation=1, step=41))])
+    assert said[0].splitlines()[-2].endswith("they hold the state, of which 2.5 MB had been read ahead")
 
 
 def test_where_nothing_is_imported_ahead_nothing_is_compared() -> None:
