@@ -135,6 +135,7 @@ def test_what_two_workers_compile_serves_one(start: Callable[..., Launch], tmp_p
     assert [found for event in read_events(url) for found in problems(event)] == []
 
 
+@pytest.mark.nightly(sample=2, of="what compiled code is kept for")
 def test_without_a_lasting_secret_nothing_is_kept_and_that_is_said_once(
     start: Callable[..., Launch], tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_without_a_lasting_secret_nothing_is_kept_and_that_is_said_once(
     assert objects(tmp_path / "run") == []
 
 
+@pytest.mark.nightly(sample=2, of="what compiled code is kept for")
 def test_where_nothing_is_compiled_nothing_is_imported_nor_asked_of_storage(
     start: Callable[..., Launch], tmp_path: Path
 ) -> None:

@@ -177,6 +177,7 @@ PARENT = """
 """
 
 
+@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize("way", ["killed", "told to leave", "finished", "failed", "os._exit"])
 def test_loader_processes_are_gone_when_their_worker_is(way: str) -> None:
     """However it ends, and although they are stuck in a read. Left behind, they would hold memory and ports."""

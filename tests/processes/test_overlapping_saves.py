@@ -219,6 +219,7 @@ with elastic.Run(url, model=model, optimizer=optimizer, dataset=[*torch.randn(64
 """
 
 
+@pytest.mark.nightly(sample=1, of="killed at any moment beside training")
 @pytest.mark.parametrize("restarts", [3])
 def test_workers_killed_in_the_middle_of_a_copy_leave_only_whole_checkpoints(tmp_path: Path, restarts: int) -> None:
     """Each one that is there is that of the undisturbed run, to the bit, and the run goes on from it."""

@@ -112,6 +112,7 @@ def test_without_a_process_group_sigterm_is_a_notice_and_ends_nothing() -> None:
     assert answer == (True, "SIGTERM", None, True)
 
 
+@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize(
     ("workers", "by_signal", "statuses"),
     [(None, False, {85}), (None, True, {85}), (2, False, {0}), (2, True, {0, 1})],

@@ -85,6 +85,7 @@ def test_nodes_that_come_at_once_meet_at_one_store(begin: Begin, tmp_path: Path)
     assert written(tmp_path) == ["000001.json"]
 
 
+@pytest.mark.nightly(sample=3)
 @pytest.mark.parametrize(
     "left", ["a port that nobody has", "another's store", "a silent server", "nonsense", "no host"]
 )

@@ -132,6 +132,7 @@ def test_of_another_save_likewise(tmp_path: Path) -> None:
     assert saved_by(first)[1] >= OBJECTS // 3
 
 
+@pytest.mark.nightly(sample=3, of="helpers that fail")
 def test_a_helper_that_is_killed_in_the_midst_of_it_costs_no_commit(tmp_path: Path) -> None:
     plans = [Plan(SLOW), Plan(Delay(LONG_S, on="write", path=DATA)), None]
     first, dead, _ = run_ranks(together, 3, str(tmp_path), plans, None, 1)
@@ -139,12 +140,14 @@ def test_a_helper_that_is_killed_in_the_midst_of_it_costs_no_commit(tmp_path: Pa
     assert saved_by(first).keys() == {2}
 
 
+@pytest.mark.nightly(sample=3, of="helpers that fail")
 @pytest.mark.parametrize("hangs", [Hang(LONG_S, on="write", path=DATA), Hang(LONG_S, on="read", path="*/claims/*")])
 def test_a_helper_that_hangs_is_not_waited_for(hangs: Hang, tmp_path: Path) -> None:
     first, *_ = returned(run_ranks(together, 3, str(tmp_path), [Plan(SLOW), Plan(hangs), None], None, None))
     assert saved_by(first).keys() == {2}
 
 
+@pytest.mark.nightly(sample=3, of="helpers that fail")
 def test_a_helper_stores_no_other_bytes(tmp_path: Path) -> None:
     """Of one object; the others are as they should be, although a plain value differs, too."""
     odd = OBJECTS - 2
@@ -154,6 +157,7 @@ def test_a_helper_stores_no_other_bytes(tmp_path: Path) -> None:
         assert runs.read().tree["rank"] is None
 
 
+@pytest.mark.nightly(sample=3, of="helpers that fail")
 def test_what_a_helper_has_stored_in_part_is_stored_again(tmp_path: Path) -> None:
     """It was told of success."""
     torn = Plan(TornWrite(path="*/000*[13579]-1.safetensors", silent=True))
@@ -180,6 +184,7 @@ def test_what_helpers_stored_is_swept_with_the_rest(tmp_path: Path) -> None:
     assert {str(path.parent.relative_to(tmp_path / "run")) for path in tmp_path.glob("run/data/*/*/*")} == kept
 
 
+@pytest.mark.nightly(sample=3, of="helpers that fail")
 def test_what_a_helper_cannot_store_is_stored_by_who_commits(tmp_path: Path) -> None:
     full = Plan(Error("full", on="write", path=DATA))
     first, _ = returned(run_ranks(together, 2, str(tmp_path), [Plan(SLOW), full], None, None))
@@ -207,6 +212,7 @@ def killed(rank: int, size: int, folder: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.nightly(sample=3, of="helpers that fail")
 def test_what_is_staged_is_committed_though_who_commits_is_killed(tmp_path: Path) -> None:
     dead, helper = run_ranks(killed, 2, str(tmp_path))
     assert dead == Died(-signal.SIGKILL)

@@ -17,6 +17,7 @@ from checkpoint.net.machine import only_near
 from checkpoint.net.secured import client_side
 from checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask, gone_for_certain
 from checkpoint.storage import open_storage
+from checkpoint.testing import Faults, Plan
 
 Make = Callable[..., Checkpointer]
 STATE = {"w": torch.arange(4.0)}
@@ -127,8 +128,8 @@ def test_a_copy_of_a_live_run_is_another_run(tmp_path: Path, checkpointer: Make)
 
 def test_a_holder_at_a_url_that_wants_options_is_no_riddle(tmp_path: Path, checkpointer: Make) -> None:
     """Whether this is a copy cannot be told without them, so it counts as the same run."""
-    options = {"target_protocol": "file", "target_options": {"auto_mkdir": True}}
-    checkpointer(f"faulty://{tmp_path}/run", storage_options=options).save(1, STATE)
+    url, options = Faults(Plan()).around(str(tmp_path / "run"), {"auto_mkdir": True})
+    checkpointer(url, storage_options=options).save(1, STATE)
     with pytest.raises(ClaimHeld):
         checkpointer(tmp_path / "run").save(2, STATE)
 

@@ -170,6 +170,7 @@ class Duel:
         self.order.leave(name)
 
 
+@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize("dies", [False, True], ids=["it goes on", "it dies"])
 @pytest.mark.parametrize("loads", [False, True], ids=["claims first", "loads first"])
 def test_nothing_reported_is_lost_and_one_of_the_two_goes_on(loads: bool, dies: bool, tmp_path: Path) -> None:
