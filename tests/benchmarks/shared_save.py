@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import statistics
 import tempfile
 import threading
@@ -38,46 +37,25 @@ from checkpoint import Checkpointer, Helper
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 from tests.kit.ranks import returned, run_ranks
+from tests.kit.relay import Relay
 from tests.kit.s3 import S3Server, s3_server
 
 OBJECTS = 16
 PATIENCE_S = 600.0
-_READ_BYTES = 2**16
 
 
-class Way:
+class Way(Relay):
     """From one node to the server: so many bytes per second, of all connections together. down: the other way"""
 
     def __init__(self, to: int, bytes_per_s: float, *, down: bool = False) -> None:
-        self._to, self._bytes_per_s, self._down = to, bytes_per_s, down
+        self._bytes_per_s, self._down = bytes_per_s, down
         self._free_s = 0.0
         self._lock = threading.Lock()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(to)
 
-    @property
-    def port(self) -> int:
-        return int(self._listener.getsockname()[1])
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                node, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._to))
-                for source, to, slow in ((node, server, not self._down), (server, node, self._down)):
-                    threading.Thread(target=self._pass, args=(source, to, slow), daemon=True).start()
-
-    def _pass(self, source: socket.socket, to: socket.socket, slow: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(_READ_BYTES):
-                if slow:
-                    self._wait(len(data))
-                to.sendall(data)
-        with contextlib.suppress(OSError):
-            to.shutdown(socket.SHUT_WR)
+    def passes(self, data: bytes, *, up: bool) -> None:
+        if up != self._down:
+            self._wait(len(data))
 
     def _wait(self, count: int) -> None:
         with self._lock:

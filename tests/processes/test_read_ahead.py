@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from elastic.events.reading import read_events
 from elastic.launch.read_ahead import known_url
 from tests.kit.launch import POLL_S, Launch
 from tests.kit.programs.resumed import AHEAD, copy
+from tests.kit.relay import Relay
 from tests.kit.s3 import S3Server, s3_server
 
 WITHIN_S = 240.0
@@ -31,43 +31,25 @@ SCRIPT = Path(__file__).parents[1] / "kit" / "programs" / "resumed.py"
 _number = count()
 
 
-class Counting:
+class Counting(Relay):
     """Between `elastic run` and an S3 server. gets: how often each object was asked for"""
 
     def __init__(self, server: S3Server) -> None:
         self.gets: Counter[str] = Counter()
-        self._to = int(server.endpoint_url.rpartition(":")[2])
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(int(server.endpoint_url.rpartition(":")[2]))
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"http://127.0.0.1:{self.port}"
 
     def data(self, url: str) -> Counter[str]:
         """Of the run's data objects."""
         folder = f"{url.removeprefix('s3:/')}/data/"
         return Counter({key: number for key, number in self.gets.items() if key.startswith(folder)})
 
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                node, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._to))
-                for source, to, asks in ((node, server, True), (server, node, False)):
-                    threading.Thread(target=self._pass, args=(source, to, asks), daemon=True).start()
-
-    def _pass(self, source: socket.socket, to: socket.socket, asks: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(2**16):
-                if asks:
-                    self.gets.update(key.decode() for key in re.findall(rb"^GET (/[^? ]+)", data, re.MULTILINE))
-                to.sendall(data)
-        with contextlib.suppress(OSError):
-            to.shutdown(socket.SHUT_WR)
+    def passes(self, data: bytes, *, up: bool) -> None:
+        if up:
+            self.gets.update(key.decode() for key in re.findall(rb"^GET (/[^? ]+)", data, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
