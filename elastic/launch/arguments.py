@@ -54,17 +54,18 @@ _HELP = {
     "address from which packets to the rendezvous leave; which one that is, and why, is said at the start.",
 }
 _REFUSED = {
-    "no_python": (False, "workers are forked from an interpreter; give a Python script, or use torchrun"),
-    "event_log_handler": ("null", "a run's events are files in its own folder: `elastic report`"),
-    "logs_specs": (None, "use --log-dir, --redirects and --tee"),
-    "node_rank": (0, "ranks follow from the views that workers form; leave it out"),
-    "master_addr": ("127.0.0.1", "use --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"),
-    "master_port": (None, "use --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"),
-    "numa_binding": (None, "start `elastic run` under numactl instead"),
-    "virtual_local_rank": (False, "select the device by LOCAL_RANK"),
-    "duplicate_stdout_filters": ([], "use --tee and filter its output"),
-    "duplicate_stderr_filters": ([], "use --tee and filter its output"),
+    "no_python": ((False,), "workers are forked from an interpreter; give a Python script, or use torchrun"),
+    "event_log_handler": (("null",), "a run's events are files in its own folder: `elastic report`"),
+    "logs_specs": ((None,), "use --log-dir, --redirects and --tee"),
+    "node_rank": ((0,), "ranks follow from the views that workers form; leave it out"),
+    "master_addr": (("127.0.0.1",), "use --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"),
+    "master_port": ((None, 29500), "use --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"),
+    "numa_binding": ((None,), "start `elastic run` under numactl instead"),
+    "virtual_local_rank": ((False,), "select the device by LOCAL_RANK"),
+    "duplicate_stdout_filters": (([],), "use --tee and filter its output"),
+    "duplicate_stderr_filters": (([],), "use --tee and filter its output"),
 }
+"""Flags of torchrun, with what they are where nobody gave them, in any torch from 2.9 on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +123,8 @@ def parser() -> argparse.ArgumentParser:
         "Runs a training script on one or more nodes and recovers live: a lost worker is replaced, survivors go on in "
         "the same processes. The flags are torchrun's; where one means something else, its description says so."
     )
+    if not any(action.dest == "shutdown_timeout" for action in made._actions):  # torch before 2.13
+        made.add_argument("--shutdown-timeout", "--shutdown_timeout", type=int, metavar="SECONDS")
     for action in made._actions:
         if action.dest in _HELP:
             action.help = _HELP[action.dest]
@@ -193,8 +196,8 @@ def parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str]) -> Arguments:
     """Raises ConfigError; prints and raises SystemExit where argparse does."""
     options = parser().parse_args(argv)
-    for name, (default, instead) in _REFUSED.items():
-        if getattr(options, name) != default:
+    for name, (defaults, instead) in _REFUSED.items():
+        if getattr(options, name, defaults[0]) not in defaults:
             raise ConfigError(f"--{name.replace('_', '-')} is not supported under elastic run: {instead}")
     log_dir, options.log_dir = options.log_dir, os.devnull  # torchrun would make a temporary folder for logs at once
     try:
@@ -232,7 +235,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         workers=config.nproc_per_node,
         restarts_max=config.max_restarts,
         hang_s=options.hang_limit,
-        leave_s=float(config.shutdown_timeout if config.shutdown_timeout is not None else LEAVE_S),
+        leave_s=float(options.shutdown_timeout if options.shutdown_timeout is not None else LEAVE_S),
         leave_on=leave_on,
         wait_s=options.wait_for_nodes,
         notices=options.notices,
