@@ -1,10 +1,10 @@
-"""Copies that a thread makes while the caller computes; who needs their end makes what is left itself.
+"""Copies that a thread, or a GPU, makes while the caller computes; who needs their end makes what is left itself.
 
 The thread takes what the computing leaves of the processors, by its priority: where none is free it would stretch each
 product of matrices whose other threads wait for the one that it displaced (2026-11-25, two busy cores: now and then by
 six times the copy). It holds the interpreter's lock for moments only: memmove is called without it, for a piece at a
 time. Nothing depends on the thread: where none can be started, or it gets no processor, `finish` makes all copies. So
-nobody ever waits for it longer than for a piece.
+nobody ever waits for it longer than for a piece. What a GPU copies is queued already, and only waited for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 PIECE_BYTES = 2**22
 _NICENESS = 10  # a tenth of a processor that others want: at 19, who waits for the interpreter's lock could wait long
@@ -32,33 +36,79 @@ def move(moves: list[Move]) -> None:
         _memmove(to, source, size)
 
 
-class Copying:
-    """Begun when it is made. keeps: what the memory at both ends belongs to, so that it stays"""
+class Streamed:
+    """What a stream of a GPU was given to copy within `with Streamed.on(stream) as streamed`."""
 
-    def __init__(self, moves: Iterable[Move], keeps: object) -> None:
-        self._keeps = keeps
-        self._left = deque(_pieces(moves))
-        self._bytes = sum(size for _, _, size in self._left)
-        self._moved: list[tuple[int, float]] = []  # bytes and seconds; one that an exception cut off is missing
-        self._thread = threading.Thread(target=self._work_aside, name="checkpoint-copying", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread is to be had: `finish` makes all copies
-            self._thread.start()
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._begun: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._ended: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    @contextlib.contextmanager
+    def on(cls, stream: torch.cuda.Stream) -> Iterator[Streamed]:
+        streamed = cls(stream)
+        streamed._begun.record(stream)
+        yield streamed
+        streamed._ended.record(stream)
 
     @property
     def done(self) -> bool:
         """Whether all is copied."""
-        return sum(size for size, _ in [*self._moved]) == self._bytes
+        return bool(self._ended.query())
+
+    @property
+    def took_s(self) -> float:
+        """Of the stream; once it is done."""
+        return float(self._begun.elapsed_time(self._ended)) / 1e3
+
+    def wait(self) -> None:
+        """Until it is done."""
+        self._ended.synchronize()
+
+
+@dataclass(frozen=True)
+class Left:
+    """What of a copy is not made yet: moves in this machine's memory, and what GPUs have begun."""
+
+    moves: list[Move] = field(default_factory=list)
+    streamed: list[Streamed] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.moves or self.streamed)
+
+
+class Copying:
+    """Begun when it is made. keeps: what the memory at both ends belongs to, so that it stays"""
+
+    def __init__(self, left: Left, keeps: object) -> None:
+        self._keeps = keeps
+        self._streamed = left.streamed
+        self._left = deque(_pieces(left.moves))
+        self._bytes = sum(size for _, _, size in self._left)
+        self._moved: list[tuple[int, float]] = []  # bytes and seconds; one that an exception cut off is missing
+        self._thread = threading.Thread(target=self._work_aside, name="checkpoint-copying", daemon=True)
+        if self._left:
+            with contextlib.suppress(RuntimeError):  # no thread is to be had: `finish` makes all copies
+                self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether all is copied."""
+        return sum(size for size, _ in [*self._moved]) == self._bytes and all(one.done for one in self._streamed)
 
     @property
     def took_s(self) -> float:
         """Seconds that all pieces together have taken, whoever made them."""
-        return sum(seconds for _, seconds in [*self._moved])
+        return sum(seconds for _, seconds in [*self._moved]) + sum(one.took_s for one in self._streamed if one.done)
 
     def finish(self) -> None:
         """Makes what is left. All is copied on return, unless an exception had cut off a piece: ask `done`."""
         self._work()
         if self._thread.is_alive():
             self._thread.join()  # ends with the piece in hand
+        for one in self._streamed:
+            one.wait()
 
     def _work_aside(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone

@@ -6,8 +6,8 @@ machine too that took five times as long (2026-11, 1,200 tensors, 2 cores). Stri
 
 What is promised to stay as it is for a while may be left out, for somebody to copy while training goes on (copying.py).
 
-From a GPU, the arena's memory is pinned and copied to on a stream of its own, behind the work that was already queued;
-the copy is complete on return. (That path was never run, for want of a GPU.)
+From a GPU, the arena's memory is pinned and copied to on a stream of its own, behind the work that was already queued
+and beside what comes after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 from checkpoint.format.shards import Piece, run_start
 from checkpoint.save.arena import Arena, places
-from checkpoint.save.copying import Move, move
+from checkpoint.save.copying import Left, Move, Streamed, move
 from checkpoint.save.planner import Plan
 
 _THREADS_MAX = 4  # more do not copy faster than memory takes it
@@ -65,11 +65,11 @@ class Stage:
 
     def copy(
         self, half: int, tensors: dict[str, torch.Tensor], texts: list[bytes], later: Collection[str] = ()
-    ) -> list[Move]:
+    ) -> Left:
         """Fills the half: the plan's objects, then `texts`. On return the tensors may be changed.
 
-        Not so those named in `later`: of them the moves are returned that are still to be made. What is not contiguous
-        in this machine's memory is copied all the same.
+        Not so those named in `later`: of them is returned what is still to be moved, and what GPUs are copying. Of them
+        what lies in this machine's memory, but not contiguous, is copied all the same.
         """
         base = half * self._half_bytes
         headers = [shard.header for shard in self.plan.shards]
@@ -81,21 +81,24 @@ class Stage:
         moves: list[Move] = []
         left: list[Move] = []
         others: list[tuple[torch.Tensor, torch.Tensor]] = []
+        others_later: list[tuple[torch.Tensor, torch.Tensor]] = []
         for piece, at, first in self._pieces:
             tensor = tensors[piece.tensor]
             if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
                 waits = left if piece.tensor in later else moves
                 waits.append((to + at, tensor.data_ptr() + first, piece.bytes))
             else:
-                others.append(_laid_out(self._memory[base + at : base + at + piece.bytes], tensor, piece))
-        begun = self._begin_on_gpus(others)
+                waiting = others_later if tensor.is_cuda and piece.tensor in later else others
+                waiting.append(_laid_out(self._memory[base + at : base + at + piece.bytes], tensor, piece))
+        streamed = self._begin_on_gpus(others)
+        streamed_later = self._begin_on_gpus(others_later)
         self._move(moves)
         for into, source in others:
             if not source.is_cuda:
                 into.copy_(source)
-        for stream in begun:
-            stream.synchronize()
-        return left
+        for one in streamed:
+            one.wait()
+        return Left(left, streamed_later)
 
     def _move(self, moves: list[Move]) -> None:
         if self._threads == 1 or sum(size for _, _, size in moves) < _WORTH_THREADS_BYTES:
@@ -104,19 +107,19 @@ class Stage:
         with ThreadPoolExecutor(self._threads) as pool:
             list(pool.map(move, [moves[first :: self._threads] for first in range(self._threads)]))
 
-    def _begin_on_gpus(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.cuda.Stream]:
-        """Queues the copies from GPUs, and returns the streams to wait for."""
+    def _begin_on_gpus(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Streamed]:
+        """Queues the copies from GPUs."""
         begun = []
         for device in {source.device for _, source in pairs if source.is_cuda}:
             if device not in self._streams:
                 self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             stream = self._streams[device]
             stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), Streamed.on(stream) as streamed:
                 for into, source in pairs:
                     if source.device == device:
                         into.copy_(source, non_blocking=True)
-            begun.append(stream)
+            begun.append(streamed)
         return begun
 
 

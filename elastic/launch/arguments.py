@@ -17,6 +17,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from elastic.errors import ConfigError
 from elastic.launch.addresses import port_range
+from elastic.launch.importing import gpus_left_to_forks
 from elastic.launch.logs import PREFIX, LogRules
 from elastic.launch.script import Script
 from elastic.membership import environment
@@ -201,7 +202,8 @@ def parse(argv: Sequence[str]) -> Arguments:
             raise ConfigError(f"--{name.replace('_', '-')} is not supported under elastic run: {instead}")
     log_dir, options.log_dir = options.log_dir, os.devnull  # torchrun would make a temporary folder for logs at once
     try:
-        config, _, _ = config_from_args(options)
+        with gpus_left_to_forks():
+            config, _, _ = config_from_args(options)
         leave_on = tuple(signal.Signals[name.strip()] for name in options.signals_to_handle.split(",") if name.strip())
     except KeyError as unknown:
         raise ConfigError(f"--signals-to-handle: there is no signal {unknown}") from None

@@ -9,6 +9,7 @@ CUDA         cannot be used in a fork of a process that has initialised it, or o
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -17,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -40,6 +42,19 @@ WORKER_VARIABLES = (
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch counts GPUs by the driver's library, so that `torch.cuda.is_available()` leaves forks able to use them.
 docs.pytorch.org/docs/stable/generated/torch.cuda.is_available.html"""
+
+
+@contextlib.contextmanager
+def gpus_left_to_forks() -> Iterator[None]:
+    """For code of torch's that asks for GPUs: LaunchConfig does, in the agent, which all workers are forks of."""
+    given = NVML_CHECK in os.environ
+    os.environ.setdefault(NVML_CHECK, "1")
+    try:
+        yield
+    finally:
+        if not given:
+            del os.environ[NVML_CHECK]
+
 
 ARROW_MALLOC = "JE_ARROW_MALLOC_CONF"
 """By it the allocator of pyarrow, which `datasets` imports, starts no thread as it is loaded; memory then goes back to
@@ -181,12 +196,14 @@ def _is_built_for_cuda() -> bool:
 
 
 def _lost_in_forks() -> bool:
-    """Whether a fork of this process could not use CUDA: torch knows, in a fork (private; torch 2.13)."""
+    """Whether a fork of this process could not use the GPUs that are here: torch knows, in a fork (private; torch
+    2.13). Where there are none, its CUDA build has asked in vain, and a fork may ask again."""
     torch = sys.modules["torch"]
     child = os.fork()
     if child == 0:
         os._exit(int(torch.cuda._is_in_bad_fork()))
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+    lost = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+    return lost and torch.cuda.device_count() > 0
 
 
 def _descriptors() -> dict[int, str]:

@@ -75,6 +75,7 @@ class Giving:
         self._written = written
         self._failure: PeerLost | CollectiveFailed | None = None
         self._stopping = threading.Event()
+        self._streams = {tensor.device: _beside_training(tensor.device) for tensor in flats.values() if tensor.is_cuda}
         arguments = to, own, flats
         threading.Thread(target=self._give, args=arguments, name="elastic-giving", daemon=True).start()
 
@@ -99,9 +100,18 @@ class Giving:
 
     def _sent(self, to: Collection[int], own: Sequence[Piece], flats: Mapping[str, torch.Tensor]) -> Iterator[Work]:
         for piece in own:
-            data = flats[piece.name][piece.start : piece.stop].cpu()
+            bytes_of = flats[piece.name]
+            with torch.cuda.stream(self._streams.get(bytes_of.device)):
+                data = bytes_of[piece.start : piece.stop].cpu()
             for rank in to:
                 yield self._group.send(data, rank)
+
+
+def _beside_training(device: torch.device) -> torch.cuda.Stream:
+    """A stream for copies that wait for what was computed so far, and not for what is queued from here on."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
 
 
 def take(group: Group, given: Mapping[int, Sequence[Piece]], into: Mapping[str, torch.Tensor]) -> None:

@@ -45,7 +45,7 @@ from elastic.preemption.notice import Notice
 from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources
 from elastic.preemption.signals import SignalNotices
-from elastic.state.compiled import explained
+from elastic.state import compiled, gpu_kernels
 from elastic.state.modules import roots
 from elastic.state.randomness import before_seed, end_seed, start_seed
 
@@ -166,7 +166,7 @@ class Loop:
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):
                 failure = f"{type(error).__name__}: {error}"
                 self._context.events.emit(schema.Error(step=self._state.step, error=failure))
-            if (known := explained(error)) is not None:
+            if (known := compiled.explained(error) or gpu_kernels.explained(error)) is not None:
                 raise known from error
         finally:
             session.close(abruptly=not orderly)

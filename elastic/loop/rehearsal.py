@@ -5,8 +5,8 @@ replay buffer, a hidden state in an object of the script's own) makes the result
 script's objects would find all of it. So in exact mode a process's first share is passed once more, for nothing:
 other gradients are a body that depends on what it has changed.
 
-Nothing is asked where kernels may give other bits by themselves, of one that joins a run that is under way, and of
-batches that cannot be copied.
+Nothing is asked where kernels may give other bits by themselves (gpu_kernels.py), of one that joins a run that is
+under way, and of batches that cannot be copied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Rehearsal:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._due = device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        self._due = device.type == "cpu" or torch.get_deterministic_debug_mode() == 2
         self.runs = False
         self._given: dict[int, torch.Tensor] = {}
         self._again: dict[int, torch.Tensor] = {}

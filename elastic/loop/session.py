@@ -43,6 +43,7 @@ from elastic.membership.endings import AGAIN
 from elastic.membership.live import IdentityDiffers, RunEnded
 from elastic.membership.progress import Phase
 from elastic.membership.rules import BOUNDARY
+from elastic.state import gpu_kernels
 from elastic.state import identity as identities
 from elastic.state.body import Body
 from elastic.state.compiled import Compiling
@@ -129,6 +130,8 @@ class Session:
         if config.device.type == "cuda":
             self.on_close(partial(torch.cuda.set_device, torch.cuda.current_device()))
             torch.cuda.set_device(config.device)  # what the script puts on "cuda" from now on
+            if config.mode == "exact":
+                self._closing.enter_context(gpu_kernels.deterministic())
         for model in config.models.values():
             model.to(config.device)
         identity = identities.identity(

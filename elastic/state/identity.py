@@ -18,12 +18,12 @@ import torch
 
 from elastic.errors import ConfigError, IdentityMismatch
 from elastic.membership.environment import processor_settings
-from elastic.state import compiled
+from elastic.state import compiled, gpu_kernels
 from elastic.state.processor import libraries, processor
 
 Identity = dict[str, Any]
 
-_OF_GPU = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic")
+_OF_GPU = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "gpu_settings")
 _ADDED = frozenset({"compiler", "dataset", "processor", "processor_settings", "libraries"})
 """Fields that identities of earlier versions do not have: such a one says nothing about them, and is not refused."""
 _OF_DEVICES = (*_OF_GPU, "cpu_capability", "processor", "processor_settings", "libraries")
@@ -61,6 +61,7 @@ def identity(
             "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
+            "gpu_settings": gpu_kernels.settings(),
         }
     else:
         found |= {

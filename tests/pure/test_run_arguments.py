@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from elastic.errors import ConfigError
 from elastic.launch.arguments import parse, parser
+from elastic.launch.importing import NVML_CHECK
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ def test_the_way_workers_start_can_be_chosen(script: str) -> None:
         ["--no-python"],
         ["--node-rank=1"],
         ["--master-addr=host1"],
-        ["--master-port=29500"],
+        ["--master-port=29501"],
         ["--event-log-handler=console"],
         ["--logs-specs=mine"],
         ["--numa-binding=node"],
@@ -134,3 +137,18 @@ def test_torchruns_environment_variables_set_flags_too(script: str, monkeypatch:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
     found = parse([script])
     assert (found.restarts_max, found.workers) == (9, 2)
+
+
+def test_no_gpu_is_asked_for_in_a_way_that_takes_it_from_forks(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's LaunchConfig asks whether there is one: on a machine with GPUs no fork of the agent could use them."""
+    asked: list[str | None] = []
+
+    def is_available() -> bool:
+        asked.append(os.environ.get(NVML_CHECK))
+        return False
+
+    monkeypatch.delenv(NVML_CHECK, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    parse([script])
+    assert set(asked) == {"1"}
+    assert NVML_CHECK not in os.environ
