@@ -1,6 +1,7 @@
 """What does a fault cost? Real ones, at random moments, timed from the signal to the survivors' next applied step.
 
-    python -m tests.benchmarks.recovery [--quick] [--faults 200] [--only kill stop …] [--breakdown] [--json FILE]
+    python -m tests.benchmarks.recovery [--quick] [--faults 200] [--only kill stop …] [--breakdown] [--device cuda]
+        [--json FILE]
 
 Every time is of the last survivor. A step takes longer with fewer workers (V = 8: the slowest of 4 has 2 shares, of 3
 it has 3), so two figures stand beside the whole: beyond the median step before the fault, and beyond that step times
@@ -23,6 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -88,28 +90,34 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.draw = random.Random(options.seed)
         self.breakdown: bool = options.breakdown
+        self._device = [f"--device={options.device}"] if options.device != "cpu" else []
         self.parts: dict[str, Part] = {}
         self.big: Big | None = None
         self._slower: dict[tuple[int, str], float] = {}
+
+    def _running(
+        self, launcher: list[str], arguments: list[str], *, observed: bool = False
+    ) -> AbstractContextManager[Watched]:
+        return running(launcher, [*arguments, *self._device], observed=observed)
 
     def kills(self, key: str, workers: int, count: int, arguments: list[str]) -> None:
         part = self._part(
             key, f"SIGKILL, {workers} workers{''.join(f', {a[2:]}' for a in arguments)}", workers, arguments
         )
-        with running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments, observed=self.breakdown) as watched:
+        with self._running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments, observed=self.breakdown) as watched:
             for _ in progress(part.name, range(count)):
                 part.costs.append(self._fault(watched, workers, kill))
 
     def stops(self, count: int) -> None:
         part = self._part("stop", "SIGSTOP, 4 workers", 4, [])
-        with running([*ONE_NODE, "--nproc-per-node=4"], []) as watched:
+        with self._running([*ONE_NODE, "--nproc-per-node=4"], []) as watched:
             for _ in progress(part.name, range(count)):
                 part.costs.append(self._fault(watched, 4, stop))
 
     def exceptions(self, count: int) -> None:
         """Timed from the moment at which the script raises, which it says in the exception's text."""
         part = self._part("exception", "exception, 4 workers", 4, [])
-        with running([*ONE_NODE, "--nproc-per-node=4"], []) as watched:
+        with self._running([*ONE_NODE, "--nproc-per-node=4"], []) as watched:
 
             def act(worker: str) -> tuple[float, None]:
                 told = strike(worker, signal.SIGUSR1)
@@ -135,11 +143,11 @@ class Bench:
             f"--rdzv-endpoint=127.0.0.1:{port}",
             "--rdzv-id=bench",
         ]
-        with running([*nodes, "--nproc-per-node=3"], []) as watched:
+        with self._running([*nodes, "--nproc-per-node=3"], []) as watched:
             for _ in progress("a node joins, and is told to leave", range(count)):
                 before = watched.settled(3, steps=SETTLED_STEPS)
                 step, begun = watched.events.median_step(before), time.time()
-                node = watched.start([*nodes, "--nproc-per-node=1"], [])
+                node = watched.start([*nodes, "--nproc-per-node=1"], self._device)
                 after = watched.settled(4, steps=SETTLED_STEPS)
                 joins.costs.append(watched.events.cost(begun, step, before, before.workers, after))
                 (newcomer,) = after.workers - before.workers
@@ -149,7 +157,7 @@ class Bench:
     def torchrun(self, count: int) -> None:
         part = Part("plain torchrun, SIGKILL, 4 workers", 1.0, os.getloadavg()[0])  # all four come back
         self.parts["torchrun"] = part
-        with running([*TORCHRUN, "--nproc-per-node=4"], []) as watched:
+        with self._running([*TORCHRUN, "--nproc-per-node=4"], []) as watched:
             for _ in progress(part.name, range(count)):
                 before = watched.settled(4, steps=SETTLED_STEPS)
                 step = watched.events.median_step(before)
@@ -169,7 +177,7 @@ class Bench:
     ) -> tuple[list[tuple[float, float]], list[float], int]:
         """Seconds of pauses and of transfers, and a transfer's bytes."""
         pauses, transfers, size = [], [], 0
-        with running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments, observed=True) as watched:
+        with self._running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments, observed=True) as watched:
             for _ in progress(what, range(count)):
                 cost = self._fault(watched, workers, kill)
                 took = next(event for event in reversed(watched.events.others) if event.get("role") == "takes")
@@ -223,7 +231,7 @@ class Bench:
 
     def _step(self, workers: int, arguments: list[str]) -> float:
         """The median step of an undisturbed run."""
-        with running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments) as watched:
+        with self._running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments) as watched:
             return watched.events.median_step(watched.settled(workers, steps=CALM_STEPS))
 
 
@@ -426,6 +434,7 @@ def arguments() -> argparse.Namespace:
         "--only", nargs="+", help="kill, kill-loaders, stop, exception, leave (and join), large, torchrun"
     )
     parser.add_argument("--breakdown", action="store_true", help="where the time goes after SIGKILL")
+    parser.add_argument("--device", default="cpu", help="where they train; cuda: on this machine's GPUs, in turn")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--json", type=Path, help="write every fault's cost there")
     return parser.parse_args()

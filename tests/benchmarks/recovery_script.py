@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--away", type=float, default=0.0, help="seconds asleep in each share, as if on an accelerator")
+    parser.add_argument("--device", default="cpu", help="workers beyond the number of GPUs share them")
     options = parser.parse_args()
     told: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _frame: told.append(number))
@@ -56,6 +57,7 @@ def main() -> None:
         epochs=1_000,
         save_every="1h",
         num_workers=options.num_workers,
+        device=options.device,
     ) as run:
         for step in run:
             for points, labels in step:
