@@ -18,7 +18,7 @@ import fsspec
 import xxhash
 
 from checkpoint.storage import redact
-from elastic.data.records import TAR_BLOCK, sample_key
+from elastic.data.records import TAR_BLOCK, sample_key, tar_members
 from elastic.errors import ConfigError, DataFileError
 
 
@@ -109,8 +109,7 @@ def _samples(file: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
     sample: dict[str, Any] = {}
     end = file.tell()
     with tarfile.open(fileobj=file, mode="r:") as archive:
-        while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # it keeps all that it has seen
+        for member in tar_members(archive):
             content = archive.extractfile(member) if member.isfile() else None
             if content is None:
                 continue

@@ -219,8 +219,7 @@ def _samples(chunks: Iterator[bytes]) -> Iterator[Offsets]:
     stream = _Stream(chunks)
     key, over, end = None, set[str](), 0
     with tarfile.open(fileobj=stream, mode="r|") as archive:
-        while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # it keeps all that it has seen
+        for member in tar_members(archive):
             if not member.isfile():
                 continue
             this = sample_key(member.name)[0]
@@ -237,6 +236,13 @@ def _samples(chunks: Iterator[bytes]) -> Iterator[Offsets]:
     if stream.at == end:
         raise tarfile.TarError("its end is missing")
     yield np.array([end])
+
+
+def tar_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """One after the other, and none is kept: `archive` keeps all that it has seen. Raises tarfile.TarError."""
+    while archive.offset and (member := archive.next()) is not None:  # of an empty one Python 3.10 has no next to give
+        archive.members.clear()  # type: ignore[attr-defined]
+        yield member
 
 
 def _sample(data: bytes) -> dict[str, Any]:

@@ -60,13 +60,13 @@ _REFUSED = {
     "logs_specs": ((None,), "use --log-dir, --redirects and --tee"),
     "node_rank": ((0,), "ranks follow from the views that workers form; leave it out"),
     "master_addr": (("127.0.0.1",), "use --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"),
-    "master_port": ((None, 29500), "use --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"),
+    "master_port": ((None,), "use --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"),
     "numa_binding": ((None,), "start `elastic run` under numactl instead"),
     "virtual_local_rank": ((False,), "select the device by LOCAL_RANK"),
     "duplicate_stdout_filters": (([],), "use --tee and filter its output"),
     "duplicate_stderr_filters": (([],), "use --tee and filter its output"),
 }
-"""Flags of torchrun, with what they are where nobody gave them, in any torch from 2.9 on."""
+"""Flags of torchrun, with what they are where nobody gave them, in any torch from 2.11 on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ def parser() -> argparse.ArgumentParser:
         "whoever asks whether the run is alive. Default: any. The rendezvous has the port of its endpoint; those of "
         "gloo are the system's (net.ipv4.ip_local_port_range).",
     )
-    for name, value in (("max_restarts", RESTARTS_MAX), ("start_method", "forkserver")):
+    for name, value in (("max_restarts", RESTARTS_MAX), ("start_method", "forkserver"), ("master_port", None)):
         if f"PET_{name.upper()}" not in os.environ:  # where torchrun's parser takes its defaults from
             made.set_defaults(**{name: value})
     return made

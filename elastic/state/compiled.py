@@ -15,6 +15,7 @@ Leaves    settings to the identity (`settings`). This file, compilations.py and 
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -103,8 +104,9 @@ class Compiling(contextlib.AbstractContextManager["Compiling", None]):
             if _unsettled(graph):
                 how = "torch.compile(dynamic=True)" if compiler.dynamic else "mark_dynamic, or a setting like it,"
                 self._refused = self._refused or f"{how} asks for kernels that serve any size"
-            patches = {**(config_patches or {}), "deterministic": True}
-            return plain(compiler, graph, inputs, config_patches=patches)  # type: ignore[no-untyped-call]
+            settled = copy.copy(compiler)  # in its own settings, since torch before 2.12 takes no others here
+            settled.config = {**compiler.config, **(config_patches or {}), "deterministic": True}
+            return plain(settled, graph, inputs)  # type: ignore[no-untyped-call]
 
         wrapper.__call__ = call  # type: ignore[method-assign]
         try:

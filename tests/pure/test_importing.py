@@ -20,7 +20,7 @@ def imported(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(str(folder))
     for variable in (*RANK_VARIABLES, *WORKER_VARIABLES):
         monkeypatch.delenv(variable, raising=False)
-    with Importing() as importing:
+    with Importing(cuda=False) as importing:  # what forks lose of CUDA is asked in a fork: tests/processes
         try:
             importlib.import_module(name)
         except KeyError:
@@ -54,7 +54,7 @@ def test_a_module_that_reads_a_rank_variable_is_named(
     assert f"reader_probe ({tmp_path / 'reader_probe.py'}, line" in found
     assert f"reads {variable}" in found
     os.environ.get("RANK")  # watched no more
-    assert Importing().found() is None
+    assert Importing(cuda=False).found() is None
 
 
 @pytest.mark.parametrize("makes", ["tempfile.mkdtemp()", "tempfile.TemporaryDirectory()"])
@@ -108,7 +108,7 @@ def test_what_forks_would_share_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_library_that_looks_through_all_variables_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*RANK_VARIABLES, *WORKER_VARIABLES):
         monkeypatch.delenv(name, raising=False)
-    with Importing() as importing:
+    with Importing(cuda=False) as importing:
         importlib.reload(importlib.import_module("fsspec.config"))
     assert importing.found() is None
 

@@ -95,7 +95,7 @@ def test_the_way_workers_start_can_be_chosen(script: str) -> None:
         ["--no-python"],
         ["--node-rank=1"],
         ["--master-addr=host1"],
-        ["--master-port=29501"],
+        ["--master-port=29500"],
         ["--event-log-handler=console"],
         ["--logs-specs=mine"],
         ["--numa-binding=node"],
