@@ -57,7 +57,6 @@ def main() -> None:
         max_steps=options.steps,
         max_epochs=-1,
         gradient_clip_val=1.0,
-        accelerator="cpu",
         logger=False,
         enable_checkpointing=False,  # the run is saved by itself, and goes on from there
         enable_progress_bar=False,

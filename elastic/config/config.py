@@ -26,6 +26,7 @@ from elastic.config.checks import (
     check_streams,
     check_trained,
 )
+from elastic.config.preferred_device import preferred
 from elastic.data.data_plan import DataPlan, share_sizes
 from elastic.data.loader import OnBadExample
 from elastic.data.order import Order, Sequential, Shuffled
@@ -202,7 +203,8 @@ def _data_identity(dataset: Any) -> Any:
 
 
 def device_of(given: torch.device | str | None, launch: Launch, models: Mapping[str, torch.nn.Module]) -> torch.device:
-    """Where this worker trains: as given, or where the model is. On a GPU without a number: its own of the node's.
+    """Where this worker trains: as given, or where the model is, or its framework computes. On a GPU without a number:
+    its own of the node's.
 
     Raises ConfigError.
     """
@@ -214,6 +216,8 @@ def device_of(given: torch.device | str | None, launch: Launch, models: Mapping[
                 f"the model lies on {', '.join(sorted(map(str, devices)))}; one worker trains on one device"
             )
         asked = next(iter(devices), torch.device("cpu"))
+        if asked.type == "cpu":
+            asked = preferred() or asked
     device = torch.device(asked)
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device={device}; gloo on CPU and NCCL on CUDA are what runs are exchanged over")

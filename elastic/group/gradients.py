@@ -35,7 +35,7 @@ from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.flat_sum import NOTHING
 from elastic.group.form import Group
 from elastic.group.hierarchical_sum import STAGES, tree_sum
-from elastic.group.layout import Slot, buckets, dense
+from elastic.group.layout import Bucket, Slot, buckets, dense
 from elastic.group.tree import Schedule
 from elastic.group.warm_memory import WarmMemory
 
@@ -247,14 +247,21 @@ class GradientSum:
         for bucket, total in zip(self._buckets, self._totals, strict=True):
             flat = total.finish()
             self._group.settle()
-            gave = flat[bucket.counts_at : bucket.numel].tolist()
             flat[: bucket.counts_at].div_(divisor)
-            for slot, rows in zip(bucket.slots, gave, strict=True):
+            for slot, rows in zip(bucket.slots, self._gave(bucket, flat), strict=True):
                 if self._alike and rows > 0:
                     self._parameters[slot.parameter].grad = results[slot.parameter]
                     continue
                 parameter, gradient = self._parameters[slot.parameter], results[slot.parameter]
                 parameter.grad = gradient.to(parameter.dtype) if rows > 0 else None
+
+    def _gave(self, bucket: Bucket, flat: torch.Tensor) -> Sequence[float]:
+        """How many rows of all ranks have a sum of each parameter. Read from a GPU, whose work the host then waits for;
+        alone a rank knows it."""
+        if self._group.world_size == 1:
+            return [self._rows[0].gave[slot.parameter] for slot in bucket.slots]
+        gave: list[float] = flat[bucket.counts_at : bucket.numel].tolist()
+        return gave
 
     def _listen(self, parameters: Iterable[int]) -> None:
         for index in parameters:

@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any
 import accelerate
 from accelerate.state import AcceleratorState, PartialState
 
+from elastic.config.preferred_device import prefer
 from elastic.errors import ConfigError
+from elastic.integrations.placing import check_device, own_device
 
 if TYPE_CHECKING:
     from elastic.run import Run
@@ -44,9 +46,18 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
         with hidden_launch():
             super().__init__(*args, **kwargs)
         check_alone(self)
+        own = own_device(self.device.type) if self.device.type == "cuda" else self.device
+        for state in (PartialState, AcceleratorState):
+            state._shared_state["device"] = own
+        prefer(own)
 
     def follow(self, run: Run) -> None:
-        """From here on the main process is the run's coordinator. Call it in the run's with-block."""
+        """From here on the main process is the run's coordinator. Call it in the run's with-block.
+
+        Raises:
+            ConfigError: The run trains on another device.
+        """
+        check_device(run, self.device, "Accelerator")
         follow(run)
 
 

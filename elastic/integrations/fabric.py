@@ -20,8 +20,9 @@ import torch
 from lightning.fabric.strategies import SingleDeviceStrategy
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+from elastic.config.preferred_device import prefer
 from elastic.errors import ConfigError
-from elastic.integrations.placing import own_device
+from elastic.integrations.placing import check_device, own_device
 
 if TYPE_CHECKING:
     from elastic.run import Run
@@ -53,9 +54,15 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
         own = own_device(device)
         self._of_worker = _OfWorker(own)
         super().__init__(strategy=self._of_worker, accelerator=own.type, devices=1, **named)
+        prefer(own)
 
     def follow(self, run: Run) -> None:
-        """From here on the main process is the run's coordinator. Call it in the run's with-block."""
+        """From here on the main process is the run's coordinator. Call it in the run's with-block.
+
+        Raises:
+            ConfigError: The run trains on another device.
+        """
+        check_device(run, self.device, "Fabric")
         strategy = self._of_worker
 
         def place() -> None:

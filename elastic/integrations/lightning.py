@@ -21,6 +21,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     Callback,
@@ -55,8 +56,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         url: Where the run lives, see elastic.Run; default ELASTIC_URL.
         virtual_workers: See elastic.Run; default ELASTIC_VIRTUAL_WORKERS.
         batch_size: Examples of one update, on all workers together; default the train loader's.
-        device: Where this worker computes; "cuda" is its own GPU of those that its node has. Default: that, where
-            there is one, else the CPU.
+        device: Where this worker computes; "cuda" is its own GPU of those that its node has. Default: that, or the
+            CPU, as the Trainer's accelerator is.
         **arguments: Others of elastic.Run that the Trainer does not decide.
 
     Attributes:
@@ -78,6 +79,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         **arguments: Any,
     ) -> None:
         super().__init__(device=own_device(device))
+        self._is_placed = device is not None
         usual_url, usual_workers = environment.place_of_run()
         self._url = url or usual_url
         self._virtual_workers = virtual_workers or usual_workers
@@ -96,6 +98,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
     def setup_environment(self) -> None:
         """The first to be called: what would come before the run is refused here."""
         _check_before(self.lightning_module.trainer)
+        if not self._is_placed:
+            self._root_device = own_device("cpu" if isinstance(self.accelerator, CPUAccelerator) else "cuda")
         super().setup_environment()
 
     def process_dataloader(self, loader: Any) -> Any:

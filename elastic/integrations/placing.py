@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import RandomSampler
 
 from elastic.data.order import Order, Shuffled, Sizes
+from elastic.errors import ConfigError
 from elastic.membership import environment
 from elastic.state.on_bad import parse
+
+if TYPE_CHECKING:
+    from elastic.run import Run
 
 
 def own_device(given: torch.device | str | None) -> torch.device:
@@ -20,6 +24,15 @@ def own_device(given: torch.device | str | None) -> torch.device:
     if str(device) == "cuda":
         return torch.device("cuda", environment.local_rank() % max(1, torch.cuda.device_count()))
     return device
+
+
+def check_device(run: Run, device: torch.device, whose: str) -> None:
+    """Raises ConfigError where the run trains on another device than a framework, of this name, computes on."""
+    if (run.device.type, run.device.index or 0) != (device.type, device.index or 0):
+        raise ConfigError(
+            f"the run trains on {run.device}, and {whose} computes on {device}\n"
+            f"  next  make {whose} before the Run, or tell the Run: device={str(device)!r}"
+        )
 
 
 def steps_per_epoch(dataset: Any, *, batch_size: int, drops: bool, order: Order | None) -> int:

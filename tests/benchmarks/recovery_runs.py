@@ -108,7 +108,7 @@ def running(launcher: list[str], arguments: list[str], *, observed: bool = False
         (folder / "tmp").mkdir()
         environ = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
             "TMPDIR": str(folder / "tmp"),
             "OMP_NUM_THREADS": "1",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",

@@ -7,7 +7,6 @@ forked from, or an interpreter of its own.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 
 import torch
@@ -51,8 +50,6 @@ def main() -> None:
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     options = parser.parse_args()
 
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
     elastic.seed(0)
     model = network()
     with elastic.Run(

@@ -11,6 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ ROUNDS = 6
 
 def main() -> None:
     device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait: Any = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     model = (Gpt() if device.type == "cuda" else Gpt(tokens=256, width=192, layers=2)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(256, (16, 1024 if device.type == "cuda" else 64), device=device)
@@ -64,7 +65,9 @@ def main() -> None:
     number = [0]
     with tempfile.TemporaryDirectory() as folder, Checkpointer(folder, keep=1) as runs:
         runs.save(0, state, blocking=False).wait(300)
-        copies, alone, ways = [], [], {False: [], True: []}
+        copies: list[float] = []
+        alone: list[float] = []
+        ways: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         for _ in range(ROUNDS):
             wait()
             begun_s = time.perf_counter()

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import checkpoint
+import elastic
 from checkpoint import Checkpointer
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
@@ -30,6 +31,7 @@ Undisturbed = Callable[..., End]
 STEPS = 60
 WORKERS = 3
 ROOT = Path(__file__).parents[2]
+LANGUAGE = Path(__file__).with_name("language.py")
 
 
 def named(device: torch.device) -> str:
@@ -65,6 +67,58 @@ def test_the_bits_are_the_same_at_every_world_size(
 ) -> None:
     end = judged(trained(elastic_cluster, device, workers), reference)
     print(f"\n{named(device)}: {workers} workers, weights {end.weights_sha256} as alone")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "options",
+    [{"precision": "bfloat16"}, {"precision": "float16"}, {"precision": "float32", "compile": 1}],
+    ids=["bfloat16", "a scaler", "compiled"],
+)
+def test_a_plain_loop_has_the_same_bits_alone_and_through_kills(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, device: torch.device, options: dict[str, Any]
+) -> None:
+    """Attention, embeddings and scattered sums, in a script that asks for no deterministic kernels."""
+    asked = {"script": LANGUAGE, "steps": 40, "device": device.type, **options}
+    alone = elastic_undisturbed(**asked)
+    faults = (Kill(1, At(None, "in_backward", world_size=3)), Kill(0, At(None, "in_update", world_size=3)))
+    run = elastic_cluster(workers=3, launcher="elastic", plan=Plan(faults), unhurried=3, **asked)
+    end = judged(run, alone)
+    print(f"\n{named(device)}: {options}, weights {end.weights_sha256} as alone, views of {end.world_sizes}")
+
+
+class Sampled(torch.nn.Module):
+    """The gradient of grid_sample has no deterministic kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = torch.nn.Parameter(torch.rand(1, 4, 4, 2))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        grid = self.grid.expand(len(images), -1, -1, -1)
+        return torch.nn.functional.grid_sample(images, grid, align_corners=False)
+
+
+def test_what_has_no_deterministic_kernel_is_refused_by_name(tmp_path: Path, device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("the CPU's kernels all sum in one order")
+    data = torch.utils.data.TensorDataset(torch.randn(16, 3, 8, 8))
+
+    def train(mode: Any) -> None:
+        model = Sampled().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with elastic.Run(
+            tmp_path / mode, model=model, optimizer=optimizer, dataset=data, batch_size=8, virtual_workers=2, steps=2,
+            mode=mode,
+        ) as run:  # fmt: skip
+            for step in run:
+                for (images,) in step:
+                    step.backward(model(images).sum(), len(images))
+
+    with pytest.raises(elastic.StepError, match=r"grid_sampler_2d\w* has no deterministic kernel on a GPU"):
+        train("exact")
+    train("fast")
+    assert torch.get_deterministic_debug_mode() == 0
 
 
 @pytest.mark.timeout(600)
@@ -155,8 +209,17 @@ def test_a_save_copies_into_pinned_memory_beside_training(tmp_path: Path, device
 
 @pytest.mark.timeout(900)
 def test_throughput_beside_plain_loops(device: torch.device) -> None:
-    """Figures for the README; nothing is asserted of them."""
-    command = [sys.executable, "-m", "tests.gpu.throughput", device.type]
+    """Figures for the pages; nothing is asserted of them."""
+    measured("tests.gpu.throughput", device)
+
+
+@pytest.mark.timeout(300)
+def test_what_a_save_costs(device: torch.device) -> None:
+    measured("tests.gpu.saves", device)
+
+
+def measured(module: str, device: torch.device) -> None:
+    command = [sys.executable, "-m", module, device.type]
     found = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=800)
     print(f"\n{named(device)}\n{found.stdout}")
     assert found.returncode == 0, found.stderr

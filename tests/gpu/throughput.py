@@ -26,7 +26,7 @@ import elastic
 from elastic.state.gpu_kernels import deterministic
 from tests.benchmarks.workloads import VIRTUAL_WORKERS, workloads
 
-PAIRS, WARM_UP = 12, 3
+PAIRS, WARM_UP = 10, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Gpt(nn.Module):
 
 def small() -> Workload:
     gpt = workloads()["gpt"]
-    return Workload(make=gpt.make, data=gpt.data, batch_size=64, block=10, autocast=False)
+    return Workload(make=gpt.make, data=gpt.data, batch_size=64, block=5, autocast=False)
 
 
 def large() -> Workload:

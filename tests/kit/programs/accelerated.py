@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--lose", type=int, help="the step whose last message rank 1 loses")
     options = parser.parse_args()
 
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    accelerator = Accelerator(mixed_precision="bf16")
     elastic.seed(5)
     points = torch.randn(options.steps // 2 * 24 - 21, 8)
     dataset = torch.utils.data.TensorDataset(points, (points.sum(dim=1) > 0).long())

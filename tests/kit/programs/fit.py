@@ -153,7 +153,6 @@ def main() -> None:
     shares = 4 if options.torn else 8  # BatchNorm cannot train on what is left of three examples, where that is one
     trainer = L.Trainer(
         max_epochs=3,
-        accelerator="cpu",
         gradient_clip_val=1.0,
         val_check_interval=options.check,
         logger=CSVLogger(options.url + "-logs"),

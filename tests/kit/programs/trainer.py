@@ -158,7 +158,6 @@ def main() -> None:
         load_best_model_at_end=options.best,
         metric_for_best_model="eval_loss",
         report_to="none",
-        use_cpu=True,
         dataloader_num_workers=options.num_workers,
         seed=0,
     )
