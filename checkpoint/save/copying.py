@@ -62,6 +62,10 @@ class Streamed:
         """Of the stream; once it is done."""
         return float(self._begun.elapsed_time(self._ended)) / 1e3
 
+    def comes_before_what_follows(self) -> None:
+        """On the stream that the caller computes on."""
+        torch.cuda.current_stream(self._stream.device).wait_event(self._ended)
+
     def wait(self) -> None:
         """Until it is done."""
         self._ended.synchronize()

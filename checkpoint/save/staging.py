@@ -69,7 +69,8 @@ class Stage:
         """Fills the half: the plan's objects, then `texts`. On return the tensors may be changed.
 
         Not so those named in `later`: of them is returned what is still to be moved, and what GPUs are copying. Of them
-        what lies in this machine's memory, but not contiguous, is copied all the same.
+        what lies in this machine's memory, but not contiguous, is copied all the same. If any are named, GPUs may be
+        copying the others, too, before all that is queued on their current streams from here on.
         """
         base = half * self._half_bytes
         headers = [shard.header for shard in self.plan.shards]
@@ -97,8 +98,11 @@ class Stage:
             if not source.is_cuda:
                 into.copy_(source)
         for one in streamed:
-            one.wait()
-        return Left(left, streamed_later)
+            if later:
+                one.comes_before_what_follows()
+            else:
+                one.wait()
+        return Left(left, streamed_later + streamed if later else [])
 
     def _move(self, moves: list[Move]) -> None:
         if self._threads == 1 or sum(size for _, _, size in moves) < _WORTH_THREADS_BYTES:

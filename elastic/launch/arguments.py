@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.distributed.run import config_from_args, get_args_parser
 
 from elastic.errors import ConfigError
 from elastic.launch.addresses import port_range
-from elastic.launch.importing import gpus_left_to_forks
 from elastic.launch.logs import PREFIX, LogRules
 from elastic.launch.script import Script
 from elastic.membership import environment
@@ -202,7 +203,8 @@ def parse(argv: Sequence[str]) -> Arguments:
             raise ConfigError(f"--{name.replace('_', '-')} is not supported under elastic run: {instead}")
     log_dir, options.log_dir = options.log_dir, os.devnull  # torchrun would make a temporary folder for logs at once
     try:
-        with gpus_left_to_forks():
+        options.nproc_per_node = _counted(options.nproc_per_node)
+        with _nobody_asks_for_gpus():
             config, _, _ = config_from_args(options)
         leave_on = tuple(signal.Signals[name.strip()] for name in options.signals_to_handle.split(",") if name.strip())
     except KeyError as unknown:
@@ -262,6 +264,29 @@ def parse(argv: Sequence[str]) -> Arguments:
             shown=specs._local_ranks_filter,
         ),
     )
+
+
+def _counted(workers: str) -> str:
+    """--nproc-per-node; where it says so and there are GPUs, their number. Asked in a process of its own: a fork of one
+    that has asked cannot use them."""
+    if workers not in ("gpu", "auto") or not torch.cuda._is_compiled():
+        return workers
+    child = os.fork()
+    if child == 0:
+        os._exit(torch.cuda.device_count())
+    gpus = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return str(gpus) if gpus > 0 else workers
+
+
+@contextmanager
+def _nobody_asks_for_gpus() -> Iterator[None]:
+    """torch's LaunchConfig asks, to bind workers that it starts itself: no fork of this agent could use them then."""
+    asks = torch.cuda.is_available
+    torch.cuda.is_available = lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = asks
 
 
 def _numbers(streams: Any) -> int | dict[int, int]:

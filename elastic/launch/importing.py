@@ -9,8 +9,6 @@ CUDA         cannot be used in a fork of a process that has initialised it, or o
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import fcntl
 import importlib.util
 import os
@@ -19,7 +17,6 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -44,20 +41,6 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch counts GPUs by the driver's library, so that `torch.cuda.is_available()` leaves forks able to use them.
 docs.pytorch.org/docs/stable/generated/torch.cuda.is_available.html"""
 
-
-@contextlib.contextmanager
-def gpus_left_to_forks() -> Iterator[None]:
-    """For code of torch's that asks for GPUs: LaunchConfig does, in the agent, which all workers are forks of."""
-    given = NVML_CHECK in os.environ
-    os.environ.setdefault(NVML_CHECK, "1")
-    try:
-        yield
-    finally:
-        if not given:
-            del os.environ[NVML_CHECK]
-        _leave_nvml()
-
-
 ARROW_MALLOC = "JE_ARROW_MALLOC_CONF"
 """By it the allocator of pyarrow, which `datasets` imports, starts no thread as it is loaded; memory then goes back to
 the system a little later. jemalloc.net/jemalloc.3.html, opt.background_thread"""
@@ -65,9 +48,7 @@ the system a little later. jemalloc.net/jemalloc.3.html, opt.background_thread""
 _ASKED_AGAIN_LATER = ("lightning.fabric.utilities.rank_zero", "torchmetrics.utilities.prints")
 """Modules that look, as they are imported, for who is to print, and are told so again by a Trainer's strategy."""
 
-_NVML_USERS_MAX = 10_000
-
-_HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "anon_inode:")
+_HARMLESS = ("/dev/null", "/dev/nvidia", "/dev/urandom", "/dev/random", "anon_inode:")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OF_WATCHED = {"os", "collections.abc", "_collections_abc", "tempfile", __name__}
 
@@ -102,10 +83,8 @@ class Importing:
                 shutil.rmtree(folder, ignore_errors=True)  # this process is given up, and nobody else would
             who, folder = folders[0]
             return f"{who} makes the temporary folder {folder} while it is imported, which is one process's own"
-        if self._cuda and "torch" in sys.modules:
-            _leave_nvml()
-            if _lost_in_forks():
-                return "an import initialises CUDA, or asks its runtime for GPUs"
+        if self._cuda and "torch" in sys.modules and _lost_in_forks():
+            return "an import initialises CUDA, or asks its runtime for GPUs"
         if names := [thread.name for thread in threading.enumerate() if thread not in self._threads]:
             return f"an import starts threads: {', '.join(names)}"
         if shared := [name for fd, name in _descriptors().items() if fd not in self._descriptors]:
@@ -156,8 +135,6 @@ class Importing:
         tempfile.mkdtemp = self._mkdtemp
         for name in self._sets:
             os.environ.pop(name, None)
-        if self._cuda:
-            _leave_nvml()
 
     def _reads_variable(self, variable: str, *, of_libraries: bool) -> None:
         """of_libraries: by an installed module, too. Many of those look through all variables for some of theirs."""
@@ -201,20 +178,6 @@ def _is_built_for_cuda() -> bool:
     if spec is None or spec.origin is None:
         return False
     return (Path(spec.origin).parent / "lib" / "libtorch_cuda.so").exists()
-
-
-def _leave_nvml() -> None:
-    """Closes what counting GPUs has opened of the driver: a fork, which keeps no descriptors, opens it anew. torch
-    never does. docs.nvidia.com/deploy/nvml-api, nvmlShutdown: as often as it was initialised, else an error"""
-    if "pynvml" in sys.modules:
-        return  # somebody else may use it
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-    except OSError:
-        return  # nobody has loaded it
-    for _ in range(_NVML_USERS_MAX):
-        if nvml.nvmlShutdown() != 0:
-            break
 
 
 def _lost_in_forks() -> bool:

