@@ -221,7 +221,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise ConfigError(
             "--rdzv-endpoint is empty, so this node would meet nobody, and train by itself\n"
             "  state  nothing was started\n"
-            "  next   set the variable that holds the run's URL; or leave the flag out, to meet at a port of this machine"
+            "  next   set the variable that holds the run's URL; or leave the flag out, to meet on this machine"
         )
     if config.nproc_per_node < 1:
         raise ConfigError(f"--nproc-per-node must be at least 1, found {config.nproc_per_node}")

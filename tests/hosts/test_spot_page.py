@@ -116,11 +116,13 @@ class Fleet:
             "AWS_ENDPOINT_URL": f"http://{address(CLOUD)}:{PORT}",
         }
 
-    def boot(self, *hosts: int, **environment: str) -> None:
+    def boot(self, *hosts: int, untold: str = "", **environment: str) -> None:
+        """untold: what their user data says, but for this line. environment: which the image has"""
         for host in hosts:
             self._booted += 1
             folder = self._folder / f"machine-{self._booted}"
             told = named("user-data").replace("/etc/elastic.env", str(folder / "elastic.env"))
+            told = told.replace(f"{untold}\n", "") if untold else told
             told = re.sub(r"\$\(aws secretsmanager [^)]*\)", self._secret, told)
             unit = named("elastic.service").replace("/etc/elastic.env", str(folder / "elastic.env"))
             unit = unit.replace("/opt/train", str(self.image)).replace("RestartSec=30", "RestartSec=1")
@@ -262,6 +264,14 @@ def test_a_fleet_from_nothing_to_its_end(fleet: Fleet, tmp_path: Path) -> None:
     alone = undisturbed(tmp_path / "alone", (fleet.image / "train.py").read_text())
     assert (became["state"], became["steps"]) == ("finished", STEPS)
     assert became["weights_sha256"] == alone["weights_sha256"]
+
+
+@pytest.mark.nightly(sample=1, of="the spot page's fleets")
+def test_a_machine_that_is_told_too_little_switches_itself_off(fleet: Fleet) -> None:
+    """It would cost money, and train by itself, or not at all."""
+    fleet.boot(1, untold="RUN=s3://bucket/runs/digits")
+    fleet.until("it to switch itself off", lambda: fleet.are_off(1))
+    assert fleet.said(1).count("--rdzv-endpoint is empty") == 6, fleet.said(1)
 
 
 @pytest.mark.nightly(sample=1, of="the spot page's fleets")
