@@ -23,7 +23,7 @@ from elastic.drill.hosts.network import address
 from elastic.events.reading import read_events
 from tests.kit import slurm, systemd
 from tests.kit.hosts import Hosts
-from tests.processes.test_docs import HOW_TO, ROOT, blocks, run
+from tests.processes.test_docs import HOW_TO, ROOT, blocks, run, without_numbers
 
 PAGE = HOW_TO / "run-a-spot-fleet.md"
 WITHIN_S, POLL_S = 240.0, 0.2
@@ -108,7 +108,7 @@ class Fleet:
         (self.image / "train.py").write_text(unhurried(self.trained))
         self._folder = folder
         self._secret = generated_secret()
-        self._machines: dict[int, systemd.Machine] = {}
+        self._machines: dict[int, systemd.Machine] = {}  # the last one of each host
         self._booted = 0
         self.credentials = {
             "AWS_ACCESS_KEY_ID": "AKIATESTKEY",
@@ -117,13 +117,13 @@ class Fleet:
         }
 
     def boot(self, *hosts: int, untold: str = "", **environment: str) -> None:
-        """untold: what their user data says, but for this line. environment: which the image has"""
+        """untold: this variable is empty in their user data. environment: which the image has"""
         for host in hosts:
             self._booted += 1
             folder = self._folder / f"machine-{self._booted}"
             told = named("user-data").replace("/etc/elastic.env", str(folder / "elastic.env"))
-            told = told.replace(f"{untold}\n", "") if untold else told
             told = re.sub(r"\$\(aws secretsmanager [^)]*\)", self._secret, told)
+            told = re.sub(rf"^{untold}=.*", f"{untold}=", told, flags=re.M) if untold else told
             unit = named("elastic.service").replace("/etc/elastic.env", str(folder / "elastic.env"))
             unit = unit.replace("/opt/train", str(self.image)).replace("RestartSec=30", "RestartSec=1")
             of_image = {**self.credentials, "TMPDIR": "/var/tmp", "PYTHONUNBUFFERED": "1", **environment}
@@ -135,6 +135,10 @@ class Fleet:
 
     def said(self, host: int) -> str:
         return self._machines[host].said()
+
+    def all_said(self) -> str:
+        """By all machines that there were."""
+        return "\n".join(path.read_text() for path in sorted(self._folder.glob("machine-*/output")))
 
     def are_off(self, *hosts: int) -> bool:
         return all(self._machines[host].switched_itself_off for host in hosts)
@@ -253,11 +257,16 @@ def test_a_fleet_from_nothing_to_its_end(fleet: Fleet, tmp_path: Path) -> None:
 
     fleet.boot(1, 3)
     fleet.until("it goes on", lambda: "goes on from step" in fleet.said(1) + fleet.said(3))
+    assert re.search(r"goes on from step [1-9]", fleet.said(1) + fleet.said(3))
     (fleet.trained / "hurry").touch()
     fleet.until("both to switch themselves off", lambda: fleet.are_off(1, 3))
     fleet.boot(2)
     fleet.until("one that comes too late to switch itself off", lambda: fleet.are_off(2))
     assert "is finished" in fleet.said(2)
+    (journal,) = (block.text for block in blocks(PAGE, "text") if "a new run" in block.text)
+    said = without_numbers(fleet.all_said())
+    lines = [line for line in journal.splitlines() if not line.startswith("elastic: step")]  # as it happens
+    assert [line for line in lines if without_numbers(line) not in said] == []
 
     assert ask_report.startswith("elastic report")
     became = report(fleet.asked(f"{ask_report} --json"))
@@ -267,11 +276,14 @@ def test_a_fleet_from_nothing_to_its_end(fleet: Fleet, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly(sample=1, of="the spot page's fleets")
-def test_a_machine_that_is_told_too_little_switches_itself_off(fleet: Fleet) -> None:
-    """It would cost money, and train by itself, or not at all."""
-    fleet.boot(1, untold="RUN=s3://bucket/runs/digits")
+@pytest.mark.parametrize(
+    ("untold", "error"), [("RUN", "--rdzv-endpoint is empty"), (VARIABLE, f"{VARIABLE} has 0 characters")]
+)
+def test_a_machine_that_is_told_too_little_switches_itself_off(fleet: Fleet, untold: str, error: str) -> None:
+    """As where the secret could not be read: it would cost money, and train by itself, or not at all."""
+    fleet.boot(1, untold=untold)
     fleet.until("it to switch itself off", lambda: fleet.are_off(1))
-    assert fleet.said(1).count("--rdzv-endpoint is empty") == 6, fleet.said(1)
+    assert fleet.said(1).count(error) == 6, fleet.said(1)
 
 
 @pytest.mark.nightly(sample=1, of="the spot page's fleets")
