@@ -189,7 +189,8 @@ def parser() -> argparse.ArgumentParser:
         "whoever asks whether the run is alive. Default: any. The rendezvous has the port of its endpoint; those of "
         "gloo are the system's (net.ipv4.ip_local_port_range).",
     )
-    for name, value in (("max_restarts", RESTARTS_MAX), ("start_method", "forkserver"), ("master_port", None)):
+    own = {"max_restarts": RESTARTS_MAX, "start_method": "forkserver", "master_port": None, "rdzv_endpoint": None}
+    for name, value in own.items():
         if f"PET_{name.upper()}" not in os.environ:  # where torchrun's parser takes its defaults from
             made.set_defaults(**{name: value})
     return made
@@ -201,6 +202,8 @@ def parse(argv: Sequence[str]) -> Arguments:
     for name, (defaults, instead) in _REFUSED.items():
         if getattr(options, name, defaults[0]) not in defaults:
             raise ConfigError(f"--{name.replace('_', '-')} is not supported under elastic run: {instead}")
+    is_empty = options.rdzv_endpoint is not None and not options.rdzv_endpoint.strip(" ,")
+    options.rdzv_endpoint = options.rdzv_endpoint or ""
     log_dir, options.log_dir = options.log_dir, os.devnull  # torchrun would make a temporary folder for logs at once
     try:
         options.nproc_per_node = _counted(options.nproc_per_node)
@@ -218,6 +221,12 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise ConfigError(
             "several nodes meet by --rdzv-backend=c10d --rdzv-endpoint=URL of the run, or HOST:PORT; found "
             f"{config.rdzv_backend!r}"
+        )
+    if not one_node and is_empty:  # in a unit's file, too, a variable that is not set is no text
+        raise ConfigError(
+            "--rdzv-endpoint is empty, so this node would meet nobody, and train by itself\n"
+            "  state  nothing was started\n"
+            "  next   set the variable that holds the run's URL; or leave the flag out, to meet on this machine"
         )
     if config.nproc_per_node < 1:
         raise ConfigError(f"--nproc-per-node must be at least 1, found {config.nproc_per_node}")

@@ -54,6 +54,7 @@ from elastic.membership.written_hub import hub_in
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _POLL_S = 0.1
+_SAID_AFTER_S = 1.0  # of a hub's silence: a second look at it has failed
 _HUB_S = 15.0  # from a round to the hub of its first node, which publishes it at once; as torch, which then misses it
 
 
@@ -155,6 +156,7 @@ class _Meets:
         self._ports = ports
         self._by_storage: MeetingSearch | None = None
         self._silent: tuple[dict[str, Any], float] | None = None  # which hub, and since when
+        self._silence_is_said = False
 
     # by the run's URL
 
@@ -201,11 +203,24 @@ class _Meets:
                     return meeting
                 if time.monotonic() > self._deadline_s:
                     raise self._no_store(search.failures)
+                self._say_silent()
                 time.sleep(_POLL_S)
             return found
         finally:
             if search is not self._by_storage:
                 search.end()
+
+    def _say_silent(self) -> None:
+        """Once, of the hub that is written at the URL: nobody opens a store before it was silent for a while."""
+        if self._by_storage is None or self._by_url is None or self._silence_is_said:
+            return
+        silent_s = self._by_url.silent_s()
+        if silent_s is not None and silent_s > _SAID_AFTER_S:
+            self._silence_is_said = True
+            self._say(
+                "no hub of the run answers where its URL says: it may be moving, or all machines were lost; this node "
+                f"waits {MOVING_S:.0f} s for it before it meets others anew"
+            )
 
     def _search(self) -> StoreSearch | MeetingSearch:
         if self._by_url is None or self._places.hosts:
@@ -252,6 +267,8 @@ class _Meets:
                 refusals.leave(self._address)
                 raise self._refused(f"whoever is at {where}: {round_.error}" if round_.error is not None else "")
             moves = self._may_move(published)
+            if not round_.begun:
+                self._say_silent()
             if not round_.begun and not moves and (self._by_storage is None or self._by_storage.may_begin()):
                 nodes = f"{self._nodes_min} to {self._nodes_max} nodes of run {self._run_id!r}"
                 self._say(f"waiting at {where} for {nodes}, as {in_words}")

@@ -26,7 +26,7 @@ from tests.kit.slurm import HOST, Slurm, missing
 STEPS, WITHIN_S, POLL_S = 160, 240.0, 0.2
 LEFT = 75
 
-# As docs/how-to/use-spot-notices.md has it.
+# As docs/how-to/run-a-spot-fleet.md has it, which test_spot_page.py follows, but of one job of several nodes.
 JOB = """
 export {secret}={value} ELASTIC_OBSERVER={observer} TMPDIR=/var/tmp OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 cd {root}

@@ -16,6 +16,7 @@ from torch.distributed import HashStore, TCPStore
 
 from checkpoint.net.listener import listen
 from elastic.launch.hub_announcement import HubAnnouncement, write_hub
+from elastic.membership import hub_file
 from tests.kit.launch import Launch
 
 WITHIN_S = 60.0
@@ -144,6 +145,18 @@ def test_a_node_that_may_meet_alone_does_not_where_the_run_has_had_a_hub(
         assert node.finish(within_s=WITHIN_S) == status, node.output
         assert ("it may be moving" in node.output) == bool(status)
     assert (opened.get(KEY) == written) == bool(status)
+
+
+def test_a_node_that_waits_for_the_hub_that_is_written_at_the_run_s_url_says_so(tmp_path: Path) -> None:
+    """After the loss of all machines it is the lease of a hub that is gone: half a minute, which was silent."""
+    (tmp_path / "nothing.py").touch()
+    hub_file.write(str(tmp_path / "run"), None, {**HUB, "host": "127.0.0.1", "port": 1})
+    meet = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint={tmp_path / 'run'}"]
+    launcher = ["run", "--no-status", *meet, "--rdzv-conf=join_timeout=8", str(tmp_path / "nothing.py")]
+    with Launch("elastic", launcher) as node:
+        assert node.finish(within_s=WITHIN_S) == 1, node.output
+        assert node.output.count("no hub of the run answers where its URL says") == 1, node.output
+        assert "nothing was started here" in node.output
 
 
 def test_what_listens_and_never_answers_holds_one_thread_however_often_this_node_has_the_hub(

@@ -50,6 +50,16 @@ def test_several_nodes_are_torchruns(script: str) -> None:
     assert found.hang_s == 5.0
 
 
+@pytest.mark.parametrize("endpoint", ["", " ", ","])
+def test_a_place_to_meet_that_is_no_text_is_refused(script: str, endpoint: str) -> None:
+    """As of a variable that is not set: each machine of a fleet would have trained by itself."""
+    several = ["--nnodes=1:4", "--rdzv-backend=c10d"]
+    with pytest.raises(ConfigError, match="--rdzv-endpoint is empty"):
+        parse([*several, f"--rdzv-endpoint={endpoint}", script])
+    assert parse([*several, script]).rdzv_endpoint == "", "left out, it is a port of this machine, as torchrun's"
+    assert parse(["--rdzv-endpoint=", script]).nodes_max == 1
+
+
 def test_standalone_ignores_the_rendezvous_as_torchrun_does(script: str) -> None:
     found = parse(["--standalone", "--rdzv-id=x", "--rdzv-endpoint=nowhere:1", script])
     assert (found.nodes_max, found.run_id) == (1, None)
