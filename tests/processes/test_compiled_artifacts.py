@@ -80,11 +80,11 @@ def test_a_library_that_others_may_be_writing_is_not_taken(folder: Path) -> None
 def test_what_is_recorded_is_taken_from_nobody(folder: Path) -> None:
     """A script may save what torch made by itself, and the run's cache sees it all the same."""
     import torch._inductor.codecache
-    from torch.compiler._cache import CacheArtifactManager, CacheArtifactRecorder
+    from torch.compiler._cache import CacheArtifactManager
 
     with CacheArtifactManager.with_fresh_cache():
-        CacheArtifactRecorder("inductor", "a").record(b"code")
-        CacheArtifactRecorder("autotune", "b").record({"best": 1})
+        CacheArtifactManager.record_artifact("inductor", "a", b"code")
+        CacheArtifactManager.record_artifact("autotune", "b", {"best": 1})
         made: list[Any] = [Piece("inductor", "a", b"code")]
         assert recorded(chosen_by_the_clock=False) == made
         saved = torch.compiler.save_cache_artifacts()
