@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -75,6 +78,22 @@ def test_a_library_that_others_may_be_writing_is_not_taken(folder: Path) -> None
     check.write_text('extern "C" void __avx_chk_kernel() {}')
     check.with_suffix(".so").write_bytes(b"half of it")
     assert pieces([]) == {}
+
+
+@pytest.mark.parametrize("named", ["__avx_chk_kernel()", "__avx512_vnni_chk_kernel_1(__m256i src)"])
+def test_every_check_of_the_processor_goes_with_the_kernels(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """That of VNNI was left behind, and compiled again on each machine (seen with torch 2.11)."""
+    kernel, check = folder / "cd" / "ckernelkernel.main.so", folder / "ab" / "cabcdefghijkl.cpp"
+    for file in (kernel, check, check.with_suffix(".so")):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    check.write_text(f'extern "C" void {named} {{}}')
+    loaded = ModuleType("ckernelkernel")
+    loaded.__spec__ = ModuleSpec(loaded.__name__, None, origin=str(kernel))
+    monkeypatch.setitem(sys.modules, loaded.__name__, loaded)
+    assert {piece.key for piece in pieces([]).values()} == {"cd/ckernelkernel.main.so", "ab/cabcdefghijkl.so"}
 
 
 def test_what_is_recorded_is_taken_from_nobody(folder: Path) -> None:
