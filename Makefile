@@ -7,6 +7,10 @@ NEW_SEED := $(shell date +%s)
 JOBS ?= 3
 # Where an image sets it, each of some hundred fresh interpreters compiles all of our files again: a second of a processor.
 unexport PYTHONDONTWRITEBYTECODE
+# The lowest versions that pyproject.toml promises, and what of torch's private interfaces is held to them.
+OLDEST_PYTHON ?= python3.10
+OLDEST := build/oldest
+INTERFACES = $$(grep -o 'tests/processes/[a-z_*]*\.py' docs/internals/private-interfaces.md | sort -u)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 help:  ## this list
@@ -46,6 +50,14 @@ nightly: check docs  ## every test with all its cases, then the soak and the kil
 	NIGHTLY=1 $(PYTEST)
 	$(MAKE) soak kills
 
+oldest: $(OLDEST)/.installed  ## pure tests, storages and private interfaces with the lowest versions: make oldest TESTS=tests/pure
+	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(or $(TESTS),tests/pure tests/storage $(INTERFACES))
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	$(OLDEST_PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints-oldest.txt --editable '.[test]'
+	touch $@
+
 soak: $(STAMP)  ## 200 random drills, 100 of hosts, and 200 faults in one run: make soak DRILLS=50 SEED=7, or HOSTS=9, FAULTS=50
 ifneq ($(or $(DRILLS),$(if $(HOSTS)$(FAULTS),,200)),)
 	SEED=$(or $(SEED),$(NEW_SEED)) DRILLS=$(or $(DRILLS),200) $(BIN)/python -m pytest -s tests/processes/test_random_drills.py::test_random_drills_keep_every_promise
@@ -72,4 +84,4 @@ bench: $(STAMP)  ## the benchmarks, a line each; one of them: make bench NAME=re
 clean:  ## remove .venv, caches and the pages
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check docs quick test busy nightly soak kills notices gpu bench clean
+.PHONY: help setup demo check docs quick test busy nightly oldest soak kills notices gpu bench clean

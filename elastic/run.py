@@ -36,6 +36,7 @@ from elastic.membership.live import live
 from elastic.membership.progress import Progress
 from elastic.plan.save_rules import SaveEvery
 from elastic.state.on_bad import OnBad, parse
+from elastic.state.torch_release import check_torch
 from elastic.status.console import Console
 
 
@@ -164,6 +165,7 @@ class Run:
         timeout_s: float = 600.0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        check_torch()
         self._launch = environment.read()
         self._observer = environment.observer(self._launch)
         where, options = self._observer.storage(os.fspath(url), storage_options)

@@ -1,7 +1,7 @@
 """The flags of `elastic run`: torchrun's own parser, with what differs said in --help and what cannot be kept refused.
 
-Private interfaces of torch 2.13: `get_args_parser` and `config_from_args` are torchrun's own and not documented; that
-the parser keeps its actions in `_actions` is argparse's. tests/pure/test_run_arguments.py notices a change.
+Private interfaces of torch: `get_args_parser` and `config_from_args` are torchrun's own and not documented; that the
+parser keeps its actions in `_actions` is argparse's. tests/pure/test_run_arguments.py notices a change.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from elastic.launch.logs import PREFIX, LogRules
 from elastic.launch.script import Script
 from elastic.membership import environment
 from elastic.preemption.setting import found_by_auto, sources
+from elastic.state.torch_release import check_torch
 
 HANG_LIMIT_S, RESTARTS_MAX, LEAVE_S, WAIT_S = 30.0, 3, 300, 600
 
@@ -198,6 +199,7 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(argv: Sequence[str]) -> Arguments:
     """Raises ConfigError; prints and raises SystemExit where argparse does."""
+    check_torch()
     options = parser().parse_args(argv)
     for name, (defaults, instead) in _REFUSED.items():
         if getattr(options, name, defaults[0]) not in defaults:

@@ -40,7 +40,7 @@ _KINDS = ("inductor", "aot_autograd", "autotune")
 _BY_THE_CLOCK = ("autotune",)
 _PLACE = re.compile(r"[a-z0-9]{2}/[a-z0-9]{8,80}(\.main)?\.so")
 _SOURCE, _KERNEL = ".main.cpp", ".main.so"
-_CHECKS_A_PROCESSOR = b"chk_kernel("
+_CHECKS_A_PROCESSOR = b"_chk_kernel"
 _CHECK_BYTES_MAX = 1 << 12
 
 

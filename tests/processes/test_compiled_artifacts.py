@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -77,14 +80,30 @@ def test_a_library_that_others_may_be_writing_is_not_taken(folder: Path) -> None
     assert pieces([]) == {}
 
 
+@pytest.mark.parametrize("named", ["__avx_chk_kernel()", "__avx512_vnni_chk_kernel_1(__m256i src)"])
+def test_every_check_of_the_processor_goes_with_the_kernels(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """That of VNNI was left behind, and compiled again on each machine (seen with torch 2.11)."""
+    kernel, check = folder / "cd" / "ckernelkernel.main.so", folder / "ab" / "cabcdefghijkl.cpp"
+    for file in (kernel, check, check.with_suffix(".so")):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    check.write_text(f'extern "C" void {named} {{}}')
+    loaded = ModuleType("ckernelkernel")
+    loaded.__spec__ = ModuleSpec(loaded.__name__, None, origin=str(kernel))
+    monkeypatch.setitem(sys.modules, loaded.__name__, loaded)
+    assert {piece.key for piece in pieces([]).values()} == {"cd/ckernelkernel.main.so", "ab/cabcdefghijkl.so"}
+
+
 def test_what_is_recorded_is_taken_from_nobody(folder: Path) -> None:
     """A script may save what torch made by itself, and the run's cache sees it all the same."""
     import torch._inductor.codecache
-    from torch.compiler._cache import CacheArtifactManager, CacheArtifactRecorder
+    from torch.compiler._cache import CacheArtifactManager
 
     with CacheArtifactManager.with_fresh_cache():
-        CacheArtifactRecorder("inductor", "a").record(b"code")
-        CacheArtifactRecorder("autotune", "b").record({"best": 1})
+        CacheArtifactManager.record_artifact("inductor", "a", b"code")
+        CacheArtifactManager.record_artifact("autotune", "b", {"best": 1})
         made: list[Any] = [Piece("inductor", "a", b"code")]
         assert recorded(chosen_by_the_clock=False) == made
         saved = torch.compiler.save_cache_artifacts()

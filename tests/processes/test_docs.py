@@ -22,6 +22,7 @@ import torch
 from torch.nn import functional as F
 
 import elastic
+from tests.kit.needs import needs_transformers
 from tests.kit.s3 import s3_server
 
 ROOT = Path(__file__).parents[2]
@@ -280,7 +281,7 @@ def test_the_ddp_loop_that_is_kept(tmp_path: Path) -> None:
         ("ddp.py", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "leave 90 ", 0),
         ("ddp.py", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "leave ", 0),
         ("with_lightning.py", [], "leave 90 ", 75),
-        ("with_transformers.py", [], "leave 90 ", 75),
+        pytest.param("with_transformers.py", [], "leave 90 ", 75, marks=needs_transformers),
     ],
 )
 def test_loops_that_leave_in_time(

@@ -13,6 +13,7 @@ from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillAll, Plan
 from elastic.errors import ConfigError
+from tests.kit.needs import needs_transformers
 
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
@@ -31,6 +32,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lightning, examples that raise": ("fit.py", {"torn": True, "check": 0.5}),
     "lightning, a plateau": ("fit.py", {"schedule": "plateau"}),
 }
+NAMES = [pytest.param(name, marks=needs_transformers if name.startswith("transformers") else ()) for name in SCRIPTS]
 
 
 def ends(end: End) -> set[str]:
@@ -39,7 +41,7 @@ def ends(end: End) -> set[str]:
 
 
 @pytest.mark.nightly(sample=2, of="scripts of other frameworks")
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_workers_that_are_lost_leave_the_bits_alone(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, name: str
 ) -> None:
@@ -55,7 +57,7 @@ def test_workers_that_are_lost_leave_the_bits_alone(
 
 
 @pytest.mark.nightly(sample=2, of="scripts of other frameworks")
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_worker_that_takes_a_step_over_knows_what_the_others_know(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, name: str
 ) -> None:
@@ -71,7 +73,7 @@ def test_a_worker_that_takes_a_step_over_knows_what_the_others_know(
 
 
 @pytest.mark.nightly(sample=2, of="scripts of other frameworks")
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_all_is_lost_and_goes_on_at_another_size(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, tmp_path: Path, name: str
 ) -> None:
@@ -89,7 +91,11 @@ def test_all_is_lost_and_goes_on_at_another_size(
 
 @pytest.mark.nightly(sample=1, of="what trainers keep")
 @pytest.mark.parametrize(
-    ("program", "options"), [("trainer.py", {"patience": 2}), ("fit.py", {"schedule": "plateau", "patience": 1})]
+    ("program", "options"),
+    [
+        pytest.param("trainer.py", {"patience": 2}, marks=needs_transformers),
+        ("fit.py", {"schedule": "plateau", "patience": 1}),
+    ],
 )
 def test_early_stopping_counts_the_same_whoever_is_lost(
     elastic_cluster: MakeCluster, program: str, options: dict[str, Any]
@@ -106,7 +112,11 @@ def test_early_stopping_counts_the_same_whoever_is_lost(
 
 @pytest.mark.nightly(sample=1, of="what trainers keep")
 @pytest.mark.parametrize(
-    ("program", "options"), [("trainer.py", {"model": "bert", "best": True}), ("fit.py", {"check": 0.5})]
+    ("program", "options"),
+    [
+        pytest.param("trainer.py", {"model": "bert", "best": True}, marks=needs_transformers),
+        ("fit.py", {"check": 0.5}),
+    ],
 )
 def test_what_a_trainer_saves_is_written_though_its_writer_is_killed(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, program: str, options: dict[str, Any]
@@ -137,6 +147,7 @@ def test_accelerate_is_refused_what_it_would_do_itself() -> None:
         Accelerator(cpu=True, gradient_accumulation_steps=4)
 
 
+@needs_transformers
 def test_the_state_of_a_trainer_is_read_under_its_earlier_name() -> None:
     from elastic.integrations.transformers import _of_trainer
 

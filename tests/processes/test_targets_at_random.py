@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.drills_at_once import run_all
+from tests.kit.needs import needs_transformers
 from tests.kit.target_drills import TARGETS
 
 SEEDS = range(20)
@@ -16,7 +17,14 @@ SEEDS = range(20)
 
 @pytest.mark.nightly(sample=1, of="drills at random")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("drill", [f"{target}-{seed}" for seed in SEEDS for target in TARGETS])
+@pytest.mark.parametrize(
+    "drill",
+    [
+        pytest.param(f"{target}-{seed}", marks=needs_transformers if target == "transformers" else ())
+        for seed in SEEDS
+        for target in TARGETS
+    ],
+)
 def test_random_faults_leave_the_bits_and_the_trainer_s_state_alone(
     drill: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

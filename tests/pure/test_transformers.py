@@ -10,12 +10,16 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 import elastic
 from elastic.errors import ConfigError, StepError
-from elastic.integrations.transformers import ElasticTrainer
+
+pytest.importorskip("transformers", reason="needs transformers, and so Python 3.11")
+
+import transformers
+
+from elastic.integrations.transformers import ElasticTrainer  # which imports it
 
 
 class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
