@@ -359,6 +359,8 @@ class _Progress:
     metric caches on one worker, another one need not have.
     """
 
+    counts_before_steps = True  # see SinceBoundary
+
     def __init__(self, trainer: Any, results: _StepResults) -> None:
         self._trainer = trainer
         self._results: Callable[[], _StepResults] = lambda: results

@@ -283,6 +283,8 @@ class _Progress:
     is_looping  the Trainer is in its loop
     """
 
+    counts_before_steps = True  # see SinceBoundary
+
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._loss = (0.0, 0.0, 0, 0.0)

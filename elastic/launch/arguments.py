@@ -280,7 +280,7 @@ def parse(argv: Sequence[str]) -> Arguments:
 def _counted(workers: str) -> str:
     """--nproc-per-node; where it says so and there are GPUs, their number. Asked in a process of its own: a fork of one
     that has asked cannot use them."""
-    if workers not in ("gpu", "auto") or not torch.backends.cuda.is_built():
+    if workers not in ("gpu", "auto") or torch.version.cuda is None:
         return workers
     child = os.fork()
     if child == 0:

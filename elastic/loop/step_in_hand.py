@@ -266,11 +266,14 @@ class StepInHand:
 
     def _look_since_boundary(self) -> None:
         """What comes now may save the state, or be asked to."""
-        changed = self.session.train_state.since_boundary.changed()
+        since_boundary = self.session.train_state.since_boundary
+        changed = since_boundary.changed()
         if changed and self._state.at_boundary:
             self._state.at_boundary = False
+            if not (of_script := [name for name in changed if name not in since_boundary.by_design]):
+                return
             self.context.console.warn(
-                f"{', '.join(changed)}: changed in step {self.index} before its inner loop, and a run that goes on "
+                f"{', '.join(of_script)}: changed in step {self.index} before its inner loop, and a run that goes on "
                 "from here would do so once more\n"
                 "  state  nothing is saved until the step is applied; what was committed before is whole\n"
                 "  next   change it after the inner loop, or in the update"

@@ -23,10 +23,13 @@ class SinceBoundary:
     """
     changeable  name -> object with a state_dict
     weights     gives what is trained
+
+    by_design   names of what changes there in any case: a trainer's counters, which it sets itself on a resume
     """
 
     def __init__(self, changeable: Mapping[str, Any], weights: Callable[[], Iterable[torch.Tensor]]) -> None:
         self._changeable = dict(changeable)
+        self.by_design = {name for name, thing in changeable.items() if getattr(thing, "counts_before_steps", False)}
         self._weights = weights
         self._noted: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
         self._versions: dict[str, dict[str, int]] = {}
