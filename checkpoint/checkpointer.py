@@ -384,6 +384,9 @@ class Checkpointer:
             blocking: True returns the commit, durable; saves that were under way end before. False copies the state and
                 returns a handle at once: the state may change, and a process of its own does the rest, which it ends
                 even if this one is killed. What fails then is logged and raised by the handle.
+            steady: With blocking=False, tensors that stay as they are until the handle's `staged()` has returned: they
+                may be copied meanwhile. Others, if they lie on a GPU, are then copied before what is queued afterwards
+                on the stream that is current now.
 
         Returns:
             The commit; with blocking=False the handle of the save that is under way.

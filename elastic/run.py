@@ -70,8 +70,9 @@ class Run:
         last_batch: That of an epoch: "short" (a smaller step), "drop", or "carry" (filled from the next epoch).
         num_workers: Loader processes of this worker; 0 reads in the training process.
         collate_fn: Makes a batch of a list of examples; default torch's default_collate.
-        device: Default: where the model is. "cuda", or a model that `.cuda()` has moved, means this worker's own GPU of
-            those that its node has; workers beyond their number share them.
+        device: Default: where the model is, or, if that is main memory, where an Accelerator or Fabric of
+            elastic.integrations that this process has made computes. "cuda", or a model that `.cuda()` has moved, means
+            this worker's own GPU of those that its node has; workers beyond their number share them.
         extra: `{name: object with state_dict and load_state_dict}` that must survive as well.
         scaler: A torch.amp.GradScaler: losses are scaled, and the default update unscales.
         buffers: `{name: "first" | "keep"}` for model buffers that the default does not fit (the mean over the shares,

@@ -55,7 +55,10 @@ class Streamed:
     @property
     def done(self) -> bool:
         """Whether all is copied."""
-        return bool(self._ended.query())
+        try:
+            return bool(self._ended.query())
+        except RuntimeError:  # a kernel has failed, and with it all that this process has on the GPU
+            return False
 
     @property
     def took_s(self) -> float:
@@ -67,7 +70,7 @@ class Streamed:
         torch.cuda.current_stream(self._stream.device).wait_event(self._ended)
 
     def wait(self) -> None:
-        """Until it is done."""
+        """Until it is done. Raises RuntimeError where the GPU, or a kernel on it, has failed."""
         self._ended.synchronize()
 
 
@@ -107,12 +110,14 @@ class Copying:
         return sum(seconds for _, seconds in [*self._moved]) + sum(one.took_s for one in self._streamed if one.done)
 
     def finish(self) -> None:
-        """Makes what is left. All is copied on return, unless an exception had cut off a piece: ask `done`."""
+        """Makes what is left. All is copied on return, unless an exception had cut off a piece, or a GPU has failed:
+        ask `done`."""
         self._work()
         if self._thread.is_alive():
             self._thread.join()  # ends with the piece in hand
         for one in self._streamed:
-            one.wait()
+            with contextlib.suppress(RuntimeError):  # then it is not done, and who computes there meets the error
+                one.wait()
 
     def _work_aside(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone

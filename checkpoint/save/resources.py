@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from checkpoint.net.framing import Message
 from checkpoint.save.arena import Arena, NoRoom, places
 from checkpoint.save.in_flight import InFlightSaves, Rules
@@ -91,8 +93,12 @@ class WriterResources:
     def warm(self, prepare: Callable[[], object]) -> None:
         """Calls `prepare` in a thread, with the lock held. What is unavailable the first save meets again, and says."""
         self.join_warming()
+        cuda: Any = torch.cuda
+        gpu = cuda.current_device() if cuda.is_initialized() else None
 
         def work() -> None:
+            if gpu is not None:
+                cuda.set_device(gpu)  # a thread's is the first one else, which would be made ready, too
             with self.lock, contextlib.suppress(Unavailable):
                 prepare()
 

@@ -131,6 +131,8 @@ def _laid_out(memory: torch.Tensor, tensor: torch.Tensor, piece: Piece) -> tuple
     """The piece's place and its box of the tensor, such that torch's copy of one to the other keeps every bit."""
     for axis, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
         tensor = tensor.narrow(axis, offset, size)
+    if tensor.is_cuda:
+        tensor = tensor.resolve_conj().resolve_neg()  # else the host would, before all of it has arrived
     if tensor.dtype not in _COPIED_AS_THEY_ARE:
         tensor = tensor.resolve_conj().resolve_neg().view(_INTEGERS[tensor.dtype.itemsize])
     return memory.view(tensor.dtype).view(piece.sizes), tensor

@@ -36,6 +36,7 @@ def versions_of(tensors: Mapping[str, torch.Tensor], steady: Iterable[torch.Tens
         for name, tensor in tensors.items()
         if tensor.nbytes >= _SMALL_BYTES
         and not tensor.is_inference()  # counts no versions
+        and not (tensor.is_conj() or tensor.is_neg())  # copied by way of another one
         and tensor.untyped_storage().data_ptr() in memory
     }
     return found if sum(tensors[name].nbytes for name in found) >= _WORTH_BYTES else {}

@@ -3,7 +3,7 @@
 torch 2.13's ProcessGroupNCCL watches its collectives from threads of its own: by default it ends the process when one
 fails or is late, and asks the store for news while it runs, which here is a Python object. All of that is switched off:
 a lost peer is group/watch.py's to notice, a deadline form.py's to keep, and `abort` wakes whoever waits. The
-constructor is not in torch's documentation. Written without a GPU at hand; tests/gpu has the questions.
+constructor is not in torch's documentation. Never run yet, for it takes two GPUs; tests/gpu has the questions.
 """
 
 from __future__ import annotations

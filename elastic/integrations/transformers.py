@@ -425,9 +425,8 @@ def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
     for found, refused, instead in (
         (f"gradient_accumulation_steps={args.gradient_accumulation_steps}", args.gradient_accumulation_steps != 1,
          "leave it out: batch_size is what one update counts, micro_batch_size bounds memory"),
-        (f"n_gpu={args.n_gpu}", args.n_gpu > 1, 
-         "show each worker one GPU, before torch is asked for any: "
-         "os.environ['CUDA_VISIBLE_DEVICES'] = os.environ.get('LOCAL_RANK', '0')"),
+        (f"n_gpu={args.n_gpu}", args.n_gpu > 1,
+         "show each worker one GPU, by CUDA_VISIBLE_DEVICES, set for its LOCAL_RANK before torch is asked for any"),
         (f"world_size={args.world_size}", args.world_size != 1,
          "import elastic.integrations.transformers before TrainingArguments is made"),
         ("use_liger_kernel", args.use_liger_kernel, "leave it out: its loss is not known to be a mean"),

@@ -284,7 +284,11 @@ def _counted(workers: str) -> str:
         return workers
     child = os.fork()
     if child == 0:
-        os._exit(torch.cuda.device_count())
+        found = 0
+        try:
+            found = torch.cuda.device_count()
+        finally:
+            os._exit(found)
     gpus = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return str(gpus) if gpus > 0 else workers
 

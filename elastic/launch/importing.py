@@ -48,7 +48,10 @@ the system a little later. jemalloc.net/jemalloc.3.html, opt.background_thread""
 _ASKED_AGAIN_LATER = ("lightning.fabric.utilities.rank_zero", "torchmetrics.utilities.prints")
 """Modules that look, as they are imported, for who is to print, and are told so again by a Trainer's strategy."""
 
-_HARMLESS = ("/dev/null", "/dev/nvidia", "/dev/urandom", "/dev/random", "anon_inode:")
+_COUNTING_GPUS = ("/dev/nvidiactl", *(f"/dev/nvidia{number}" for number in range(10)))
+"""What the driver's library opens to count them. CUDA itself opens /dev/nvidia-uvm, too, whoever initialises it."""
+
+_HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "anon_inode:", *_COUNTING_GPUS)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OF_WATCHED = {"os", "collections.abc", "_collections_abc", "tempfile", __name__}
 

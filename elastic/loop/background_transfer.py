@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
@@ -90,6 +91,8 @@ class Giving:
 
     def _give(self, to: Collection[int], own: Sequence[Piece], flats: Mapping[str, torch.Tensor]) -> None:
         try:
+            for device in self._streams:
+                torch.cuda.set_device(device)  # a thread's is the first one else, which would be made ready, too
             _in_order(self._sent(to, own, flats))
             last = torch.tensor([_TORN if self._written() else _WHOLE], dtype=torch.uint8)
             _in_order(self._group.send(last, rank) for rank in to)
@@ -101,7 +104,8 @@ class Giving:
     def _sent(self, to: Collection[int], own: Sequence[Piece], flats: Mapping[str, torch.Tensor]) -> Iterator[Work]:
         for piece in own:
             bytes_of = flats[piece.name]
-            with torch.cuda.stream(self._streams.get(bytes_of.device)):
+            stream = self._streams.get(bytes_of.device)
+            with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 data = bytes_of[piece.start : piece.stop].cpu()
             for rank in to:
                 yield self._group.send(data, rank)

@@ -12,6 +12,7 @@ CUBLAS_WORKSPACE_CONFIG is left alone: torch gives each stream a workspace of it
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,8 +29,9 @@ _NO_KERNEL = "does not have a deterministic implementation"
 def deterministic() -> Iterator[None]:
     """Within it, kernels give the same bits for the same inputs, or torch raises."""
     memory: Any = torch.utils.deterministic
+    compiler: Any = importlib.import_module("torch._inductor.config")  # torch's switch sets its flag, too, for good
     benchmark, fills = torch.backends.cudnn.benchmark, memory.fill_uninitialized_memory
-    chosen = torch.get_deterministic_debug_mode()
+    chosen, compiles = torch.get_deterministic_debug_mode(), compiler.deterministic
     torch.backends.cudnn.benchmark = False
     if chosen == 0:
         memory.fill_uninitialized_memory = False  # a write more of all that is allocated
@@ -40,6 +42,7 @@ def deterministic() -> Iterator[None]:
         torch.backends.cudnn.benchmark = benchmark
         if chosen == 0:
             torch.set_deterministic_debug_mode(chosen)
+            compiler.deterministic = compiles
             memory.fill_uninitialized_memory = fills
 
 
@@ -60,6 +63,9 @@ def settings() -> dict[str, Any]:
             cuda.cudnn_sdp_enabled(),
             cuda.math_sdp_enabled(),
         ],
+        "cudnn": cudnn.enabled,
+        "math_attention_reduced": cuda.fp16_bf16_reduction_math_sdp_allowed(),
+        "blas": str(cuda.preferred_blas_library()),
         "linalg": str(cuda.preferred_linalg_library()),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
     }
@@ -72,7 +78,6 @@ def explained(error: BaseException) -> StepError | None:
     operation = str(error).partition(_NO_KERNEL)[0].strip()
     return StepError(
         f"{operation} has no deterministic kernel on a GPU: each call may give other bits, and so may the run\n"
-        "  state  the model is as it was before this step\n"
         "  next   compute it on the CPU, or another way; or call torch.use_deterministic_algorithms(True, "
         'warn_only=True) before the Run, which then is exact but for such operations; or use Run(mode="fast")'
     )

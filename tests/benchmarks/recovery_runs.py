@@ -108,7 +108,7 @@ def running(launcher: list[str], arguments: list[str], *, observed: bool = False
         (folder / "tmp").mkdir()
         environ = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TMPDIR": str(folder / "tmp"),
             "OMP_NUM_THREADS": "1",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",

@@ -25,7 +25,6 @@ from elastic.drill.faults import At, Fault, Kill, Plan, Stop
 from elastic.group.form import LocalGroup
 from elastic.group.gradients import GradientSum
 from elastic.group.tree import schedule
-from elastic.launch.arguments import parse
 from tests.gpu.program import network
 
 MakeCluster = Callable[..., Cluster]
@@ -63,13 +62,21 @@ def judged(run: Cluster, reference: End) -> End:
 
 
 def test_as_many_workers_as_gpus(tmp_path: Path, device: torch.device) -> None:
-    """They are counted by a process of its own: this one's forks can still use them."""
+    """They are counted by a process of its own: forks of the one that asked can still use them."""
     script = tmp_path / "train.py"
     script.touch()
+    asks = f"""if True:
+        import os, torch
+        from elastic.launch.arguments import parse
+        print(parse(["--nproc-per-node=auto", {str(script)!r}]).workers)
+        child = os.fork()
+        if child == 0:
+            os._exit(torch.cuda._is_in_bad_fork())
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """
+    found = subprocess.run([sys.executable, "-c", asks], check=True, cwd=ROOT, capture_output=True, text=True)
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    if gpus:
-        assert parse(["--nproc-per-node=gpu", str(script)]).workers == gpus
-    assert parse(["--nproc-per-node=auto", str(script)]).workers == (gpus or os.cpu_count())
+    assert int(found.stdout) == (gpus or os.cpu_count())
 
 
 @pytest.mark.timeout(600)
@@ -218,6 +225,36 @@ def test_a_save_copies_into_pinned_memory_beside_training(tmp_path: Path, device
             checkpoints.load(loaded)
             assert checkpoint.digest(loaded["w"]) == before
     assert not [line for line in said if "locked" in line], said
+
+
+def test_a_save_beside_a_step_is_whole_however_late_the_gpu_is(tmp_path: Path, device: torch.device) -> None:
+    """Behind queued work the copy begins late. The next forward pass moves a buffer meanwhile, and the update, which
+    waits for the copy, writes to what was lent."""
+    lent = {f"layer{i}": torch.randn(1024, 1024, device=device) for i in range(8)}
+    tensors = {**lent, "buffer": torch.randn(1 << 20, device=device), "steps": torch.zeros((), device=device)}
+    queued = torch.randn(2048, 2048, device=device)
+
+    def computed() -> None:
+        for _ in range(50 if device.type == "cuda" else 1):
+            queued.copy_(queued @ queued / 2048)
+
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(0, {"w": tensors}, blocking=False).wait(60)  # memory is made
+        for step in range(1, 6):
+            before = checkpoint.digest(tensors)
+            computed()
+            saving = checkpoints.save(step, {"w": tensors}, blocking=False, steady=lent.values())
+            tensors["buffer"].add_(1)
+            tensors["steps"].add_(1)
+            computed()
+            saving.staged()
+            for tensor in lent.values():
+                tensor.add_(1)
+            saving.wait(60)
+            assert saving.beside_s > 0, "the copy was made beside the step"
+            loaded = {"w": {name: torch.empty_like(tensor) for name, tensor in tensors.items()}}
+            checkpoints.load(loaded)
+            assert checkpoint.digest(loaded["w"]) == before
 
 
 @pytest.mark.timeout(900)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from checkpoint import linux
 from elastic.launch.importing import RANK_VARIABLES, WORKER_VARIABLES, Importing
 
 
@@ -116,3 +117,18 @@ def test_a_library_that_looks_through_all_variables_is_not_blamed(monkeypatch: p
 def test_torch_still_knows_whether_a_fork_can_use_cuda() -> None:
     """It is private to torch: launch/importing.py would take every process for lost, or none."""
     assert torch.cuda._is_in_bad_fork() is False
+
+
+@pytest.mark.parametrize(
+    ("device", "shared"), [("/dev/nvidiactl", False), ("/dev/nvidia0", False), ("/dev/nvidia-uvm", True)]
+)
+def test_counting_gpus_is_harmless_and_initialising_them_is_not(
+    device: str, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch knows of its own CUDA alone; another library's (cupy, jax) opens the driver's memory, too."""
+    (tmp_path / "opened").touch()
+    with Importing(cuda=False) as importing, (tmp_path / "opened").open() as stands_for_it:
+        names = linux.descriptors()
+        monkeypatch.setattr(linux, "descriptors", lambda: {**names, stands_for_it.fileno(): device})
+        found = importing.found()
+    assert (found is not None and device in found) == shared, found

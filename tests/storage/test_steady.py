@@ -18,6 +18,7 @@ import torch
 from checkpoint import Checkpointer, SaveDropped, Saving, StateChanged, WriterDied, digest
 from checkpoint.save import copying
 from checkpoint.save.copying import PIECE_BYTES, Copying, Left
+from checkpoint.save.staging import Stage
 from tests.storage.beside import WITHIN_S, Make, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -87,6 +88,36 @@ def test_a_piece_that_an_exception_cuts_off_is_missed(no_thread: None, monkeypat
             one.finish()
     one.finish()
     assert not one.done
+
+
+class _FailedStream:
+    """As torch's events answer once a kernel has failed."""
+
+    done, took_s = False, 0.0
+
+    def wait(self) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_gpu_that_has_failed_costs_the_save_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waited for the copy got the GPU's error, at each call, and closing left the writer process behind."""
+    live = state(0)
+    copy = Stage.copy
+
+    def copied(*arguments: Any) -> Left:
+        left = copy(*arguments)
+        return Left(left.moves, [_FailedStream()])  # type: ignore[list-item]
+
+    with Checkpointer(tmp_path) as runs:
+        runs.save(0, live, blocking=False).wait(WITHIN_S)
+        with monkeypatch.context() as patched:
+            patched.setattr(Stage, "copy", copied)
+            saving = begun(runs, 1, live)
+            assert saving.staged()
+        with pytest.raises(SaveDropped, match="cut off"):
+            saving.wait(WITHIN_S)
+        runs.save(2, live, blocking=False).wait(WITHIN_S)
+    assert not writers()
 
 
 def test_what_is_steady_is_copied_after_the_call_and_all_else_in_it(
