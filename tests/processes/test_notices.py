@@ -131,8 +131,9 @@ def test_ec2_recommends_and_the_run_saves_then_takes_the_node_and_all_leave_what
     notices = nodes.of("notice")
     assert {event["signal"] for event in notices} == {"a notice to its node: EC2 terminates this Spot Instance"}
     assert all(0 < event["left_s"] <= 100 for event in notices)
-    (left,) = {event["step"] for event in nodes.of("left")}
-    assert max(event["step"] for event in nodes.of("saved")) == left
+    left = {event["step"] for event in nodes.of("left")}
+    assert max(left) - min(left) <= 1, "each worker is told by itself, maybe on two sides of a boundary"
+    assert max(event["step"] for event in nodes.of("saved")) == max(left)
     assert not nodes.of("peer_lost") + nodes.of("redo")
     assert report(nodes.events).state == "left"
     assert (
