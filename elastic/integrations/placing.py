@@ -30,7 +30,8 @@ def check_device(run: Run, device: torch.device, whose: str) -> None:
     """Raises ConfigError where the run trains on another device than a framework, of this name, computes on."""
     if (run.device.type, run.device.index or 0) != (device.type, device.index or 0):
         raise ConfigError(
-            f"the run trains on {run.device}, and {whose} computes on {device}\n"
+            f"the run trains on {run.device}, and {whose} computes on {device}; expected one device\n"
+            "  state this process has taken no step, and what was committed before is whole\n"
             f"  next  make {whose} before the Run, or tell the Run: device={str(device)!r}"
         )
 

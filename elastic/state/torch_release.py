@@ -21,5 +21,6 @@ def check_torch(version: str = torch.__version__) -> None:
     if found is not None and tuple(map(int, found.groups())) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ConfigError(
-            f"torch {version} is installed, and elastic needs {oldest} or later\n  next  pip install 'torch>={oldest}'"
+            f"torch {version} is installed, and elastic needs {oldest} or later\n"
+            f"  state nothing was started or written\n  next  pip install 'torch>={oldest}'"
         )
