@@ -36,7 +36,7 @@ check: $(STAMP)  ## lint, types, and which room may import which
 docs: $(STAMP)  ## the pages, in build/site: a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-quick: check  ## lint, types and the pure tests, which start no process
+quick: check  ## lint, types and the pure tests, which start no process and no run
 	$(PYTEST) tests/pure
 
 test: check docs  ## what CI runs: lint, types, pages, and of the longest tests a sample, different ones each day
@@ -50,8 +50,8 @@ nightly: check docs  ## every test with all its cases, then the soak and the kil
 	NIGHTLY=1 $(PYTEST)
 	$(MAKE) soak kills
 
-oldest: $(OLDEST)/.installed  ## pure tests, storages and private interfaces with the lowest versions: make oldest TESTS=tests/pure
-	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(or $(TESTS),tests/pure tests/storage $(INTERFACES))
+oldest: $(OLDEST)/.installed  ## pure tests, runs of one worker, storages and private interfaces with the lowest versions: make oldest TESTS=tests/pure
+	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(or $(TESTS),tests/pure tests/one_process tests/storage $(INTERFACES))
 
 $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	$(OLDEST_PYTHON) -m venv --clear $(OLDEST)

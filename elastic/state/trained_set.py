@@ -103,7 +103,7 @@ def two_lists(where: str, mine: Iterable[str], elsewhere: str, theirs: Iterable[
 
 def hooks_of(parameters: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """How many hooks torch calls with each parameter's gradient. torch has no other way to ask (2.13), and
-    tests/pure/test_trained.py notices a change."""
+    tests/one_process/test_trained.py notices a change."""
     before = [parameter._backward_hooks for parameter in parameters]
     after = [parameter._post_accumulate_grad_hooks for parameter in parameters]
     if not any(before) and not any(after):

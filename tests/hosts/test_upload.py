@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from checkpoint.save.writer import WRITER_MODULE
 from elastic.drill.end import End
 from elastic.drill.hosts.network import host_of
@@ -16,6 +18,7 @@ STEPS = 240
 EVERY = 60  # steps: before the next of these saves is due there is time enough
 
 
+@pytest.mark.nightly(sample=2, of="hosts in rarer trouble")
 def test_survivors_go_on_before_an_upload_s_end_and_save_under_their_own_claim(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

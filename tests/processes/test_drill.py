@@ -27,7 +27,7 @@ MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
 
-@pytest.mark.nightly(sample=2, of="what strikes under torchrun")
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_a_worker_killed_in_backward_costs_at_most_the_steps_since_the_last_save(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -44,7 +44,7 @@ def test_a_worker_killed_in_backward_costs_at_most_the_steps_since_the_last_save
     assert end.weights_sha256 == elastic_undisturbed(steps=12, seed=7).weights_sha256
 
 
-@pytest.mark.nightly(sample=2, of="what strikes under torchrun")
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_killed_all_at_once_a_run_goes_on_at_another_size(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -61,7 +61,7 @@ def test_killed_all_at_once_a_run_goes_on_at_another_size(
     assert end.steps_redone <= 2
 
 
-@pytest.mark.nightly(sample=2, of="what strikes under torchrun")
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_a_worker_is_killed_in_the_middle_of_an_exchange(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_worker_is_killed_in_the_middle_of_an_exchange(
     assert end.left_behind == ()
 
 
-@pytest.mark.nightly(sample=2, of="what strikes under torchrun")
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 @pytest.mark.parametrize("part", range(4))
 def test_one_process_is_killed_at_every_moment_there_is(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, part: int
@@ -104,7 +104,7 @@ def test_one_process_is_killed_at_every_moment_there_is(
     assert sorted(happened) == sorted(map(str, plan.faults))
 
 
-@pytest.mark.nightly(sample=2, of="what strikes under torchrun")
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_two_nodes_lose_a_worker_of_each(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Each node has an agent of its own, which learns of the other's loss only through the rendezvous."""
     run = elastic_cluster(workers=4, nodes=2, steps=12, seed=7)
@@ -116,7 +116,7 @@ def test_two_nodes_lose_a_worker_of_each(elastic_cluster: MakeCluster, elastic_u
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ())
 
 
-@pytest.mark.nightly(sample=2, of="what strikes under torchrun")
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_a_run_in_object_storage_loses_everything_and_goes_on(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_run_in_object_storage_loses_everything_and_goes_on(
         assert "finished" in {event["event"] for event in read_events(url, storage_options=server.options)}
 
 
-@pytest.mark.nightly(sample=2, of="what strikes under torchrun")
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_random_plan_changes_no_bit(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, seed: int
@@ -207,7 +207,7 @@ def test_waiting_for_an_event_ends_when_the_launch_does(tmp_path: Path) -> None:
         run.wait_for("saved", within_s=240)
 
 
-@pytest.mark.nightly(sample=2, of="what strikes under torchrun")
+@pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_a_signal_from_outside_reaches_the_run_at_an_event(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:

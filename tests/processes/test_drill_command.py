@@ -70,7 +70,7 @@ def struck(run: Path) -> list[str]:
     return [event["fault"] for event in read_events(run) if event["event"] == "fault"]
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 def test_a_drill_of_all_that_happens_to_fleets_holds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed, stopped, told to leave, joined, all lost and resumed smaller: and the script's own URL is not touched."""
     faults = (
@@ -89,7 +89,7 @@ def test_a_drill_of_all_that_happens_to_fleets_holds(here: Path, capsys: pytest.
     assert not (here / "own").exists()
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 def test_nodes_that_join_are_waited_for_and_take_part_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """However short the run is: a replay then has them join at the same steps. And nobody who waits counts as hung."""
     joins = "--workers 1 --join @step=2 --join @step=5 --join @step=8 --hang-limit 1"
@@ -105,7 +105,7 @@ def test_nodes_that_join_are_waited_for_and_take_part_at_once(here: Path, capsys
     assert [applied[step] for step in (1, 4, 7, 11)] == [1, 2, 3, 4]
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 def test_a_recorded_fleet_is_replayed_with_nodes_that_die_and_join(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_recorded_fleet_is_replayed_with_nodes_that_die_and_join(
     assert sizes == [2, 1, 2]
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 @pytest.mark.parametrize(("option", "every"), [((), 4), (("--save-every", "3"), 3), (("--save-every", "script"), None)])
 def test_a_run_that_loses_all_has_saved_before(
     here: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...], every: int | None
@@ -134,7 +134,7 @@ def test_a_run_that_loses_all_has_saved_before(
     assert (f"the run saves every {every} steps" in shown) == (every is not None)
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 def test_both_runs_may_live_in_an_object_store(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Everything that they wrote there goes, and what opens it is told to nobody."""
     with s3_server() as server:
@@ -162,7 +162,7 @@ def test_both_runs_may_live_in_an_object_store(here: Path, capsys: pytest.Captur
     assert server.secret.encode() not in told
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
 def test_a_disk_that_is_full_and_one_that_is_read_only_cost_saves_and_no_step(
     here: Path, capsys: pytest.CaptureFixture[str]
@@ -178,7 +178,7 @@ def test_a_disk_that_is_full_and_one_that_is_read_only_cost_saves_and_no_step(
     assert list((here / "drills").iterdir()) == []
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
 def test_what_has_no_end_of_its_own_is_ended_by_the_drill(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A disk is whole for the next launch; who has not left in time is killed, which the run is not blamed for."""
@@ -193,7 +193,7 @@ def test_what_has_no_end_of_its_own_is_ended_by_the_drill(here: Path, capsys: py
     assert re.search(r"it goes on from step \d+, the newest save", shown)
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 def test_a_plan_is_saved_and_strikes_again_the_same_faults_in_the_same_order(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_plan_is_saved_and_strikes_again_the_same_faults_in_the_same_order(
     assert (here / "again" / "plan.json").read_text() == (here / "first" / "plan.json").read_text()
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 def test_all_that_stands_around_a_worker_can_fail(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Helpers are killed, memory runs out, data hangs, storage fails: and the script has loader processes."""
     faults = (
@@ -230,7 +230,7 @@ def test_all_that_stands_around_a_worker_can_fail(here: Path, capsys: pytest.Cap
     assert list((here / "drills").iterdir()) == []
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 @pytest.mark.parametrize(
     ("program", "says", "look"),
     [
@@ -258,7 +258,7 @@ def test_a_bug_of_the_script_is_told_in_words_that_lead_to_the_line(
     assert not (here / "runs").exists()
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 def test_what_survivors_hold_more_of_from_view_to_view_is_left_behind(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,7 +286,7 @@ def test_a_script_that_fails_without_faults_is_shown_and_no_verdict_is_given(
     assert list((here / "drills").iterdir()) == []
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 def test_a_fault_whose_moment_never_comes_is_no_success(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The drill has not done what it was to."""
     assert main([SMALL, "--workers", "2", "--kill", "1@step=50", "--", "own", "--steps", "4"]) == CANNOT
@@ -311,7 +311,7 @@ def test_storage_that_takes_no_object_is_told_before_anything_runs(
     assert list((here / "drills").iterdir()) == []
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_drill_that_is_told_to_end_leaves_nothing(here: Path, number: signal.Signals) -> None:
     """Processes, shared memory and storage go, at once and whichever run is under way."""
@@ -341,7 +341,7 @@ def test_a_drill_that_is_told_to_end_leaves_nothing(here: Path, number: signal.S
     assert [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))] == []
 
 
-@pytest.mark.nightly(sample=2, of="what a drill strikes")
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 def test_the_runs_of_a_drill_that_is_killed_outright_end_with_it(here: Path) -> None:
     """Nobody tells it, and what it has started lives in sessions of its own."""
     fault = ["--kill", "1@step=280"] if os.geteuid() != 0 else ["--read-only", "@step=280"]

@@ -1,7 +1,7 @@
 """However a worker ends, what is saved is a boundary's state, and nobody waits for the one that is gone.
 
 Torchrun where restarts matter; elsewhere ranks that torchrun could have started, beside the store of its agent. What
-one process can show of the same rules is in tests/pure/test_loop_rules.py.
+one process can show of the same rules is in tests/one_process/test_loop_rules.py.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def test_a_rank_without_work_has_the_scale_right_after_a_restart(tmp_path: Path,
 # workers whose torchrun is killed
 
 
-@pytest.mark.nightly(sample=1, of="torchrun itself is killed")
+@pytest.mark.nightly(sample=1, of="signals")
 def test_workers_whose_torchrun_is_killed_save_and_leave_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """Out of memory takes the launcher, too. Its workers would train on, with nobody to restart them."""
     with Launch(LONG, [tmp_path / "run", 1_000_000, tmp_path], workers=2) as launch:
@@ -314,7 +314,7 @@ def test_workers_whose_torchrun_is_killed_save_and_leave_and_the_same_command_go
         assert f"goes on from step {step}" in again.succeed(within_s=240)
 
 
-@pytest.mark.nightly(sample=1, of="torchrun itself is killed")
+@pytest.mark.nightly(sample=1, of="signals")
 def test_workers_whose_torchrun_is_killed_while_they_start_end(tmp_path: Path) -> None:
     """One waits for the others, and one has not come to its Run yet: it finds nobody, and must not look for minutes."""
     go = tmp_path / "go"

@@ -90,7 +90,7 @@ def test_all_is_lost_and_goes_on_at_another_size(
     assert ends(end) == ends(alone), end.output
 
 
-@pytest.mark.nightly(sample=1, of="what trainers keep")
+@pytest.mark.nightly(sample=2, of="scripts of other frameworks")
 @pytest.mark.parametrize(
     ("program", "options"),
     [
@@ -111,7 +111,7 @@ def test_early_stopping_counts_the_same_whoever_is_lost(
     assert ends(end) == ends(alone), end.output
 
 
-@pytest.mark.nightly(sample=1, of="what trainers keep")
+@pytest.mark.nightly(sample=2, of="scripts of other frameworks")
 @pytest.mark.parametrize(
     ("program", "options"),
     [

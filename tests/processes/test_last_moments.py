@@ -36,7 +36,7 @@ def held_at(nodes: ToldNodes, moment: str) -> ToldNode:
     return node
 
 
-@pytest.mark.nightly(sample=3, of="machines that go before a boundary")
+@pytest.mark.nightly(sample=2, of="machines that go before a boundary")
 @pytest.mark.parametrize(
     ("moment", "at"),
     [("body", "in a step"), ("section", "between two steps"), ("evaluating", "in an evaluation")],
@@ -57,7 +57,7 @@ def test_what_is_lost_is_on_record_before_the_machine_is_gone(nodes: ToldNodes, 
     assert report(nodes.events).cut_short == (f"{at}, {applied} steps applied: {cut['why']}",)
 
 
-@pytest.mark.nightly(sample=3, of="machines that go before a boundary")
+@pytest.mark.nightly(sample=2, of="machines that go before a boundary")
 @pytest.mark.parametrize(("moment", "redone"), [("body", 1), ("evaluating", 0)])
 def test_others_go_on_at_once_without_it(nodes: ToldNodes, moment: str, redone: int) -> None:
     stays = nodes.start()

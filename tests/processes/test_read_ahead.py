@@ -126,7 +126,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return result(started(script=(tmp_path_factory.mktemp("alone") / "run", "--steps=8"), env={}))
 
 
-@pytest.mark.nightly(sample=3, of="what is read ahead")
+@pytest.mark.nightly(sample=2, of="what is read ahead")
 def test_a_resume_takes_what_was_read_ahead_and_has_the_same_bits(
     s3: S3Server, relay: Counting, url: str, undisturbed: str
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_resume_takes_what_was_read_ahead_and_has_the_same_bits(
     assert read_ahead_bytes(url, s3) == [saved.bytes]
 
 
-@pytest.mark.nightly(sample=3, of="what is read ahead")
+@pytest.mark.nightly(sample=2, of="what is read ahead")
 def test_fresh_interpreters_take_it_too(s3: S3Server, url: str, undisturbed: str) -> None:
     """Which inherit it as they inherit their channel."""
     env = {**environment(s3.endpoint_url, s3), "ELASTIC_URL": url}
@@ -154,7 +154,7 @@ def test_fresh_interpreters_take_it_too(s3: S3Server, url: str, undisturbed: str
     assert read_ahead_bytes(url, s3) == [size]
 
 
-@pytest.mark.nightly(sample=3, of="what is read ahead")
+@pytest.mark.nightly(sample=2, of="what is read ahead")
 def test_a_checkpoint_that_comes_after_the_reading_is_the_one_that_is_loaded(
     s3: S3Server, relay: Counting, url: str, undisturbed: str
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_checkpoint_that_comes_after_the_reading_is_the_one_that_is_loaded(
     assert len({key.split("/")[-2] for key in relay.data(url)}) == 2  # what was read ahead, and what was loaded
 
 
-@pytest.mark.nightly(sample=3, of="what is read ahead")
+@pytest.mark.nightly(sample=2, of="what is read ahead")
 def test_a_folder_is_read_and_nothing_of_it_is_kept(tmp_path: Path, undisturbed: str) -> None:
     result(started(script=(tmp_path / "run", "--steps=4"), env={}))
     script = (tmp_path / "run", "--steps=8", "--awaits=its-end-first")
@@ -179,7 +179,7 @@ def test_a_folder_is_read_and_nothing_of_it_is_kept(tmp_path: Path, undisturbed:
     assert [event for event in read_events(tmp_path / "run") if "read_ahead_bytes" in event] == []
 
 
-@pytest.mark.nightly(sample=3, of="what is read ahead")
+@pytest.mark.nightly(sample=2, of="what is read ahead")
 def test_of_several_nodes_the_one_with_the_hub_reads(s3: S3Server, relay: Counting, url: str) -> None:
     env = environment(relay.endpoint_url, s3)
     result(started(script=(url, "--steps=4"), env=env))
@@ -204,14 +204,14 @@ def hanging() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-@pytest.mark.nightly(sample=3, of="what is read ahead")
+@pytest.mark.nightly(sample=2, of="what is read ahead")
 def test_a_storage_that_hangs_holds_up_nobody(s3: S3Server, hanging: str, tmp_path: Path) -> None:
     """Here another one than the run's."""
     env = {**environment(hanging, s3), "ELASTIC_URL": "s3://runs/hangs"}
     assert result(started(script=(tmp_path / "run", "--awaits=its-end-later"), env=env)).startswith("at step 4")
 
 
-@pytest.mark.nightly(sample=3, of="what is read ahead")
+@pytest.mark.nightly(sample=2, of="what is read ahead")
 def test_it_ends_with_an_agent_that_is_killed(s3: S3Server, hanging: str, tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text("import time\ntime.sleep(600)\n")

@@ -11,7 +11,7 @@ from elastic.drill.end import End
 from elastic.drill.faults import At
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="what is changed before an epoch, or lost with a coordinator")
 @pytest.mark.parametrize("phase", ["applied", "forward"])
 def test_the_save_of_a_coordinator_that_lost_a_worker_holds_the_step_s_buffers(
     elastic_cluster: Callable[..., Cluster], elastic_undisturbed: Callable[..., End], phase: str

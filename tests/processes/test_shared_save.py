@@ -14,9 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import checkpoint
+from checkpoint.save.writer import WRITER_MODULE
 from checkpoint.testing import Delay, Hang, Plan
 from elastic.events.event import Event
 from elastic.events.reading import read_events
@@ -54,8 +56,10 @@ class Nodes:
         command = ["run", "--no-status", *self._meet, "--rdzv-id=shares", "-m", PROGRAM, *script]
         launch = self._stack.enter_context(Launch("elastic", command))
         self.launched.append(launch)
+        if number == 0 and self._nodes > 1:
+            self.waiting("a writer process, which others can help", self._has_a_writer)
         if number < self._nodes - 1:  # whoever comes later has a later rank
-            self.waiting("steps", lambda: any(one["world_size"] == number + 1 for one in self.of("step_applied")))
+            self.waiting("steps", (self._folder / f"shared-by-{number + 1}").exists)
         return launch
 
     def script(self, plan: Plan, *, record: str, folder: str = "run") -> list[str]:
@@ -69,6 +73,10 @@ class Nodes:
         self.waiting("workers that wait", lambda: all(one.exists() for one in waits))
         for launch in self.launched:
             launch.send(signal.SIGTERM)
+
+    def _has_a_writer(self) -> bool:
+        beneath = psutil.Process(self.launched[0].process.pid).children(recursive=True)
+        return any(WRITER_MODULE in one.cmdline() for one in beneath)
 
     def waiting(self, what: str, holds: Callable[[], bool]) -> None:
         self.launched[0].wait_for(holds, what, within_s=WITHIN_S)
@@ -117,7 +125,7 @@ def run(tmp_path: Path) -> Iterator[Callable[[int], Nodes]]:
             assert_observed(one.events)
 
 
-@pytest.mark.nightly(sample=1, of="all nodes upload")
+@pytest.mark.nightly(sample=1, of="saves and losses")
 def test_all_leave_and_each_node_has_uploaded_a_part(run: Callable[[int], Nodes]) -> None:
     """One of them holds other bytes in one object: it uploads the others."""
     nodes = run(3)
@@ -144,7 +152,7 @@ def test_all_leave_and_each_node_has_uploaded_a_part(run: Callable[[int], Nodes]
     assert f"with {nodes.of('finished')[0]['digest']}" in ended, "other bits than without all this"
 
 
-@pytest.mark.nightly(sample=1, of="all nodes upload")
+@pytest.mark.nightly(sample=1, of="saves and losses")
 @pytest.mark.parametrize("what", ["killed", "hangs"])
 def test_a_node_that_comes_to_no_end_with_its_part_costs_no_save(run: Callable[[int], Nodes], what: str) -> None:
     nodes = run(3)

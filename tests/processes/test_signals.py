@@ -43,7 +43,7 @@ def finished(output: str) -> str:
     return line
 
 
-@pytest.mark.nightly(sample=2, of="signals")
+@pytest.mark.nightly(sample=1, of="signals")
 @pytest.mark.parametrize("workers", [None, 2], ids=["alone", "torchrun"])
 def test_sigterm_finishes_the_step_saves_and_the_same_command_goes_on_to_the_same_bytes(
     tmp_path: Path, workers: int | None
@@ -64,7 +64,7 @@ def test_sigterm_finishes_the_step_saves_and_the_same_command_goes_on_to_the_sam
     assert finished(again) == finished(straight)
 
 
-@pytest.mark.nightly(sample=2, of="signals")
+@pytest.mark.nightly(sample=1, of="signals")
 @pytest.mark.parametrize(
     "numbers",
     [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)],
@@ -78,7 +78,7 @@ def test_signals_that_come_twice_at_once_are_one_notice(tmp_path: Path, numbers:
     left_in_order(events, 1)
 
 
-@pytest.mark.nightly(sample=2, of="signals")
+@pytest.mark.nightly(sample=1, of="signals")
 def test_one_ctrl_c_leaves_in_order_under_torchrun(tmp_path: Path) -> None:
     _, output, events = interrupted(tmp_path, 2, signal.SIGINT)
 
@@ -86,7 +86,7 @@ def test_one_ctrl_c_leaves_in_order_under_torchrun(tmp_path: Path) -> None:
     assert "goes on from here" in output
 
 
-@pytest.mark.nightly(sample=2, of="signals")
+@pytest.mark.nightly(sample=1, of="signals")
 def test_a_second_ctrl_c_ends_a_blocked_worker_at_once(tmp_path: Path) -> None:
     """No Python handler runs while the main thread is blocked: a thread reads the signals."""
     with Launch(PROGRAM, [tmp_path / "run", LONG, tmp_path, "--stuck"]) as launch:

@@ -1,6 +1,6 @@
 """What a run trains changes as it goes on: whoever joins, takes over or resumes trains what the others train.
 
-What is refused, and that a restart carries it, is in tests/pure/test_trained.py.
+What is refused, and that a restart carries it, is in tests/one_process/test_trained.py.
 """
 
 from __future__ import annotations

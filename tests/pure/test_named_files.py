@@ -27,6 +27,8 @@ _NAMED = re.compile(r"(?<![\w./<>{}*$~:-])((?:[\w-]+/)*[\w-]+\.py|(?:[\w-]+/){2,
 
 def named(source: str) -> Iterator[str]:
     """Files, with folders before them or without, and folders within folders, which docstrings and comments name."""
+    if _NAMED.search(source) is None:
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             yield from _NAMED.findall(ast.get_docstring(node, clean=False) or "")

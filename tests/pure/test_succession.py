@@ -98,6 +98,7 @@ SMALL = (
 )  # searched to the end in a second or two
 
 
+@pytest.mark.nightly(sample=5)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("faults", [1, 2])
 def test_at_most_one_side_goes_on_in_any_interleaving(world: str, faults: int) -> None:

@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from checkpoint import Checkpointer, digest
 from checkpoint.runs.orphans import wait_for_orphans
 from tests.kit.launch import Launch
@@ -21,6 +23,7 @@ def said(launch: Launch) -> list[dict[str, Any]]:
     return [json.loads(line) for line in launch.output.splitlines() if line.startswith('{"rank"')]
 
 
+@pytest.mark.nightly(sample=1, of="killed at any moment beside training")
 def test_a_ddp_script_is_killed_and_goes_on_with_three_ranks_and_with_one(tmp_path: Path) -> None:
     with Launch(PROGRAM, [tmp_path, ENOUGH], workers=2) as first, Checkpointer(tmp_path) as runs:
 

@@ -2,8 +2,9 @@
 
     elastic run … -m tests.kit.programs.shares URL FOLDER --nodes N [--storage JSON] [--odd]
 
-Its state has some forty objects. Once N workers share it, each says so after a step (FOLDER/waits-RANK), and goes on
-when it has been told. --odd: what this one would save is another state in one object.
+Its state has some forty objects. Workers say after a step how many share it (FOLDER/shared-by-2). Once it is N, each
+says that it waits (FOLDER/waits-RANK), and goes on when it has been told. --odd: what this one would save is another
+state in one object.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ def main() -> None:
         for step in run:
             for points, values in step:
                 step.backward(((model(points) - values) ** 2).sum(), len(values))
+            if options.nodes:
+                (options.folder / f"shared-by-{run.world_size}").touch()
             if run.world_size == options.nodes:
                 (options.folder / f"waits-{run.rank}").touch()
                 wait_for_notice(run)

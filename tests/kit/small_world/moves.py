@@ -47,7 +47,7 @@ def moves(world: Small, rules: Rules) -> Iterator[Small]:
         if not node.alive:
             continue
         if world.faults:
-            fewer = replace(world, faults=world.faults - 1)
+            fewer = world._replace(faults=world.faults - 1)
             yield _without(fewer, name)
             if node.hub is not None and world.hubs[node.hub].node != name:
                 yield _goes_away(fewer, name, rules)
@@ -55,10 +55,10 @@ def moves(world: Small, rules: Rules) -> Iterator[Small]:
                     hub = world.hubs[node.hub]
                     yield _without(fewer.set_hub(node.hub, left=hub.left | {name}), name)  # it leaves in order
         if world.kills and node.holds:
-            yield _killed(replace(world, kills=world.kills - 1), name)
+            yield _killed(world._replace(kills=world.kills - 1), name)
         if node.hub is None:
             if len(world.hubs) < rules.hubs:
-                yield attached(replace(world, hubs=(*world.hubs, HubOf(name))), name, len(world.hubs))
+                yield attached(world._replace(hubs=(*world.hubs, HubOf(name))), name, len(world.hubs))
             for number, hub in enumerate(world.hubs):
                 if not hub.over and hub.node != name and world.of(hub.node).hub == number:
                     yield attached(world, name, number)
@@ -90,7 +90,7 @@ def _without(world: Small, name: str) -> Small:
             for other, node in world.nodes:
                 if node.hub == number:
                     world = world.set(other, hub=None)
-    return replace(world, asking=frozenset(one for one in world.asking if one.worker != name))
+    return world._replace(asking=frozenset(one for one in world.asking if one.worker != name))
 
 
 def _killed(world: Small, name: str) -> Small:
@@ -100,7 +100,7 @@ def _killed(world: Small, name: str) -> Small:
     world = world.set(name, holds=False, over=over, save=None)
     if node.hub is not None:
         world = world.set_hub(node.hub, unanswered=world.hubs[node.hub].unanswered - {name})
-    return replace(world, asking=frozenset(one for one in world.asking if one.worker != name))
+    return world._replace(asking=frozenset(one for one in world.asking if one.worker != name))
 
 
 def of_workers(world: Small, name: str, node: Node) -> Iterator[Small]:
@@ -157,22 +157,22 @@ def _of_saves(world: Small, name: str, node: Node, rules: Rules) -> Iterator[Sma
         for one in training(world) if world.saves else ():
             id = CommitId(one.claim, len(world.line), "0")
             if name == min(one.nodes) and one == world.line[-1] and id not in world.commits:
-                yield replace(world, saves=world.saves - 1).set(name, save=Save(id))
+                yield world._replace(saves=world.saves - 1).set(name, save=Save(id))
         return
     id, what = node.save
     lost = len(world.claims) > id.claim
     if what == "commit":
-        world = replace(world, commits=world.commits | {id})
+        world = world._replace(commits=world.commits | {id})
         if rules.looks_again:
             yield world.set(name, save=Save(id, "look again"))
         else:
-            yield replace(world, reported=world.reported | {id}).set(name, save=None)
+            yield world._replace(reported=world.reported | {id}).set(name, save=None)
     elif lost:
         yield world.set(name, save=None)
     elif what == "look":
         yield world.set(name, save=Save(id, "commit"))
     else:
-        yield replace(world, reported=world.reported | {id}).set(name, save=None)
+        yield world._replace(reported=world.reported | {id}).set(name, save=None)
 
 
 def of_hub(world: Small, number: int, hub: HubOf, rules: Rules) -> Iterator[Small]:
@@ -221,7 +221,7 @@ def _asks(world: Small, number: int, hub: HubOf, survivors: frozenset[str], to: 
             yield world.set_hub(number, **asked)
         if there is None and len(world.asking) < 2:
             asking = world.asking | {Asking(number, worker, to, survivors)}
-            yield replace(world, asking=asking).set_hub(number, **asked)
+            yield world._replace(asking=asking).set_hub(number, **asked)
             return
 
 
@@ -251,7 +251,7 @@ def _of_newcomers(
     for found in _verdicts(world, hub, known, here, rules):
         if not isinstance(found, Stay):
             anew = world.anew | {Anew(view, hub.node, elsewhere)}
-            yield _published(replace(world, anew=anew), number, view)
+            yield _published(world._replace(anew=anew), number, view)
 
 
 def _published(world: Small, number: int, view: KnownView) -> Small:
@@ -275,7 +275,7 @@ def answered(world: Small, asking: Asking, rules: Rules) -> Small:
 
     The hub that its worker is with now hears of it. It counts there, if it is what that hub has asked for.
     """
-    world = replace(world, asking=world.asking - {asking})
+    world = world._replace(asking=world.asking - {asking})
     number = world.of(asking.worker).hub
     hub = world.hubs[number] if number is not None else None
     counts = hub is not None and hub.asked == asking.nodes and not hub.over
@@ -310,7 +310,7 @@ def trains(world: Small) -> Small:
     """A step is applied only where the workers of all nodes of a view have met, and none has left it."""
     for trained in sorted(training(world)):
         if trained[:2] != world.line[-1][:2]:
-            world = replace(world, line=(*world.line, trained))
+            world = world._replace(line=(*world.line, trained))
     return world
 
 

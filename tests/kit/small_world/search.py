@@ -106,7 +106,7 @@ def may_majority_go_on(world: Small, side: Collection[str]) -> bool:
 def goes_on(world: Small, side: Collection[str], rules: Rules) -> bool:
     """Nothing more happens to this side, whose nodes reach each other and nobody else: whether a view of it trains."""
     rules = replace(rules, regroups=True, hubs=99, generations=99)
-    world = replace(world, faults=0, kills=0, saves=0)
+    world = world._replace(faults=0, kills=0, saves=0)
     for name, node in world.nodes:  # a connection to the other side is lost
         if node.hub is not None and (name in side) != (world.hubs[node.hub].node in side):
             world = world.leaves_hub(name)
@@ -130,7 +130,7 @@ def _next_move(world: Small, side: list[str], rules: Rules) -> Iterator[Small]:
         elif world.of(name).hub is None and serving:
             yield attached(world, name, serving[0])
         elif world.of(name).hub is None:
-            yield attached(replace(world, hubs=(*world.hubs, HubOf(name))), name, len(world.hubs))
+            yield attached(world._replace(hubs=(*world.hubs, HubOf(name))), name, len(world.hubs))
     for asking in sorted(world.asking, key=str):
         if asking.worker in side:
             yield answered(world, asking, rules)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from checkpoint.format.names import CommitId
@@ -17,8 +16,7 @@ class Save(NamedTuple):
     next: str = "look"
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """known  the views that it was told of and may be in
     hub    the one that it is with, its own or another's; None: it looks for one
     given  the generation in whose view its workers have given their part, to meet the others
@@ -37,8 +35,7 @@ class Node:
     save: Save | None = None
 
 
-@dataclass(frozen=True)
-class HubOf:
+class HubOf(NamedTuple):
     """asked    for which nodes the claim is being asked for, if none of them has been away since
     granted  the number of the claim that it has won, and its nodes
     left     nodes that have said that they go
@@ -58,11 +55,10 @@ class HubOf:
     def without(self, name: str) -> HubOf:
         asked = None if self.asked is None or name in self.asked else self.asked
         granted = None if self.granted is None or name in self.granted[1] else self.granted
-        return replace(self, asked=asked, granted=granted)
+        return self._replace(asked=asked, granted=granted)
 
 
-@dataclass(frozen=True)
-class Asking:
+class Asking(NamedTuple):
     """A worker is at the storage, whatever becomes of the hub that has sent it there.
 
     to  the newest claim that its hub knows
@@ -98,8 +94,7 @@ class Trained(NamedTuple):
     claim: int
 
 
-@dataclass(frozen=True)
-class Small:
+class Small(NamedTuple):
     """line: the views that have trained, in order of time   faults, kills, saves: how many there may still be"""
 
     nodes: tuple[tuple[str, Node], ...]
@@ -118,12 +113,12 @@ class Small:
         return dict(self.nodes)[name]
 
     def set(self, name: str, **facts: Any) -> Small:
-        return replace(self, nodes=tuple((n, replace(o, **facts) if n == name else o) for n, o in self.nodes))
+        return self._replace(nodes=tuple((n, o._replace(**facts) if n == name else o) for n, o in self.nodes))
 
     def set_hub(self, number: int, **facts: Any) -> Small:
         hubs = list(self.hubs)
-        hubs[number] = replace(hubs[number], **facts)
-        return replace(self, hubs=tuple(hubs))
+        hubs[number] = hubs[number]._replace(**facts)
+        return self._replace(hubs=tuple(hubs))
 
     def leaves_hub(self, name: str, **facts: Any) -> Small:
         """Its hub notices, if only when it comes back."""
@@ -131,7 +126,7 @@ class Small:
         world = self.set(name, hub=None, **facts)
         if hub is None:
             return world
-        return replace(world, hubs=tuple(o.without(name) if n == hub else o for n, o in enumerate(world.hubs)))
+        return world._replace(hubs=tuple(o.without(name) if n == hub else o for n, o in enumerate(world.hubs)))
 
     def saved(self) -> list[CommitId]:
         """The run's commits, newest first."""
@@ -141,7 +136,7 @@ class Small:
     def claimed(self, nodes: frozenset[str], beacon: str, taker: str, *, anew: bool = False) -> Small:
         """The next claim, at one instant: of two who take it at once, claims.py."""
         resumed = next(iter(self.saved()), None)
-        return replace(self, claims=(*self.claims, Claim(nodes, beacon, taker, resumed, anew)))
+        return self._replace(claims=(*self.claims, Claim(nodes, beacon, taker, resumed, anew)))
 
 
 def first(views: dict[str, KnownView], *, faults: int, kills: int = 0, saves: int = 0) -> Small:

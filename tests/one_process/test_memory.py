@@ -18,7 +18,7 @@ from elastic.group.tree import Schedule, schedule
 from elastic.group.treesum import TreeSum
 from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import blocks
-from tests.pure.test_loop_rules import Small
+from tests.one_process.test_loop_rules import Small
 
 V = 8
 SHORT_AND_FULL = (8, 5, 8, 3, 1, 7, 8)

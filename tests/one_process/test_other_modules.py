@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from elastic.errors import StepError
-from tests.pure.test_plain_misuse import Plain
+from tests.one_process.test_plain_misuse import Plain
 
 
 def in_place(teacher: nn.Module, model: nn.Module) -> None:

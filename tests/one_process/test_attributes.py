@@ -15,7 +15,7 @@ import elastic
 from elastic.errors import ConfigError, StepError
 from elastic.state.attributes import Attributes
 from elastic.state.modules import modules
-from tests.pure.test_loop_rules import Share, Small
+from tests.one_process.test_loop_rules import Share, Small
 
 
 class Keeping(nn.Module):

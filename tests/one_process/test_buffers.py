@@ -14,7 +14,7 @@ from elastic.errors import StepError
 from elastic.group.snapshot import Snapshot
 from elastic.state.modules import roots
 from elastic.state.rewound import Rewound
-from tests.pure.test_loop_rules import Small
+from tests.one_process.test_loop_rules import Small
 
 
 class Moving(nn.Module):
