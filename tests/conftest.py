@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,17 @@ from tests.kit import sampling
 if TYPE_CHECKING:
     from elastic.drill.cluster import Cluster
     from elastic.drill.end import End
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers_are_left_as_found() -> Iterator[None]:
+    """A handler that stays is met by processes that later tests fork."""
+    found = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    yield
+    left = {number: signal.getsignal(number) for number in found}
+    for number, handler in found.items():
+        signal.signal(number, handler)
+    assert left == found
 
 
 @pytest.fixture(scope="session")

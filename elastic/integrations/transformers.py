@@ -71,6 +71,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
     """
 
     def __init__(self, *args: Any, elastic: Mapping[str, Any], **kwargs: Any) -> None:
+        _check_before(kwargs.get("args", args[1] if len(args) > 1 else None))
         super().__init__(*args, **kwargs)
         _check(self, elastic)
         self._elastic = {"batch_size": self.args.train_batch_size, **elastic}
@@ -410,6 +411,12 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # it has no types
         state.is_world_process_zero = state.is_local_process_zero = self._trainer.run.is_coordinator
 
 
+def _check_before(args: transformers.TrainingArguments | None) -> None:
+    """Raises ConfigError for what a Trainer takes from the process as it is made: SIGTERM's handler."""
+    if args is not None and args.enable_jit_checkpoint:
+        raise _refusal("enable_jit_checkpoint", "leave it out: elastic run saves on a notice")
+
+
 def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
     """Raises ConfigError for what cannot be carried."""
     missing = [name for name in ("url", "virtual_workers") if name not in elastic]
@@ -432,7 +439,6 @@ def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
         ("use_liger_kernel", args.use_liger_kernel, "leave it out: its loss is not known to be a mean"),
         (f"train_sampling_strategy={args.train_sampling_strategy!r}", args.train_sampling_strategy != "random",
          "leave it out: a run's order is its own"),
-        ("enable_jit_checkpoint", args.enable_jit_checkpoint, "leave it out: elastic run saves on a notice"),
         ("auto_find_batch_size", args.auto_find_batch_size, "micro_batch_size bounds memory"),
         (f"include_num_input_tokens_seen={args.include_num_input_tokens_seen!r}",
          args.include_num_input_tokens_seen != "no", "leave it out: this worker sees its own shares only"),
@@ -445,7 +451,11 @@ def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
          "a dataset with a length and an index"),
     ):  # fmt: skip
         if refused:
-            raise ConfigError(f"{found}: a run cannot carry that exactly\n  next  {instead}")
+            raise _refusal(found, instead)
+
+
+def _refusal(found: str, instead: str) -> ConfigError:
+    return ConfigError(f"{found}: a run cannot carry that exactly\n  next  {instead}")
 
 
 _set_up, _train = PartialState.__init__, transformers.Trainer.train

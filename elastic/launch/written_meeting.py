@@ -116,8 +116,8 @@ class MeetingSearch:
                 while not self._stopping.is_set() and not self._meets(storage):
                     self._stopping.wait(_POLL_S)
                 while not self._stopping.is_set() and not self._superseded:
-                    self._stopping.wait(SILENT_S)
-                    self._superseded = self._is_superseded(storage)
+                    if not self._stopping.wait(SILENT_S):
+                        self._superseded = self._is_superseded(storage)
         except Exception as error:
             self.error = error
         finally:
