@@ -186,12 +186,16 @@ def _left_for_all(claimed: Iterable[Event], left: Iterable[Event], newest: int) 
 
 
 def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
-    """(steps applied, epoch) of those who went on under the newest claim."""
+    """(steps applied, epoch) of those who went on under the newest claim, in its newest view: as its first worker tells
+    it, or others where that one's records are not there yet, as on object storage."""
     loaded = next((e for e in of_kind["loaded"] if (e.get("claim") or 0) == newest), {"step": 0, "epoch": 0})
     done = [*of_kind["step_applied"], *of_kind["passed_over"]]
-    applied = [e for e in done if e.get("rank") == 0 and e.get("claim") == newest]
+    applied = [e for e in done if e.get("claim") == newest]
     if applied:
-        last = max(applied, key=lambda event: float(event["t"]))
+        generation = max(e.get("generation") or 0 for e in applied)
+        in_view = [e for e in applied if (e.get("generation") or 0) == generation]
+        of_first = [e for e in in_view if e.get("rank") == 0]
+        last = max(of_first or in_view, key=lambda event: float(event["t"]))
         return last["step"] + 1, last["epoch"]
     folded = [e["last"] + 1 for e in of_kind["folded"] if e["steps"] and (e.get("claim") or 0) == newest]
     return max([loaded["step"], *folded]), loaded["epoch"]

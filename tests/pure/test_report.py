@@ -69,6 +69,17 @@ def test_a_report_counts_views_losses_and_redone_steps_of_a_live_run() -> None:
     assert (found.peers_lost, found.redone) == (2, 2 + 1 + 1)
 
 
+def test_what_the_first_worker_has_not_uploaded_yet_others_tell() -> None:
+    """On object storage each uploads once a minute, and a view's first worker may be a new one."""
+    events = Story().launch(4).train(5).regroup([1, 2, 3]).train(8).events
+
+    def without(rank: int, *, generation: int) -> int:
+        return report([e for e in events if (e.get("rank"), e.get("generation")) != (rank, generation)]).steps
+
+    newest = max(event["generation"] for event in events)
+    assert report(events).steps == without(0, generation=newest) == without(1, generation=newest) == 8
+
+
 def test_a_report_says_which_steps_and_examples_were_passed_over() -> None:
     """Step 5 was bad, which took step 4 along; and again, after a restart from before it."""
     story = Story().launch(4).train(5).read().pass_over(first=4).launch(2).train(5).read().pass_over(first=4)
