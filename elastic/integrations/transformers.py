@@ -71,7 +71,9 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
     """
 
     def __init__(self, *args: Any, elastic: Mapping[str, Any], **kwargs: Any) -> None:
-        _check_before(kwargs.get("args", args[1] if len(args) > 1 else None))
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, transformers.TrainingArguments):
+                _check_handler(given)  # before the Trainer takes it
         super().__init__(*args, **kwargs)
         _check(self, elastic)
         self._elastic = {"batch_size": self.args.train_batch_size, **elastic}
@@ -411,9 +413,9 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # it has no types
         state.is_world_process_zero = state.is_local_process_zero = self._trainer.run.is_coordinator
 
 
-def _check_before(args: transformers.TrainingArguments | None) -> None:
-    """Raises ConfigError for what a Trainer takes from the process as it is made: SIGTERM's handler."""
-    if args is not None and args.enable_jit_checkpoint:
+def _check_handler(args: transformers.TrainingArguments) -> None:
+    """Raises ConfigError where the Trainer would take SIGTERM's handler."""
+    if args.enable_jit_checkpoint:
         raise _refusal("enable_jit_checkpoint", "leave it out: elastic run saves on a notice")
 
 
@@ -429,6 +431,7 @@ def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
             "elastic.Run takes"
         )
     args = trainer.args
+    _check_handler(args)
     for found, refused, instead in (
         (f"gradient_accumulation_steps={args.gradient_accumulation_steps}", args.gradient_accumulation_steps != 1,
          "leave it out: batch_size is what one update counts, micro_batch_size bounds memory"),

@@ -13,7 +13,6 @@ from tests.kit.host_runs import HostRun
 STEPS = 240
 
 
-@pytest.mark.nightly(sample=2, of="hosts in rarer trouble")
 def test_hosts_join_and_are_told_to_stop(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

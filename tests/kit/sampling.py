@@ -5,7 +5,7 @@
     @pytest.mark.nightly(sample=2, covers=f)  and more of them until all that f(case) names is covered
     @pytest.mark.nightly(sample=2, of="…")    of all tests with this mark, in any file, it runs two
 
-Promises  what a sample leaves out is run within days, since samples follow each other through the cases;
+Promises  what a sample leaves out is run within three weeks, since samples follow each other through the cases;
           ROTATION=N runs the sample of a day again, and pytest prints N; of a file or test that is asked for by name,
           and with -k, every case runs.
 Leaves    what a marked test promises to the tests beside it: a mark may thin a promise's cases, never remove the last.

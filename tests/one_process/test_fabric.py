@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from elastic.errors import ConfigError
-from elastic.integrations.fabric import Fabric
 
 pytest.importorskip("lightning")
+
+from elastic.integrations.fabric import Fabric  # which imports it
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import callbacks as those
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import elastic
 from elastic.errors import ConfigError, StepError
-from elastic.integrations.lightning import ElasticStrategy
 from elastic.state.modules import roots
+
+pytest.importorskip("lightning")
+
+import lightning as L
+from lightning.pytorch import callbacks as those
+
+from elastic.integrations.lightning import ElasticStrategy
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ pytest.importorskip("transformers", reason="needs transformers, and so Python 3.
 
 import transformers
 
-from elastic.integrations.transformers import ElasticTrainer  # which imports it
+from elastic.integrations.transformers import ElasticMixin, ElasticTrainer  # which imports it
 
 
 class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -115,6 +116,41 @@ def test_what_is_evaluated_at_the_start_is_evaluated_once(tmp_path: Path) -> Non
 def test_what_cannot_be_carried_is_refused_by_name(arguments: dict[str, Any], match: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=match):
         trainer(tmp_path, **arguments)
+
+
+class _MakesItsArguments(transformers.Trainer):  # type: ignore[misc]  # it has no types
+    def __init__(self, model: nn.Module, given: dict[str, Any]) -> None:
+        super().__init__(model, transformers.TrainingArguments(**given))
+
+
+class _HasATeacher(transformers.Trainer):  # type: ignore[misc]  # it has no types
+    def __init__(self, model: nn.Module, teacher: nn.Module, args: transformers.TrainingArguments) -> None:
+        super().__init__(model, args)
+
+
+def test_arguments_are_found_wherever_a_trainer_of_ones_own_has_them(tmp_path: Path) -> None:
+    """Where it makes them itself the Trainer has put its handler for SIGTERM already; the run refuses all the same."""
+    elastic_ = {"url": tmp_path / "run", "virtual_workers": 2}
+    given = {"output_dir": str(tmp_path), "enable_jit_checkpoint": True, "report_to": []}
+
+    class Mine(ElasticMixin, _MakesItsArguments):
+        pass
+
+    class Theirs(ElasticMixin, _HasATeacher):
+        pass
+
+    model, handler = nn.Linear(1, 1), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ConfigError, match="enable_jit_checkpoint"):
+        Theirs(model, model, transformers.TrainingArguments(**given), elastic=elastic_)
+    assert signal.getsignal(signal.SIGTERM) == handler
+    given["enable_jit_checkpoint"] = False
+    assert Theirs(model, model, transformers.TrainingArguments(**given), elastic=elastic_).run is None
+    given["enable_jit_checkpoint"] = True
+    try:
+        with pytest.raises(ConfigError, match="enable_jit_checkpoint"):
+            Mine(model, given, elastic=elastic_)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def same_weights(folder: Path, one: str, other: str) -> None:
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.nightly(sample=2, of="scripts of other frameworks")
+@pytest.mark.nightly(sample=1, of="loaders and recipes of loops that stay")
 def test_a_ddp_run_that_is_killed_and_resized_trains_on_every_example_once(tmp_path: Path) -> None:
     """SIGKILL to all, twice, once in the middle of each epoch, two steps after a save; more ranks than a batch has
     examples; and the weights are those of one process that nobody touched."""
@@ -100,7 +100,7 @@ def sharded(rank: int, size: int, folder: str, name: str, stop: int) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.nightly(sample=2, of="scripts of other frameworks")
+@pytest.mark.nightly(sample=1, of="loaders and recipes of loops that stay")
 def test_an_fsdp2_run_that_is_killed_and_resized_trains_on_every_example_once(tmp_path: Path) -> None:
     """Weights and optimizer lie in parts on all ranks, and are cut anew for each number of them."""
     for name, ranks, stop in (("a", 3, 8), ("b", 2, 14), ("c", 4, 0)):
@@ -115,7 +115,7 @@ def test_an_fsdp2_run_that_is_killed_and_resized_trains_on_every_example_once(tm
     every_example_was_trained_on_once(tmp_path)
 
 
-@pytest.mark.nightly(sample=2, of="scripts of other frameworks")
+@pytest.mark.nightly(sample=1, of="loaders and recipes of loops that stay")
 @pytest.mark.parametrize("trainer", ["lightning", "transformers"])
 def test_stock_trainers_take_it(tmp_path: Path, trainer: str) -> None:
     pytest.importorskip(trainer)

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,11 @@ class Nodes:
 
     def _has_a_writer(self) -> bool:
         beneath = psutil.Process(self.launched[0].process.pid).children(recursive=True)
-        return any(WRITER_MODULE in one.cmdline() for one in beneath)
+        for one in beneath:
+            with suppress(psutil.NoSuchProcess):  # or it has just ended
+                if WRITER_MODULE in one.cmdline():
+                    return True
+        return False
 
     def waiting(self, what: str, holds: Callable[[], bool]) -> None:
         self.launched[0].wait_for(holds, what, within_s=WITHIN_S)

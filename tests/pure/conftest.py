@@ -1,33 +1,7 @@
-"""Tests in this folder start no process: `make quick` runs all of them, in less than a minute.
-
-What does, stands in tests/processes.
-"""
+"""Functions, in milliseconds; some begin a run of one worker. `make quick` runs all of them."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from tests.kit.no_process import no_process_is_started
 
-import pytest
-
-from checkpoint.save.writer import WRITER_MODULE
-
-_STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
-_WRITER = WRITER_MODULE  # which a run starts once it has trained for two seconds, on a slow machine
-_inside = False
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_started() -> Iterator[None]:
-    global _inside
-    _inside = True
-    yield
-    _inside = False
-
-
-def _refuse(event: str, arguments: tuple[object, ...]) -> None:
-    if _inside and event in _STARTS and _WRITER not in str(arguments):
-        pytest.fail(f"{event}{arguments}: a test that starts a process stands in tests/processes")
-
-
-sys.addaudithook(_refuse)
+__all__ = ["no_process_is_started"]

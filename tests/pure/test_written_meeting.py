@@ -134,6 +134,15 @@ def test_nobody_meets_where_a_node_waited_that_has_found_the_hub_meanwhile(begin
     assert written(tmp_path) == ["000001.json", "000002.json"]
 
 
+def test_a_search_that_has_ended_looks_no_more(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Storage] = []
+    monkeypatch.setattr(MeetingSearch, "_is_superseded", lambda _, storage: looks.append(storage))
+    search = begin()
+    met(search)
+    search.settle()
+    assert looks == []
+
+
 def test_a_store_that_nobody_took_is_closed(begin: Begin, tmp_path: Path) -> None:
     """The hub was found while it was opened."""
     search = begin()

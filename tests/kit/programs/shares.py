@@ -2,9 +2,9 @@
 
     elastic run … -m tests.kit.programs.shares URL FOLDER --nodes N [--storage JSON] [--odd]
 
-Its state has some forty objects. Workers say after a step how many share it (FOLDER/shared-by-2). Once it is N, each
-says that it waits (FOLDER/waits-RANK), and goes on when it has been told. --odd: what this one would save is another
-state in one object.
+Its state has some forty objects. Workers say at the end of a step how many share it (FOLDER/shared-by-2). Once it is N,
+each says that it waits (FOLDER/waits-RANK), and goes on when it has been told. --odd: what this one would save is
+another state in one object.
 """
 
 from __future__ import annotations
