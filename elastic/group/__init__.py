@@ -1,1 +1,15 @@
-"""A view's process group: formed, used for exact sums, severed. loop/view_group.py decides when."""
+"""A view's process group: formed, used for exact sums, severed. loop/view_group.py decides when.
+
+form             the group; nccl: on GPUs; sockets: which connections are its own
+watch            a peer is gone: the group is severed
+fingerprint      what a rank is about to do travels ahead of it
+
+tree             in which order contributions are added; hierarchy: and where, if ranks share hosts
+flat_sum         one flat tensor, summed over ranks: treesum, or hierarchical_sum across hosts
+warm_memory      the memory of sums, handed on from view to view
+gradients        a step's, summed while the last backward pass runs; backward_end: is that over? layout: where each lies
+sums             the small numbers of a step, and each rank's wishes
+buffers          what becomes of them in a step; buffer_layout, usual_buffers, snapshot: how they lie, the quick way for
+                 most, and as they were when the step began
+plain            what becomes of modules' plain attributes
+"""

@@ -88,8 +88,8 @@ class HubLookup:
 
 
 class LookupByUrl:
-    """The same by what the coordinator writes at the run's URL, in a thread of its own: once a second, for the hub may
-    be moving, and who was it last may be gone, or be silent.
+    """The same by what the hub's agent or the coordinator has written at the run's URL (membership/hub_file.py), in a
+    thread of its own: once a second, for the hub may be moving, and who was it last may be gone, or be silent.
 
     found    the connection, and the nonce of the run
     failure  why the storage cannot be read, where it could not be so far

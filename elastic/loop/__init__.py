@@ -49,7 +49,7 @@
     compile_cache        what torch compiles goes with the run, as it comes (arriving)
     compiled_storage     as objects in its storage (compiled_object), for which sealed vouches
     compiled_room        and which of them go when there are too many
-    hub_notice           where storage says that the hub is, for those who find it no other way
+    hub_notice           where storage says that the hub is, for those who come by the run's URL
     portable             one instruction set on machines of several kinds
 
 All of them read one `Context`, which does not change. What changes is published by who owns it: the place in the view

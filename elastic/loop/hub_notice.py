@@ -1,6 +1,6 @@
 """What a run's storage says of the agent that has the hub, in the background: where others join, and who answers.
 
-    elastic/hub.json         where the hub is, for nodes that join when no other way leads there any more (hub_file.py)
+    elastic/hub.json         where the hub is, for nodes that are given the run's URL (hub_file.py)
     claims/00000007.beacon   who answers for the run's claim, where that is not the agent any more that its claim names:
                              whoever starts the same run by mistake, on the machine that left, is refused
 

@@ -1,7 +1,10 @@
-"""Where the run's hub is, as the coordinator writes it beside the checkpoints: for nodes that come when the machine on
-which the first ones met is gone.
+"""Where the run's hub is, as it is written beside the checkpoints: who is given the run's URL looks there first.
 
     elastic/hub.json   {"host", "port", "nonce"}
+
+Where nodes meet by that URL alone, the hub's own agent writes it as soon as they have met (launch/nodes.py), and in any
+case the coordinator does, as views begin and when the hub moves (loop/hub_notice.py). It is read before anybody looks
+for a rendezvous, and once a second until the hub is found (launch/hub_lookup.py).
 
 Whoever can read the run's storage can join the run, unless it has a secret (checkpoint/net/secret.py). What lies there
 is a hint: a hub that has moved on says where to.

@@ -1,1 +1,21 @@
-"""What must survive of a run beside its position: how it is gathered, compared, put back, and drawn anew."""
+"""What must survive of a run beside its position: how it is gathered, compared, put back, and drawn anew.
+
+train_state      all of it, as one tree
+modules          which a run knows, and where their buffers hang; leftout: buffers that load_state_dict would not fill
+attributes       what modules keep in plain attributes; modes: which are in eval mode
+trained          which parameters train, in which groups; trained_set: one answer to that
+randomness       where every random number comes from
+
+applied          what code between two steps may change, as it was when the last step was applied; rewound: its buffers
+weights          have they been written since the last update? reached: through `.data`
+since_boundary   what a resume would do once more; passed_beginning: what an epoch's beginning does is done once
+body             what the body of a loop may not do
+staging          what is being copied for a save is joined before it is written to
+
+on_bad           which steps are bad; health: the losses and norms that say so; finite: are these finite numbers?
+identity         what must be equal for equal bits; settings: what optimizers are set to, on all ranks alike
+processor        which one this is, as far as bits depend on it; torch_release: for which releases of torch runs are
+gpu_kernels      on a GPU, torch's deterministic ones
+compiled         torch.compile under exact mode; compilations: what is called around each; compiled_artifacts: what it
+                 has made, for other processes
+"""

@@ -1,4 +1,6 @@
-"""Which kinds of faults there are. A new one is a file in this folder and its name here."""
+"""Which kinds of faults there are. What a new one takes beside its file and its name here is listed in
+CONTRIBUTING.md, "Add a fault to drills".
+"""
 
 from __future__ import annotations
 
