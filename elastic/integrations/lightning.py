@@ -79,6 +79,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
     Raises:
         ConfigError: Something was asked for that a run cannot carry exactly, such as manual optimization,
             accumulate_grad_batches, 16-mixed, ckpt_path, or a Timer; from `fit`, as is what else Run raises.
+        TypeError: What the Trainer has decided is given here, too, such as `model`; from `fit`.
     """
 
     strategy_name = "elastic"
