@@ -377,6 +377,9 @@ class Checkpointer:
         With a group, all ranks call this, in the same way, and each stores its share; what comes of it, the commit or
         the error, is the same for all.
 
+        A step that is saved again has two checkpoints. `load` and `read` give the newer one, and the older one where
+        that is damaged; each counts for `keep`. What is saved last is the run's newest, also of an older step.
+
         Args:
             step: How many steps the state has behind it; names the checkpoint.
             state: Any tree of stateful objects, tensors, arrays and plain values.

@@ -41,15 +41,30 @@ from elastic.status.console import Console
 
 
 class Run:
-    """A training run whose result does not depend on what happens to its workers: a context manager to iterate over.
+    """A training run whose result does not depend on what happens to its workers: a context manager with a loop.
+
+        with elastic.Run("runs/mine", model=model, optimizer=optimizer, scheduler=scheduler, dataset=dataset,
+                         batch_size=256, virtual_workers=24, epochs=20) as run:
+            for epoch in run.epochs():                         # those that are left
+                for x, y in run.batches():                     # this worker's shares of each step's batch
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    scheduler.step()
+
+    `epochs` and `batches` keep such a body as it is; `steps` is for one that adds gradients up by itself. In the other
+    loop, `for step in run`, the run makes the update: see `elastic.Step`.
 
     Args:
         url: Where the run lives: a folder or any fsspec URL. The same command resumes it.
         model: One, or a dict of models by name.
         optimizer: One, or a dict of optimizers by name.
-        scheduler: One, or a dict by name; stepped once per step.
-        dataset: `dataset[i]` for i < `len(dataset)`. What its `data_identity()` gives, where it has that, is part of
-            the run's identity: something JSON holds, that tells its content from others'.
+        scheduler: One, or a dict by name. `for step in run` steps it once a step; in a loop over `batches` the script
+            does, behind `optimizer.step()`, or once an epoch: before its first batch, or behind its last.
+        dataset: `dataset[i]` for i < `len(dataset)`, or `elastic.Streams`. An example is whatever `collate_fn` takes:
+            for the default a tensor, an array, a number or a string, or a tuple, list or dict of such. What the
+            dataset's `data_identity()` gives, where it has that, is part of the run's identity: something JSON holds,
+            that tells its content from others'.
         batch_size: Examples per step, at every world size.
         virtual_workers: V: the parts that a step's batch is cut into, and the most workers that can share it. Part of
             the run's identity, chosen for life: three to six times the usual fleet, with many divisors.
@@ -57,30 +72,32 @@ class Run:
         steps: How many steps to train, at most; the run ends at whichever comes first, if both are given.
         order: Which examples an epoch visits, and in which order: one of `elastic.orders`. Default: `Shuffled()`.
         seed: That of the data's order and of every random stream inside steps.
-        clip_grad_norm: The largest norm of all gradients together; None leaves them.
+        clip_grad_norm: `for step in run` only: the largest norm of all gradients together; None leaves them.
         save_every: "auto": at the interval that wastes least, by what a save was measured to cost and what the run has
             lost (60 s until then). Or steps; a time such as "10min" or "90s"; a time of day such as "02:30 UTC"; or a
             list of these, and then whichever comes first. It changes no bit of the result, but where a rollback goes.
         mode: "exact": the same bits at any world size. "fast": a worker's shares run as one batch.
-        update: `update(run, step)`, instead of clip, optimizer step and scheduler step.
+        update: `for step in run` only: `update(run, step)`, instead of clip, optimizer step and scheduler step.
         rebuild: `rebuild(step)`, for a script that adds parameters to its models between steps: makes of models and
             optimizers, as the script builds them, what they are after `step` steps. Called on a worker that joins then,
             or resumes there, before it gets the state.
         micro_batch_size: The most examples in one forward pass: shares are passed in pieces, to bound memory.
         last_batch: That of an epoch: "short" (a smaller step), "drop", or "carry" (filled from the next epoch).
         num_workers: Loader processes of this worker; 0 reads in the training process.
-        collate_fn: Makes a batch of a list of examples; default torch's default_collate.
+        collate_fn: Makes a batch of a list of examples; default torch's default_collate. The batch's tensors are then
+            moved to `device`.
         device: Default: where the model is, or, if that is main memory, where an Accelerator or Fabric of
             elastic.integrations that this process has made computes. "cuda", or a model that `.cuda()` has moved, means
             this worker's own GPU of those that its node has; workers beyond their number share them.
         extra: `{name: object with state_dict and load_state_dict}` that must survive as well.
-        scaler: A torch.amp.GradScaler: losses are scaled, and the default update unscales.
+        scaler: A torch.amp.GradScaler. `for step in run` scales losses, and its default update unscales; in a loop over
+            `batches` the script calls it as ever.
         buffers: `{name: "first" | "keep"}` for model buffers that the default does not fit (the mean over the shares,
             weighted by examples; integers must agree): "first" takes the first share's, "keep" leaves it as it was.
         threads: Intra-op threads; part of the run's identity, since they change bits.
         portable: Pin the instruction set to AVX2, so that processors of one maker with equal caches agree, whatever
             else they can (starts the process again if need be).
-        overlap: Send gradients during the last backward pass; off for reentrant checkpointing.
+        overlap: Send gradients during the last backward pass; off for reentrant checkpointing, `for step in run` only.
         bucket_bytes: How much of the gradients travels together.
         compile_cache: Keep what torch.compile makes in the run's storage, for later machines of the same kind. Needs a
             secret of the run (ELASTIC_SECRET), the same at every launch.
@@ -113,10 +130,20 @@ class Run:
         optimizers: By name.
 
     Raises:
-        ConfigError: An argument, or what the arguments are together, cannot work; at once.
+        ConfigError: An argument, or what the arguments are together, cannot work; at once, or where the loop begins
+            that it is not for.
         IdentityMismatch: The saved run is another run; in `with`.
         RendezvousTimeout: Too few workers came; in `with`.
         checkpoint.ClaimHeld: A live job writes to this URL; in `with`.
+        StartFailed: The coordinator could not start the run, and the message repeats why; in `with`. Or no worker holds
+            a whole state any more; in the loop.
+        StepError: The loop's body breaks a rule of its loop: see `batches`, `steps` and `elastic.Step`.
+        CollectiveMismatch: The workers' scripts went different ways, in what they call, set or train; in the loop, and
+            from `evaluate` and `on_coordinator`. It is a StepError.
+        ExampleError: `dataset[i]` or `collate_fn` raised, and `on_bad_example` does not leave that out; in the loop.
+        LoaderError: A loader process died; in the loop, with `num_workers`.
+        LoaderTimeout: The loader processes brought nothing for timeout_s; likewise.
+        Evicted: Another job has claimed the URL, and the run goes on there; in the loop.
         SavesFailed: Too many saves in a row failed; in the loop.
         BadStep: A step is bad, and `on_bad` says to end there, or has passed over too many; in the loop.
         WeightsNotFinite: With `on_bad`, what is about to be saved holds no number; in the loop.

@@ -38,8 +38,23 @@ _OF_A_LAUNCH = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no types
     """accelerate.Accelerator, for a run's worker. Takes what that takes.
 
+        accelerator = Accelerator(mixed_precision="bf16")      # before the Run, which trains where this computes
+        with elastic.Run("runs/mine", model=model, optimizer=optimizer, dataset=dataset, ...) as run:
+            accelerator.follow(run)                            # without it each worker is a main process, and prints
+            model, optimizer = accelerator.prepare(model, optimizer)
+            for epoch in run.epochs():
+                for batch in run.batches():                    # in place of the train loader
+                    ...                                        # as it was: accelerator.backward(loss), optimizer.step()
+
+    Model, optimizer and scheduler are prepared behind the Run, which wants them as they are; the train loader is not
+    prepared, for the run reads the dataset. A loader to evaluate with may be: each worker reads all of it. Where the
+    Accelerator is made behind the Run, Run(device=) names its device. Run takes what it takes for a loop over
+    `batches`: so no `clip_grad_norm`, for which there is `accelerator.clip_grad_norm_`, no `update` and no
+    `overlap=False`.
+
     Raises:
-        ConfigError: It is to accumulate gradients, to scale losses, or to spread the model by itself.
+        ConfigError: It is to accumulate gradients, to scale losses (mixed_precision="fp16"), or to spread the model by
+            itself (`accelerate launch`).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -29,15 +29,28 @@ if TYPE_CHECKING:
 
 
 class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
-    """lightning.fabric.Fabric, for a run's worker. Takes what that takes, but for what spreads a model.
+    """lightning.fabric.Fabric, for a run's worker. Takes what that takes, by name, but for what spreads a model.
+
+        fabric = Fabric(precision="bf16-mixed")                # before the Run, which trains where this computes
+        with elastic.Run("runs/mine", model=model, optimizer=optimizer, dataset=dataset, ...) as run:
+            fabric.follow(run)                                 # without it each worker is a main process, and prints
+            model, optimizer = fabric.setup(model, optimizer)
+            for epoch in run.epochs():
+                for batch in run.batches():                    # in place of the train loader
+                    ...                                        # as it was: fabric.backward(loss), optimizer.step()
+
+    Run gets model and optimizer as they are, and they are set up behind it; `setup_dataloaders` is not for the train
+    loader, for the run reads the dataset. Where the Fabric is made behind the Run, Run(device=) names its device.
+    Run takes what it takes for a loop over `batches`: so no `clip_grad_norm`, for which there is
+    `fabric.clip_gradients`, no `update` and no `overlap=False`.
 
     Args:
         device: Where this worker computes; "cuda" is its own GPU of those that its node has. Default: that, where
             there is one, else the CPU.
-        **named: Fabric's.
+        **named: Fabric's, without `strategy`, `devices`, `num_nodes` and `accelerator`.
 
     Raises:
-        ConfigError: It is to spread the model by itself, or to scale losses.
+        ConfigError: It is to spread the model by itself, or to scale losses (a `precision` that begins with 16).
     """
 
     def __init__(self, *, device: torch.device | str | None = None, **named: Any) -> None:

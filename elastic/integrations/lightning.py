@@ -50,7 +50,19 @@ from elastic.run import Run
 
 
 class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no types
-    """Also `Trainer(strategy="elastic")`, which takes the two first arguments from the environment.
+    """Lightning's Trainer in a run, which `fit` makes: there is no Run to make and nothing to follow.
+
+        strategy = ElasticStrategy("runs/mine", virtual_workers=16, save_every="10min")
+        trainer = L.Trainer(max_epochs=3, gradient_clip_val=1.0, strategy=strategy)
+        trainer.fit(model, DataLoader(dataset, batch_size=64, shuffle=True))    # 64 examples are one update
+        print(strategy.run.step_index)
+
+    One strategy, one train loader and one `fit` make a run; the same command resumes it. Once this module is imported
+    there is `Trainer(strategy="elastic")`, too, which takes the first two arguments from the environment.
+
+    Of Run's arguments the Trainer and its train loader decide `model`, `optimizer`, `scheduler`, `dataset`,
+    `collate_fn`, `num_workers`, `last_batch` (drop_last), `steps` (max_steps) and `epochs` (max_epochs). The loader
+    shuffles, and has no sampler of its own.
 
     Args:
         url: Where the run lives, see elastic.Run; default ELASTIC_URL.
@@ -58,13 +70,16 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         batch_size: Examples of one update, on all workers together; default the train loader's.
         device: Where this worker computes; "cuda" is its own GPU of those that its node has. Default: that, or the
             CPU, as the Trainer's accelerator is.
-        **arguments: Others of elastic.Run that the Trainer does not decide.
+        **arguments: Others of elastic.Run, such as `seed`, `order`, `save_every`, `mode`, `micro_batch_size`, `count`,
+            `extra`, `keep`, `on_bad` ("stop") and `timeout_s`. Not those that are `for step in run` only, nor `scaler`.
 
     Attributes:
         run: The run, from `fit` on.
 
     Raises:
-        ConfigError: Something was asked for that a run cannot carry exactly; from `fit`.
+        ConfigError: Something was asked for that a run cannot carry exactly, such as manual optimization,
+            accumulate_grad_batches, 16-mixed, ckpt_path, or a Timer; from `fit`, as is what else Run raises.
+        TypeError: What the Trainer has decided is given here, too, such as `model`; from `fit`.
     """
 
     strategy_name = "elastic"

@@ -53,12 +53,10 @@ else:
 
 
 class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
-    """For a Trainer of one's own: `class Mine(ElasticMixin, transformers.Seq2SeqTrainer)`.
+    """What ElasticTrainer has, for a Trainer of one's own: `class Mine(ElasticMixin, transformers.Seq2SeqTrainer)`.
 
     Args:
-        elastic: Arguments of `elastic.Run`: `url`, `virtual_workers`, and any others that the Trainer does not decide.
-            `batch_size`, the examples of one update on all workers together, is `per_device_train_batch_size` unless
-            it is given. `count(batch)` says what the loss is a mean over, where that is not as the Trainer counts it.
+        elastic: Of elastic.Run, see ElasticTrainer.
         *args: The Trainer's.
         **kwargs: The Trainer's.
 
@@ -66,8 +64,8 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         run: The run, from `train()` on.
 
     Raises:
-        ConfigError: Something was asked for that a run cannot carry exactly; from here or from `train`.
-        StepError: The loss is a mean over something else than what is counted; from `train`, before the update.
+        ConfigError: See ElasticTrainer.
+        StepError: Likewise.
     """
 
     def __init__(self, *args: Any, elastic: Mapping[str, Any], **kwargs: Any) -> None:
@@ -252,7 +250,36 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
 
 
 class ElasticTrainer(ElasticMixin, transformers.Trainer):  # type: ignore[misc]  # it has no types
-    """transformers.Trainer, for a run's worker; see ElasticMixin."""
+    """transformers.Trainer, for a run's worker. `train()` makes the run: there is no Run to make and nothing to follow.
+
+        args = TrainingArguments("out", num_train_epochs=3, per_device_train_batch_size=64)   # 64 are one update
+        trainer = ElasticTrainer(model=model, args=args, train_dataset=dataset,
+                                 elastic={"url": "runs/mine", "virtual_workers": 16})
+        trainer.train()                                        # the same command resumes
+
+    Import this module before TrainingArguments is made: it hides the launcher from accelerate. Of Run's
+    arguments the Trainer decides `model`, `optimizer`, `scheduler`, `dataset`, `collate_fn`, `steps`, `epochs`, `seed`,
+    `num_workers` and `last_batch`.
+
+    Args:
+        elastic: Of elastic.Run `url`, `virtual_workers`, and any others, such as `order`, `save_every`, `mode`,
+            `micro_batch_size`, `extra`, `keep`, `on_bad` ("stop") and `timeout_s`. Not those that are `for step in run`
+            only, nor `scaler`. `batch_size`, the examples of one update on all workers together, is
+            `per_device_train_batch_size` unless it is given. `count(batch)` says what the loss is a mean over, where
+            that is not as the Trainer counts it.
+        *args: The Trainer's.
+        **kwargs: The Trainer's.
+
+    Attributes:
+        run: The run, from `train()` on.
+
+    Raises:
+        ConfigError: `elastic` lacks an argument, or has one that the Trainer decides; or something was asked for that a
+            run cannot carry exactly, such as gradient accumulation, fp16, resume_from_checkpoint, or an
+            IterableDataset; from here or from `train`.
+        StepError: The loss is a mean over something else than what is counted; from `train`, before the update;
+            as is what else Run raises.
+    """
 
 
 class _Steps:

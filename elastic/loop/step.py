@@ -17,6 +17,12 @@ from elastic.loop.step_in_hand import StepInHand, counted
 class Step(ScriptStep):
     """What `for step in run` yields. Iterating over it gives this worker's shares; when they end, the step is applied.
 
+        for step in run:
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y, reduction="sum"), count=len(y))
+
+    A loss is a sum, and neither zero_grad nor optimizer.step() is called.
+
     Attributes:
         index: Its number, from 0, over the whole run.
         epoch: That of its first example.

@@ -199,7 +199,16 @@ def test_the_reference_holds_every_public_name() -> None:
     assert {"elastic.errors", "checkpoint.errors"} <= shown
     missing = {f"elastic.{one}" for one in elastic.__all__ if not hasattr(elastic.errors, one)}
     missing |= {f"checkpoint.{one}" for one in checkpoint.__all__ if not hasattr(checkpoint.errors, one)}
+    missing |= set(classes_for_frameworks())
     assert not missing - shown
+
+
+def classes_for_frameworks() -> Iterator[str]:
+    """The public ones. Their modules are read, and not imported: a framework need not be here."""
+    for path in (ROOT / "elastic" / "integrations").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield f"elastic.integrations.{path.stem}.{node.name}"
 
 
 def test_the_reference_holds_every_event_with_its_facts(capsys: pytest.CaptureFixture[str]) -> None:
