@@ -65,12 +65,12 @@ def _(right: Any, act: Act) -> Any:
 
 @planted("elastic.loop.recovery:Recovery.recover", plan="lost", caught_by={"position", "coverage"})
 def give_up_the_step_in_flight(right: Any, act: Act) -> Any:
-    """Survivors go on with the next step: the one whose exchange failed is never done."""
+    """Survivors go on two steps later: the one whose exchange failed is never done, nor the next."""
 
     def recover(self: Any, *what: Any) -> None:
         right(self, *what)
         act()
-        self._state.step += 1
+        self._state.step += 2  # the first of them may have been applied, by the worker that was lost and no other
         self._session.read_from(self._state.step)
 
     return recover
