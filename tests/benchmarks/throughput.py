@@ -43,7 +43,8 @@ class Peer:
         model = workload.make()
         self._parameters = list(model.parameters())
         self._optimizer = workload.optimizer(model)
-        self._model = DistributedDataParallel(model) if world_size > 1 else model
+        trained = DistributedDataParallel(model) if world_size > 1 else model
+        self._model = lambda: trained  # out of sight: a run refuses a model that trains beside its own and is not its
         self._batches = self._order()
         # DDP takes the mean over workers of what is summed here, so each worker's sum counts world_size times.
         self._scale = world_size / (workload.batch_size * workload.per_example)
@@ -54,8 +55,8 @@ class Peer:
         for number, chosen in enumerate(batches):
             inputs, targets = self.read(chosen)
             accumulates = self._world_size > 1 and number < len(batches) - 1
-            with self._model.no_sync() if accumulates else nullcontext():  # type: ignore[operator]
-                loss = self._workload.loss(self._model, inputs, targets)
+            with self._model().no_sync() if accumulates else nullcontext():  # type: ignore[operator]
+                loss = self._workload.loss(self._model(), inputs, targets)
                 torch.autograd.backward(loss * self._scale)
             total += loss.detach()
         self.update()
