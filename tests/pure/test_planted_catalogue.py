@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,19 @@ PATCHES = [patch for bug in CATALOGUE.values() for patch in bug.patches]
 def test_what_a_bug_patches_is_there(patch: Patch) -> None:
     """A refactoring that moves it has to take the bug along, or the catalogue would empty itself."""
     parent_of(importlib.import_module(patch.module), patch)
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.target)
+def test_a_bug_takes_what_the_function_takes_whose_place_it_takes(patch: Patch) -> None:
+    """Or a run ends in a TypeError before the bug has acted."""
+    replaced = vars(parent_of(importlib.import_module(patch.module), patch))[patch.path[-1]]
+    right = getattr(replaced, "__func__", replaced)
+    if inspect.isfunction(right):
+        wrong = patch.make(right, lambda: None)
+        takes = inspect.signature(right).parameters.values()
+        given = [one for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD]
+        named = {one.name: one for one in takes if one.kind is one.KEYWORD_ONLY}
+        inspect.signature(getattr(wrong, "__func__", wrong)).bind(*given, **named)
 
 
 def test_the_catalogue_holds_what_was_asked_for_and_every_run_has_a_bug() -> None:

@@ -27,8 +27,8 @@ def resume_at_the_wrong_step(right: Any, act: Act) -> Any:
 def resume_from_an_older_checkpoint(right: Any, act: Act) -> Any:
     """A run goes on from the checkpoint before the newest."""
 
-    def read(self: Any) -> Any:
-        found = right(self)
+    def read(self: Any, *, step: Any = None, spool: Any = None) -> Any:
+        found = right(self, step=step, spool=spool)
         act()
         return right(self, step=found.step - 4)
 
@@ -103,7 +103,7 @@ def list_a_checkpoint_without_a_shard(right: Any, act: Act) -> Any:
 
 @list_a_checkpoint_without_a_shard.also("checkpoint.save.commit:commit")
 def _(right: Any, act: Act) -> Any:
-    return lambda storage, draft, objects: storage.put_new(draft.id.manifest_key, draft.manifest(objects))
+    return lambda storage, draft, objects, **_: storage.put_new(draft.id.manifest_key, draft.manifest(objects))
 
 
 @planted("checkpoint.save.commit:write_object", plan="alone", caught_by={"checkpoint"})
