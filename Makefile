@@ -36,8 +36,8 @@ check: $(STAMP)  ## lint, types, and which room may import which
 docs: $(STAMP)  ## the pages, in build/site: a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-quick: check  ## lint, types and the pure tests, which start no process
-	$(PYTEST) tests/pure
+quick: check  ## lint, types and the pure tests, which start no process and wait for nothing
+	$(PYTEST) -n logical tests/pure
 
 test: check docs  ## what CI runs: lint, types, pages, and of the longest tests a sample, different ones each day
 	$(PYTEST)

@@ -43,8 +43,9 @@ class Peer:
         model = workload.make()
         self._parameters = list(model.parameters())
         self._optimizer = workload.optimizer(model)
-        trained = DistributedDataParallel(model) if world_size > 1 else model
-        self._model = lambda: trained  # out of sight: a run refuses a model that trains beside its own and is not its
+        trained: Any = DistributedDataParallel(model) if world_size > 1 else model
+        # Out of sight: a run refuses a model that trains beside its own and that it was not handed.
+        self._model: Callable[[], Any] = lambda: trained
         self._batches = self._order()
         # DDP takes the mean over workers of what is summed here, so each worker's sum counts world_size times.
         self._scale = world_size / (workload.batch_size * workload.per_example)
@@ -55,7 +56,7 @@ class Peer:
         for number, chosen in enumerate(batches):
             inputs, targets = self.read(chosen)
             accumulates = self._world_size > 1 and number < len(batches) - 1
-            with self._model().no_sync() if accumulates else nullcontext():  # type: ignore[operator]
+            with self._model().no_sync() if accumulates else nullcontext():
                 loss = self._workload.loss(self._model(), inputs, targets)
                 torch.autograd.backward(loss * self._scale)
             total += loss.detach()

@@ -1,4 +1,4 @@
-"""Functions, in milliseconds; some begin a run of one worker. `make quick` runs all of them."""
+"""Functions, in milliseconds; `make quick` runs all of them."""
 
 from __future__ import annotations
 

@@ -8,14 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 from rich.table import Table
 
-import elastic
-from tests.benchmarks import data_correctness, parts, scale
+from tests.benchmarks import data_correctness, scale
 from tests.benchmarks.__main__ import BENCHMARKS
-from tests.benchmarks.parts import ORDER
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "benchmarks"
@@ -46,21 +43,6 @@ def test_each_reads_options_that_it_has(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_none_is_wider_than_a_terminal(path: Path) -> None:
     assert list(wider(path.read_text())) == []
-
-
-def test_the_parts_of_a_step_are_there(tmp_path: Path) -> None:
-    """They are named by strings, which no type checker reads: one that had moved ended the benchmark."""
-    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1))
-    optimizer = torch.optim.SGD(model.parameters())
-    data = [(torch.ones(1), torch.ones(1))] * 4
-    with elastic.Run(
-        tmp_path, model=model, optimizer=optimizer, dataset=data, batch_size=4, virtual_workers=1, steps=1
-    ) as run:
-        for step in run:
-            for x, y in step:
-                there = [(hasattr(owner, name) and part in ORDER, name) for owner, name, part in parts.of_run(run)]
-                step.backward(((model(x) - y) ** 2).sum(), count=len(x))
-    assert [name for is_there, name in there if not is_there] == []
 
 
 def lacking(source: str) -> Iterator[str]:

@@ -41,14 +41,15 @@ def test_what_a_bug_patches_is_there(patch: Patch) -> None:
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.target)
 def test_a_bug_takes_what_the_function_takes_whose_place_it_takes(patch: Patch) -> None:
     """Or a run ends in a TypeError before the bug has acted."""
-    replaced = vars(parent_of(importlib.import_module(patch.module), patch))[patch.path[-1]]
-    right = getattr(replaced, "__func__", replaced)
+    replaced: Any = vars(parent_of(importlib.import_module(patch.module), patch))[patch.path[-1]]
+    right: Any = getattr(replaced, "__func__", replaced)
     if inspect.isfunction(right):
         wrong = patch.make(right, lambda: None)
         takes = inspect.signature(right).parameters.values()
         given = [one for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD]
         named = {one.name: one for one in takes if one.kind is one.KEYWORD_ONLY}
-        inspect.signature(getattr(wrong, "__func__", wrong)).bind(*given, **named)
+        function: Any = getattr(wrong, "__func__", wrong)
+        inspect.signature(function).bind(*given, **named)
 
 
 def test_the_catalogue_holds_what_was_asked_for_and_every_run_has_a_bug() -> None:
