@@ -60,8 +60,9 @@ class Rewound:
         """Whether all are as they were at `note`, by value where there is a copy."""
         now = {key: entry.module._buffers[entry.attribute] for key, entry in _hanging(roots)}
         return now.keys() == self._noted.keys() and all(
-            _is_still(now[key], tensor, version)
-            and (tensor is None or key not in self._copies or same(self._copies[key], tensor))
+            now[key] is tensor and same(self._copies[key], tensor)
+            if tensor is not None and key in self._copies
+            else _is_still(now[key], tensor, version)
             for key, (tensor, version) in self._noted.items()
         )
 

@@ -144,6 +144,19 @@ def test_buffers_that_the_script_changes_between_steps_come_as_the_update_left_t
     assert rewound.state("model", model.state_dict())["large"][0] == 0
 
 
+def test_buffers_that_were_put_back_are_still() -> None:
+    """As after a share that was broken off, whose forward pass had moved them."""
+    model = nn.BatchNorm1d(2)
+    rewound = Rewound()
+    rewound.note({"model": model})
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model(torch.randn(4, 2))
+    assert not rewound.is_still({"model": model})
+    for name, buffer in model.named_buffers():
+        buffer.copy_(before[name])
+    assert rewound.is_still({"model": model})
+
+
 def test_saving_leaves_buffers_that_can_be_resized(tmp_path: Path) -> None:
     """As torch.ao's observers do with the model's; after `numpy()` torch refuses it for good."""
     model = nn.Module()
