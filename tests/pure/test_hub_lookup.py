@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastic.launch.hub_lookup import HubLookup, LookupByUrl
+from elastic.launch.hub.written_lookup import HubLookup, LookupByUrl
 from elastic.membership import hub_file
 from elastic.membership.messages import HubIs, Refusal, as_message
 from elastic.membership.wire import encode

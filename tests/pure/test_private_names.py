@@ -92,7 +92,7 @@ ALLOWED = (
         "_python_dispatch _schema",
         "elastic/drill/inject/hooks.py",
     ),
-    Allowed("CUDA's word on forks", "_is_in_bad_fork", "elastic/launch/importing.py"),
+    Allowed("CUDA's word on forks", "_is_in_bad_fork", "elastic/launch/warm/importing.py"),
     Allowed(
         "loader processes that a run ends and restarts",
         "_utils _workers _worker_pids_set _remove_worker_pids _try_put_index _shutdown_workers",
@@ -103,7 +103,7 @@ ALLOWED = (
     Allowed(
         "a script as __main__, and a process's end, as the interpreter does them",
         "_run_module_as_main _shutdown _run_exitfuncs",
-        "elastic/launch/main_module.py elastic/launch/ending.py",
+        "elastic/launch/processes/main_module.py elastic/launch/processes/ending.py",
     ),
     Allowed("how argparse fills a description", "_fill_text", "checkpoint/cli/usage.py"),
     Allowed("types that have no other name", "_SubParsersAction _Hash", "checkpoint/cli checkpoint/format"),
@@ -141,7 +141,7 @@ ALLOWED = (
         "tests/benchmarks/parts.py tests/benchmarks/throughput.py",
     ),
     Allowed(
-        "connections of a simulated network end without the sockets that HubHere hears it from",
+        "connections of a simulated network end without the sockets that HubServer hears it from",
         "_nodes _undecided",
         "tests/benchmarks/scale.py",
     ),

@@ -10,8 +10,8 @@ there where.
 Promises  what answers there is the store that was written of, by its nonce: a port may be somebody else's by now.
           Where a run had a hub, nobody opens a store, or a round at one, before that was silent for 30 s: it may be
           moving. A node that finds the hub meanwhile says at its store that nobody meets there any more.
-Leaves    a run that is under way to hub_lookup.py, which looks at the same time. Two sides of a cut network may meet
-          apart: the run's claims let one of them go on, as always.
+Leaves    a run that is under way to hub/written_lookup.py, which looks at the same time. Two sides of a cut network
+          may meet apart: the run's claims let one of them go on, as always.
 
 Of torch 2.13: `create_backend` is public; that port 0 is one of the kernel's choice there is not documented.
 """
@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from checkpoint.errors import CheckpointError
 from checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded, open_storage
 from elastic.errors import ConfigError
-from elastic.launch.rendezvous_store import FoundStore, with_config
+from elastic.launch.rendezvous.store import FoundStore, with_config
 from elastic.membership.written_hub import hub_in
 
 FOLDER = "elastic/meetings"

@@ -1,14 +1,14 @@
 """An exception is shown once, however many workers meet it: which traces have people seen?
 
-A worker prints its own where its stderr is not shared (worker.py); else its agent does. What all workers have met, each
-tells from its own place in the code, and only the first is shown at length.
+A worker prints its own where its stderr is not shared (processes/worker.py); else its agent does. What all workers
+have met, each tells from its own place in the code, and only the first is shown at length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic.launch.logs import Streams
+from elastic.launch.workers.logs import Streams
 from elastic.membership.messages import Failed
 
 

@@ -5,7 +5,7 @@ a second and a half of a processor. In `python script.py` the script's first sta
 two things about it: what it finds in the environment, and which of several modules of one name it imports.
 
 Promises  `shows()` names what the script has done, or has beside it, that would have made a difference.
-Leaves    what follows from that to warm.py: a fresh interpreter, in which everything comes in the script's order.
+Leaves    what follows from that to process.py: a fresh interpreter, in which everything comes in the script's order.
 """
 
 from __future__ import annotations

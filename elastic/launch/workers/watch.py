@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from checkpoint import linux
-from elastic.launch.node_worker import NodeWorker
-from elastic.launch.sightings import Doubts, Patience, sighting
+from elastic.launch.workers.node_worker import NodeWorker
+from elastic.launch.workers.sightings import Doubts, Patience, sighting
 from elastic.membership.messages import KillHung, Sighted, as_message
 from elastic.membership.progress import Record
 from elastic.membership.stalls import Sighting
@@ -102,7 +102,7 @@ class WorkerWatch:
             return
         watched.stuck = self._stuck(now_s, worker, record, verdict.why, hung=True)
         watched.dump = _Dump(watched.stuck, record, now_s + _DUMP_S, linux.held_up_s(worker.pid))
-        os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see worker.py
+        os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see processes/worker.py
 
     def _look(self, now_s: float) -> None:
         if now_s - self._looked_s > _HELD_UP_S:

@@ -17,7 +17,7 @@ import runpy
 import sys
 import types
 
-from elastic.launch.script import Script, spec_of
+from elastic.launch.processes.script import Script, spec_of
 
 
 class MainModule:
@@ -29,7 +29,7 @@ class MainModule:
         if search_path is not None:
             sys.path[0] = search_path  # it was the current folder: this process was started with -m
         # What starts this process again in place (loop/portable.py) has to come back to here.
-        sys.orig_argv = [sys.executable, "-m", "elastic.launch.worker", *script.command()]
+        sys.orig_argv = [sys.executable, "-m", "elastic.launch.processes.worker", *script.command()]
         sys.argv = ["-m" if script.module else script.target, *script.args]
         self.module = types.ModuleType("__main__")
         sys.modules["__main__"] = self.module

@@ -1,6 +1,6 @@
 """Turns "a worker in this place" into a process: one that the warm process has forked ahead, or a fresh interpreter.
 
-    the warm process (warm.py)  ->  a spare, forked while nothing else is going on  ->  a worker, at once
+    the warm process (warm/process.py)  ->  a spare, forked while nothing else is going on  ->  a worker, at once
 
 Promises  every worker is a child of this process, whoever forked it, in a session of its own, with the descriptors
           that it was given and no others.
@@ -22,11 +22,12 @@ from dataclasses import dataclass
 
 from checkpoint import linux
 from checkpoint.net.framing import NotAMessage
-from elastic.launch import children, early_signals, warm
-from elastic.launch.importing import RANK_VARIABLES, WORKER_VARIABLES
-from elastic.launch.script import Script
-from elastic.launch.warm_messages import FROM_WARM, PACKET_MAX, BecomeWorker, Forked, Leaves, Ready, Unfit, packet, read
-from elastic.launch.worker import AGENT, STREAMS
+from elastic.launch.processes import children, early_signals
+from elastic.launch.processes.script import Script
+from elastic.launch.processes.worker import AGENT, STREAMS
+from elastic.launch.warm.importing import RANK_VARIABLES, WORKER_VARIABLES
+from elastic.launch.warm.messages import FROM_WARM, PACKET_MAX, BecomeWorker, Forked, Leaves, Ready, Unfit, packet, read
+from elastic.launch.warm.process import in_fork
 
 _DEATHS_MAX = 3  # of warm processes that never got ready, in a row
 _READY_S = 300.0  # for its imports; what takes longer is not waited for by workers
@@ -177,12 +178,12 @@ class Starter:
         pid = early_signals.fork()
         if pid == 0:
             self.loop.close()
-            warm.in_fork(its, self._env, self._script.command())
+            in_fork(its, self._env, self._script.command())
         return pid
 
     def _spawn_warm(self, its: socket.socket) -> int:
         process = subprocess.Popen(
-            [sys.executable, "-m", "elastic.launch.warm", str(its.fileno()), "-1", *self._script.command()],
+            [sys.executable, "-m", "elastic.launch.warm.process", str(its.fileno()), "-1", *self._script.command()],
             env=self._env,
             stdin=subprocess.DEVNULL,
             pass_fds=(its.fileno(),),
@@ -241,7 +242,7 @@ class Starter:
     def _spawn(self, request: Request) -> None:
         fds = {name: fd for name, fd in request.fds.items() if name not in STREAMS}
         process = subprocess.Popen(
-            [sys.executable, "-m", "elastic.launch.worker", *self._script.command()],
+            [sys.executable, "-m", "elastic.launch.processes.worker", *self._script.command()],
             env={**self._env, **request.env, **{name: str(fd) for name, fd in fds.items()}},
             stdin=subprocess.DEVNULL,
             stdout=request.fds.get("stdout"),

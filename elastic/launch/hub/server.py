@@ -15,9 +15,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from elastic.launch.dialing import Address, Dial
-from elastic.launch.lease import EVICT_S, HELD_UP_S, LEASE_S, Lease
-from elastic.launch.loop_connection import LoopConnection
+from elastic.launch.hub.lease import EVICT_S, HELD_UP_S, LEASE_S, Lease
+from elastic.launch.net.dialing import Address, Dial
+from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import LISTED, KnownLists, ListUnknown
 from elastic.membership.messages import (
@@ -42,7 +42,7 @@ PING_S = 0.4
 _REFUSALS_SHOWN = 10  # of one node: what comes after them is dropped without a word
 
 
-class HubHere:
+class HubServer:
     """node: this node's name   lists: that it knows   deliver: to this node"""
 
     def __init__(

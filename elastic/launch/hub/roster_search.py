@@ -1,7 +1,7 @@
 """Where is the run's hub? The nodes that one knows of are asked, one after the other, until one of them is it.
 
-Who is asked in which order, and whose turn it is to serve, is hub_seeking.py's to say. A newcomer also asks those who
-know of the run (hub_lookup.py), for all whom it knows may be gone while the run goes on with others.
+Who is asked in which order, and whose turn it is to serve, is rules.py's to say. A newcomer also asks those who
+know of the run (written_lookup.py), for all whom it knows may be gone while the run goes on with others.
 
 How a node calls another one, and how long ago that was, are given to it: simulated agents seek as real ones do.
 """
@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from elastic.launch import hub_seeking
-from elastic.launch.dialing import Address
-from elastic.launch.hub_seeking import Candidate, Turn
+from elastic.launch.hub import rules
+from elastic.launch.hub.rules import Candidate, Turn
+from elastic.launch.net.dialing import Address
 
 _MET_MAX = 1024
 C = TypeVar("C")
@@ -31,7 +31,7 @@ class Dialling(Protocol[C_co]):
 
 
 class Searching(Protocol[C_co]):
-    """See hub_lookup.HubSearch."""
+    """See written_lookup.HubSearch."""
 
     def take(self) -> C_co | None: ...
 
@@ -58,7 +58,7 @@ class HubSeeker(Generic[C]):
         """
         own       where others find this agent
         search    begins to ask those who know of the run; None: there is nobody to ask
-        within_s  a hub is to be found; None: hub_seeking.SEEK_S
+        within_s  a hub is to be found; None: rules.SEEK_S
         """
         self._node = node
         self._own = own
@@ -114,7 +114,7 @@ class HubSeeker(Generic[C]):
         self.met = {name: at for name, at in self.met.items() if at != address}
 
     def candidates(self) -> list[Candidate]:
-        return hub_seeking.candidates(self.roster, self.met, self.lost)
+        return rules.candidates(self.roster, self.met, self.lost)
 
     # seeking
 
@@ -126,7 +126,7 @@ class HubSeeker(Generic[C]):
             self._to_ask = self.candidates()
         if self.newcomer and self._search is None and self._new_search is not None:
             self._search = self._new_search()  # whom it knows may all be gone, and the run goes on with others
-        self._next_s = now_s + (hub_seeking.PAUSE_S if pause else 0.0)
+        self._next_s = now_s + (rules.PAUSE_S if pause else 0.0)
         if not pause:
             self._ask_next(now_s, self._to_ask)
 
@@ -158,7 +158,7 @@ class HubSeeker(Generic[C]):
 
     def _ask_next(self, now_s: float, to_ask: list[Candidate]) -> None:
         self._dials.close()
-        within_s = hub_seeking.SEEK_S if self._within_s is None else self._within_s
+        within_s = rules.SEEK_S if self._within_s is None else self._within_s
         if self._since_s is not None and now_s - self._since_s > within_s:
             self.stop()
             self._end_search()
@@ -166,17 +166,17 @@ class HubSeeker(Generic[C]):
         elif not to_ask:
             self.lost = {}  # they may be back
             self._to_ask = self.candidates()
-            self._next_s = now_s + hub_seeking.PAUSE_S
+            self._next_s = now_s + rules.PAUSE_S
         else:
             name, address = candidate = to_ask.pop(0)
-            match hub_seeking.turn(candidate, node=self._node, own=self._own, newcomer=self.newcomer):
+            match rules.turn(candidate, node=self._node, own=self._own, newcomer=self.newcomer):
                 case Turn.ASK:
                     self._ask(name, address, now_s)
                 case Turn.SERVE:
                     self._serve()
 
     def _ask(self, name: str | None, address: Address, now_s: float) -> None:
-        self._next_s = now_s + hub_seeking.TRY_S
+        self._next_s = now_s + rules.TRY_S
 
         def done(connection: C | None) -> None:
             if connection is not None:

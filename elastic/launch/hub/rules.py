@@ -1,6 +1,6 @@
 """Whom does an agent ask for the run's hub, for how long, and what does it answer who asks? Pure.
 
-hub_seeker.py, attendance.py and other_hub.py act on it, and so do the simulated agents of tests/kit/simulated_hosts.
+roster_search.py, client.py and step_down.py act on it, and so do the simulated agents of tests/kit/simulated_hosts.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 
-from elastic.launch.dialing import Address
-from elastic.launch.lease import EVICT_S
+from elastic.launch.hub.lease import EVICT_S
+from elastic.launch.net.dialing import Address
 from elastic.membership.messages import HubIs
 
 WELCOME_S = 2.0  # for an agent that has taken our hello, and may be about to become the hub

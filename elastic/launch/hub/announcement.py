@@ -6,8 +6,8 @@ opens an empty store, and by the same command would wait there for others, who h
 Promises  what another run with the same id has written there stays.
           Where two agents took themselves for the hub, the word of the one that is stays in the end: it looks again.
           A run that is over takes its word back: in a store that outlives it the next run would wait for its hub.
-Leaves    to nodes.py, that such a node looks there until it meets others; and those who meet by the run's URL, who read
-          there where the hub is.
+Leaves    to meeting.py, that such a node looks there until it meets others; and those who meet by the run's URL, who
+          read there where the hub is.
 
 Of torch 2.13: a client waits without an end for the first word of what listens there and is no store. Hence a thread.
 `compare_set` takes bytes, which is not documented: what anybody has written there may be no text.
@@ -28,7 +28,7 @@ from torch.distributed import DistError, Store, TCPStore
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from checkpoint.net.keepalive import keep_alive
-from elastic.launch.rendezvous_store import DEFAULT_PORT
+from elastic.launch.rendezvous.store import DEFAULT_PORT
 from elastic.membership.written_hub import hub_in
 
 _LOOK_S = 0.25  # well within the last call of a round that one node may complete alone

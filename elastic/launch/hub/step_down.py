@@ -1,6 +1,6 @@
 """A hub that may not go on without those who are missing: they may have another one, to which it steps down.
 
-Which of two yields to the other is hub_seeking.py's to say.
+Which of two yields to the other is rules.py's to say.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from checkpoint.net.secured import client_side
-from elastic.launch import hub_seeking
-from elastic.launch.agent_port import AgentPort
-from elastic.launch.dialing import Address, Dials
-from elastic.launch.loop_connection import LoopConnection
+from elastic.launch.hub import rules
+from elastic.launch.net.agent_port import AgentPort
+from elastic.launch.net.dialing import Address, Dials
+from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
 from elastic.membership.wire import Message, WireError
@@ -39,7 +39,7 @@ class OtherHub:
         self._looked_s = now_s
 
     def look(self, now_s: float, missing: Callable[[], Iterable[Address]]) -> None:
-        if now_s - self._looked_s < hub_seeking.MEET_S:
+        if now_s - self._looked_s < rules.MEET_S:
             return
         self._looked_s = now_s
         self._dials.close()
@@ -61,7 +61,7 @@ class OtherHub:
                 said = None
                 with suppress(WireError):  # whoever has that address by now
                     said = parse(TO_AGENT, message)
-                if isinstance(said, HubIs) and said.address is not None and hub_seeking.yields_to(said, self._own):
+                if isinstance(said, HubIs) and said.address is not None and rules.yields_to(said, self._own):
                     self._yields_to((said.address, said.port))
 
             connection = LoopConnection(self._loop, sock, heard, lambda why: None, client_side(self._place.secret))

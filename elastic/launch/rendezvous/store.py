@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic.errors import ConfigError
-from elastic.launch import addresses
+from elastic.launch.net import addresses
 
 DEFAULT_PORT = 29400  # torchrun's
 _POLL_S = 0.1

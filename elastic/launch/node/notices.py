@@ -8,7 +8,7 @@ import selectors
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from elastic.launch.notice_hook import NoticeHook
+from elastic.launch.node.notice_hook import NoticeHook
 from elastic.preemption.notice import Notice
 from elastic.preemption.sources.source import Source
 from elastic.preemption.watcher import Watcher

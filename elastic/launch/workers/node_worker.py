@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable
 
 from checkpoint import linux
-from elastic.launch import children, robust_mutex
-from elastic.launch.logs import Streams
-from elastic.launch.loop_connection import LoopConnection
-from elastic.launch.memory import OomKills, oom_kills, sentence, struck
+from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import NodeRules
-from elastic.launch.robust_mutex import RobustMutex
-from elastic.launch.starter import Request
-from elastic.launch.worker import SHARED_STDERR
+from elastic.launch.processes import children, robust_mutex
+from elastic.launch.processes.robust_mutex import RobustMutex
+from elastic.launch.processes.worker import SHARED_STDERR
+from elastic.launch.workers.logs import Streams
+from elastic.launch.workers.memory import OomKills, oom_kills, sentence, struck
+from elastic.launch.workers.starter import Request
 from elastic.membership.messages import ToWorker, as_message
 from elastic.membership.progress import BYTES, Record
 from elastic.membership.wire import Message

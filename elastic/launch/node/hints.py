@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from elastic.launch.node_worker import NodeWorker
+from elastic.launch.workers.node_worker import NodeWorker
 from elastic.membership.messages import Hint
 from elastic.preemption.notice import Notice
 

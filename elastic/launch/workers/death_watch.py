@@ -17,8 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from elastic.launch import children
-from elastic.launch.robust_mutex import RobustMutex
+from elastic.launch.processes import children
+from elastic.launch.processes.robust_mutex import RobustMutex
 
 _JOIN_S = 1.0  # all whose ends were waited for have ended
 

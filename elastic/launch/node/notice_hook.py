@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 
-from elastic.launch import children
+from elastic.launch.processes import children
 from elastic.preemption.notice import Notice
 
 WITHIN_S = 60.0

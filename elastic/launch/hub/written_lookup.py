@@ -10,7 +10,7 @@ from typing import Any
 
 from checkpoint.net.secured import client_side
 from checkpoint.net.transport import TransportError, receive
-from elastic.launch.dialing import Address
+from elastic.launch.net.dialing import Address
 from elastic.membership.messages import TO_AGENT, HubIs, Refusal, WhereIsTheHub, as_message, parse
 from elastic.membership.wire import Lines, Message, encode
 

@@ -1,6 +1,7 @@
 """The life of a worker process: it runs the script as python would, and tells its agent how it failed.
 
-Used by a fork of the warm process (warm.py) and, as `python -m elastic.launch.worker`, by a fresh interpreter.
+Used by a fork of the warm process (warm/process.py) and, as `python -m elastic.launch.processes.worker`, by a fresh
+interpreter.
 
 Promises  the script sees itself as `__main__` (main_module.py), and ends like any python program: threads are joined,
           atexit functions run, files are flushed, SystemExit means what it means.
@@ -26,10 +27,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from checkpoint import linux
-from elastic.launch import robust_mutex
-from elastic.launch.ending import end
-from elastic.launch.main_module import MainModule
-from elastic.launch.script import Script
+from elastic.launch.processes import robust_mutex
+from elastic.launch.processes.ending import end
+from elastic.launch.processes.main_module import MainModule
+from elastic.launch.processes.script import Script
 from elastic.membership.failure import ME, Failed, as_message
 from elastic.membership.progress import BYTES, Record
 from elastic.membership.wire import encode

@@ -5,9 +5,9 @@
     warm -> agent   Forked, with its pid
     agent -> that   BecomeWorker, with the worker's variables and descriptors: now it is a worker
 
-Promises  modules that it imports see what they would see in `python script.py` (main_module.py, beginning.py). One that
-          must not be shared is found out (importing.py): then it starts itself again, and leaves to each worker that
-          import and what the script does after it.
+Promises  modules that it imports see what they would see in `python script.py` (processes/main_module.py,
+          beginning.py). One that must not be shared is found out (importing.py): then it starts itself again, and
+          leaves to each worker that import and what the script does after it.
           The first one of a node may be a fork of the agent, which has loaded torch; where a script could tell
           (preloaded.py), it starts itself again as a fresh interpreter.
           It runs no tensor operation (after one with two threads a forked child hangs: torch 2.13), and holds nothing
@@ -16,7 +16,7 @@ Promises  modules that it imports see what they would see in `python script.py` 
           Workers are the agent's children, not its own: they are forked by a child that exits at once, so the
           kernel gives them to the agent (a subreaper). Its death costs nobody anything.
           A worker's random generators are like a fresh process's (generators.py).
-Leaves    the worker's life to worker.py.
+Leaves    the worker's life to processes/worker.py.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from checkpoint import linux
-from elastic.launch import worker
-from elastic.launch.beginning import beginning
-from elastic.launch.generators import Generators
-from elastic.launch.importing import Importing
-from elastic.launch.main_module import MainModule
-from elastic.launch.preloaded import Preloaded
-from elastic.launch.script import Script
-from elastic.launch.warm_messages import (
+from elastic.launch.processes import worker
+from elastic.launch.processes.main_module import MainModule
+from elastic.launch.processes.script import Script
+from elastic.launch.warm.beginning import beginning
+from elastic.launch.warm.generators import Generators
+from elastic.launch.warm.importing import Importing
+from elastic.launch.warm.messages import (
     FDS_MAX,
     PACKET_MAX,
     TO_SPARE,
@@ -56,6 +55,7 @@ from elastic.launch.warm_messages import (
     packet,
     read,
 )
+from elastic.launch.warm.preloaded import Preloaded
 
 NAME, SPARE = "elastic-warm", "elastic-spare"  # as `top` shows it, and what it has forked ahead
 
@@ -101,8 +101,8 @@ def main(fd: int, statements: int, command: Sequence[str], preloaded: Preloaded 
                 _say(agent, Leaves(why=again.why))
             agent.set_inheritable(True)
             os.chdir(folder)
-            started = ["-m", "elastic.launch.warm", str(agent.fileno()), str(again.statements), *script.command()]
-            os.execve(sys.executable, [sys.executable, *started], environ)
+            started = ["elastic.launch.warm.process", str(agent.fileno()), str(again.statements), *script.command()]
+            os.execve(sys.executable, [sys.executable, "-m", *started], environ)
         why_unfit = _unfit()
         generators.imported()
         sys.stdout.flush()  # what an import has printed is not printed again by each fork

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 
-from elastic.launch import hub_seeking
-from elastic.launch.dialing import Address
-from elastic.launch.hub_here import PING_S
-from elastic.launch.lease import Lease
-from elastic.launch.loop_connection import LoopConnection
+from elastic.launch.hub import rules
+from elastic.launch.hub.lease import Lease
+from elastic.launch.hub.server import PING_S
+from elastic.launch.net.dialing import Address
+from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.messages import HubIs, Ping, as_message
 
 
-class Attendance:
+class HubClient:
     """
     name        of the hub's node, as far as it is known
     connection  to it
@@ -44,9 +44,9 @@ class Attendance:
     def lost_for_s(self, now_s: float) -> float | None:
         """For how long it has been silent, if that is too long."""
         silent_s = self._lease.silent_s(now_s)
-        return silent_s if hub_seeking.is_lost(silent_s, welcome=self._welcome) else None
+        return silent_s if rules.is_lost(silent_s, welcome=self._welcome) else None
 
     def where(self, asks: tuple[str | None, int | None]) -> HubIs:
         """What is answered who asks for the hub. asks: where the caller listens"""
         silent_s = self._lease.silent_s(time.monotonic())
-        return hub_seeking.hub_there(self.address, welcome=self._welcome, silent_s=silent_s, asks=asks)
+        return rules.hub_there(self.address, welcome=self._welcome, silent_s=silent_s, asks=asks)

@@ -1,10 +1,10 @@
 """How the nodes of a run meet: by torchrun's c10d rendezvous at first, and at the hub from then on.
 
-    first nodes   meet in a round of the rendezvous, at a host that is named (rendezvous_store.py) or, where all they
-                  have is the run's URL, at one that is written there (written_meeting.py); its rank 0 hosts the hub
-                  and publishes where
-    later nodes   find that in the rendezvous' store (rendezvous_store.py), or at the run's URL (hub_lookup.py), and
-                  connect straight to the hub: no new round, no restart
+    first nodes   meet in a round of the rendezvous, at a host that is named (rendezvous/store.py) or, where all they
+                  have is the run's URL, at one that is written there (rendezvous/written_meeting.py); its rank 0 hosts
+                  the hub and publishes where
+    later nodes   find that in the rendezvous' store (rendezvous/store.py), or at the run's URL
+                  (hub/written_lookup.py), and connect straight to the hub: no new round, no restart
 
 Promises  a node waits for the others no longer than --rdzv-conf join_timeout, and its error says who came.
           A published hub that does not answer may be moving: the node waits a while for the next one, and then for a
@@ -36,12 +36,12 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from checkpoint.net.secured import prepare
 from checkpoint.net.transport import SAME_FOR_ALL
 from elastic.errors import ElasticError
-from elastic.launch import addresses
-from elastic.launch.hub_announcement import HubAnnouncement, replace_hub
-from elastic.launch.hub_lookup import HubLookup, LookupByUrl
-from elastic.launch.rendezvous_round import Refusals, Round, participants
-from elastic.launch.rendezvous_state import SignedBackend, StateRefused
-from elastic.launch.rendezvous_store import (
+from elastic.launch.hub.announcement import HubAnnouncement, replace_hub
+from elastic.launch.hub.written_lookup import HubLookup, LookupByUrl
+from elastic.launch.net import addresses
+from elastic.launch.rendezvous.round import Refusals, Round, participants
+from elastic.launch.rendezvous.state import SignedBackend, StateRefused
+from elastic.launch.rendezvous.store import (
     DEFAULT_PORT,
     FoundStore,
     MeetingPlaces,
@@ -49,7 +49,7 @@ from elastic.launch.rendezvous_store import (
     leave_word,
     meeting_places,
 )
-from elastic.launch.written_meeting import MOVING_S, SILENT_S, MeetingSearch
+from elastic.launch.rendezvous.written_meeting import MOVING_S, SILENT_S, MeetingSearch
 from elastic.membership.written_hub import hub_in
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything

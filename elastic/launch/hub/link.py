@@ -1,12 +1,12 @@
 """A node's way to the run's hub, wherever that is: in this process, in another node's, or being looked for.
 
-    serves   the hub is here, and looks for another one where it may not go on        hub_here.py, other_hub.py
-    attends  it is elsewhere, over TCP; a silent lease ends that, too                 attendance.py
+    serves   the hub is here, and looks for another one where it may not go on        server.py, step_down.py
+    attends  it is elsewhere, over TCP; a silent lease ends that, too                 client.py
     seeks    it was lost: the next of the roster is asked, and the next, until one
              of them is the hub. Whose turn comes before anybody has answered is
-             the hub: it learns of the run from those who come to it                  hub_seeker.py
+             the hub: it learns of the run from those who come to it                  roster_search.py
 
-Every agent listens, for any may come to be the hub (agent_port.py). An agent that is not says where it is, or lets
+Every agent listens, for any may come to be the hub (net/agent_port.py). An agent that is not says where it is, or lets
 those who come wait until it knows. What the workers of a node say meanwhile is kept in the node's
 report, and said to the next hub with its hello (node_report.py).
 """
@@ -21,19 +21,19 @@ from functools import partial
 from typing import Any
 
 from checkpoint.net.secured import client_side
-from elastic.launch import hub_seeking
-from elastic.launch.agent_port import AgentPort, Caller
-from elastic.launch.attendance import Attendance
-from elastic.launch.dialing import Address, Dials, other_end
-from elastic.launch.hub_announcement import HubAnnouncement
-from elastic.launch.hub_here import Deliver, HubHere
-from elastic.launch.hub_lookup import HubSearch
-from elastic.launch.hub_seeker import HubSeeker
-from elastic.launch.lease import HELD_UP_S
-from elastic.launch.loop_connection import LoopConnection
+from elastic.launch.hub import rules
+from elastic.launch.hub.announcement import HubAnnouncement
+from elastic.launch.hub.client import HubClient
+from elastic.launch.hub.lease import HELD_UP_S
+from elastic.launch.hub.place_wait import PlaceWait
+from elastic.launch.hub.roster_search import HubSeeker
+from elastic.launch.hub.server import Deliver, HubServer
+from elastic.launch.hub.step_down import OtherHub
+from elastic.launch.hub.written_lookup import HubSearch
+from elastic.launch.net.agent_port import AgentPort, Caller
+from elastic.launch.net.dialing import Address, Dials, other_end
+from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
-from elastic.launch.other_hub import OtherHub
-from elastic.launch.place_wait import PlaceWait
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists, ListUnknown
 from elastic.membership.messages import (
@@ -98,8 +98,8 @@ class HubLink:
         search = partial(HubSearch, find_hub) if find_hub is not None else None
         self._seeker: HubSeeker[socket.socket] = HubSeeker(place.node, self._own, search)
         self._other = OtherHub(place, self._port, self._own, self._steps_down)
-        self._serving: HubHere | None = None
-        self._attending: Attendance | None = None
+        self._serving: HubServer | None = None
+        self._attending: HubClient | None = None
         self._ticked_s = 0.0
         self._callers: list[Caller] = []  # which have lost the hub before we have
         self._run_ended = False
@@ -165,7 +165,7 @@ class HubLink:
         """By others whose hub is here, until they have gone to the next one; or too long."""
         if self._serving is None or not self._serving.others:
             return False
-        return self._handed_over_s is None or time.monotonic() - self._handed_over_s <= hub_seeking.HANDED_OVER_S
+        return self._handed_over_s is None or time.monotonic() - self._handed_over_s <= rules.HANDED_OVER_S
 
     def settle(self) -> None:
         """Called when all that has arrived is told."""
@@ -266,7 +266,7 @@ class HubLink:
 
         hello = self._hello()  # with what the workers have said until now: nothing of theirs may come before it
         transport = client_side(self._place.secret)
-        attendance = Attendance(name, address)
+        attendance = HubClient(name, address)
         attendance.connection = LoopConnection(self._loop, sock, heard, ended, transport)
         attendance.connection.takes_long_lines()
         self._attending = attendance
@@ -295,12 +295,12 @@ class HubLink:
             )
         )
 
-    def _watch(self, now_s: float, hub: Attendance, *, held_up: bool) -> None:
+    def _watch(self, now_s: float, hub: HubClient, *, held_up: bool) -> None:
         hub.ping_if_due(now_s, held_up=held_up)
         silent_s = hub.lost_for_s(now_s)
         if self._attending is hub and silent_s is not None:
             self._lost_hub(f"nothing was heard of it for {silent_s:.1f} s")
-        elif any(now_s - caller.since_s > hub_seeking.CALLER_S for caller in self._callers):
+        elif any(now_s - caller.since_s > rules.CALLER_S for caller in self._callers):
             self._answer_callers()
 
     def _lost_hub(self, why: str) -> None:
@@ -391,7 +391,7 @@ class HubLink:
         place, lost = self._place, self._seeker.lost
         self._seeker.stop()
         hub = self._make_hub(takes_over)
-        self._serving = HubHere(hub, place.node, self._loop, self._lists, deliver=self._deliver, say=self._say)
+        self._serving = HubServer(hub, place.node, self._loop, self._lists, deliver=self._deliver, say=self._say)
         self._serving.knows(self._seeker.met.items())
         if self._announcement is not None:
             self._announcement.begin()
@@ -409,7 +409,7 @@ class HubLink:
             self._serving.invites()
         self._seeker.lost = {}
 
-    def _serves_no_more(self, serving: HubHere, to: Address | None) -> None:
+    def _serves_no_more(self, serving: HubServer, to: Address | None) -> None:
         if self._announcement is not None:
             self._announcement.end()
         serving.steps_down(to)
@@ -437,7 +437,7 @@ class HubLink:
             caller.heard.append(self._serving.takes(hello.node, hello, caller.said[0], connection))
             for message in caller.said[1:]:
                 caller.heard[0](message)
-        elif self._attending is not None and time.monotonic() - caller.since_s > hub_seeking.CALLER_S:
+        elif self._attending is not None and time.monotonic() - caller.since_s > rules.CALLER_S:
             connection.say(self._where((hello.address, hello.port)))
         else:
             self._callers.append(caller)  # until we are the hub, or know where it is
@@ -451,7 +451,7 @@ class HubLink:
         """asks: where the caller listens"""
         hub = self._attending
         if self._serving is not None:
-            where = hub_seeking.hub_here(self._own, missing=bool(self._serving.missing()))
+            where = rules.hub_here(self._own, missing=bool(self._serving.missing()))
         elif hub is not None:
             where = hub.where(asks)
         else:

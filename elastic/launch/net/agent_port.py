@@ -2,7 +2,7 @@
 
 Any agent may come to be the hub, so each listens. Whoever connects is a stranger until it has said hello with what only
 agents of this run know, and has a while for that; others are refused, and told why. Who asks where the hub is gets an
-answer and stays a stranger. What becomes of one that has said hello is hub_link.py's.
+answer and stays a stranger. What becomes of one that has said hello is hub/link.py's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secured import server_side
 from checkpoint.net.strangers import Strangers, most_strangers
 from checkpoint.net.transport import SAME_FOR_ALL
-from elastic.launch.loop_connection import LoopConnection
+from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.messages import TO_LISTENER, Hello, Refusal, WhereIsTheHub, as_message, parse
 from elastic.membership.wire import Message, WireError
