@@ -32,7 +32,7 @@ ALLOWED = (
     Allowed(
         "what a DataLoader's iterators have in common, none of which is public",
         "_BaseDataLoaderIter",
-        "elastic/loop/other_loaders.py",
+        "elastic/loop/refusals/other_loaders.py",
     ),
     Allowed(
         "as above, and which buffers are not persistent",
@@ -43,7 +43,8 @@ ALLOWED = (
         "the count of writes to a tensor",
         "_version",
         "elastic/data/dataset_changes.py elastic/state elastic/group/snapshot.py checkpoint/save/steady.py "
-        "elastic/loop/other_averages.py elastic/loop/other_modules.py elastic/loop/script_variables.py",
+        "elastic/loop/refusals/other_averages.py elastic/loop/refusals/other_modules.py "
+        "elastic/loop/refusals/script_variables.py",
     ),
     Allowed(
         "one call for many copies, sums or products, as torch's optimizers make them",
@@ -70,19 +71,19 @@ ALLOWED = (
     Allowed(
         "by which node of autograd's graph a loss is a sum",
         "_saved_reduction _saved_self _saved_other",
-        "elastic/loop/first_loss.py",
+        "elastic/loop/plain/first_loss.py",
     ),
     Allowed(
         "over how many targets a loss is a mean, as autograd's graph has it",
         "_saved_reduction _saved_total_weight _saved_weight",
-        "elastic/loop/mean_over.py",
+        "elastic/loop/plain/mean_over.py",
     ),
     Allowed(
         "Python's and NumPy's own generators, which are none of the script's",
         "_inst _rand",
         "elastic/data/own_generators.py",
     ),
-    Allowed("how torch's schedulers mark an optimizer", "_wrapped_by_lr_sched", "elastic/loop/own_schedule.py"),
+    Allowed("how torch's schedulers mark an optimizer", "_wrapped_by_lr_sched", "elastic/loop/plain/schedule.py"),
     Allowed("the stages of a stream of Hugging Face's datasets", "_ex_iterable", "elastic/data/stream_check.py"),
     Allowed("one node's part of such a stream", "_distributed", "elastic/data/hugging_face.py"),
     Allowed("options of process groups", "_Options _devices _timeout", "elastic/group/form.py elastic/group/nccl.py"),

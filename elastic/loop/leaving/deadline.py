@@ -18,7 +18,7 @@ import threading
 import time
 
 from elastic.events import schema
-from elastic.loop.departure import Departure
+from elastic.loop.leaving.departure import Departure
 from elastic.loop.session import Session
 from elastic.membership.endings import CUT_SHORT
 from elastic.membership.progress import Phase

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from elastic.errors import StepError
-from elastic.loop.script_variables import values, variables
+from elastic.loop.refusals.script_variables import values, variables
 from elastic.state.trained_set import listed
 
 

@@ -1,10 +1,10 @@
 """What the run's workers have compiled, beside its checkpoints: for workers of later launches, and on fresh machines.
 
-    elastic/compiled/<kind of machine>/<number>-<SHA-256 of the pieces>    an object (compiled_object.py)
+    elastic/compiled/<kind of machine>/<number>-<SHA-256 of the pieces>    an object (object.py)
 
 The kind of machine is named by a code of the run's secret, so that code for another processor, of another torch or of
 another secret is not even found. An object is never changed. Whoever has compiled something that is in none of them
-removes those which have to go for it (compiled_room.py), and adds one of that alone, whose number is above all that it
+removes those which have to go for it (eviction.py), and adds one of that alone, whose number is above all that it
 knows. Two that do so at once may keep a piece twice, or take one number; nothing is lost by it but room. Who misses an
 object that was there a moment ago compiles. The folder may be deleted at any time.
 """
@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 
 from checkpoint.errors import CheckpointError
 from checkpoint.storage import Missing, Storage, TooLarge, delete_many, open_storage
-from elastic.loop.compiled_object import Index, decode, decode_index, encode, index_bytes
-from elastic.loop.compiled_room import Kept, make_room
-from elastic.loop.sealed import NotAuthentic
+from elastic.loop.compiled.eviction import Kept, make_room
+from elastic.loop.compiled.object import Index, decode, decode_index, encode, index_bytes
+from elastic.loop.compiled.sealed import NotAuthentic
 from elastic.state.compiled_artifacts import Piece
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@
     then: exchange -> exact gradients in `.grad`, exact sums in `sums` -> the update
 
 A failed exchange has changed nothing but `.grad`: the same step comes round again in a new view, with its
-sums reset (`attempt` counts). What drives it is step.py's (`for batch in step`) or plain_step.py's (a loop that knows
+sums reset (`attempt` counts). What drives it is step.py's (`for batch in step`) or plain/step.py's (a loop that knows
 of no steps). Which shares are this worker's is loop/assignment.py's to say, in which order they are added
 group/tree.py's, and what applying means update.py's.
 """
@@ -26,10 +26,10 @@ from elastic.events import schema
 from elastic.events.timing import DATA
 from elastic.group.sums import LEFT_OUT, Agreed, ShareSums
 from elastic.loop.assignment import pieces
-from elastic.loop.bad_steps import BadSteps, PassOver
 from elastic.loop.exchange import Exchange, nothing_to_read
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
+from elastic.loop.steps.bad_steps import BadSteps, PassOver
 from elastic.membership.progress import Phase
 from elastic.state.randomness import after_seed, outside_seed, share_seed
 

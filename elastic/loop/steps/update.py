@@ -25,10 +25,10 @@ from elastic.events.event import ABSENT
 from elastic.events.timing import Spent
 from elastic.events.words import counted
 from elastic.group.sums import Agreed
-from elastic.loop.bad_steps import BadSteps, PassOver
 from elastic.loop.session import Session
-from elastic.loop.step import Step
-from elastic.loop.step_in_hand import StepInHand
+from elastic.loop.steps.bad_steps import BadSteps, PassOver
+from elastic.loop.steps.step import Step
+from elastic.loop.steps.step_in_hand import StepInHand
 
 _LISTED = 1000  # examples, in a record
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.loop.compiled_object import object_bytes
-from elastic.loop.compiled_room import OBJECT_BYTES, Kept, NoRoom, Room, grouped, make_room
+from elastic.loop.compiled.eviction import OBJECT_BYTES, Kept, NoRoom, Room, grouped, make_room
+from elastic.loop.compiled.object import object_bytes
 from tests.kit.sampling import examples
 
 BYTES = 100

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elastic.loop.sealed import OVERHEAD_BYTES, NotAuthentic, seal, unseal
+from elastic.loop.compiled.sealed import OVERHEAD_BYTES, NotAuthentic, seal, unseal
 from elastic.state.compiled_artifacts import Piece
 
 INDEX_BYTES_MAX = 4 << 20

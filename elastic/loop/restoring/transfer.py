@@ -27,32 +27,13 @@ import torch
 import checkpoint
 from elastic.group.form import Group, Work, gather_bytes
 from elastic.group.layout import dense
-from elastic.loop.background_transfer import PIECE, Giving, Piece, pieces, take
+from elastic.loop.restoring.background_transfer import PIECE, Giving, Piece, pieces, take
+from elastic.loop.run_state import Standing
 from elastic.state.train_state import Tree
 from elastic.state.weights import Weights
 
 _ALIGNED = 64
 _FOLLOWS_BYTES = 256  # smaller tensors come at once: each that follows is a message
-
-
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """step        how many are applied; None: no state at all, as at a start
-    agreements  how many were made since
-    torn        failed inside an update
-    rewinds     can give the state as the last update left it, to one that still has to run the code after that step
-    steady      between two steps the script writes to no weights, as far as is known, and there is a next step
-    """
-
-    step: int | None
-    agreements: int = 0
-    torn: bool = False
-    rewinds: bool = True
-    steady: bool = False
-
-    @property
-    def holds_a_state(self) -> bool:
-        return self.step is not None and not self.torn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic.loop.compiled_object import object_bytes
+from elastic.loop.compiled.object import object_bytes
 
 OBJECT_BYTES = 32 << 20  # of several pieces: what a reader has when time is up is whole objects
 

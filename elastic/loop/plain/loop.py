@@ -11,7 +11,7 @@ from typing import Any
 
 from elastic.config import Config
 from elastic.errors import ConfigError, StepError
-from elastic.loop.plain_step import Count, PlainStep
+from elastic.loop.plain.step import Count, PlainStep
 
 
 def check_plain(config: Config, update: Any, count: Count | None) -> Count | None:

@@ -17,7 +17,7 @@ import torch
 
 import checkpoint
 from elastic.errors import StepError
-from elastic.loop.script_variables import variables
+from elastic.loop.refusals.script_variables import variables
 from elastic.state.applied import Mark, mark
 from elastic.state.modules import held, modules
 from elastic.state.reached import same

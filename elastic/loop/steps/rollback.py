@@ -14,8 +14,8 @@ from typing import Any
 import checkpoint
 from elastic.errors import StartFailed
 from elastic.group.form import gather_bytes
+from elastic.loop.restoring.transfer import broadcast
 from elastic.loop.session import Session
-from elastic.loop.transfer import broadcast
 from elastic.membership.progress import Phase
 from elastic.state.train_state import Tree
 

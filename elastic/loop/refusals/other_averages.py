@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from elastic.loop.other_modules import is_carried, unhanded
-from elastic.loop.script_variables import variables
+from elastic.loop.refusals.other_modules import is_carried, unhanded
+from elastic.loop.refusals.script_variables import variables
 
 Parameters = Callable[[], Mapping[str, torch.nn.Parameter]]
 

@@ -23,9 +23,9 @@ from elastic.errors import PeerLost
 from elastic.events import schema, words
 from elastic.events.event import ABSENT
 from elastic.group.fingerprint import Kind
-from elastic.loop.saver import Saver
+from elastic.loop.leaving.shared_save import SharedSave
 from elastic.loop.session import Session
-from elastic.loop.shared_save import SharedSave
+from elastic.loop.storage.saver import Saver
 from elastic.membership.live import Answer
 from elastic.membership.missing import missing
 from elastic.membership.progress import Phase

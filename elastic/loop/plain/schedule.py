@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.config import Config
 from elastic.errors import ConfigError, StepError
-from elastic.loop.plain_step import PlainStep
+from elastic.loop.plain.step import PlainStep
 
 
 class OwnSchedules:

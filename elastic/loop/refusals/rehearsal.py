@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from elastic.errors import UNTOUCHED, StepError
-from elastic.loop.script_variables import values, variables
+from elastic.loop.refusals.script_variables import values, variables
 from elastic.state.trained_set import listed
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -10,8 +10,8 @@ import torch
 from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.sums import Agreed
 from elastic.loop.exchange import Exchange
-from elastic.loop.script_step import ScriptStep
-from elastic.loop.step_in_hand import StepInHand, counted
+from elastic.loop.steps.script_step import ScriptStep
+from elastic.loop.steps.step_in_hand import StepInHand, counted
 
 
 class Step(ScriptStep):

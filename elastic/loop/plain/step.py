@@ -2,7 +2,7 @@
 
     each batch is one of this worker's shares -> the loop's backward pass brings its gradients -> at the end of that of
     the last share the step is exchanged, inside `loss.backward()` -> `.grad` is exact: what the loop does then is the
-    update (own_update.py), and before it `optimizer.step()` and `scheduler.step()` do nothing
+    update (update.py), and before it `optimizer.step()` and `scheduler.step()` do nothing
 
 The exchange cannot wait for `optimizer.step()`: what stands in between, clipping and unscaling, needs exact gradients.
 A lost peer must not come out of the loop's `backward`: the step is recovered there, `optimizer.step()` does nothing,
@@ -23,9 +23,9 @@ from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.backward_end import at_end_of_pass
 from elastic.group.sums import Agreed
 from elastic.loop.exchange import Exchange
-from elastic.loop.rehearsal import Rehearsal
-from elastic.loop.script_step import ScriptStep
-from elastic.loop.step_in_hand import StepInHand, counted
+from elastic.loop.refusals.rehearsal import Rehearsal
+from elastic.loop.steps.script_step import ScriptStep
+from elastic.loop.steps.step_in_hand import StepInHand, counted
 from elastic.state.trained_set import listed
 
 Count = Callable[[Any], Any]

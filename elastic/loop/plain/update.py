@@ -7,7 +7,7 @@
     where a peer's state came instead     the optimizers and the scaler do nothing, once; the rest of the body runs
     where the step is passed over         likewise, and the schedulers do nothing either until the body's end
 
-Optimizers and scalers get a `step` of their own while the loop runs. Schedulers are own_schedule.py's.
+Optimizers and scalers get a `step` of their own while the loop runs. Schedulers are schedule.py's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from elastic.config import Config
 from elastic.errors import UNTOUCHED, StepError
 from elastic.group.sums import Agreed
-from elastic.loop.own_schedule import OwnSchedules, check_scheduled
-from elastic.loop.plain_step import PlainStep
+from elastic.loop.plain.schedule import OwnSchedules, check_scheduled
+from elastic.loop.plain.step import PlainStep
 
 _of_runs: WeakSet[torch.optim.Optimizer] = WeakSet()
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from elastic.errors import UNTOUCHED, BadStep, StepError, WeightsNotFinite
 from elastic.group.sums import Agreed
-from elastic.loop.rollback import go_back
 from elastic.loop.session import Session
+from elastic.loop.steps.rollback import go_back
 from elastic.state.finite import norm, not_finite
 from elastic.state.health import Passed
 from elastic.state.on_bad import OnBad, Signs, signs, too_many

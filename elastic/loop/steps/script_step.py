@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.loop.step_in_hand import StepInHand
+from elastic.loop.steps.step_in_hand import StepInHand
 
 
 class ScriptStep:

@@ -19,8 +19,8 @@ from collections.abc import Callable
 
 from checkpoint.net.secret import MAKE_ONE, lasting_key
 from elastic.events import schema
-from elastic.loop.arriving import arriving
-from elastic.loop.compiled_storage import LABEL, CompiledStorage
+from elastic.loop.compiled.arriving import arriving
+from elastic.loop.compiled.storage import LABEL, CompiledStorage
 from elastic.loop.context import Context
 from elastic.loop.phases import Phases
 from elastic.state import compilations, compiled_artifacts

@@ -2,7 +2,7 @@
 
     from storage  agree on the run's identity  ->  the coordinator claims the storage and reads the newest state, or
                   commits the first one  ->  every rank receives it
-    from peers    say where one stands  ->  those behind receive what those ahead hold (loop/transfer.py)
+    from peers    say where one stands  ->  those behind receive what those ahead hold (loop/restoring/transfer.py)
 
 What keeps the coordinator from it (the URL is taken, the checkpoint is another run's) is told to all before anyone
 raises, so nobody is left waiting in a collective.
@@ -27,14 +27,15 @@ from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.group.form import gather_bytes
 from elastic.loop.assignment import Idle
-from elastic.loop.background_transfer import Giving
 from elastic.loop.context import Context
-from elastic.loop.hub_notice import HubNotice
-from elastic.loop.late_reading import LateReading
 from elastic.loop.phases import Phases
-from elastic.loop.saver import Saver
-from elastic.loop.transfer import Roles, Standing, broadcast, exchange_standings, pass_on, roles
-from elastic.loop.under_way import Position
+from elastic.loop.restoring.background_transfer import Giving
+from elastic.loop.restoring.transfer import Roles, broadcast, exchange_standings, pass_on, roles
+from elastic.loop.run_state import Standing
+from elastic.loop.storage.hub_notice import HubNotice
+from elastic.loop.storage.late_reading import LateReading
+from elastic.loop.storage.saver import Saver
+from elastic.loop.storage.under_way import Position
 from elastic.loop.view_group import ViewGroup
 from elastic.membership.messages import TakeClaim
 from elastic.membership.progress import Phase

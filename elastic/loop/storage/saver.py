@@ -28,10 +28,10 @@ from elastic.errors import Evicted, SavesFailed
 from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.events.log import EventLog
-from elastic.loop.save_duration import SaveDuration, likely_s, too_late
-from elastic.loop.save_schedule import SaveSchedule, SoonSave
-from elastic.loop.under_way import Position, UnderWay
-from elastic.loop.vain_uploads import VainUploads
+from elastic.loop.storage.save_duration import SaveDuration, likely_s, too_late
+from elastic.loop.storage.save_schedule import SaveSchedule, SoonSave
+from elastic.loop.storage.under_way import Position, UnderWay
+from elastic.loop.storage.vain_uploads import VainUploads
 from elastic.membership.environment import Launch
 from elastic.membership.going_on import nodes_of
 from elastic.membership.succession import may_succeed
