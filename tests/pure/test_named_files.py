@@ -1,7 +1,7 @@
 """What docstrings and comments say of other files is true at least in this: those files are there.
 
-A file is named as it is found from where one reads: `step.py` beside the file, `group/tree.py` from its package, or in
-full. A bare name may lie elsewhere, where only one file has it.
+A file is named as it is found from where one reads: `session.py` beside the file, `group/tree.py` from its package, or
+in full. A bare name may lie elsewhere, where only one file has it.
 """
 
 from __future__ import annotations
