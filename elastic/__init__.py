@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from elastic.data.records import RecordDataset, Scanned
     from elastic.data.streams import Streams
     from elastic.data.token_dataset import TokenDataset
-    from elastic.loop.step import Step
+    from elastic.loop.steps.step import Step
     from elastic.preemption.preemption import Preemption
     from elastic.run import Run
     from elastic.state.on_bad import OnBad
@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
         "OnBad": "elastic.state.on_bad",
         "Run": "elastic.run",
         "Scanned": "elastic.data.records",
-        "Step": "elastic.loop.step",
+        "Step": "elastic.loop.steps.step",
         "Streams": "elastic.data.streams",
         "TokenDataset": "elastic.data.token_dataset",
         "audit": "elastic.data.audit",

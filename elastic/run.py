@@ -24,13 +24,13 @@ from elastic.events.log import EventLog
 from elastic.events.timing import Stopwatch
 from elastic.loop.context import Context
 from elastic.loop.loop import Loop
-from elastic.loop.plain_loop import PlainLoop, check_plain
-from elastic.loop.plain_step import PlainStep
+from elastic.loop.plain.loop import PlainLoop, check_plain
+from elastic.loop.plain.step import PlainStep
 from elastic.loop.portable import pin_instruction_set
 from elastic.loop.run_state import RunState
-from elastic.loop.step import Step
-from elastic.loop.step_in_hand import StepInHand
-from elastic.loop.update import default_update
+from elastic.loop.steps.step import Step
+from elastic.loop.steps.step_in_hand import StepInHand
+from elastic.loop.steps.update import default_update
 from elastic.membership import environment
 from elastic.membership.live import live
 from elastic.membership.progress import Progress

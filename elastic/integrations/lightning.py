@@ -44,7 +44,7 @@ from torchmetrics.utilities import prints
 from elastic.data.order import Order
 from elastic.errors import ConfigError
 from elastic.integrations.placing import other_than_shuffle, own_device, passes_over, steps_per_epoch
-from elastic.loop.plain_step import PlainStep
+from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
 

@@ -34,8 +34,8 @@ from transformers.trainer_utils import EvalLoopOutput
 from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.integrations.accelerate import check_alone, follow, hidden_launch
 from elastic.integrations.placing import other_than_shuffle, passes_over, steps_per_epoch
-from elastic.loop.mean_over import mean_over
-from elastic.loop.plain_step import PlainStep
+from elastic.loop.plain.mean_over import mean_over
+from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
 

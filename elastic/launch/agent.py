@@ -7,7 +7,7 @@
     the warm process  ┘
 
 Promises  a worker's death is reported at once, after everything that it had said before: one that is killed or crashes
-          before the kernel is done with it (death_watch.py), else at SIGCHLD.
+          before the kernel is done with it (workers/death_watch.py), else at SIGCHLD.
           A worker that is stuck, as the hub finds, shows the stacks of its threads, is killed and reported as hung; one
           that somebody has stopped is killed.
           SIGTERM, SIGUSR1, Ctrl-C, and a cloud's notice make this node's workers leave in order, and then the agent
@@ -15,10 +15,10 @@ Promises  a worker's death is reported at once, after everything that it had sai
           makes the run save, and nobody leaves.
           A node that finds the run full has no workers while it waits; with 75 it ends if no place comes free.
           No process that was started here, by whomever, outlives the agent. (That of an agent that is killed
-          outright is the kernel's and the workers' doing, see worker.py.)
+          outright is the kernel's and the workers' doing, see processes/worker.py.)
 Leaves    every decision on views, replacements and the run's end to membership/hub.py; what one worker is to
-          node_worker.py, the watch for hangs to worker_watch.py, how long a node that leaves has to node_departure.py,
-          clouds' hints to hints.py, and the exit status to node_end.py.
+          workers/node_worker.py, the watch for hangs to workers/watch.py, how long a node that leaves has to
+          node/departure.py, clouds' hints to node/hints.py, and the exit status to node/end.py.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from elastic.launch import children, event_loop
-from elastic.launch.death_watch import DeathWatch, Dying
-from elastic.launch.hints import Hints
-from elastic.launch.hub_link import HubLink
-from elastic.launch.logs import Logs
-from elastic.launch.node_departure import NodeDeparture
-from elastic.launch.node_end import NO_PLACE, NodeEnd
-from elastic.launch.node_notices import NodeNotices
+from elastic.launch.hub.link import HubLink
+from elastic.launch.net import event_loop
+from elastic.launch.node.departure import NodeDeparture
+from elastic.launch.node.end import NO_PLACE, NodeEnd
+from elastic.launch.node.hints import Hints
+from elastic.launch.node.notice_hook import NoticeHook
+from elastic.launch.node.notices import NodeNotices
 from elastic.launch.node_rules import NodeRules
-from elastic.launch.node_worker import TERM_S, NodeWorker
-from elastic.launch.notice_hook import NoticeHook
+from elastic.launch.processes import children
 from elastic.launch.read_ahead import ReadAhead
-from elastic.launch.shown_failures import ShownFailures
-from elastic.launch.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
-from elastic.launch.starter import Starter
-from elastic.launch.worker_watch import WorkerWatch
+from elastic.launch.workers.death_watch import DeathWatch, Dying
+from elastic.launch.workers.logs import Logs
+from elastic.launch.workers.node_worker import TERM_S, NodeWorker
+from elastic.launch.workers.shown_failures import ShownFailures
+from elastic.launch.workers.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
+from elastic.launch.workers.starter import Starter
+from elastic.launch.workers.watch import WorkerWatch
 from elastic.membership.endings import CUT_SHORT, KILLED
 from elastic.membership.messages import (
     TO_AGENT,

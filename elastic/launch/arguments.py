@@ -18,9 +18,9 @@ import torch
 from torch.distributed.run import config_from_args, get_args_parser
 
 from elastic.errors import ConfigError
-from elastic.launch.addresses import port_range
-from elastic.launch.logs import PREFIX, LogRules
-from elastic.launch.script import Script
+from elastic.launch.net.addresses import port_range
+from elastic.launch.processes.script import Script
+from elastic.launch.workers.logs import PREFIX, LogRules
 from elastic.membership import environment
 from elastic.preemption.setting import found_by_auto, sources
 from elastic.state.torch_release import check_torch

@@ -25,7 +25,7 @@ from typing import NoReturn
 from checkpoint import linux
 from checkpoint.load.spool import Spool, new_spool
 from elastic.errors import ConfigError
-from elastic.launch import early_signals
+from elastic.launch.processes import early_signals
 from elastic.membership.environment import place_of_run
 from elastic.membership.progress import Record
 
@@ -38,7 +38,7 @@ _NICE = 10  # imports come first
 def known_url(endpoint: str, environ: Mapping[str, str]) -> str | None:
     """The run's, as --rdzv-endpoint or ELASTIC_URL names it; None: only the script knows."""
     if "/" in endpoint:
-        from elastic.launch.rendezvous_store import meeting_places
+        from elastic.launch.rendezvous.store import meeting_places
 
         with contextlib.suppress(ConfigError):  # which concerns several nodes alone
             if (url := meeting_places(endpoint).url) is not None:

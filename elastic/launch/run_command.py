@@ -1,6 +1,6 @@
 """`elastic run`: from the command line to an agent that has what it needs. Returns the exit status.
 
-The flags are arguments.py's, the meeting of nodes nodes.py's, everything that follows the agent's.
+The flags are arguments.py's, the meeting of nodes meeting.py's, everything that follows the agent's.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from checkpoint.errors import CheckpointError
 from checkpoint.net.secret import MAKE_ONE, VARIABLE, secret_of_one_launch, secret_of_run
 from checkpoint.net.secured import prepare
 from elastic.errors import ConfigError
-from elastic.launch.early_signals import EarlySignals, LeftEarly
+from elastic.launch.processes.early_signals import EarlySignals, LeftEarly
 from elastic.status.console import Console
 
 if TYPE_CHECKING:
     from checkpoint.runs.beacon import Beacon
     from elastic.launch.arguments import Arguments
-    from elastic.launch.nodes import Meeting
-    from elastic.launch.notice_hook import NoticeHook
-    from elastic.launch.starter import Starter
+    from elastic.launch.meeting import Meeting
+    from elastic.launch.node.notice_hook import NoticeHook
+    from elastic.launch.workers.starter import Starter
     from elastic.membership.hub import Hub
 
 LOCAL = "127.0.0.1"
@@ -57,8 +57,8 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
     alone = _prepare_torch()
     preloaded = alone if preloaded is None else preloaded
     from elastic.launch.arguments import parse
-    from elastic.launch.ending import end
-    from elastic.launch.nodes import NodesMissing
+    from elastic.launch.meeting import NodesMissing
+    from elastic.launch.processes.ending import end
 
     try:
         arguments = parse(argv)
@@ -112,17 +112,17 @@ def _run(
     *,
     preloaded: bool,
 ) -> int:
-    from elastic.launch import children
     from elastic.launch.agent import Agent
-    from elastic.launch.hub_link import HubLink
-    from elastic.launch.logs import Logs
-    from elastic.launch.node_notices import NodeNotices
+    from elastic.launch.hub.link import HubLink
+    from elastic.launch.node.notice_hook import NoticeHook
+    from elastic.launch.node.notices import NodeNotices
     from elastic.launch.node_rules import NodeRules, ThisNode
-    from elastic.launch.notice_hook import NoticeHook
-    from elastic.launch.quiet_torch import say_errors_only
+    from elastic.launch.processes import children
+    from elastic.launch.processes.quiet_torch import say_errors_only
     from elastic.launch.read_ahead import ReadAhead, known_url
-    from elastic.launch.start_times import LOADED, StartTimes
-    from elastic.launch.starter import Starter
+    from elastic.launch.workers.logs import Logs
+    from elastic.launch.workers.start_times import LOADED, StartTimes
+    from elastic.launch.workers.starter import Starter
     from elastic.preemption.setting import sources
     from elastic.status.terminal import wanted
 
@@ -192,7 +192,7 @@ def _run(
 
 def _leave_early(number: signal.Signals, arguments: Arguments, hook: NoticeHook, say: Callable[[str], None]) -> int:
     """Before this node has met the others, and has anything of the run's."""
-    from elastic.launch import children
+    from elastic.launch.processes import children
     from elastic.preemption.notice import Notice
 
     by_s = None if arguments.grace_s is None else time.monotonic() + arguments.grace_s
@@ -214,7 +214,7 @@ def _at_once(_: Starter) -> None:
 def _join_s(arguments: Arguments) -> float:
     if arguments.nodes_max == 1:
         return 0.0
-    from elastic.launch.nodes import join_s
+    from elastic.launch.meeting import join_s
 
     return join_s(arguments.rdzv)
 
@@ -223,7 +223,7 @@ def _meet(arguments: Arguments, secret: str | None, say: Callable[[str], None]) 
     """None on one node, which needs no rendezvous, no store and no port for other nodes."""
     if arguments.nodes_max == 1:
         return None
-    from elastic.launch.nodes import meet
+    from elastic.launch.meeting import meet
 
     return meet(
         arguments.rdzv_endpoint,
@@ -242,7 +242,7 @@ def _beacon(arguments: Arguments) -> Beacon:
     """Which this process keeps for whoever claims the run's storage, should it ever have the hub: that there is a port
     for it is known before anybody relies on this node. Raises ConfigError."""
     from checkpoint.runs.beacon import Beacon
-    from elastic.launch.addresses import none_free
+    from elastic.launch.net.addresses import none_free
 
     ports = arguments.ports
     if ports is not None and arguments.nodes_max > 1:

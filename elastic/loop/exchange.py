@@ -19,7 +19,7 @@ from elastic.group.gradients import GradientSum
 from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
 from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import Idle, ShareAssignment, assign_shares
-from elastic.loop.background_transfer import Giving
+from elastic.loop.restoring.background_transfer import Giving
 from elastic.state import settings
 from elastic.state.attributes import Attributes
 from elastic.state.health import Health

@@ -18,27 +18,27 @@ from elastic.errors import PeerLost, StepError
 from elastic.events import schema
 from elastic.group.fingerprint import Kind
 from elastic.group.sums import Agreed
-from elastic.loop.bad_steps import BadSteps
-from elastic.loop.boundary import Boundary
+from elastic.loop.between_steps.boundary import Boundary
+from elastic.loop.between_steps.evaluation import Evaluations
+from elastic.loop.between_steps.on_coordinator import OnCoordinator
 from elastic.loop.context import Context
-from elastic.loop.evaluation import Evaluations
-from elastic.loop.first_loss import FirstLoss
-from elastic.loop.leave_deadline import LeaveDeadline
-from elastic.loop.on_coordinator import OnCoordinator
-from elastic.loop.other_averages import OtherAverages
-from elastic.loop.other_loaders import Body, OtherLoaders
-from elastic.loop.other_modules import OtherModules
-from elastic.loop.own_update import OwnUpdate, known_as_of_a_run
-from elastic.loop.plain_loop import PlainLoop
-from elastic.loop.plain_step import Count, PlainStep
+from elastic.loop.leaving.deadline import LeaveDeadline
+from elastic.loop.plain.first_loss import FirstLoss
+from elastic.loop.plain.loop import PlainLoop
+from elastic.loop.plain.step import Count, PlainStep
+from elastic.loop.plain.update import OwnUpdate, known_as_of_a_run
 from elastic.loop.recovery import BREAKING, EXIT_RESTART, Recovery
-from elastic.loop.rehearsal import Rehearsal
+from elastic.loop.refusals.other_averages import OtherAverages
+from elastic.loop.refusals.other_loaders import Body, OtherLoaders
+from elastic.loop.refusals.other_modules import OtherModules
+from elastic.loop.refusals.rehearsal import Rehearsal
+from elastic.loop.refusals.wrapped_optimizers import WrappedOptimizers
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
-from elastic.loop.step import Step
-from elastic.loop.step_in_hand import StepInHand
-from elastic.loop.update import Update
-from elastic.loop.wrapped_optimizers import WrappedOptimizers
+from elastic.loop.steps.bad_steps import BadSteps
+from elastic.loop.steps.step import Step
+from elastic.loop.steps.step_in_hand import StepInHand
+from elastic.loop.steps.update import Update
 from elastic.membership.live import LeaveRequested, RunEnded
 from elastic.membership.progress import Phase
 from elastic.preemption.notice import Notice

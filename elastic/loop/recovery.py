@@ -4,8 +4,8 @@
                   under plain torchrun: a clean state is saved if that is quick, and the process ends with EXIT_RESTART
     no view comes any more (RunEnded)  ->  the process ends
 
-How a worker leaves is departure.py's, which rests on this. `agree` is how workers ask each other something between two
-steps, whatever happens to them meanwhile.
+How a worker leaves is leaving/departure.py's, which rests on this. `agree` is how workers ask each other something
+between two steps, whatever happens to them meanwhile.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 from elastic.errors import PeerLost, Stranded
 from elastic.events import schema
 from elastic.group.fingerprint import Kind, announce
-from elastic.loop.departure import Departure
-from elastic.loop.saver import Saver
+from elastic.loop.leaving.departure import Departure
 from elastic.loop.session import Session
+from elastic.loop.storage.saver import Saver
 from elastic.membership.endings import AGAIN
 from elastic.membership.live import AskedToClaim, AskedToSave, LeaveRequested, RunEnded
 from elastic.membership.missing import seen_missing, sentence

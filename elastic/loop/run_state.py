@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elastic.group.sums import Agreed
-from elastic.loop.transfer import Standing
-from elastic.loop.under_way import Position
+from elastic.loop.storage.under_way import Position
 from elastic.state.train_state import Tree
 
 
@@ -117,3 +116,23 @@ class RunState:
         self.stop_wish = own_wish or self.stop_wish
         self.agreed = Agreed(**side_state["agreed"]) if side_state["agreed"] is not None else None
         self.agreements = dict(side_state["agreements"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """step        how many are applied; None: no state at all, as at a start
+    agreements  how many were made since
+    torn        failed inside an update
+    rewinds     can give the state as the last update left it, to one that still has to run the code after that step
+    steady      between two steps the script writes to no weights, as far as is known, and there is a next step
+    """
+
+    step: int | None
+    agreements: int = 0
+    torn: bool = False
+    rewinds: bool = True
+    steady: bool = False
+
+    @property
+    def holds_a_state(self) -> bool:
+        return self.step is not None and not self.torn

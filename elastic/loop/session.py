@@ -1,6 +1,6 @@
 """What a worker holds from joining a run to leaving it, opened in order and given back in reverse.
 
-    a view and its group (view_group.py)  ->  the run's state (restorer.py)  ->  the exchange and the loader for them
+    a view and its group (view_group.py)  ->  the run's state (restoring/restorer.py)  ->  exchange and loader for them
 
 Under plain torchrun there is one view in the life of a process; under `elastic run` a worker goes from view to
 view (`change_view`) with the same model, optimizer and loader processes.
@@ -30,14 +30,13 @@ from elastic.events.timing import age_s
 from elastic.group.form import Group
 from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import assign_shares, micro_batches
-from elastic.loop.compile_cache import CompileCache
+from elastic.loop.compiled.cache import CompileCache
 from elastic.loop.context import Context
 from elastic.loop.exchange import Exchange
 from elastic.loop.phases import Phases
-from elastic.loop.restorer import StateRestorer
-from elastic.loop.run_state import RunState
-from elastic.loop.script_variables import generators
-from elastic.loop.transfer import Standing
+from elastic.loop.refusals.script_variables import generators
+from elastic.loop.restoring.restorer import StateRestorer
+from elastic.loop.run_state import RunState, Standing
 from elastic.loop.view_group import ViewGroup
 from elastic.membership.endings import AGAIN
 from elastic.membership.live import IdentityDiffers, RunEnded

@@ -2,9 +2,9 @@
 
     elastic/hub.json   {"host", "port", "nonce"}
 
-Where nodes meet by that URL alone, the hub's own agent writes it as soon as they have met (launch/nodes.py), and in any
-case the coordinator does, as views begin and when the hub moves (loop/hub_notice.py). It is read before anybody looks
-for a rendezvous, and once a second until the hub is found (launch/hub_lookup.py).
+Where nodes meet by that URL alone, the hub's own agent writes it as soon as they have met (launch/meeting.py), and in
+any case the coordinator does, as views begin and when the hub moves (loop/storage/hub_notice.py). It is read before
+anybody looks for a rendezvous, and once a second until the hub is found (launch/hub/written_lookup.py).
 
 Whoever can read the run's storage can join the run, unless it has a secret (checkpoint/net/secret.py). What lies there
 is a hint: a hub that has moved on says where to.

@@ -29,7 +29,7 @@ class Outbox:
         self.say_all([worker], said)
 
     def say_all(self, workers: Iterable[Worker], said: ToWorker) -> None:
-        """One message, which the orders share: those of a node travel together (hub_here.py)."""
+        """One message, which the orders share: those of a node travel together (launch/hub/server.py)."""
         message = as_message(said)
         self._orders += [Order(worker.node, worker.id, message) for worker in workers]
 

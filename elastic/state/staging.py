@@ -3,7 +3,7 @@
 A save lends them to the copy (Checkpointer.save, steady=) while the next step computes. Who writes to them, and so
 calls `join` first:
 
-    an update, of either loop, and what passes a step over      loop/update.py, as it begins
+    an update, of either loop, and what passes a step over      loop/steps/update.py, as it begins
     a state that comes from storage or from a peer              TrainState.apply
     whatever is reached through `parameter.data`, and each      Staging.watched, here
     step of any optimizer: a fused one counts no version

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secret import generated_secret
 from checkpoint.net.secured import client_side, prepare, server_side
-from elastic.launch.event_loop import run_once
-from elastic.launch.loop_connection import LoopConnection
+from elastic.launch.net.event_loop import run_once
+from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.wire import LONG_LINE_MAX, Lines, Message, encode
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress

@@ -18,8 +18,8 @@ import torch
 
 import elastic
 import elastic.loop.exchange
-import elastic.loop.step_in_hand
-import elastic.loop.update
+import elastic.loop.steps.step_in_hand
+import elastic.loop.steps.update
 import elastic.run
 from elastic.group.form import Work
 from elastic.group.gradients import GradientSum
@@ -44,11 +44,11 @@ def of_run(run: elastic.Run) -> list[Timed]:
     compiling = [] if session.compiling is None else [session.compiling]
     return [
         (session.loader, "next", "loader"),
-        (elastic.loop.step_in_hand, "pieces", "plan"),
+        (elastic.loop.steps.step_in_hand, "pieces", "plan"),
         (session, "step_plan", "plan"),
         (exchange, "plan", "plan"),
         (session, "seed", "seeds"),
-        (elastic.loop.step_in_hand, "share_seed", "seeds"),
+        (elastic.loop.steps.step_in_hand, "share_seed", "seeds"),
         (torch.autograd, "backward", "backward"),
         *((gradients, name, "gradients") for name in ("begin", "begin_pass", "end_pass", "_take", "_take_all")),
         (gradients, "_send", "send"),
@@ -70,8 +70,8 @@ def of_run(run: elastic.Run) -> list[Timed]:
         (session.phases, "enter", "observer, stopwatch"),
         (session.phases, "sign", "observer, stopwatch"),
         (run.events, "emit", "events"),
-        (elastic.loop.update, "digest_of_indices", "events"),
-        (elastic.loop.update, "digest_of_sums", "events"),
+        (elastic.loop.steps.update, "digest_of_indices", "events"),
+        (elastic.loop.steps.update, "digest_of_sums", "events"),
         (loop._boundary, "wishes", "boundary"),
         (loop._boundary, "cross", "boundary"),
     ]

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from elastic.launch.start_times import APPLIED, HELD, IN_RUN
+from elastic.launch.workers.start_times import APPLIED, HELD, IN_RUN
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 from tests.benchmarks.shared_save import Way

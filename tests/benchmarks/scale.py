@@ -38,9 +38,9 @@ from rich.console import Console
 from rich.table import Table
 
 from checkpoint.net.secret import generated_secret
-from elastic.launch.agent_port import ACCEPTED_MAX
-from elastic.launch.hub_here import HubHere
-from elastic.launch.hub_seeking import WELCOME_S
+from elastic.launch.hub.rules import WELCOME_S
+from elastic.launch.hub.server import HubServer
+from elastic.launch.net.agent_port import ACCEPTED_MAX
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists
 from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, Broken, NewView, Roster, parse
@@ -62,7 +62,7 @@ class Figures:
     """seconds  on the simulated clock   hub_s  of its processor   node_s  of the slowest node's
 
     welcome_s  that a node has waited for the next hub's first word, after its hello; it gives that one up after
-               hub_seeking.py's WELCOME_S
+               launch/hub/rules.py's WELCOME_S
     """
 
     workers: int
@@ -144,7 +144,7 @@ class Fleet:
         self.wires = {node: Wire() for node in self.ids}
         self._heard_by_hub = {node: Lines() for node in self.ids}
         self.network = Network(self.loss)
-        self.hub = HubHere(hub, "no node's", None, self.lists, deliver=lambda *_: None, say=print)  # type: ignore[arg-type]
+        self.hub = HubServer(hub, "no node's", None, self.lists, deliver=lambda *_: None, say=print)  # type: ignore[arg-type]
 
     # what nodes say
 

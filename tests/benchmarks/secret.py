@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secret import generated_secret
 from checkpoint.net.secured import client_side, server_side
-from elastic.launch.event_loop import run_once
-from elastic.launch.hub_here import PING_S
-from elastic.launch.loop_connection import LoopConnection
+from elastic.launch.hub.server import PING_S
+from elastic.launch.net.event_loop import run_once
+from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.wire import Message
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress

@@ -10,7 +10,7 @@ import pytest
 from elastic.drill.end import End
 from elastic.drill.hosts.network import address, name
 from elastic.drill.hosts.on_hosts import PORT
-from elastic.launch.written_meeting import FOLDER
+from elastic.launch.rendezvous.written_meeting import FOLDER
 from tests.kit.host_runs import HostRun
 
 STEPS = 240

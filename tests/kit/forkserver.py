@@ -51,9 +51,9 @@ OTHERS = (
 OURS = (
     "elastic.launch.agent",
     "elastic.launch.arguments",
-    "elastic.launch.ending",
-    "elastic.launch.nodes",
-    "elastic.launch.warm",
+    "elastic.launch.processes.ending",
+    "elastic.launch.meeting",
+    "elastic.launch.warm.process",
     "elastic.run",
     "elastic.drill.inject.injector",
     "checkpoint.checkpointer",

@@ -11,7 +11,8 @@ from collections.abc import Generator
 from random import Random
 from typing import Any, Protocol
 
-from elastic.loop.transfer import Standing, roles
+from elastic.loop.restoring.transfer import roles
+from elastic.loop.run_state import Standing
 from elastic.membership.endings import AGAIN
 from elastic.membership.messages import TO_HUB, parse
 from elastic.membership.node_report import NodeReport

@@ -16,8 +16,8 @@ from torch import nn
 
 from elastic.data.own_generators import OwnGenerators
 from elastic.errors import StepError
-from elastic.loop.rehearsal import Rehearsal
-from elastic.loop.script_variables import variables
+from elastic.loop.refusals.rehearsal import Rehearsal
+from elastic.loop.refusals.script_variables import variables
 from tests.one_process.test_plain_misuse import SHARES, STEPS, Plain, good
 
 AGAIN = r"the first share of step 0 was passed twice, and gave other gradients the second time: .*0\.weight"

@@ -15,8 +15,8 @@ import pytest
 from checkpoint.net.secret import VARIABLE, generated_secret
 from elastic.events.declarations import problems
 from elastic.events.reading import read_events
-from elastic.loop.compiled_object import encode
-from elastic.loop.compiled_storage import FOLDER
+from elastic.loop.compiled.object import encode
+from elastic.loop.compiled.storage import FOLDER
 from tests.kit.launch import Launch
 
 WITHIN_S = 560.0  # C++ takes minutes on a busy machine

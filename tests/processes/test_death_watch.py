@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from checkpoint import linux
-from elastic.launch import children, event_loop, robust_mutex
-from elastic.launch.death_watch import DeathWatch, Dying
-from elastic.launch.robust_mutex import RobustMutex
+from elastic.launch.net import event_loop
+from elastic.launch.processes import children, robust_mutex
+from elastic.launch.processes.robust_mutex import RobustMutex
+from elastic.launch.workers.death_watch import DeathWatch, Dying
 
 AT = 64
 WITHIN_S = 30.0

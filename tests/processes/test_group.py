@@ -33,7 +33,7 @@ from elastic.group.hierarchical_sum import HierarchicalSum
 from elastic.group.tree import schedule
 from elastic.group.treesum import TreeSum
 from elastic.loop.assignment import blocks
-from elastic.loop.transfer import Roles, pass_on
+from elastic.loop.restoring.transfer import Roles, pass_on
 from elastic.state.trained import Trained
 from elastic.state.weights import Weights
 from tests.kit.ranks import Died, returned, run_ranks

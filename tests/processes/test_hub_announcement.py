@@ -15,7 +15,7 @@ import pytest
 from torch.distributed import HashStore, TCPStore
 
 from checkpoint.net.listener import listen
-from elastic.launch.hub_announcement import HubAnnouncement, write_hub
+from elastic.launch.hub.announcement import HubAnnouncement, write_hub
 from elastic.membership import hub_file
 from tests.kit.launch import Launch
 
@@ -85,7 +85,7 @@ def test_the_word_of_one_that_was_the_hub_on_another_side_of_a_cut_does_not_stay
     announces: HubAnnouncement, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may end later, and whoever comes then finds nobody there, while the run goes on."""
-    monkeypatch.setattr("elastic.launch.hub_announcement._AGAIN_S", 0.1)
+    monkeypatch.setattr("elastic.launch.hub.announcement._AGAIN_S", 0.1)
     opened = store(port)
     announces.begin()
     wait_until(partial(is_told, opened))

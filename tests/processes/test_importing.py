@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from elastic.launch.importing import ARROW_MALLOC, NVML_CHECK, Importing
+from elastic.launch.warm.importing import ARROW_MALLOC, NVML_CHECK, Importing
 
 
 def test_modules_may_ask_for_gpus_and_leave_forks_able_to_use_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_one_that_breaks_off_leaves_as_soon_as_it_knows_that_others_do_not(tmp_p
 
 SCRIPT = """
     import os, signal, sys, time, torch, elastic
-    from elastic.loop.boundary import Wish
+    from elastic.loop.between_steps.boundary import Wish
 
     def newcomer_waits(run):
         return any(wishes & Wish.REGROUP for wishes in run._state.agreed.wishes)

@@ -21,7 +21,7 @@ import torch
 import checkpoint
 import elastic
 from checkpoint.save import copying, steady
-from elastic.loop import saver
+from elastic.loop.storage import saver
 from elastic.state import trained
 from elastic.state.train_state import TrainState
 
@@ -194,7 +194,7 @@ KILLED_IN_THE_COPY = """
 import os, pathlib, signal, sys, time
 import torch, elastic
 from checkpoint.save import copying
-from elastic.loop import saver
+from elastic.loop.storage import saver
 url, pieces = sys.argv[1], int(sys.argv[2])
 saver._WARM_AFTER_S, copying.PIECE_BYTES = 0.0, 2**19
 move, made = copying._memmove, []

@@ -18,7 +18,7 @@ import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
 from elastic.errors import RendezvousTimeout
-from elastic.launch.quiet_torch import say_errors_only
+from elastic.launch.processes.quiet_torch import say_errors_only
 from elastic.membership.environment import Launch
 from elastic.membership.rendezvous import meet
 from tests.kit.launch import Launch as Program

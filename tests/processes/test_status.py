@@ -19,7 +19,7 @@ import pytest
 from elastic.drill.cluster import Cluster
 from elastic.drill.faults import At
 from elastic.events.reading import read_events
-from elastic.launch.start_times import APPLIED, HELD, IMPORTED, IN_RUN, LOADED, STARTED
+from elastic.launch.workers.start_times import APPLIED, HELD, IMPORTED, IN_RUN, LOADED, STARTED
 from tests.kit.launch import Launch
 from tests.kit.observed import assert_observed
 

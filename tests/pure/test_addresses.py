@@ -9,8 +9,8 @@ import pytest
 from checkpoint.net import listener
 from checkpoint.net.machine import host_address, interfaces, own_addresses, resolve
 from elastic.errors import ConfigError
-from elastic.launch import addresses
-from elastic.launch.addresses import Chosen, choose, others, port_range
+from elastic.launch.net import addresses
+from elastic.launch.net.addresses import Chosen, choose, others, port_range
 
 MACHINE = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.5", "fd00::5"], "ib0": ["192.168.7.5"], "docker0": []}
 NAMES = {

@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from elastic.loop.arriving import arriving
+from elastic.loop.compiled.arriving import arriving
 
 WITHIN_S = 60.0
 

@@ -7,7 +7,7 @@ import torch
 
 from elastic.errors import CollectiveFailed, PeerLost
 from elastic.group.form import LocalGroup
-from elastic.loop.background_transfer import Giving, Piece, take
+from elastic.loop.restoring.background_transfer import Giving, Piece, take
 
 WEIGHTS = {"w": torch.arange(8, dtype=torch.uint8)}
 OF_ANOTHER = [Piece("a tensor that is not there", 0, 8)]

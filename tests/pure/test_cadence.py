@@ -11,7 +11,7 @@ import pytest
 
 from elastic.events import schema
 from elastic.events.log import EventLog
-from elastic.loop.save_schedule import SaveSchedule
+from elastic.loop.storage.save_schedule import SaveSchedule
 from elastic.plan.cadence import AT_RISK_MAX_S, PRIOR_S, SLACK, Bound, Losses, daly_s, decide, waste, young_s
 from elastic.plan.save_rules import SaveRules
 

@@ -10,7 +10,7 @@ import pytest
 from checkpoint.net.codec import Vocabulary, parse
 from checkpoint.net.framing import NotAMessage
 from checkpoint.save.writer.messages import FROM_WRITER, TO_WRITER
-from elastic.launch.warm_messages import FROM_WARM, TO_SPARE, BecomeWorker, Forked, packet, read
+from elastic.launch.warm.messages import FROM_WARM, TO_SPARE, BecomeWorker, Forked, packet, read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic.launch.dialing import Dial
-from elastic.launch.event_loop import run_once
+from elastic.launch.net.dialing import Dial
+from elastic.launch.net.event_loop import run_once
 
 WITHIN_S = 20.0
 

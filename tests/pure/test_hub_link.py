@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from elastic.launch.event_loop import run_once
-from elastic.launch.hub_link import HubLink
+from elastic.launch.hub.link import HubLink
+from elastic.launch.net.event_loop import run_once
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub import Hub
 from elastic.membership.messages import (
@@ -233,7 +233,7 @@ def test_a_newcomer_that_finds_no_hub_says_that_it_may_come_again(
     opened: ExitStack, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no part in the run yet, or none any more: nothing has failed."""
-    monkeypatch.setattr("elastic.launch.hub_seeking.SEEK_S", 0.1)
+    monkeypatch.setattr("elastic.launch.hub.rules.SEEK_S", 0.1)
     hub = node.attends(Listening(opened))
     hub.hears()
     hub.ends()

@@ -20,10 +20,10 @@ import pytest
 from checkpoint.net.secured import client_side
 from checkpoint.net.strangers import LEAST
 from checkpoint.net.transport import Transport, TransportError
-from elastic.launch import addresses
-from elastic.launch.agent_port import HELLO_S, REFUSALS_SHOWN
-from elastic.launch.event_loop import run_once
-from elastic.launch.hub_link import HubLink
+from elastic.launch.hub.link import HubLink
+from elastic.launch.net import addresses
+from elastic.launch.net.agent_port import HELLO_S, REFUSALS_SHOWN
+from elastic.launch.net.event_loop import run_once
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from checkpoint import linux
-from elastic.launch.importing import RANK_VARIABLES, WORKER_VARIABLES, Importing
+from elastic.launch.warm.importing import RANK_VARIABLES, WORKER_VARIABLES, Importing
 
 
 def imported(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> Importing:
@@ -115,7 +115,7 @@ def test_a_library_that_looks_through_all_variables_is_not_blamed(monkeypatch: p
 
 
 def test_torch_still_knows_whether_a_fork_can_use_cuda() -> None:
-    """It is private to torch: launch/importing.py would take every process for lost, or none."""
+    """It is private to torch: launch/warm/importing.py would take every process for lost, or none."""
     assert torch.cuda._is_in_bad_fork() is False
 
 

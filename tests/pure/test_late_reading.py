@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from checkpoint.errors import CheckpointError
-from elastic.loop.late_reading import LateReading
+from elastic.loop.storage.late_reading import LateReading
 
 WITHIN_S = 60.0
 

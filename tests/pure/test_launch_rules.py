@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from elastic.launch.logs import LogRules, Logs
-from elastic.launch.sightings import Doubts, Patience, sighting
+from elastic.launch.workers.logs import LogRules, Logs
+from elastic.launch.workers.sightings import Doubts, Patience, sighting
 from elastic.membership.progress import BYTES, LIMITED, Phase, Progress, Record
 from elastic.membership.stalls import Sighting
 

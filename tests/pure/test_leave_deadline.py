@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.loop.leave_deadline import RECORD_S, gives_up_s
+from elastic.loop.leaving.deadline import RECORD_S, gives_up_s
 
 TOLD_S = 1000.0
 

@@ -1,7 +1,7 @@
 """What docstrings and comments say of other files is true at least in this: those files are there.
 
-A file is named as it is found from where one reads: `step.py` beside the file, `group/tree.py` from its package, or in
-full. A bare name may lie elsewhere, where only one file has it.
+A file is named as it is found from where one reads: `session.py` beside the file, `group/tree.py` from its package, or
+in full. A bare name may lie elsewhere, where only one file has it.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ def test_what_is_found_are_names_of_files(source: str, found: list[str]) -> None
 
 
 def test_a_name_is_looked_for_where_one_reads() -> None:
-    reader = ROOT / "elastic" / "loop" / "loop.py"
-    assert all(is_there(name, reader) for name in ("step.py", "loop/step.py", "elastic/loop/step.py", "hub.py"))
+    reader = ROOT / "elastic" / "loop" / "steps" / "update.py"
+    assert all(
+        is_there(name, reader)
+        for name in ("step.py", "steps/step.py", "loop/steps/step.py", "elastic/loop/steps/step.py", "hub.py")
+    )
     assert not any(is_there(name, reader) for name in ("run_state/step.py", "launch/portable.py", "loop/background/"))

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elastic.launch.dialing import Dial
-from elastic.launch.event_loop import run_once
-from elastic.launch.hub_here import HubHere
-from elastic.launch.loop_connection import LoopConnection
+from elastic.launch.hub.server import HubServer
+from elastic.launch.net.dialing import Dial
+from elastic.launch.net.event_loop import run_once
+from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.hub import Hub
 from elastic.membership.known_lists import KnownLists
 from elastic.membership.messages import (
@@ -158,7 +158,9 @@ def _hub_is_told(message: dict[str, Any], *, knows_it: bool) -> None:
         lists = KnownLists()
         if knows_it:
             lists.name(as_message(VIEW))
-        here = HubHere(Hub(nodes_max=9, takes_over=True), "hub", loop, lists, deliver=lambda *_: None, say=lines.append)
+        here = HubServer(
+            Hub(nodes_max=9, takes_over=True), "hub", loop, lists, deliver=lambda *_: None, say=lines.append
+        )
         opened.callback(here.close)
 
         def comes(hello: dict[str, Any]) -> socket.socket:

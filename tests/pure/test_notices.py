@@ -15,10 +15,10 @@ import pytest
 import elastic
 from checkpoint import WriterDied
 from elastic.errors import ConfigError
-from elastic.loop.departure import Departure
-from elastic.loop.save_duration import SaveDuration, likely_s, too_late
-from elastic.loop.save_schedule import SoonSave
-from elastic.loop.saver import Saver
+from elastic.loop.leaving.departure import Departure
+from elastic.loop.storage.save_duration import SaveDuration, likely_s, too_late
+from elastic.loop.storage.save_schedule import SoonSave
+from elastic.loop.storage.saver import Saver
 from elastic.membership import environment
 from elastic.preemption.notice import Kind, Notice, by_clock_s, changes
 from elastic.preemption.setting import sources

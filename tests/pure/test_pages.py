@@ -57,14 +57,14 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", LIVING, ids=name)
 def test_the_files_that_a_page_names_are_there(page: Path) -> None:
-    """`elastic/loop/step.py`, `tests/processes/test_loader*.py`, `checkpoint/runs/`"""
+    """`elastic/loop/steps/step.py`, `tests/processes/test_loader*.py`, `checkpoint/runs/`"""
     for named in re.findall(r"`((?:elastic|checkpoint|tests|recipes|docs)/[\w/*.-]*)`", prose(page)):
         assert list(ROOT.glob(named.rstrip("/"))), f"{name(page)} names {named}"
 
 
 @pytest.mark.parametrize("page", LIVING, ids=name)
 def test_the_functions_that_a_page_names_after_a_file_are_in_it(page: Path) -> None:
-    """`elastic/loop/step.py` (`Step.__iter__`, `Step`)"""
+    """`elastic/loop/steps/step.py` (`Step.__iter__`, `Step`)"""
     for path, listed in re.findall(r"`([\w/]+\.py)` \((`[\w.]+`(?:, `[\w.]+`)*)\)", prose(page)):
         missing = set(re.findall(r"[\w.]+", listed)) - set(defined((ROOT / path).read_text()))
         assert not missing, f"{name(page)} names {missing} of {path}"

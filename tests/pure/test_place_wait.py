@@ -10,11 +10,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from elastic.launch import place_wait
-from elastic.launch.event_loop import run_once
-from elastic.launch.hub_link import HubLink
+from elastic.launch.hub import place_wait
+from elastic.launch.hub.link import HubLink
+from elastic.launch.hub.place_wait import PAUSE_MAX_S, PlaceWait
+from elastic.launch.net.event_loop import run_once
 from elastic.launch.node_rules import ThisNode
-from elastic.launch.place_wait import PAUSE_MAX_S, PlaceWait
 from elastic.membership.hub import Hub
 
 NONCE = "known to the run"

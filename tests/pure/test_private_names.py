@@ -32,7 +32,7 @@ ALLOWED = (
     Allowed(
         "what a DataLoader's iterators have in common, none of which is public",
         "_BaseDataLoaderIter",
-        "elastic/loop/other_loaders.py",
+        "elastic/loop/refusals/other_loaders.py",
     ),
     Allowed(
         "as above, and which buffers are not persistent",
@@ -43,7 +43,8 @@ ALLOWED = (
         "the count of writes to a tensor",
         "_version",
         "elastic/data/dataset_changes.py elastic/state elastic/group/snapshot.py checkpoint/save/steady.py "
-        "elastic/loop/other_averages.py elastic/loop/other_modules.py elastic/loop/script_variables.py",
+        "elastic/loop/refusals/other_averages.py elastic/loop/refusals/other_modules.py "
+        "elastic/loop/refusals/script_variables.py",
     ),
     Allowed(
         "one call for many copies, sums or products, as torch's optimizers make them",
@@ -70,19 +71,19 @@ ALLOWED = (
     Allowed(
         "by which node of autograd's graph a loss is a sum",
         "_saved_reduction _saved_self _saved_other",
-        "elastic/loop/first_loss.py",
+        "elastic/loop/plain/first_loss.py",
     ),
     Allowed(
         "over how many targets a loss is a mean, as autograd's graph has it",
         "_saved_reduction _saved_total_weight _saved_weight",
-        "elastic/loop/mean_over.py",
+        "elastic/loop/plain/mean_over.py",
     ),
     Allowed(
         "Python's and NumPy's own generators, which are none of the script's",
         "_inst _rand",
         "elastic/data/own_generators.py",
     ),
-    Allowed("how torch's schedulers mark an optimizer", "_wrapped_by_lr_sched", "elastic/loop/own_schedule.py"),
+    Allowed("how torch's schedulers mark an optimizer", "_wrapped_by_lr_sched", "elastic/loop/plain/schedule.py"),
     Allowed("the stages of a stream of Hugging Face's datasets", "_ex_iterable", "elastic/data/stream_check.py"),
     Allowed("one node's part of such a stream", "_distributed", "elastic/data/hugging_face.py"),
     Allowed("options of process groups", "_Options _devices _timeout", "elastic/group/form.py elastic/group/nccl.py"),
@@ -92,7 +93,7 @@ ALLOWED = (
         "_python_dispatch _schema",
         "elastic/drill/inject/hooks.py",
     ),
-    Allowed("CUDA's word on forks", "_is_in_bad_fork", "elastic/launch/importing.py"),
+    Allowed("CUDA's word on forks", "_is_in_bad_fork", "elastic/launch/warm/importing.py"),
     Allowed(
         "loader processes that a run ends and restarts",
         "_utils _workers _worker_pids_set _remove_worker_pids _try_put_index _shutdown_workers",
@@ -103,7 +104,7 @@ ALLOWED = (
     Allowed(
         "a script as __main__, and a process's end, as the interpreter does them",
         "_run_module_as_main _shutdown _run_exitfuncs",
-        "elastic/launch/main_module.py elastic/launch/ending.py",
+        "elastic/launch/processes/main_module.py elastic/launch/processes/ending.py",
     ),
     Allowed("how argparse fills a description", "_fill_text", "checkpoint/cli/usage.py"),
     Allowed("types that have no other name", "_SubParsersAction _Hash", "checkpoint/cli checkpoint/format"),
@@ -141,7 +142,7 @@ ALLOWED = (
         "tests/benchmarks/parts.py tests/benchmarks/throughput.py",
     ),
     Allowed(
-        "connections of a simulated network end without the sockets that HubHere hears it from",
+        "connections of a simulated network end without the sockets that HubServer hears it from",
         "_nodes _undecided",
         "tests/benchmarks/scale.py",
     ),

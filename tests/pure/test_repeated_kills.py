@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.launch.memory import OomKills, oom_kills, sentence, struck
+from elastic.launch.workers.memory import OomKills, oom_kills, sentence, struck
 from elastic.membership.kills import ENOUGH, Enough, Kills, Replace
 from tests.kit.stage import Stage, trains
 

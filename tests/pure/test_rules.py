@@ -1,4 +1,4 @@
-"""Views and failures: every promise of rules.py and endings.repeated, for every small case."""
+"""Views and failures: every promise of membership/rules.py and endings.repeated, for every small case."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.launch.beginning import beginning
-from elastic.launch.script import Script, spec_of
+from elastic.launch.processes.script import Script, spec_of
+from elastic.launch.warm.beginning import beginning
 
 
 def lines(source: str) -> list[int]:

@@ -21,7 +21,7 @@ from checkpoint.net.secured import client_side, prepare, server_side
 from checkpoint.net.tls import Tls
 from checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError, receive
 from elastic.launch.node_rules import ThisNode
-from elastic.launch.rendezvous_state import SignedBackend, StateRefused
+from elastic.launch.rendezvous.state import SignedBackend, StateRefused
 
 SECRET, OTHER = "s" * 40, "t" * 40
 PLAIN = [b'{"say":"hello"}\n', b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.loop.shared_save import HELPERS_MAX, helpers_of
+from elastic.loop.leaving.shared_save import HELPERS_MAX, helpers_of
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.launch.start_times import IMPORTED, IN_RUN, LOADED, STARTED, StartTimes
+from elastic.launch.workers.start_times import IMPORTED, IN_RUN, LOADED, STARTED, StartTimes
 from elastic.membership.progress import Phase, Record
 
 

@@ -1,4 +1,4 @@
-"""Who gives the state to whom, and which bytes: the parts of loop/transfer.py that need no group."""
+"""Who gives the state to whom, and which bytes: the parts of loop/restoring/transfer.py that need no group."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.loop.background_transfer import PIECE, pieces
-from elastic.loop.transfer import Roles, Standing, _described, _flat, _layout, _pack, _ranges, _unpack, roles
+from elastic.loop.restoring.background_transfer import PIECE, pieces
+from elastic.loop.restoring.transfer import Roles, _described, _flat, _layout, _pack, _ranges, _unpack, roles
+from elastic.loop.run_state import Standing
 
 KINDS = [
     Standing(step=step, agreements=agreements, torn=torn, rewinds=rewinds, steady=steady)

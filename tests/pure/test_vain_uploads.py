@@ -8,9 +8,9 @@ from typing import Any, ClassVar, cast
 import pytest
 
 import checkpoint
-from elastic.loop.saver import Saver
-from elastic.loop.under_way import UnderWay
-from elastic.loop.vain_uploads import VainUploads
+from elastic.loop.storage.saver import Saver
+from elastic.loop.storage.under_way import UnderWay
+from elastic.loop.storage.vain_uploads import VainUploads
 
 
 def test_one_is_chance_the_second_in_a_row_is_said_and_then_each_time_that_they_are_twice_as_many() -> None:

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from elastic.launch.loop_connection import LoopConnection
-from elastic.launch.worker import cut
+from elastic.launch.net.loop_connection import LoopConnection
+from elastic.launch.processes.worker import cut
 from elastic.membership.live import line_of
 from elastic.membership.messages import Ready
 from elastic.membership.wire import LINE_MAX, Lines, WireError, encode

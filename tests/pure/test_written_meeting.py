@@ -19,8 +19,8 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from checkpoint.errors import CheckpointError
 from checkpoint.storage import Storage
 from elastic.errors import ConfigError
-from elastic.launch import written_meeting
-from elastic.launch.written_meeting import FOLDER, MOVING_S, MeetingSearch
+from elastic.launch.rendezvous import written_meeting
+from elastic.launch.rendezvous.written_meeting import FOLDER, MOVING_S, MeetingSearch
 
 HERE = "127.0.0.1"
 WITHIN_S = 60.0

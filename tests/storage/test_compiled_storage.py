@@ -14,10 +14,10 @@ import pytest
 
 from checkpoint.errors import CheckpointError
 from checkpoint.net.secret import VARIABLE, generated_secret, lasting_key, secret_of_one_launch
-from elastic.loop.arriving import arriving
-from elastic.loop.compiled_object import INDEX_BYTES_MAX, decode, encode, object_bytes
-from elastic.loop.compiled_room import NoRoom
-from elastic.loop.compiled_storage import BYTES_MAX, FOLDER, LABEL, OBJECTS_MAX, CompiledStorage
+from elastic.loop.compiled.arriving import arriving
+from elastic.loop.compiled.eviction import NoRoom
+from elastic.loop.compiled.object import INDEX_BYTES_MAX, decode, encode, object_bytes
+from elastic.loop.compiled.storage import BYTES_MAX, FOLDER, LABEL, OBJECTS_MAX, CompiledStorage
 from elastic.state.compiled_artifacts import Piece
 from tests.kit.s3 import S3Server
 from tests.kit.traffic import watched

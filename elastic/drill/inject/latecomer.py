@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from elastic.launch.starter import Starter
+    from elastic.launch.workers.starter import Starter
 
 _LOOK_S = 0.02
-_IMPORTS = ("agent", "hub_link", "logs", "nodes")
+_IMPORTS = ("agent", "hub.link", "meeting", "workers.logs")
 
 
 def main(argv: Sequence[str]) -> int:
     called, *arguments = argv
     drill = os.getppid()
     from elastic.launch import run_command
-    from elastic.launch.event_loop import run_once
+    from elastic.launch.net.event_loop import run_once
 
     def stand_ready(starter: Starter) -> None:
         for name in _IMPORTS:

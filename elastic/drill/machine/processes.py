@@ -14,7 +14,7 @@ from pathlib import Path
 
 from checkpoint import linux
 from checkpoint.save.writer import WRITER_MODULE
-from elastic.launch import warm
+from elastic.launch.warm.process import NAME as WARM
 
 WRITER = WRITER_MODULE.encode()  # of a worker's checkpoints, once it is warm
 MARK = "ELASTIC_DRILL"  # set to the drill's folder for everything that the drill starts
@@ -102,4 +102,4 @@ def writer_processes() -> list[int]:
 def warm_processes() -> list[int]:
     """That this worker's agent forks workers from."""
     found = linux.children(os.getppid()).items()
-    return [pid for pid, stat in found if not stat.is_dead and stat.name == warm.NAME]
+    return [pid for pid, stat in found if not stat.is_dead and stat.name == WARM]

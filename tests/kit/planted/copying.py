@@ -13,7 +13,7 @@ from tests.kit.planted.bug import Act, Bug, planted
 
 def _late(bug: Bug) -> Bug:
     """No bug: so that there is a copy under way at all, and how far it is does not depend on the machine."""
-    bug.also("elastic.loop.saver:_WARM_AFTER_S")(lambda right, act: 0.0)
+    bug.also("elastic.loop.storage.saver:_WARM_AFTER_S")(lambda right, act: 0.0)
     bug.also("checkpoint.save.steady:_SMALL_BYTES")(lambda right, act: 1)
     bug.also("checkpoint.save.steady:_WORTH_BYTES")(lambda right, act: 1)
     bug.also("checkpoint.save.copying:Copying._work_aside")(lambda right, act: lambda self: None)
@@ -28,7 +28,7 @@ _UPDATED: list[Any] = []
 
 
 @_late
-@planted("elastic.loop.update:Update._begin", plan="resumed", caught_by={"reference", "state"})
+@planted("elastic.loop.steps.update:Update._begin", plan="resumed", caught_by={"reference", "state"})
 def join_a_copy_after_the_update(right: Any, act: Act) -> Any:
     """An update writes to weights that a save is still copying, and no versions are compared."""
 
@@ -42,7 +42,7 @@ def join_a_copy_after_the_update(right: Any, act: Act) -> Any:
     return begin
 
 
-@join_a_copy_after_the_update.also("elastic.loop.update:Update._close")
+@join_a_copy_after_the_update.also("elastic.loop.steps.update:Update._close")
 def _(right: Any, act: Act) -> Any:
     def close(self: Any, agreed: Any) -> None:
         right(self, agreed)

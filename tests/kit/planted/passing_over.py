@@ -7,7 +7,7 @@ from typing import Any
 from tests.kit.planted.bug import Act, planted
 
 
-@planted("elastic.loop.bad_steps:BadSteps.look", plan="skips together", caught_by={"agreement"})
+@planted("elastic.loop.steps.bad_steps:BadSteps.look", plan="skips together", caught_by={"agreement"})
 def skip_on_some_workers_alone(right: Any, act: Act) -> Any:
     """One worker applies a step that the others pass over."""
 
@@ -21,7 +21,7 @@ def skip_on_some_workers_alone(right: Any, act: Act) -> Any:
     return look
 
 
-@planted("elastic.loop.bad_steps:BadSteps.look", plan="skips, resumed", caught_by={"reference", "repeat"})
+@planted("elastic.loop.steps.bad_steps:BadSteps.look", plan="skips, resumed", caught_by={"reference", "repeat"})
 def apply_after_a_resume_what_was_passed_over(right: Any, act: Act) -> Any:
     """A step that was passed over is applied when a resume comes to it again."""
 

@@ -83,7 +83,7 @@ def _(right: Any, act: Act) -> Any:
     return lambda value, device: None
 
 
-@planted("elastic.loop.saver:Saver.read", plan="resumed", caught_by={"batch"})
+@planted("elastic.loop.storage.saver:Saver.read", plan="resumed", caught_by={"batch"})
 def forget_the_epoch_on_resume(right: Any, act: Act) -> Any:
     """A run that goes on believes to be in its first epoch."""
 
@@ -99,7 +99,7 @@ def forget_the_epoch_on_resume(right: Any, act: Act) -> Any:
     return read
 
 
-@planted("elastic.loop.evaluation:_evaluating", plan="alone", caught_by={"reference"})
+@planted("elastic.loop.between_steps.evaluation:_evaluating", plan="alone", caught_by={"reference"})
 def train_on_what_is_evaluated(right: Any, act: Act) -> Any:
     """An evaluation counts as training: the model stays in train mode, and BatchNorm learns from the test set."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from tests.kit.planted.bug import Act, planted
 
 
-@planted("elastic.loop.restorer:pass_on", plan="lost", caught_by={"agreement", "reference"})
+@planted("elastic.loop.restoring.restorer:pass_on", plan="lost", caught_by={"agreement", "reference"})
 def forget_momentum_in_a_transfer(right: Any, act: Act) -> Any:
     """A newcomer gets the weights, and zeros for the optimizer's averages."""
 
@@ -23,7 +23,7 @@ def forget_momentum_in_a_transfer(right: Any, act: Act) -> Any:
     return pass_on
 
 
-@planted("elastic.loop.transfer:take", plan="lost", caught_by={"agreement", "reference"})
+@planted("elastic.loop.restoring.transfer:take", plan="lost", caught_by={"agreement", "reference"})
 def take_weights_before_all_have_come(right: Any, act: Act) -> Any:
     """A newcomer goes on without the last of the weights that follow while the others compute."""
 
@@ -35,7 +35,7 @@ def take_weights_before_all_have_come(right: Any, act: Act) -> Any:
     return take
 
 
-@planted("elastic.loop.update:Update._open", plan="lost", caught_by={"agreement", "reference"})
+@planted("elastic.loop.steps.update:Update._open", plan="lost", caught_by={"agreement", "reference"})
 def donate_a_torn_state(right: Any, act: Act) -> Any:
     """What a newcomer gets is half from before the last update and half from after it."""
 
@@ -50,7 +50,7 @@ def donate_a_torn_state(right: Any, act: Act) -> Any:
 _BEFORE: dict[str, Any] = {}
 
 
-@donate_a_torn_state.also("elastic.loop.restorer:pass_on")
+@donate_a_torn_state.also("elastic.loop.restoring.restorer:pass_on")
 def _(right: Any, act: Act) -> Any:
     def pass_on(group: Any, parts: Any, side_state: Any, state: Any, weights: Any) -> Any:
         if parts.need_state and group.rank in parts.donors and _BEFORE:
@@ -103,7 +103,9 @@ def kill_one_more(right: Any, act: Act) -> Any:
     return exited
 
 
-@planted("elastic.loop.restorer:StateRestorer.from_peers_or_storage", plan="lost", caught_by={"storage", "redone"})
+@planted(
+    "elastic.loop.restoring.restorer:StateRestorer.from_peers_or_storage", plan="lost", caught_by={"storage", "redone"}
+)
 def go_back_to_the_last_save(right: Any, act: Act) -> Any:
     """After a loss all take the newest checkpoint, though survivors hold a newer state."""
 
@@ -123,7 +125,7 @@ def _unnoticed(right: Any, act: Act) -> Any:
     return lambda self, step: None
 
 
-@planted("elastic.loop.boundary:Boundary.wishes", plan="told to leave", caught_by={"lost"})
+@planted("elastic.loop.between_steps.boundary:Boundary.wishes", plan="told to leave", caught_by={"lost"})
 def leave_in_the_middle_of_a_step(right: Any, act: Act) -> Any:
     """A worker that is told to leave goes at once, and takes its part of the step in hand along."""
 

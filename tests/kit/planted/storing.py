@@ -7,7 +7,7 @@ from typing import Any
 from tests.kit.planted.bug import Act, planted
 
 
-@planted("elastic.loop.saver:Saver.read", plan="resumed", caught_by={"state", "durable"})
+@planted("elastic.loop.storage.saver:Saver.read", plan="resumed", caught_by={"state", "durable"})
 def resume_at_the_wrong_step(right: Any, act: Act) -> Any:
     """A run that goes on takes the state for that of one step less."""
 
@@ -123,7 +123,7 @@ def tear_what_the_writer_process_writes(right: Any, act: Act) -> Any:
     return write_object
 
 
-@tear_what_the_writer_process_writes.also("elastic.loop.saver:_WARM_AFTER_S")
+@tear_what_the_writer_process_writes.also("elastic.loop.storage.saver:_WARM_AFTER_S")
 def _(right: Any, act: Act) -> Any:
     return 0.0  # no bug: so that a run of a second has a writer process
 
@@ -144,7 +144,7 @@ def save_without_momentum(right: Any, act: Act) -> Any:
     return objects
 
 
-@planted("elastic.loop.saver:Saver.save", plan="alone", caught_by={"state"})
+@planted("elastic.loop.storage.saver:Saver.save", plan="alone", caught_by={"state"})
 def save_another_step_than_it_says(right: Any, act: Act) -> Any:
     """A checkpoint says one step less than it holds."""
 
@@ -240,7 +240,7 @@ def _(right: Any, act: Act) -> Any:
     return lambda endpoint, nonce, moved: None
 
 
-@planted("elastic.loop.saver:Saver.claim", plan="launched twice, waits", caught_by={"durable"})
+@planted("elastic.loop.storage.saver:Saver.claim", plan="launched twice, waits", caught_by={"durable"})
 def read_before_the_claim(right: Any, act: Act) -> Any:
     """A second launch reads the newest state at once and claims when the first one has ended, whose work it buries."""
 
@@ -264,7 +264,7 @@ def read_before_the_claim(right: Any, act: Act) -> Any:
     return claim
 
 
-@read_before_the_claim.also("elastic.loop.saver:Saver.read")
+@read_before_the_claim.also("elastic.loop.storage.saver:Saver.read")
 def _(right: Any, act: Act) -> Any:
     def read(self: Any) -> Any:
         return self.early if hasattr(self, "early") else right(self)

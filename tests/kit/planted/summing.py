@@ -8,7 +8,7 @@ from typing import Any
 from tests.kit.planted.bug import Act, planted
 
 
-@planted("elastic.loop.step:Step.backward", plan="calm", caught_by={"reference"})
+@planted("elastic.loop.steps.step:Step.backward", plan="calm", caught_by={"reference"})
 def average_the_workers_means(right: Any, act: Act) -> Any:
     """Each worker's gradient is its mean, and the means are averaged: examples of a small share count more."""
 
@@ -82,7 +82,7 @@ def add_in_the_order_of_ranks(right: Any, act: Act) -> Any:
     return join
 
 
-@planted("elastic.loop.step_in_hand:share_seed", plan="calm", caught_by={"reference"})
+@planted("elastic.loop.steps.step_in_hand:share_seed", plan="calm", caught_by={"reference"})
 def reuse_random_streams(right: Any, act: Act) -> Any:
     """Every worker counts its shares from 0, and so reuses the random streams of the first one."""
     return lambda seed, step, phase, share, micro: right(seed, step, phase, share - _FIRST[0], micro)
@@ -102,7 +102,7 @@ def _(right: Any, act: Act) -> Any:
     return plan
 
 
-@planted("elastic.loop.step_in_hand:share_seed", plan="resumed", caught_by={"repeat", "reference"})
+@planted("elastic.loop.steps.step_in_hand:share_seed", plan="resumed", caught_by={"repeat", "reference"})
 def draw_from_the_process(right: Any, act: Act) -> Any:
     """Random streams depend on the process that draws."""
 
@@ -115,7 +115,7 @@ def draw_from_the_process(right: Any, act: Act) -> Any:
     return share_seed
 
 
-@planted("elastic.loop.step_in_hand:StepInHand.batches", plan="lost", caught_by={"reference"})
+@planted("elastic.loop.steps.step_in_hand:StepInHand.batches", plan="lost", caught_by={"reference"})
 def draw_anew_for_a_redone_step(right: Any, act: Act) -> Any:
     """A step that is done again draws other random numbers than the first time."""
 
@@ -131,12 +131,12 @@ def draw_anew_for_a_redone_step(right: Any, act: Act) -> Any:
 _AGAIN = [0]
 
 
-@draw_anew_for_a_redone_step.also("elastic.loop.step_in_hand:share_seed")
+@draw_anew_for_a_redone_step.also("elastic.loop.steps.step_in_hand:share_seed")
 def _(right: Any, act: Act) -> Any:
     return lambda seed, step, phase, share, micro: right(seed, step, phase, share, micro + 1000 * _AGAIN[0])
 
 
-@planted("elastic.loop.step:Step.add", plan="lost", caught_by={"reference"})
+@planted("elastic.loop.steps.step:Step.add", plan="lost", caught_by={"reference"})
 def add_sums_twice(right: Any, act: Act) -> Any:
     """What the script adds up counts twice in a step that is done again."""
 
@@ -177,7 +177,7 @@ def leave_the_scheduler_behind(right: Any, act: Act) -> Any:
     return compute
 
 
-@planted("elastic.loop.step:Step.backward", plan="lost", caught_by={"reference"})
+@planted("elastic.loop.steps.step:Step.backward", plan="lost", caught_by={"reference"})
 def drop_the_gradient_of_a_lost_worker(right: Any, act: Act) -> Any:
     """Survivors do the shares of a lost worker again, and lose their gradients."""
     own: dict[int, set[int]] = {}
@@ -243,7 +243,7 @@ def forget_the_buffers_of_a_teacher(right: Any, act: Act) -> Any:
     return snapshot
 
 
-@planted("elastic.loop.step_in_hand:after_seed", plan="draws", caught_by={"final"})
+@planted("elastic.loop.steps.step_in_hand:after_seed", plan="draws", caught_by={"final"})
 def draw_after_a_step_from_the_process(right: Any, act: Act) -> Any:
     """What the script draws after a step depends on the worker that draws it."""
 

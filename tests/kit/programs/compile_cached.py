@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
-from elastic.loop import compile_cache
-from elastic.loop.compiled_storage import FOLDER
+from elastic.loop.compiled import cache
+from elastic.loop.compiled.storage import FOLDER
 
 BATCH, STEPS_MAX = 29, 200
 OPENING = ("open", "os.scandir", "os.listdir")
@@ -37,9 +37,9 @@ def main() -> None:
     parser.add_argument("--kernels", action="store_true", help="with something that C++ is made for")
     parser.add_argument("--slow-until", type=Path, help="goes slowly until this file is there")
     parser.add_argument("--forgetful", action="store_true", help="calls torch._dynamo.reset() before steps 0 and 2")
-    parser.add_argument("--read-within", type=float, default=compile_cache.READ_WITHIN_S)
+    parser.add_argument("--read-within", type=float, default=cache.READ_WITHIN_S)
     options = parser.parse_args()
-    compile_cache.READ_WITHIN_S = options.read_within
+    cache.READ_WITHIN_S = options.read_within
     opened: list[object] = []
     sys.addaudithook(
         lambda event, given: opened.append(given) if event in OPENING and FOLDER in str(given[0]) else None

@@ -18,7 +18,7 @@ from torch import nn
 
 import checkpoint
 import elastic
-from elastic.loop import rollback
+from elastic.loop.steps import rollback
 from elastic.orders import Sequential
 
 

@@ -1,5 +1,5 @@
-"""A node's agent: the real hub, report and seeker of the hub, and what launch/hub_link.py and hub_here.py make of them.
-What it answers who asks where the hub is, is theirs too (launch/hub_seeking.py).
+"""A node's agent: the real hub, report and search for the hub, and what launch/hub/link.py and launch/hub/server.py
+make of them. What it answers who asks where the hub is, is theirs too (launch/hub/rules.py).
 
 serves   the hub is here             attends  it is elsewhere
 seeks    it was lost: the next of the roster is asked, and the next, until one of them is the hub
@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from elastic.launch import hub_seeking
-from elastic.launch.dialing import Address
-from elastic.launch.hub_seeker import HubSeeker
-from elastic.launch.lease import EVICT_S, HELD_UP_S
+from elastic.launch.hub import rules
+from elastic.launch.hub.lease import EVICT_S, HELD_UP_S
+from elastic.launch.hub.roster_search import HubSeeker
+from elastic.launch.net.dialing import Address
 from elastic.membership.hub import Hub
 from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, HubIs, as_message, parse
 from elastic.membership.node_report import NodeReport
@@ -403,7 +403,7 @@ class Agent:
 
     def _look_for_another(self) -> None:
         assert self.serving is not None
-        if self.now_s - self._met_s < hub_seeking.MEET_S:
+        if self.now_s - self._met_s < rules.MEET_S:
             return
         self._met_s = self.now_s
         for node in self.serving.missing():
@@ -418,7 +418,7 @@ class Agent:
             def heard(message: Message) -> None:
                 wire.close(self.machine)
                 said = parse(TO_AGENT, {key: value for key, value in message.items() if key != "to"})
-                if isinstance(said, HubIs) and said.address is not None and hub_seeking.yields_to(said, self.own):
+                if isinstance(said, HubIs) and said.address is not None and rules.yields_to(said, self.own):
                     self._yields((said.address, said.port))
 
             wire.hears(self.machine, heard, lambda: wire.close(self.machine))
@@ -450,7 +450,7 @@ class Agent:
             caller.heard = self.takes(hello["node"], hello, caller.wire)
             for message in caller.said[1:]:
                 caller.heard(message)
-        elif self.attending is not None and self.now_s - caller.since_s > hub_seeking.CALLER_S:
+        elif self.attending is not None and self.now_s - caller.since_s > rules.CALLER_S:
             caller.wire.say(self.machine, self.where((caller.said[0]["address"], caller.said[0]["port"])))
         else:
             self._callers.append(caller)
@@ -463,10 +463,10 @@ class Agent:
     def where(self, asks: tuple[str | None, int | None] = (None, None)) -> Message:
         where = HubIs()
         if self.serving is not None:
-            where = hub_seeking.hub_here(self.own, missing=bool(self.serving.missing()))
+            where = rules.hub_here(self.own, missing=bool(self.serving.missing()))
         elif self.attending is not None:
             _, at, wire = self.attending
-            where = hub_seeking.hub_there(at, welcome=self._welcome, silent_s=wire.silent_s(self.machine), asks=asks)
+            where = rules.hub_there(at, welcome=self._welcome, silent_s=wire.silent_s(self.machine), asks=asks)
         return {"to": None, **as_message(where)}
 
     # time
@@ -496,9 +496,9 @@ class Agent:
 
     def _watch(self, wire: Wire) -> None:
         silent_s = wire.silent_s(self.machine) if self._welcome else self.now_s - self._attended_s
-        if hub_seeking.is_lost(silent_s, welcome=self._welcome):  # only a hub pings
+        if rules.is_lost(silent_s, welcome=self._welcome):  # only a hub pings
             self._seek()
-        elif any(self.now_s - caller.since_s > hub_seeking.CALLER_S for caller in self._callers):
+        elif any(self.now_s - caller.since_s > rules.CALLER_S for caller in self._callers):
             self._answer_callers()
 
     def _leaves_if_done(self) -> None:
@@ -520,5 +520,5 @@ class Agent:
                 wire.say(self.machine, {"to": None, "say": "handover"})
             assert self.serving is not None
             self._carry_out(self.serving.hands_over(self.now_s, self.name))
-        elif self.now_s - self._handed_over_s > hub_seeking.HANDED_OVER_S:
+        elif self.now_s - self._handed_over_s > rules.HANDED_OVER_S:
             self.ends("left")

@@ -1,11 +1,11 @@
-"""How a simulated agent calls others as it seeks the hub (launch/hub_seeker.py), and asks who knows of the run."""
+"""A simulated agent calls others to find the hub (launch/hub/roster_search.py), and asks who knows of the run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elastic.launch.dialing import Address
+from elastic.launch.net.dialing import Address
 from tests.kit.simulated_hosts.network import Wire
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ LOOK_S = 1.0
 
 
 class Dials:
-    """Where an agent calls others. See launch/dialing.py."""
+    """Where an agent calls others. See launch/net/dialing.py."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -37,7 +37,7 @@ class Dials:
 
 
 class Search:
-    """By what lies beside the checkpoints, or in the rendezvous' store. See launch/hub_lookup.py."""
+    """By what lies beside the checkpoints, or in the rendezvous' store. See launch/hub/written_lookup.py."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

@@ -3,7 +3,7 @@
     starting -> ready -> (view -> board -> met -> trains) ... view_is_over -> waits -> ...
 
 The order in which a waiting worker looks at what it was told is that of membership/live.py (`wait_for_view`); what
-becomes of a claim is loop/restorer.py's.
+becomes of a claim is loop/restoring/restorer.py's.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ class Worker:
             group.steps()
 
     def _reads_later(self, group: Group) -> None:
-        """See loop/late_reading.py."""
+        """See loop/storage/late_reading.py."""
         if not self.alive or self._group is not group:
             return
         if not self._world.storage_answers():

@@ -1,0 +1,138 @@
+"""Who has the run's hub says so at the hosts where nodes meet, also after one of them was lost: a host that comes back
+opens an empty store, and by the same command would wait there for others, who have met long ago.
+
+    elastic/RUN_ID/hub   {"host", "port", "nonce"}   in the rendezvous' store of each host that --rdzv-endpoint names
+
+Promises  what another run with the same id has written there stays.
+          Where two agents took themselves for the hub, the word of the one that is stays in the end: it looks again.
+          A run that is over takes its word back: in a store that outlives it the next run would wait for its hub.
+Leaves    to meeting.py, that such a node looks there until it meets others; and those who meet by the run's URL, who
+          read there where the hub is.
+
+Of torch 2.13: a client waits without an end for the first word of what listens there and is no store. Hence a thread.
+`compare_set` takes bytes, which is not documented: what anybody has written there may be no text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistError, Store, TCPStore
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from checkpoint.net.keepalive import keep_alive
+from elastic.launch.rendezvous.store import DEFAULT_PORT
+from elastic.membership.written_hub import hub_in
+
+_LOOK_S = 0.25  # well within the last call of a round that one node may complete alone
+_AGAIN_S = (
+    5.0  # at a store that has been told: one that was the hub before, on another side of a cut, may have been, too
+)
+_CONNECT_S = 1.0
+_WITHDRAW_S = 2.0
+_STORE_S = 12.0  # see elastic/membership/rendezvous.py
+
+
+class HubAnnouncement:
+    """
+    hosts  HOST:PORT each; one that is empty stands for this machine
+    key    in the store
+    hub    where this node's agent listens, and the nonce of its run
+    """
+
+    def __init__(self, hosts: Sequence[str], key: str, hub: Mapping[str, Any]) -> None:
+        self._places = [parse_rendezvous_endpoint(host, DEFAULT_PORT) for host in hosts]
+        self._key = key
+        self._hub = hub
+        self._ended = threading.Event()
+        self._is_over = False
+        self._threads: list[threading.Thread] = []
+        self._asks = {place: threading.Lock() for place in self._places}  # what listens there; it may never answer
+
+    def begin(self) -> None:
+        """This node has the hub. A thread for each host."""
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._keep_saying, args=[place, self._ended], name="elastic-announce", daemon=True)
+            for place in self._places
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Another one has it, or nobody. A look that has begun is left to itself."""
+        self._ended.set()
+
+    def withdraw(self) -> None:
+        """The run is over, and was here. Stores that answer within two seconds lose what stands there of its hub."""
+        self._is_over = True
+        self._ended.set()
+        deadline = time.monotonic() + _WITHDRAW_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _keep_saying(self, place: tuple[str, int], ended: threading.Event) -> None:
+        told = False
+        while not ended.is_set() or (told and self._is_over):
+            wait_s, told = _LOOK_S, False
+            try:
+                with socket.create_connection(place, timeout=_CONNECT_S) as there:
+                    keep_alive(there)
+                    self._say(place, ended)
+                    told = not self._is_over
+                    _wait_for_end(there, ended, _AGAIN_S)
+            except socket.gaierror:
+                wait_s = _AGAIN_S  # a name that stands for nothing yet: those who know names are asked less often
+            except (OSError, DistError):
+                pass
+            ended.wait(wait_s)
+
+    def _say(self, place: tuple[str, int], ended: threading.Event) -> None:
+        """That it is here; or, once the run is over, that it was."""
+        if not self._asks[place].acquire(timeout=_LOOK_S):
+            return
+        try:
+            timeout = timedelta(seconds=_STORE_S)
+            store = TCPStore(*place, is_master=False, timeout=timeout, wait_for_workers=False)
+            if self._is_over:
+                take_back(store, self._key, self._hub)
+            elif not ended.is_set():
+                write_hub(store, self._key, self._hub)
+        finally:
+            self._asks[place].release()
+
+
+def write_hub(store: Store, key: str, hub: Mapping[str, Any]) -> None:
+    """Unless another run's is there. Raises DistError."""
+    said = store.get(key) if store.check([key]) else b""
+    before = hub_in(said)
+    if before is None or (before["nonce"] == hub["nonce"] and before != hub):
+        replace_hub(store, key, said, hub)
+
+
+def replace_hub(store: Store, key: str, said: bytes, hub: Mapping[str, Any]) -> bool:
+    """Whether that was still written there; nothing: an empty text. Raises DistError."""
+    new = json.dumps(dict(hub))
+    return bool(store.compare_set(key, said, new) == new.encode())  # type: ignore[arg-type]
+
+
+def take_back(store: Store, key: str, hub: Mapping[str, Any]) -> None:
+    """Unless somebody else is written there meanwhile. Raises DistError."""
+    store.compare_set(key, json.dumps(dict(hub)), "")
+
+
+def _wait_for_end(connection: socket.socket, ended: threading.Event, within_s: float) -> None:
+    """Of the store that listens there: it says nothing to one who asks nothing. Raises OSError, where it ends so."""
+    connection.settimeout(_LOOK_S)
+    deadline = time.monotonic() + within_s
+    while not ended.is_set() and time.monotonic() < deadline:
+        with contextlib.suppress(TimeoutError):
+            connection.recv(1)  # its end, or the word of what is no store
+            return

@@ -1,0 +1,52 @@
+"""An agent's connection to the hub elsewhere, which is lost when it ends, or when the hub is silent for too long."""
+
+from __future__ import annotations
+
+import time
+
+from elastic.launch.hub import rules
+from elastic.launch.hub.lease import Lease
+from elastic.launch.hub.server import PING_S
+from elastic.launch.net.dialing import Address
+from elastic.launch.net.loop_connection import LoopConnection
+from elastic.membership.messages import HubIs, Ping, as_message
+
+
+class HubClient:
+    """
+    name        of the hub's node, as far as it is known
+    connection  to it
+    """
+
+    def __init__(self, name: str | None, address: Address) -> None:
+        self.name = name
+        self.address = address
+        self.connection: LoopConnection
+        self._pinged_s = time.monotonic()
+        self._lease = Lease(self._pinged_s)
+        self._welcome = False  # it has said that it is the hub
+
+    def welcomed(self, roster: list[tuple[str, Address]]) -> None:
+        self._welcome = True
+        self.name = next((name for name, at in roster if at == self.address), self.name)
+
+    def heard(self) -> None:
+        self._lease.heard(time.monotonic())
+
+    def ping_if_due(self, now_s: float, *, held_up: bool) -> None:
+        """held_up: this process was, until now"""
+        if held_up:
+            self._lease.held_up(now_s)
+        if now_s - self._pinged_s >= PING_S:
+            self._pinged_s = now_s
+            self.connection.say(as_message(Ping()))
+
+    def lost_for_s(self, now_s: float) -> float | None:
+        """For how long it has been silent, if that is too long."""
+        silent_s = self._lease.silent_s(now_s)
+        return silent_s if rules.is_lost(silent_s, welcome=self._welcome) else None
+
+    def where(self, asks: tuple[str | None, int | None]) -> HubIs:
+        """What is answered who asks for the hub. asks: where the caller listens"""
+        silent_s = self._lease.silent_s(time.monotonic())
+        return rules.hub_there(self.address, welcome=self._welcome, silent_s=silent_s, asks=asks)

@@ -1,0 +1,459 @@
+"""A node's way to the run's hub, wherever that is: in this process, in another node's, or being looked for.
+
+    serves   the hub is here, and looks for another one where it may not go on        server.py, step_down.py
+    attends  it is elsewhere, over TCP; a silent lease ends that, too                 client.py
+    seeks    it was lost: the next of the roster is asked, and the next, until one
+             of them is the hub. Whose turn comes before anybody has answered is
+             the hub: it learns of the run from those who come to it                  roster_search.py
+
+Every agent listens, for any may come to be the hub (net/agent_port.py). An agent that is not says where it is, or lets
+those who come wait until it knows. What the workers of a node say meanwhile is kept in the node's
+report, and said to the next hub with its hello (node_report.py).
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from checkpoint.net.secured import client_side
+from elastic.launch.hub import rules
+from elastic.launch.hub.announcement import HubAnnouncement
+from elastic.launch.hub.client import HubClient
+from elastic.launch.hub.lease import HELD_UP_S
+from elastic.launch.hub.place_wait import PlaceWait
+from elastic.launch.hub.roster_search import HubSeeker
+from elastic.launch.hub.server import Deliver, HubServer
+from elastic.launch.hub.step_down import OtherHub
+from elastic.launch.hub.written_lookup import HubSearch
+from elastic.launch.net.agent_port import AgentPort, Caller
+from elastic.launch.net.dialing import Address, Dials, other_end
+from elastic.launch.net.loop_connection import LoopConnection
+from elastic.launch.node_rules import ThisNode
+from elastic.membership.hub import Hub
+from elastic.membership.known_lists import KnownLists, ListUnknown
+from elastic.membership.messages import (
+    TO_AGENT,
+    TO_HUB,
+    TO_WORKER,
+    Bye,
+    Full,
+    Handover,
+    Hello,
+    HubIs,
+    InFull,
+    MovedOn,
+    Ping,
+    Refusal,
+    Roster,
+    RunIsOver,
+    as_message,
+    parse,
+)
+from elastic.membership.node_report import NodeReport
+from elastic.membership.wire import Message, WireError
+
+
+class HubLink:
+    """
+    make_hub  a hub of this node's; takes_over: from another one
+    listener  for other nodes' agents; None on one node
+    connected to the hub elsewhere, by whom the rendezvous found it; None: the hub is here
+    join_s    how long to wait for a place in a run that has its most nodes
+    expected  how many nodes may well connect at the same time
+    find_hub  asks those who know of the run where its hub is, which may take seconds; None: there is nobody to ask
+    announcement  of the hub, while it is here; None: nobody would look
+    """
+
+    def __init__(
+        self,
+        place: ThisNode,
+        make_hub: Callable[[bool], Hub],
+        *,
+        say: Callable[[str], None],
+        listener: socket.socket | None = None,
+        connected: socket.socket | None = None,
+        join_s: float = 0.0,
+        expected: int = 0,
+        find_hub: Callable[[], socket.socket | None] | None = None,
+        announcement: HubAnnouncement | None = None,
+    ) -> None:
+        self._join_s = join_s
+        self._announcement = announcement
+        self._wait: PlaceWait | None = None
+        self._place = place
+        self._make_hub = make_hub
+        self._say = say
+        self._port = AgentPort(place, listener, say=say, expected=expected)
+        self._connected = connected
+        self._report = NodeReport()
+        self._lists = KnownLists()
+        self._parsed: tuple[Message | None, Any] = None, None  # the last order, which may be for several workers
+        self._first = True  # nothing is known of the run yet
+        self._own = place.address or "", self._port.number or 0  # where others find this agent
+        search = partial(HubSearch, find_hub) if find_hub is not None else None
+        self._seeker: HubSeeker[socket.socket] = HubSeeker(place.node, self._own, search)
+        self._other = OtherHub(place, self._port, self._own, self._steps_down)
+        self._serving: HubServer | None = None
+        self._attending: HubClient | None = None
+        self._ticked_s = 0.0
+        self._callers: list[Caller] = []  # which have lost the hub before we have
+        self._run_ended = False
+        self._run_is_over = False  # the hub has said so
+        self._handed_over_s: float | None = None
+
+    def open(
+        self,
+        loop: selectors.BaseSelector,
+        deliver: Deliver,
+        *,
+        gone: Callable[[str], None],
+        moved_on: Callable[[str], None],
+        waits: Callable[[str], None],
+        no_place: Callable[[str], None],
+        places: Callable[[], tuple[int, list[int]]],
+        catch_up: Callable[[], None],
+    ) -> None:
+        """Begins.
+
+        gone      why no hub can be found
+        moved_on  why this node's workers are of no use any more
+        waits     why they are of no use yet: the run has its most nodes, and a place is waited for
+        no_place  why that was given up
+        places    how many workers it has, 0 if it leaves; and which of them, by local rank, are being started
+        catch_up  tells what its workers have said, and nobody has heard yet
+        """
+        self._places, self._catch_up = places, catch_up
+        self._on_wait, self._on_no_place = waits, no_place
+        self._loop, self._to_node, self._gone, self._on_moved_on = loop, deliver, gone, moved_on
+        self._port.open(loop, came=self._came, ended=self._ended, where=self._where)
+        self._other.open(loop)
+        self._seeker.open(Dials(loop), reached=self._reached, serve=self._takes_over, in_vain=self._found_nobody)
+        if self._connected is None:
+            self._serve(takes_over=False)
+        else:
+            self._seeker.found(self._connected)
+
+    def tell(self, message: Message) -> None:
+        self._report.note_said(parse(TO_HUB, message), time.monotonic())
+        if self._serving is not None:
+            self._serving.hear(self._place.node, message)
+        elif self._attending is not None:
+            self._attending.connection.say(message)
+
+    def others(self) -> list[str]:
+        """The other nodes that need this process."""
+        return self._serving.others if self._serving is not None else []
+
+    def say_bye_or_hand_over(self, now_s: float) -> None:
+        """The workers of this node have left, and none will come: the hub hears of it, or goes elsewhere. Once."""
+        if self._attending is not None and not self._run_ended:
+            self._run_ended = True
+            self._attending.connection.say(as_message(Bye()))
+        if self._serving is not None and self._serving.others and self._handed_over_s is None:
+            self._run_ended, self._handed_over_s = True, now_s
+            if self._announcement is not None:
+                self._announcement.end()
+            self._serving.hands_over()
+
+    @property
+    def is_needed(self) -> bool:
+        """By others whose hub is here, until they have gone to the next one; or too long."""
+        if self._serving is None or not self._serving.others:
+            return False
+        return self._handed_over_s is None or time.monotonic() - self._handed_over_s <= rules.HANDED_OVER_S
+
+    def settle(self) -> None:
+        """Called when all that has arrived is told."""
+        if self._serving is not None:
+            self._serving.settle()
+
+    def tick(self, now_s: float) -> None:
+        held_up = now_s - self._ticked_s > HELD_UP_S
+        self._ticked_s = now_s
+        self._port.tick(now_s)
+        if self._wait is not None and not self._run_ended:
+            self._wait_for_place(now_s, self._wait)
+        if self._serving is not None:
+            self._serving.tick(now_s)
+            if self._serving is not None:  # it may have been moved on from
+                self._other.look(now_s, self._serving.missing)
+        elif self._attending is not None:
+            self._watch(now_s, self._attending, held_up=held_up)
+        else:
+            self._seeker.tick(now_s)
+        if self._attending is None:
+            self._seeker.look()
+
+    def close(self) -> None:
+        self._run_ended = True
+        self._seeker.close()
+        self._other.stop()
+        for caller in self._callers:
+            caller.connection.close()
+        if self._announcement is not None:
+            is_over = self._serving is not None and (self._run_is_over or not self._serving.others)
+            self._announcement.withdraw() if is_over else self._announcement.end()
+        if self._serving is not None:
+            self._serving.close()
+        if self._attending is not None:
+            self._attending.connection.close()
+        self._port.close()
+
+    # hearing the hub
+
+    def _deliver(self, worker: str | None, message: Message) -> None:
+        """To this node, from whichever hub."""
+        if self._parsed[0] is not message:
+            self._parsed = message, parse(TO_AGENT if worker is None else TO_WORKER, message)
+        said = self._parsed[1]
+        self._report.note_ordered(worker, said)
+        match said:
+            case Ping():
+                pass
+            case Full():
+                self._is_full(said)
+            case InFull():
+                if self._attending is not None:
+                    self._attending.connection.say(self._hello(in_full=True))
+            case Roster(nodes=nodes):
+                self._wait = None
+                self._seeker.welcomed([(name, (address, port)) for name, address, port in nodes])
+                if self._attending is not None:
+                    self._attending.welcomed(self._seeker.roster)
+            case Handover():
+                if self._attending is not None:
+                    self._seek(left=True)
+            case HubIs(address=address, port=port):
+                self._sent_elsewhere(address, port)
+            case MovedOn(why=why):
+                self._moved_on(why)
+            case Refusal(why=why):
+                self._is_refused(why)
+            case _:
+                self._run_is_over |= isinstance(said, RunIsOver)
+                self._run_ended |= self._run_is_over
+                self._to_node(worker, message)
+
+    def _reached(self, name: str | None, address: Address | None, sock: socket.socket) -> None:
+        at = address or other_end(sock)
+        if at is None:  # it is lost already
+            self._seeker.begin(pause=True)
+        else:
+            self._attend(name, at, sock)
+
+    def _attend(self, name: str | None, address: Address, sock: socket.socket) -> None:
+        def heard(message: Message) -> None:
+            attendance.heard()
+            to = message.pop("to", None)
+            try:
+                message = self._lists.unpack(message)
+                for worker in to if isinstance(to, list) else [to]:
+                    self._deliver(worker if isinstance(worker, str) else None, message)
+            except ListUnknown as wrong:
+                self._lists = KnownLists()  # the next hello names none
+                self._lost_hub(str(wrong))
+            except WireError as wrong:
+                self._say(f"a message of the hub is dropped: {wrong}")
+
+        def ended(why: str | None) -> None:
+            if self._attending is attendance:
+                self._lost_hub(why or "it ended")
+
+        hello = self._hello()  # with what the workers have said until now: nothing of theirs may come before it
+        transport = client_side(self._place.secret)
+        attendance = HubClient(name, address)
+        attendance.connection = LoopConnection(self._loop, sock, heard, ended, transport)
+        attendance.connection.takes_long_lines()
+        self._attending = attendance
+        attendance.connection.say(hello)
+        self._answer_callers()
+
+    def _hello(self, *, in_full: bool = False) -> Message:
+        """in_full: for a hub that is here, or that has not the lists that this node has"""
+        place = self._place
+        self._catch_up()
+        report = None if self._first else self._report.document(time.monotonic())
+        if report is not None and not in_full:
+            report = self._lists.pack_report(report)
+        self._first = False
+        places, starting = self._places()
+        return as_message(
+            Hello(
+                node=place.node,
+                address=place.address,
+                port=self._port.number,
+                places=places,
+                starting=starting,
+                run=place.run,
+                report=report,
+                knows=[] if in_full else self._lists.hashes(),
+            )
+        )
+
+    def _watch(self, now_s: float, hub: HubClient, *, held_up: bool) -> None:
+        hub.ping_if_due(now_s, held_up=held_up)
+        silent_s = hub.lost_for_s(now_s)
+        if self._attending is hub and silent_s is not None:
+            self._lost_hub(f"nothing was heard of it for {silent_s:.1f} s")
+        elif any(now_s - caller.since_s > rules.CALLER_S for caller in self._callers):
+            self._answer_callers()
+
+    def _lost_hub(self, why: str) -> None:
+        if not self._run_ended:
+            count = len(self._seeker.candidates())
+            follows = f"the next of {count} nodes is asked" if count else "it is looked for where this node found it"
+            self._say(f"the connection to the run's hub is lost: {why}; {follows}")
+        self._seek(left=False)
+
+    def _sent_elsewhere(self, address: str | None, port: int) -> None:
+        """By an agent that is not the hub."""
+        assert self._attending is not None
+        at = self._attending.address
+        self._end_attendance()
+        if address is not None and (address, port) != at:
+            self._seeker.begin_at((address, port))
+        else:
+            self._seeker.begin(pause=address is None)
+
+    def _is_refused(self, why: str) -> None:
+        """Another job's agent has that address by now: nobody of this run is to be found there."""
+        assert self._attending is not None
+        wrong = self._attending.address
+        self._seeker.is_none(wrong)
+        if not self._run_ended:
+            self._say(f"the agent at {wrong[0]}:{wrong[1]} is none of this run, and is not asked any more: {why}")
+        self._seek(left=False)
+
+    def _moved_on(self, why: str) -> None:
+        """The run has gone on without this node: what its workers hold is of no use, and they end."""
+        self._report, self._seeker.newcomer = self._report.without_workers(), True
+        if self._serving is not None:
+            self._serves_no_more(self._serving, None)
+        self._end_attendance()
+        self._on_moved_on(why)
+        self._seeker.lost = {}
+        self._seeker.begin(pause=True)
+
+    # waiting for a place
+
+    def _is_full(self, said: Full) -> None:
+        """This node's workers hold nothing, for they are in no view: others are ordered once there is a place."""
+        nodes = [(name, (address, port)) for name, address, port in said.nodes]
+        self._seeker.is_full(nodes)
+        if self._attending is not None:
+            self._attending.welcomed(nodes)
+        if self._wait is None:
+            self._wait = PlaceWait(time.monotonic(), self._join_s)
+            self._report = self._report.without_workers()
+            wait = f"this node waits for a place, {self._join_s:.0f} s at most (--rdzv-conf join_timeout)"
+            self._on_wait(f"the run has its {said.nodes_max} nodes already: {wait}")
+
+    def _wait_for_place(self, now_s: float, wait: PlaceWait) -> None:
+        if wait.is_over(now_s):
+            self._wait, self._run_ended = None, True
+            self._on_no_place(f"no place in the run came free within {wait.within_s:.0f} s")
+        elif self._attending is not None and wait.is_due(now_s):
+            self._attending.connection.say(self._hello())
+
+    # seeking
+
+    def _seek(self, *, left: bool) -> None:
+        """The hub that was attended is lost, or goes."""
+        assert self._attending is not None
+        name = self._attending.name
+        self._end_attendance()
+        if self._run_ended:
+            return
+        if name is not None:
+            self._seeker.lost[name] = left
+        self._seeker.begin()
+
+    def _found_nobody(self, why: str) -> None:
+        self._run_ended = self._seeker.newcomer
+        (self._on_no_place if self._seeker.newcomer else self._gone)(why)
+
+    def _end_attendance(self) -> None:
+        if self._attending is not None:
+            self._attending.connection.close()
+            self._attending = None
+
+    # serving
+
+    def _takes_over(self) -> None:
+        self._serve(takes_over=True)
+
+    def _serve(self, *, takes_over: bool) -> None:
+        place, lost = self._place, self._seeker.lost
+        self._seeker.stop()
+        hub = self._make_hub(takes_over)
+        self._serving = HubServer(hub, place.node, self._loop, self._lists, deliver=self._deliver, say=self._say)
+        self._serving.knows(self._seeker.met.items())
+        if self._announcement is not None:
+            self._announcement.begin()
+        now_s = time.monotonic()
+        if takes_over:
+            before = ", ".join(f"{node}, which leaves" if left else node for node, left in lost.items())
+            self._say(f"this node is the run's hub now, after {before or 'one that could not be reached'}")
+            self._other.wait(now_s)
+            hub.expect(name for name, _ in self._seeker.roster)
+            for node, left in lost.items():
+                hub.without(now_s, node, left=left)
+        self._serving.hear(place.node, self._hello(in_full=True))
+        self._answer_callers()
+        if takes_over and self._serving is not None:
+            self._serving.invites()
+        self._seeker.lost = {}
+
+    def _serves_no_more(self, serving: HubServer, to: Address | None) -> None:
+        if self._announcement is not None:
+            self._announcement.end()
+        serving.steps_down(to)
+        self._serving = None
+        self._other.stop()
+
+    def _steps_down(self, to: Address) -> None:
+        if self._serving is None or not self._serving.missing():
+            return
+        self._say(f"the run's hub is at {to[0]}:{to[1]}; this node goes there")
+        self._serves_no_more(self._serving, to)
+        self._seeker.begin_at(to, then=self._seeker.candidates())
+
+    # others' agents
+
+    def _ended(self, connection: LoopConnection) -> None:
+        self._callers = [caller for caller in self._callers if caller.connection is not connection]
+        if self._serving is not None:
+            self._serving.ended(connection)
+
+    def _came(self, caller: Caller) -> None:
+        hello, connection = caller.hello, caller.connection
+        connection.takes_long_lines()
+        if self._serving is not None:
+            caller.heard.append(self._serving.takes(hello.node, hello, caller.said[0], connection))
+            for message in caller.said[1:]:
+                caller.heard[0](message)
+        elif self._attending is not None and time.monotonic() - caller.since_s > rules.CALLER_S:
+            connection.say(self._where((hello.address, hello.port)))
+        else:
+            self._callers.append(caller)  # until we are the hub, or know where it is
+
+    def _answer_callers(self) -> None:
+        callers, self._callers = self._callers, []
+        for caller in callers:
+            self._came(caller)
+
+    def _where(self, asks: tuple[str | None, int | None] = (None, None)) -> Message:
+        """asks: where the caller listens"""
+        hub = self._attending
+        if self._serving is not None:
+            where = rules.hub_here(self._own, missing=bool(self._serving.missing()))
+        elif hub is not None:
+            where = hub.where(asks)
+        else:
+            where = HubIs()
+        return {"to": None, **as_message(where)}

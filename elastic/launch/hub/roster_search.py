@@ -1,0 +1,194 @@
+"""Where is the run's hub? The nodes that one knows of are asked, one after the other, until one of them is it.
+
+Who is asked in which order, and whose turn it is to serve, is rules.py's to say. A newcomer also asks those who
+know of the run (written_lookup.py), for all whom it knows may be gone while the run goes on with others.
+
+How a node calls another one, and how long ago that was, are given to it: simulated agents seek as real ones do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from elastic.launch.hub import rules
+from elastic.launch.hub.rules import Candidate, Turn
+from elastic.launch.net.dialing import Address
+
+_MET_MAX = 1024
+C = TypeVar("C")
+C_co = TypeVar("C_co", covariant=True)  # a connection
+Reached = Callable[[str | None, Address | None, C], None]
+
+
+class Dialling(Protocol[C_co]):
+    """See dialing.Dials."""
+
+    def begin(self, to: Address, done: Callable[[C_co | None], None]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Searching(Protocol[C_co]):
+    """See written_lookup.HubSearch."""
+
+    def take(self) -> C_co | None: ...
+
+    def end(self) -> None: ...
+
+
+class HubSeeker(Generic[C]):
+    """
+    newcomer  this node is not in the run yet, or not any more
+    roster    the nodes of the run, in the order in which they become the hub
+    met       all nodes that a roster ever named
+    lost      nodes that are no candidates, and whether they said that they go
+    """
+
+    def __init__(
+        self,
+        node: str,
+        own: Address,
+        search: Callable[[], Searching[C]] | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        within_s: float | None = None,
+    ) -> None:
+        """
+        own       where others find this agent
+        search    begins to ask those who know of the run; None: there is nobody to ask
+        within_s  a hub is to be found; None: rules.SEEK_S
+        """
+        self._node = node
+        self._own = own
+        self._new_search = search
+        self._clock = clock
+        self._within_s = within_s
+        self.newcomer = True
+        self.roster: list[tuple[str, Address]] = []
+        self.met: dict[str, Address] = {}
+        self.lost: dict[str, bool] = {}
+        self._to_ask: list[Candidate] | None = None  # yet
+        self._since_s: float | None = None
+        self._next_s = 0.0
+        self._search: Searching[C] | None = None
+
+    def open(
+        self,
+        dials: Dialling[C],
+        *,
+        reached: Reached[C],
+        serve: Callable[[], None],
+        in_vain: Callable[[str], None],
+    ) -> None:
+        """
+        reached  somebody who may be the hub, or know where it is: its name and address, as far as they are known, and a
+                 connection
+        serve    it is this node's turn to be the hub
+        in_vain  why nobody is asked any more
+        """
+        self._dials, self._reached, self._serve, self._in_vain = dials, reached, serve, in_vain
+
+    def close(self) -> None:
+        self._end_search()
+        self._dials.close()
+
+    # what is known
+
+    def welcomed(self, roster: list[tuple[str, Address]]) -> None:
+        """The hub is found, and this node is in the run."""
+        self.newcomer, self._to_ask, self._since_s = False, None, None
+        self._end_search()
+        self.roster, self.lost = roster, {}
+        self.met = dict([*self.met.items(), *roster][-_MET_MAX:])
+
+    def is_full(self, nodes: Iterable[tuple[str, Address]]) -> None:
+        """The hub is found, and this node has no place in the run."""
+        self.newcomer, self._to_ask, self._since_s = True, None, None
+        self.met |= dict(nodes)
+
+    def is_none(self, address: Address) -> None:
+        """Nobody of this run is to be found there."""
+        self.roster = [(name, at) for name, at in self.roster if at != address]
+        self.met = {name: at for name, at in self.met.items() if at != address}
+
+    def candidates(self) -> list[Candidate]:
+        return rules.candidates(self.roster, self.met, self.lost)
+
+    # seeking
+
+    def begin(self, *, pause: bool = False) -> None:
+        now_s = self._clock()
+        if self._since_s is None:
+            self._since_s = now_s
+        if self._to_ask is None:
+            self._to_ask = self.candidates()
+        if self.newcomer and self._search is None and self._new_search is not None:
+            self._search = self._new_search()  # whom it knows may all be gone, and the run goes on with others
+        self._next_s = now_s + (rules.PAUSE_S if pause else 0.0)
+        if not pause:
+            self._ask_next(now_s, self._to_ask)
+
+    def begin_at(self, address: Address, then: Sequence[Candidate] = ()) -> None:
+        """Somebody says that the hub is there. then: who is asked after that, if nobody was to be asked yet"""
+        self._to_ask = [(None, address), *(self._to_ask or then)]
+        self.begin()
+
+    def stop(self) -> None:
+        """The hub is here, or somebody is attended who may be it."""
+        self._to_ask = None
+
+    def tick(self, now_s: float) -> None:
+        """While nobody is attended."""
+        if self._to_ask is not None and now_s >= self._next_s:
+            self._ask_next(now_s, self._to_ask)
+
+    def look(self) -> None:
+        """Whether those who know of the run have found its hub."""
+        if self._search is not None and (found := self._search.take()) is not None:
+            self._end_search()
+            self.found(found)
+
+    def found(self, connection: C) -> None:
+        """To the hub, as somebody says."""
+        self._dials.close()
+        self.stop()
+        self._reached(None, None, connection)
+
+    def _ask_next(self, now_s: float, to_ask: list[Candidate]) -> None:
+        self._dials.close()
+        within_s = rules.SEEK_S if self._within_s is None else self._within_s
+        if self._since_s is not None and now_s - self._since_s > within_s:
+            self.stop()
+            self._end_search()
+            self._in_vain(f"no hub was found within {within_s:.0f} s")
+        elif not to_ask:
+            self.lost = {}  # they may be back
+            self._to_ask = self.candidates()
+            self._next_s = now_s + rules.PAUSE_S
+        else:
+            name, address = candidate = to_ask.pop(0)
+            match rules.turn(candidate, node=self._node, own=self._own, newcomer=self.newcomer):
+                case Turn.ASK:
+                    self._ask(name, address, now_s)
+                case Turn.SERVE:
+                    self._serve()
+
+    def _ask(self, name: str | None, address: Address, now_s: float) -> None:
+        self._next_s = now_s + rules.TRY_S
+
+        def done(connection: C | None) -> None:
+            if connection is not None:
+                self._reached(name, address, connection)  # where it is not the hub, the others are asked
+                return
+            if name is not None:
+                self.lost.setdefault(name, False)
+            self._next_s = 0.0
+
+        self._dials.begin(address, done)
+
+    def _end_search(self) -> None:
+        if self._search is not None:
+            self._search.end()
+            self._search = None

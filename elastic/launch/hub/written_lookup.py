@@ -1,0 +1,179 @@
+"""Where is the run's hub, by what somebody wrote of it a while ago? Whoever was it then is asked, and says where to."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from checkpoint.net.secured import client_side
+from checkpoint.net.transport import TransportError, receive
+from elastic.launch.net.dialing import Address
+from elastic.membership.messages import TO_AGENT, HubIs, Refusal, WhereIsTheHub, as_message, parse
+from elastic.membership.wire import Lines, Message, encode
+
+_CONNECT_S = _ANSWER_S = 5.0
+_LOOK_S = 1.0
+_REFUSED_S = 5.0  # so long a hub may be written there that is somebody else's by now
+
+
+class HubLookup:
+    """
+    own      where this agent listens: it may be written there, and is not asked
+    refused  who was found there has had another secret than this node, for a while
+    """
+
+    def __init__(self, secret: str | None, own: Address) -> None:
+        self._secret = secret
+        self._own = own
+        self._unreachable: dict[str, str] = {}
+        self._refused: tuple[str, float] | None = None  # where, and since when
+
+    @property
+    def refuses(self) -> bool:
+        """Whether who was asked last has another secret."""
+        return self._refused is not None
+
+    @property
+    def refused(self) -> bool:
+        """For so long that it is no accident."""
+        return self._refused is not None and time.monotonic() - self._refused[1] > _REFUSED_S
+
+    def unreachable(self, title: str) -> str:
+        """In lines."""
+        return "".join(f"  {title}{where} {why}\n" for where, why in self._unreachable.items())
+
+    def connect(self, hub: Mapping[str, Any] | None) -> socket.socket | None:
+        """To the hub of now; None: it was not found, see `unreachable`. hub: what is written; None: nothing is."""
+        if hub is None:
+            self._refused = None
+            return None
+        at = hub["host"], hub["port"]
+        where = f"{at[0]}:{at[1]}"
+        if at == self._own:
+            self._unreachable[where] = "is this agent's own address, which another one had"
+            return None
+        try:
+            found = self._ask(at, hub["nonce"])
+            self._refused = None
+            if isinstance(found, HubIs) and found.address is not None and (found.address, found.port) != self._own:
+                return socket.create_connection((found.address, found.port), timeout=_CONNECT_S)
+            knows_none = "is no hub, and knows of none"
+            self._unreachable[where] = f"refuses: {found.why}" if isinstance(found, Refusal) else knows_none
+        except TransportError as refused:
+            self._unreachable[where] = f"is not joined: {refused}"
+            if self._refused is None or self._refused[0] != where:
+                self._refused = where, time.monotonic()
+        except (OSError, ValueError) as failure:  # the latter: no message, or no name of a host
+            self._unreachable[where] = f"does not answer: {failure}"
+            self._refused = None
+        return None
+
+    def _ask(self, at: Address, nonce: str) -> HubIs | Refusal | None:
+        """Where the hub is now."""
+        transport, lines = client_side(self._secret), Lines()
+        said: list[Message] = []
+        with socket.create_connection(at, timeout=_CONNECT_S) as asked:
+            deadline_s = time.monotonic() + _ANSWER_S
+            asked.sendall(transport.encrypt(encode(as_message(WhereIsTheHub(run=nonce)))))
+            while not said:
+                if not (arrived := receive(asked, transport, deadline_s)):
+                    raise ConnectionError("it hangs up on agents of this run")
+                said = lines.feed(arrived)
+        said[0].pop("to", None)
+        found = parse(TO_AGENT, said[0])
+        return found if isinstance(found, HubIs | Refusal) else None
+
+
+class LookupByUrl:
+    """The same by what the hub's agent or the coordinator has written at the run's URL (membership/hub_file.py), in a
+    thread of its own: once a second, for the hub may be moving, and who was it last may be gone, or be silent.
+
+    found    the connection, and the nonce of the run
+    failure  why the storage cannot be read, where it could not be so far
+    looked   at least once
+    """
+
+    def __init__(self, url: str, secret: str | None, own: Address) -> None:
+        self.found: tuple[socket.socket, str] | None = None
+        self.failure: Exception | None = None
+        self.looked = threading.Event()
+        self.hubs = HubLookup(secret, own)
+        self.url = url
+        self._was_read = False
+        self._looked_at: tuple[Any, float] | None = None  # who is written there, and since when
+        self._silent_s: float | None = None
+        self._stopping = threading.Event()
+        threading.Thread(target=self._run, name="elastic-url", daemon=True).start()
+
+    def silent_s(self) -> float | None:
+        """For how long looks at the hub that is written there have failed; None: none is written."""
+        return self._silent_s
+
+    def end(self) -> None:
+        """Nothing is wanted any more, but what was found. A look that has begun is left to itself."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        from elastic.membership import hub_file  # which loads fsspec
+
+        while not self._stopping.is_set():
+            try:
+                written = hub_file.read(self.url)
+                self._was_read = True
+                self._looks_at(written)
+                connected = self.hubs.connect(written)
+                if connected is None and self._looked_at is not None:
+                    self._silent_s = time.monotonic() - self._looked_at[1]
+                if connected is not None and written is not None:
+                    self.found = connected, written["nonce"]
+                    if self._stopping.is_set():
+                        connected.close()
+                    return
+            except hub_file.CheckpointError as failure:
+                if not self._was_read:
+                    self.failure = failure
+                    return
+            finally:
+                self.looked.set()
+            self._stopping.wait(_LOOK_S)
+
+    def _looks_at(self, written: Mapping[str, Any] | None) -> None:
+        if written is None:
+            self._looked_at = self._silent_s = None
+        elif self._looked_at is None or self._looked_at[0] != written:
+            self._looked_at, self._silent_s = (written, time.monotonic()), 0.0
+
+
+class HubSearch:
+    """Asks again and again, in a thread of its own, until somebody says where the hub is. found: a connection to it"""
+
+    def __init__(self, find: Callable[[], socket.socket | None]) -> None:
+        self.found: socket.socket | None = None
+        self._find = find
+        self._stopping = threading.Event()
+        threading.Thread(target=self._run, name="elastic-hub-search", daemon=True).start()
+
+    def end(self) -> None:
+        """Nothing is wanted any more. A question that is being asked is left to itself."""
+        self._stopping.set()
+        if self.found is not None:
+            self.found.close()
+
+    def take(self) -> socket.socket | None:
+        """What was found, to whoever asks first."""
+        if (found := self.found) is not None:  # the search may find it between two lines of this
+            self.found = None
+        return found
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            found = self._find()
+            if found is not None:
+                self.found = found
+                if self._stopping.is_set():
+                    found.close()
+                return
+            self._stopping.wait(_LOOK_S)

@@ -1,0 +1,464 @@
+"""How the nodes of a run meet: by torchrun's c10d rendezvous at first, and at the hub from then on.
+
+    first nodes   meet in a round of the rendezvous, at a host that is named (rendezvous/store.py) or, where all they
+                  have is the run's URL, at one that is written there (rendezvous/written_meeting.py); its rank 0 hosts
+                  the hub and publishes where
+    later nodes   find that in the rendezvous' store (rendezvous/store.py), or at the run's URL
+                  (hub/written_lookup.py), and connect straight to the hub: no new round, no restart
+
+Promises  a node waits for the others no longer than --rdzv-conf join_timeout, and its error says who came.
+          A published hub that does not answer may be moving: the node waits a while for the next one, and then for a
+          round, too. One that has another secret, it does not wait for: nobody else would be found there.
+          Where the first of a round is lost before it has published the hub, those who are left meet in another round.
+Leaves    who may join, and everything after hello, to the hub.
+
+Of torch 2.13: `create_handler` is public. `TCPStore.clone`, since a client that one thread waits with is blocked for
+all, is not documented.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.distributed import DistError
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from checkpoint.net.secured import prepare
+from checkpoint.net.transport import SAME_FOR_ALL
+from elastic.errors import ElasticError
+from elastic.launch.hub.announcement import HubAnnouncement, replace_hub
+from elastic.launch.hub.written_lookup import HubLookup, LookupByUrl
+from elastic.launch.net import addresses
+from elastic.launch.rendezvous.round import Refusals, Round, participants
+from elastic.launch.rendezvous.state import SignedBackend, StateRefused
+from elastic.launch.rendezvous.store import (
+    DEFAULT_PORT,
+    FoundStore,
+    MeetingPlaces,
+    StoreSearch,
+    leave_word,
+    meeting_places,
+)
+from elastic.launch.rendezvous.written_meeting import MOVING_S, SILENT_S, MeetingSearch
+from elastic.membership.written_hub import hub_in
+
+JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
+_POLL_S = 0.1
+_SAID_AFTER_S = 1.0  # of a hub's silence: a second look at it has failed
+_HUB_S = 15.0  # from a round to the hub of its first node, which publishes it at once; as torch, which then misses it
+
+
+class NodesMissing(ElasticError, TimeoutError):
+    """Too few nodes met by the deadline, or the place where they meet cannot be reached, or has another secret."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """What a node knows when it has met the others.
+
+    listener   other agents connect here: the hub is here, or may come to be
+    connected  to the hub, elsewhere; None: it is here
+    address    this node's, as the others see it
+    first      how many nodes met in the first round; 0 where that is the hub's to know
+    announcement  of the hub, should it be here
+    find_hub   asks those places once more where the hub is, which may take seconds: a connection to it, or None
+    kept       what must live as long as this process: the store may be here, and absence would end our membership
+    """
+
+    listener: socket.socket
+    connected: socket.socket | None
+    address: str
+    nonce: str
+    first: int = 0
+    announcement: HubAnnouncement | None = None
+    find_hub: Callable[[], socket.socket | None] | None = None
+    kept: tuple[Any, ...] = field(default=(), repr=False)
+
+
+def meet(
+    endpoint: str,
+    run_id: str,
+    *,
+    nodes_min: int,
+    nodes_max: int,
+    conf: Mapping[str, Any],
+    local_addr: str | None = None,
+    ports: range | None = None,
+    secret: str | None = None,
+    say: Callable[[str], None],
+) -> Meeting:
+    """secret: of the run, see checkpoint/net/secret.py
+
+    Raises NodesMissing, ConfigError; CheckpointError for a secret that cannot be used here.
+    """
+    places = meeting_places(endpoint)
+    towards = parse_rendezvous_endpoint(places.hosts[0], DEFAULT_PORT)[0] if places.hosts and places.hosts[0] else ""
+    chosen = addresses.choose(towards, local_addr)
+    conf = {"last_call_timeout": LAST_CALL_S, **conf}
+    conf.setdefault("join_timeout", conf.get("timeout", JOIN_S))
+    listener = addresses.listen(chosen.address, ports)
+    prepare(secret)
+    meets = _Meets(places, run_id, chosen, listener, ports, nodes_min, nodes_max, conf, secret, say)
+    in_words = _in_words(chosen, local_addr)
+    try:
+        meeting = meets.by_url_first()
+        while meeting is None:
+            found = meets.find_store()
+            meeting = meets.at(found, in_words) if isinstance(found, FoundStore) else found
+        return meeting
+    except ElasticError:
+        meets.settle()
+        raise
+    finally:
+        meets.end()
+
+
+class _Meets:
+    """One node's way to the others, until its deadline. Its methods raise NodesMissing."""
+
+    def __init__(
+        self,
+        places: MeetingPlaces,
+        run_id: str,
+        chosen: addresses.Chosen,
+        listener: socket.socket,
+        ports: range | None,
+        nodes_min: int,
+        nodes_max: int,
+        conf: Mapping[str, Any],
+        secret: str | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._places = places
+        self._run_id = run_id
+        self._address = chosen.address
+        self._listener = listener
+        self._nodes_min, self._nodes_max = nodes_min, nodes_max
+        self._conf = conf
+        self._secret = secret
+        self._say = say
+        self._own = self._address, listener.getsockname()[1]
+        self._hubs = HubLookup(secret, self._own)
+        self._within_s = join_s(conf)
+        self._deadline_s = time.monotonic() + self._within_s
+        self._key = f"elastic/{run_id}/hub"
+        self._by_url = LookupByUrl(places.url, secret, self._own) if places.url is not None else None
+        self._ports = ports
+        self._by_storage: MeetingSearch | None = None
+        self._silent: tuple[dict[str, Any], float] | None = None  # which hub, and since when
+        self._silence_is_said = False
+
+    # by the run's URL
+
+    def by_url(self) -> Meeting | None:
+        if self._by_url is None:
+            return None
+        if self._by_url.failure is not None:
+            why = (
+                f"the run's storage cannot be read, to see where its hub is: {self._by_url.failure}\n"
+                "  state  this node has not joined, and nothing was started here\n"
+                "  next   look at the URL in --rdzv-endpoint and at its credentials on this node"
+            )
+            raise NodesMissing(why) from self._by_url.failure
+        if self._by_url.found is None:
+            return None
+        connected, nonce = self._by_url.found
+        return self._leave_word(self._joins(connected, nonce), None)
+
+    def by_url_first(self) -> Meeting | None:
+        """Where it leads to a hub, nobody needs a rendezvous."""
+        if self._by_url is not None:
+            self._by_url.looked.wait(max(0.0, self._deadline_s - time.monotonic()))
+        return self.by_url()
+
+    def settle(self) -> None:
+        if self._by_storage is not None:
+            self._by_storage.settle()
+
+    def end(self) -> None:
+        if self._by_url is not None:
+            self._by_url.end()
+        if self._by_storage is not None:
+            self._by_storage.end()
+
+    # by a store
+
+    def find_store(self) -> FoundStore | Meeting:
+        search = self._search()
+        try:
+            while (found := search.take()) is None:
+                if search.error is not None:
+                    raise search.error
+                if (meeting := self.by_url()) is not None:
+                    return meeting
+                if time.monotonic() > self._deadline_s:
+                    raise self._no_store(search.failures)
+                self._say_silent()
+                time.sleep(_POLL_S)
+            return found
+        finally:
+            if search is not self._by_storage:
+                search.end()
+
+    def _say_silent(self) -> None:
+        """Once, of the hub that is written at the URL: nobody opens a store before it was silent for a while."""
+        if self._by_storage is None or self._by_url is None or self._silence_is_said:
+            return
+        silent_s = self._by_url.silent_s()
+        if silent_s is not None and silent_s > _SAID_AFTER_S:
+            self._silence_is_said = True
+            self._say(
+                "no hub of the run answers where its URL says: it may be moving, or all machines were lost; this node "
+                f"waits {MOVING_S:.0f} s for it before it meets others anew"
+            )
+
+    def _search(self) -> StoreSearch | MeetingSearch:
+        if self._by_url is None or self._places.hosts:
+            return StoreSearch(self._places.hosts, self._params)
+        if self._by_storage is not None:
+            self._by_storage.end()
+        self._by_storage = MeetingSearch(
+            self._by_url.url, self._address, self._ports, self._params, self._by_url.silent_s
+        )
+        return self._by_storage
+
+    def at(self, found: FoundStore, in_words: str) -> Meeting | None:
+        """None: that store is lost, or the others meet elsewhere by now."""
+        unsigned, store = found.backend, found.store
+        backend = SignedBackend(unsigned, self._run_id, self._secret)
+        handler = create_handler(store, backend, found.params)
+        looking = store.clone()
+        where = found.endpoint or "localhost"
+        refusals = Refusals(looking, f"elastic/{self._run_id}/refused", self._say)
+        round_ = Round(handler.next_rendezvous)
+        kept = (handler, store, looking, round_)
+        while True:
+            try:
+                written = _written(looking, self._key)
+                if round_.begun:
+                    refusals.tell()
+            except DistError as lost:
+                if self._has_other_places and time.monotonic() < self._deadline_s:
+                    return None
+                raise self._store_is_gone(where, lost) from lost
+            published = hub_in(written)
+            if (connected := self._hubs.connect(published)) is not None and published is not None:
+                _met()
+                joined = self._joins(connected, published["nonce"], kept)
+                return self._leave_word(joined, found.endpoint, store)
+            if (meeting := self.by_url()) is not None:
+                _met()
+                if self._by_storage is not None:
+                    self._by_storage.say_over(looking)
+                return replace(meeting, kept=(*meeting.kept, *kept))
+            if self._by_storage is not None and round_.info is None and self._by_storage.is_over(looking):
+                return None
+            if self._is_refused or isinstance(round_.error, StateRefused):
+                refusals.leave(self._address)
+                raise self._refused(f"whoever is at {where}: {round_.error}" if round_.error is not None else "")
+            moves = self._may_move(published)
+            if not round_.begun:
+                self._say_silent()
+            if not round_.begun and not moves and (self._by_storage is None or self._by_storage.may_begin()):
+                nodes = f"{self._nodes_min} to {self._nodes_max} nodes of run {self._run_id!r}"
+                self._say(f"waiting at {where} for {nodes}, as {in_words}")
+                round_.begin()
+            nonce = secrets.token_hex(16)
+            if self._is_first(round_) and not moves and self._publishes(looking, written, nonce):
+                assert round_.info is not None
+                _met()
+                self._write_hub(nonce)
+                meeting = Meeting(
+                    listener=self._listener,
+                    connected=None,
+                    address=self._address,
+                    nonce=nonce,
+                    first=round_.info.world_size,
+                    kept=kept,
+                )
+                return self._leave_word(meeting, found.endpoint, store)
+            if round_.is_lost(_HUB_S) and not self._is_first(round_) and time.monotonic() < self._deadline_s:
+                self._say(
+                    "the node that was to have the run's hub has met the others, and is not to be reached\n"
+                    "  state  nothing was started here\n  next   nothing; those who are left meet again"
+                )
+                round_.begin()
+            if round_.error is not None or time.monotonic() > self._deadline_s:
+                raise self._did_not_meet(where, backend, round_.error) from round_.error
+            time.sleep(_POLL_S)
+
+    def _is_first(self, round_: Round) -> bool:
+        return round_.info is not None and round_.info.rank == 0
+
+    def _publishes(self, store: Any, written: bytes, nonce: str) -> bool:
+        """Whether nobody has meanwhile, since that was written there: the run may have a hub, which has just found this
+        store. Where the store is lost, the next look at it says so."""
+        with contextlib.suppress(DistError):
+            return replace_hub(store, self._key, written, self._where(nonce))
+        return False
+
+    def _may_move(self, hub: dict[str, Any] | None) -> bool:
+        """Whether the run's hub, which is published there and does not answer, may be on its way to another node. hub:
+        None: none is"""
+        if hub is None or self._silent is None or self._silent[0] != hub:
+            self._silent = None if hub is None else (hub, time.monotonic())
+            if hub is not None and not self._hubs.refuses:
+                self._say(
+                    f"no hub of the run is found by way of {hub['host']}:{hub['port']}, where it was: it may be "
+                    f"moving, and this node waits {MOVING_S:.0f} s for it before it meets others anew"
+                )
+        return self._silent is not None and time.monotonic() - self._silent[1] < MOVING_S
+
+    def _joins(self, connected: socket.socket, nonce: str, kept: tuple[Any, ...] = ()) -> Meeting:
+        return Meeting(listener=self._listener, connected=connected, address=self._address, nonce=nonce, kept=kept)
+
+    def _leave_word(self, meeting: Meeting, used: str | None, store: Any | None = None) -> Meeting:
+        """Where this agent is, at those of the places that are here: it knows the way to the hub, wherever that is."""
+        stores = leave_word(self._places.hosts, used, self._params, self._key, self._where(meeting.nonce))
+        return replace(
+            meeting,
+            kept=(*meeting.kept, *stores),
+            find_hub=self._finder(meeting.nonce, store),
+            announcement=HubAnnouncement(self._places.hosts, self._key, self._where(meeting.nonce)),
+        )
+
+    def _finder(self, nonce: str, store: Any | None) -> Callable[[], socket.socket | None]:
+        """For a node that has met the others, and whose hub is lost before it knows any of them."""
+        hubs, url = HubLookup(self._secret, self._own), self._places.url
+        looking = store.clone() if store is not None else None
+
+        def find() -> socket.socket | None:
+            for written in (_published_in(looking, self._key), _written_at(url)):
+                if written is not None and written["nonce"] == nonce and (found := hubs.connect(written)) is not None:
+                    return found
+            return None
+
+        return find
+
+    def _where(self, nonce: str) -> dict[str, Any]:
+        return {"host": self._own[0], "port": self._own[1], "nonce": nonce}
+
+    def _write_hub(self, nonce: str) -> None:
+        """At the URL, for those who come when this machine is lost before the coordinator has written it."""
+        if self._by_storage is None or self._by_url is None or self._by_url.hubs.refused:
+            return
+        url, where = self._by_url.url, self._where(nonce)
+
+        def write() -> None:
+            from elastic.membership import hub_file
+
+            with contextlib.suppress(hub_file.CheckpointError):
+                hub_file.write(url, None, where)
+
+        threading.Thread(target=write, name="elastic-hub-file", daemon=True).start()
+
+    def _params(self, endpoint: str) -> RendezvousParameters:
+        conf = {"read_timeout": min(60, int(self._within_s)), **self._conf}
+        return RendezvousParameters(
+            "c10d", endpoint, self._run_id, self._nodes_min, self._nodes_max, self._address, **conf
+        )
+
+    @property
+    def _has_other_places(self) -> bool:
+        return len(self._places.hosts) > 1 or self._places.url is not None
+
+    @property
+    def _is_refused(self) -> bool:
+        """Where the URL is all that is known, who is written there may have been lost with the whole run, and its
+        address be another job's by now: that is no refusal."""
+        by_url = self._by_url is not None and bool(self._places.hosts) and self._by_url.hubs.refused
+        return self._hubs.refused or by_url
+
+    # why not
+
+    def _unreachable(self, title: str) -> str:
+        return self._hubs.unreachable(title) + (self._by_url.hubs.unreachable(title) if self._by_url else "")
+
+    def _no_store(self, failures: Mapping[str, object]) -> NodesMissing:
+        tried = "; ".join(f"{endpoint or 'localhost'}: {why}" for endpoint, why in failures.items())
+        where = ", ".join(self._places.hosts) or f"the places that are written at {self._places.url}"
+        hosts = (
+            "start `elastic run` on that host, too; it hosts the store"
+            if self._places.hosts
+            else "wait longer, with --rdzv-conf join_timeout=SECONDS: a hub that is written there, and does not answer,"
+            f" is waited for {MOVING_S:.0f} s, and a store {SILENT_S:.0f} s"
+        )
+        return NodesMissing(
+            f"no rendezvous store answers at {where} within {self._within_s:.0f} s"
+            f" ({tried or 'no answer yet'})\n" + self._unreachable("hub    ") + "  state  nothing was started here\n"
+            f"  next   {hosts}"
+        )
+
+    def _store_is_gone(self, where: str, lost: DistError) -> NodesMissing:
+        return NodesMissing(
+            f"the rendezvous store at {where} has gone: {lost}\n"
+            + self._unreachable("hub    ")
+            + "  state  nothing was started here\n"
+            "  next   see what became of the node that hosts it; start this one again when it is there"
+        )
+
+    def _refused(self, who: str) -> NodesMissing:
+        return NodesMissing(
+            f"the nodes of run {self._run_id!r} let this one not in, or are none of its run"
+            + (f": {who}\n" if who else "\n")
+            + self._unreachable("hub    ")
+            + "  state  nothing was started here, and the run goes on without this node\n"
+            f"  next   {SAME_FOR_ALL}"
+        )
+
+    def _did_not_meet(self, where: str, backend: Any, error: Exception | None) -> NodesMissing:
+        return NodesMissing(
+            f"the nodes of run {self._run_id!r} did not meet within {self._within_s:.0f} s at {where}\n"
+            f"  found     {participants(backend)}, and at least {self._nodes_min} are needed\n"
+            + self._unreachable("hub       ")
+            + f"  state     nothing was started here ({error or 'no round was completed'})\n"
+            "  next      start the missing nodes with the same --rdzv-id and --rdzv-endpoint, or allow fewer with "
+            "--nnodes=MIN:MAX, or wait longer with --rdzv-conf join_timeout=SECONDS"
+        )
+
+
+def join_s(conf: Mapping[str, Any]) -> float:
+    """How long a node waits for others, and for a place among them."""
+    return float(conf.get("join_timeout", conf.get("timeout", JOIN_S)))
+
+
+def _met() -> None:
+    """From here on the rendezvous may be lost with its host: that its heartbeats fail then is of no interest."""
+    logging.getLogger("torch.distributed.elastic.rendezvous").setLevel(logging.ERROR)
+
+
+def _published_in(store: Any | None, key: str) -> dict[str, Any] | None:
+    """Where the store may be gone."""
+    with contextlib.suppress(DistError):
+        return hub_in(_written(store, key)) if store is not None else None
+    return None
+
+
+def _written_at(url: str | None) -> dict[str, Any] | None:
+    if url is None:
+        return None
+    from elastic.membership import hub_file
+
+    with contextlib.suppress(hub_file.CheckpointError):
+        return hub_file.read(url)
+    return None
+
+
+def _written(store: Any, key: str) -> bytes:
+    return bytes(store.get(key)) if store.check([key]) else b""
+
+
+def _in_words(chosen: addresses.Chosen, asked: str | None) -> str:
+    if asked is not None or chosen.interface is None or not (others := addresses.others(chosen)):
+        return str(chosen)
+    return f"{chosen}, not {', '.join(others)}: --local-addr chooses"

@@ -1,0 +1,171 @@
+"""The store of torch's rendezvous: at which of the hosts that --rdzv-endpoint names is it?
+
+    one host      whoever starts first on it hosts the store, and the others wait for it
+    several       they are tried in turn, again and again, and the first that answers has it. Where none does, the first
+                  of them hosts it, and the others do some seconds later: they may be all that there is
+
+A host that is named and did not come to host the store opens one all the same once it has met the others, and leaves in
+it where it is itself: so a run is found at each of them, whichever is left. Nobody meets there.
+
+Of torch 2.13: `create_backend` is public.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from elastic.errors import ConfigError
+from elastic.launch.net import addresses
+
+DEFAULT_PORT = 29400  # torchrun's
+_POLL_S = 0.1
+_PROBE_S = 1.0  # for one of several hosts to answer
+_FIRST_S = 5.0  # so long the first of several hosts is waited for before another one hosts the store
+
+
+@dataclass(frozen=True)
+class MeetingPlaces:
+    """hosts  HOST:PORT each, in order; one that is empty stands for this machine
+    url    of the run
+    """
+
+    hosts: tuple[str, ...]
+    url: str | None
+
+
+def meeting_places(endpoint: str) -> MeetingPlaces:
+    """Of --rdzv-endpoint: hosts, and the run's URL or folder, separated by commas. Raises ConfigError."""
+    parts = [part.strip() for part in endpoint.split(",") if part.strip()]
+    urls = [part for part in parts if "://" in part or part.startswith(("/", "./", "../"))]
+    if len(urls) > 1:
+        raise ConfigError(f"--rdzv-endpoint takes one or more HOST:PORT and one URL of the run, found {endpoint}")
+    hosts = tuple(dict.fromkeys(part for part in parts if part not in urls))
+    return MeetingPlaces(hosts or (() if urls else ("",)), urls[0] if urls else None)
+
+
+@dataclass(frozen=True)
+class FoundStore:
+    endpoint: str
+    params: RendezvousParameters
+    backend: Any
+    store: Any
+
+
+class StoreSearch:
+    """In a thread of its own: torch waits for a store within its own calls.
+
+    found     once it is
+    error     what no further try helps against
+    failures  by host, of the last try
+    """
+
+    def __init__(self, hosts: Sequence[str], params: Callable[[str], RendezvousParameters]) -> None:
+        self.found: FoundStore | None = None
+        self.error: Exception | None = None
+        self.failures: dict[str, object] = {}
+        self._hosts = hosts
+        self._params = params
+        self._stopping = threading.Event()
+        threading.Thread(target=self._run, name="elastic-store", daemon=True).start()
+
+    def take(self) -> FoundStore | None:
+        """The store, once it is found."""
+        return self.found
+
+    def end(self) -> None:
+        """No store is wanted any more. A call of torch that has begun is left to itself."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        began_s = time.monotonic()
+        try:
+            while not self._stopping.is_set():
+                for endpoint, is_there in self._candidates(time.monotonic() - began_s):
+                    if self._tries(endpoint, is_there=is_there):
+                        return
+                self._stopping.wait(_POLL_S)
+        except Exception as error:
+            self.error = error
+
+    def _candidates(self, waited_s: float) -> list[tuple[str, bool]]:
+        """And whether a store is known to be there already."""
+        if len(self._hosts) == 1:
+            return [(self._hosts[0], False)]
+        there = [endpoint for endpoint in self._hosts if self._answers(endpoint)]
+        if there:
+            return [(endpoint, True) for endpoint in there]
+        may_host = self._hosts if waited_s > _FIRST_S else self._hosts[:1]
+        return [(endpoint, False) for endpoint in may_host if addresses.is_own(_host(endpoint))]
+
+    def _answers(self, endpoint: str) -> bool:
+        try:
+            socket.create_connection(parse_rendezvous_endpoint(endpoint, DEFAULT_PORT), timeout=_PROBE_S).close()
+        except OSError as failure:
+            self.failures[endpoint] = failure
+            return False
+        return True
+
+    def _tries(self, endpoint: str, *, is_there: bool) -> bool:
+        params = self._params(endpoint)
+        try:
+            if is_there:
+                backend, store = create_backend(with_config(params, is_host=0))
+            else:
+                backend, store = _create(params)
+        except RendezvousError as failure:  # TCPStore waits by itself, and now and then gives up
+            self.failures[endpoint] = failure.__cause__ or failure
+            return False
+        self.found = FoundStore(endpoint, params, backend, store)
+        return True
+
+
+def leave_word(
+    hosts: Sequence[str],
+    used: str | None,
+    params: Callable[[str], RendezvousParameters],
+    key: str,
+    where: Mapping[str, Any],
+) -> list[Any]:
+    """Opens a store at each of these hosts that is this machine, but for the one that is used, and says there where
+    this node's agent is. What must live as long as that is to be found."""
+    kept = []
+    for endpoint in hosts if len(hosts) > 1 else ():
+        if endpoint != used and addresses.is_own(_host(endpoint)):
+            with contextlib.suppress(RendezvousError):  # another node of this machine has
+                opened = create_backend(with_config(params(endpoint), is_host=1))
+                opened[1].set(key, json.dumps(dict(where)))
+                kept.append(opened)
+    return kept
+
+
+def _create(params: RendezvousParameters) -> tuple[Any, Any]:
+    """The store may be this process's, where it is at this machine. torch finds that out, too, but not of all addresses
+    that a machine has, and not where the machine's own name stands for nothing."""
+    if "is_host" in params.config:
+        return create_backend(params)
+    if addresses.is_own(_host(params.endpoint)):
+        with contextlib.suppress(RendezvousError):  # another node of this machine hosts it
+            return create_backend(with_config(params, is_host=1))
+    return create_backend(with_config(params, is_host=0))
+
+
+def _host(endpoint: str) -> str:
+    return parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)[0]
+
+
+def with_config(params: RendezvousParameters, **config: Any) -> RendezvousParameters:
+    known = {**params.config, **config}
+    return RendezvousParameters(
+        params.backend, params.endpoint, params.run_id, params.min_nodes, params.max_nodes, params.local_addr, **known
+    )

@@ -1,0 +1,262 @@
+"""Where the first nodes of a run meet when all that they know is its URL: one opens the rendezvous' store, and writes
+there where.
+
+    elastic/meetings/000001.json   {"host", "port", "nonce"}   created exclusively; the highest number counts
+
+    there is none, or its store   this node opens one, and writes the next number; of several that do, the storage lets
+    has not answered for 5 s      one win, and the others meet there
+    it answers                    this node meets the others there
+
+Promises  what answers there is the store that was written of, by its nonce: a port may be somebody else's by now.
+          Where a run had a hub, nobody opens a store, or a round at one, before that was silent for 30 s: it may be
+          moving. A node that finds the hub meanwhile says at its store that nobody meets there any more.
+Leaves    a run that is under way to hub/written_lookup.py, which looks at the same time. Two sides of a cut network
+          may meet apart: the run's claims let one of them go on, as always.
+
+Of torch 2.13: `create_backend` is public; that port 0 is one of the kernel's choice there is not documented.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import DistError
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+
+from checkpoint.errors import CheckpointError
+from checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded, open_storage
+from elastic.errors import ConfigError
+from elastic.launch.rendezvous.store import FoundStore, with_config
+from elastic.membership.written_hub import hub_in
+
+FOLDER = "elastic/meetings"
+_NONCE = "elastic/meeting"  # in the store
+_BYTES_MAX = 1 << 12
+_RETRY_S = 10.0
+_POLL_S = 0.5
+_PROBE_S, _ANSWER_S = 1.0, 5.0  # for a connection, and for a store's first word
+SILENT_S = 5.0  # so long a store may not answer
+MOVING_S = 30.0  # so long a run's hub may not: a lease, the next one's beginning, and a step of those who form a view
+
+
+class MeetingSearch:
+    """In a thread of its own, for storages take their time.
+
+    address       this node's
+    ports         that it may listen at; None: any
+    hub_silent_s  for how long the hub that is written at the URL has not answered; None: none is written
+    error         what no further try helps against
+    failures      by place, of the last try
+    """
+
+    def __init__(
+        self,
+        url: str,
+        address: str,
+        ports: range | None,
+        params: Callable[[str], RendezvousParameters],
+        hub_silent_s: Callable[[], float | None],
+    ) -> None:
+        self.error: Exception | None = None
+        self.failures: dict[str, object] = {}
+        self._url = url
+        self._address = address
+        self._ports = ports
+        self._params = params
+        self._hub_silent_s = hub_silent_s
+        self._found: FoundStore | None = None
+        self._number, self._nonce = 0, ""  # of the meeting that was found
+        self._taken = self._superseded = self._was_read = False
+        self._probe: _StoreOf | None = None
+        self._silent: tuple[int, float] | None = None  # which meeting's store, and since when
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elastic-meeting", daemon=True)
+        self._thread.start()
+
+    def take(self) -> FoundStore | None:
+        """The store, once it is found."""
+        self._taken |= self._found is not None
+        return self._found
+
+    def may_begin(self) -> bool:
+        """Whether a round may: a hub that is written there may be moving."""
+        hub_silent_s = self._hub_silent_s()
+        return hub_silent_s is None or hub_silent_s > MOVING_S
+
+    def is_over(self, store: Any) -> bool:
+        """Whether the others meet elsewhere by now: this node was not to be reached for a while, or the run has a hub.
+        store: the one that was found, for the caller's thread. Raises DistError."""
+        return self._superseded or store.get(_NONCE) != self._nonce.encode()
+
+    def say_over(self, store: Any) -> None:
+        """This node has found the run's hub, and its store lives on: nobody is to meet there."""
+        with contextlib.suppress(DistError):
+            store.set(_NONCE, "")
+
+    def end(self) -> None:
+        """No store is wanted any more. A look that has begun is left to itself."""
+        self._stopping.set()
+
+    def settle(self) -> None:
+        """Before this process ends: a thread within torch's code would turn that into an abort."""
+        self.end()
+        self._thread.join(_PROBE_S + _ANSWER_S)
+
+    def _run(self) -> None:
+        try:
+            with contextlib.closing(open_storage(self._url, retry_s=_RETRY_S)) as storage:
+                while not self._stopping.is_set() and not self._meets(storage):
+                    self._stopping.wait(_POLL_S)
+                while not self._stopping.is_set() and not self._superseded:
+                    if not self._stopping.wait(SILENT_S):
+                        self._superseded = self._is_superseded(storage)
+        except Exception as error:
+            self.error = error
+        finally:
+            if not self._taken:
+                self._found = None  # it is closed by that
+
+    def _meets(self, storage: Storage) -> bool:
+        is_read = False
+        try:
+            number, where = _newest(storage)
+            is_read = self._was_read = True
+            if where is not None and (joined := self._joined(number, where)) is not None:
+                self._number, self._nonce, self._found = number, where["nonce"], joined
+                return True
+            if where is not None and not self._is_gone(number):
+                return False
+            return self.may_begin() and self._opens(storage, number + 1)
+        except CheckpointError as failure:
+            if self._was_read and not (is_read and self._can_read(storage)):  # it was there before, and may be again
+                self.failures[self._url] = failure
+                return False
+            raise ConfigError(
+                f"the nodes cannot meet by the run's storage: {failure}\n"
+                "  state  this node has not joined, and nothing was started here\n"
+                "  next   look at the URL in --rdzv-endpoint and at its credentials on this node, which has to write "
+                "there; or name a host, too: --rdzv-endpoint=HOST:PORT,URL"
+            ) from failure
+
+    def _can_read(self, storage: Storage) -> bool:
+        with contextlib.suppress(CheckpointError):
+            _newest(storage)
+            return True
+        return False
+
+    def _is_superseded(self, storage: Storage) -> bool:
+        with contextlib.suppress(CheckpointError):
+            number, where = _newest(storage)
+            return number > self._number and where is not None and self._joined(number, where) is not None
+        return False
+
+    def _joined(self, number: int, where: dict[str, Any]) -> FoundStore | None:
+        endpoint = _endpoint(where["host"], where["port"])
+        try:
+            if self._probe is None or not self._probe.hangs(number):
+                socket.create_connection((where["host"], where["port"]), timeout=_PROBE_S).close()
+                self._probe = _StoreOf(number, endpoint, self._params(endpoint), where["nonce"])
+            found = self._probe.within(_ANSWER_S)
+        except (OSError, RendezvousError, DistError, ValueError) as failure:  # the last: no name of a host
+            self.failures[endpoint] = failure.__cause__ or failure
+            if self._silent is None or self._silent[0] != number:
+                self._silent = number, time.monotonic()
+            return None
+        return found
+
+    def _is_gone(self, number: int) -> bool:
+        return self._silent is not None and self._silent[0] == number and time.monotonic() - self._silent[1] > SILENT_S
+
+    def _opens(self, storage: Storage, number: int) -> bool:
+        """Whether it is this node's by then."""
+        if not storage.exclusive():
+            raise ConfigError(
+                f"{storage.url} lets two nodes create the same object, so they could meet in two places\n"
+                "  state  this node has not joined, and nothing was started here\n"
+                "  next   name the host at which they meet, too: --rdzv-endpoint=HOST:PORT,URL"
+            )
+        backend, store = self._hosted()
+        nonce = secrets.token_hex(16)
+        store.set(_NONCE, nonce)
+        if self._stopping.is_set():
+            return False
+        written = {"host": self._address, "port": store.port, "nonce": nonce}
+        try:
+            storage.put_new(f"{FOLDER}/{number:06}.json", json.dumps(written).encode())
+        except AlreadyThere:
+            return False
+        endpoint = _endpoint(self._address, store.port)
+        self._number, self._nonce, self._found = (
+            number,
+            nonce,
+            FoundStore(endpoint, self._params(endpoint), backend, store),
+        )
+        return True
+
+    def _hosted(self) -> tuple[Any, Any]:
+        refused: RendezvousError | None = None
+        for port in self._ports or (0,):
+            try:
+                return create_backend(with_config(self._params(_endpoint(self._address, port)), is_host=1))
+            except RendezvousError as failure:  # another process has that port
+                refused = failure
+        raise ConfigError(
+            f"--port-range: no port of {self._address} is free for the rendezvous' store: {refused}\n"
+            "  state  this node has not joined, and nothing was started here\n"
+            "  next   end what listens there, or name more: a node takes three"
+        )
+
+
+class _StoreOf:
+    """Of this place, if it is theirs who wrote this nonce. In a thread of its own, for what listens there may be no
+    store at all, and torch 2.13 waits for a server's first word without an end."""
+
+    def __init__(self, number: int, endpoint: str, params: RendezvousParameters, nonce: str) -> None:
+        self._number = number
+        self._found: FoundStore | None = None
+        self._failure: Exception = TimeoutError("what listens there is no rendezvous' store")
+        self._thread = threading.Thread(
+            target=self._connect, args=[endpoint, params, nonce], name="elastic-store", daemon=True
+        )
+        self._thread.start()
+
+    def hangs(self, number: int) -> bool:
+        """At the place of that number."""
+        return self._number == number and self._thread.is_alive()
+
+    def within(self, seconds: float) -> FoundStore:
+        """Raises OSError, RendezvousError, DistError, ValueError."""
+        self._thread.join(seconds)
+        if self._found is None:
+            raise self._failure
+        return self._found
+
+    def _connect(self, endpoint: str, params: RendezvousParameters, nonce: str) -> None:
+        try:
+            backend, store = create_backend(with_config(params, is_host=0))
+            if not (store.check([_NONCE]) and store.get(_NONCE) == nonce.encode()):
+                raise ConnectionError("another run has a store there")
+            self._found = FoundStore(endpoint, params, backend, store)
+        except (OSError, RendezvousError, DistError, ValueError) as failure:
+            self._failure = failure
+
+
+def _newest(storage: Storage) -> tuple[int, dict[str, Any] | None]:
+    """Its number, 0 where there is none, and what it says; None: nothing of the kind."""
+    numbers = [name.removesuffix(".json") for name in (key.rpartition("/")[2] for key in storage.list(FOLDER))]
+    newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    with contextlib.suppress(Missing, TooLarge):
+        return newest, hub_in(get_bounded(storage, f"{FOLDER}/{newest:06}.json", _BYTES_MAX)) if newest else None
+    return newest, None
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

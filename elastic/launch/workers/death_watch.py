@@ -1,0 +1,109 @@
+"""Hears of a worker's death before the kernel has taken its memory apart, which survivors would wait for.
+
+    each worker's main thread holds a mutex (robust_mutex.py)  ->  it is killed, or crashes  ->  a thread here has the
+      mutex, /proc has the status  ->  the loop is told  ->  (tens of ms)  ->  its connections close, SIGCHLD
+
+A process that has loaded torch has some 100,000 pages. Its survivors form their next view meanwhile; a worker in its
+place starts when it is gone, for a GPU's memory is free only then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from elastic.launch.processes import children
+from elastic.launch.processes.robust_mutex import RobustMutex
+
+_JOIN_S = 1.0  # all whose ends were waited for have ended
+
+
+class DeathWatch:
+    """died: called in the loop, with what `watch` was given"""
+
+    def __init__(self, loop: selectors.BaseSelector, died: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._died = died
+        self._dead: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._open = threading.Lock()  # guards the descriptor
+        self._wake: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        loop.register(self._wake, selectors.EVENT_READ, self._hear)
+
+    def watch(self, token: str, mutex: RobustMutex | None) -> None:
+        """Nothing is done where nobody holds it: SIGCHLD tells of the death then."""
+        if mutex is None or not mutex.is_held:
+            return
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=self._wait, args=(token, mutex), name="elastic-death-watch", daemon=True)
+        with contextlib.suppress(RuntimeError):  # there is no room for another thread
+            thread.start()
+            self._threads.append(thread)
+
+    def close(self) -> None:
+        """Once those that were watched have ended."""
+        with self._open:
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            self._loop.unregister(wake)
+            os.close(wake)
+        deadline_s = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _wait(self, token: str, mutex: RobustMutex) -> None:
+        mutex.wait()
+        self._dead.put(token)
+        with self._open:
+            if self._wake is not None:
+                os.eventfd_write(self._wake, 1)
+
+    def _hear(self) -> None:
+        assert self._wake is not None
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        while not self._dead.empty():
+            self._died(self._dead.get())
+
+
+class Dying:
+    """Workers that count as ended, and whose processes are not gone yet, by local rank."""
+
+    def __init__(self) -> None:
+        self._pids: dict[int, int] = {}
+        self.awaited: set[int] = set()
+        """Places in which the next worker is to start."""
+
+    @property
+    def pids(self) -> Collection[int]:
+        return self._pids.values()
+
+    def begins(self, local_rank: int, pid: int) -> None:
+        self._pids[local_rank] = pid
+
+    def is_to_wait(self, local_rank: int) -> bool:
+        """Whether the next worker in this place waits, until `reap` gives the place back."""
+        if local_rank in self._pids:
+            self.awaited.add(local_rank)
+        return local_rank in self._pids
+
+    def take_awaited(self) -> set[int]:
+        """Nothing is to start there any more."""
+        taken, self.awaited = self.awaited, set()
+        return taken
+
+    def reap(self) -> list[int]:
+        """Those that are gone now; returns the places where one waits for that."""
+        gone = [local_rank for local_rank, pid in self._pids.items() if children.ended(pid) is not None]
+        for local_rank in gone:
+            pid = self._pids.pop(local_rank)
+            children.kill_group(pid)  # its children: its group keeps its number until it is reaped
+            children.reap(pid)
+        free = [local_rank for local_rank in gone if local_rank in self.awaited]
+        self.awaited.difference_update(free)
+        return free

@@ -1,0 +1,163 @@
+"""Watches the workers of a node for hangs: what each shows is told to the hub, and a stuck one is killed.
+
+Which of them is stuck, where all nodes' workers wait for each other, is the hub's to say (membership/hang_watch.py): a
+worker of which it does shows the stacks of its threads, and is killed unless it went on meanwhile. One that somebody
+has stopped is this node's own affair, and is killed at once.
+What is seen at one look is sightings.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from checkpoint import linux
+from elastic.launch.workers.node_worker import NodeWorker
+from elastic.launch.workers.sightings import Doubts, Patience, sighting
+from elastic.membership.messages import KillHung, Sighted, as_message
+from elastic.membership.progress import Record
+from elastic.membership.stalls import Sighting
+from elastic.membership.wire import Message
+
+_ONLY_SLOW = (
+    "\n  next   if it was only slow there: `with run.long_section():` around what takes long between steps, or a "
+    "longer --hang-limit for all"
+)
+_LOOK_S = 0.25
+_SIGHTED_S = 0.9  # between two reports of a node where somebody is quiet
+_HELD_UP_S = 1.0  # a look that comes so late says that this process was stopped, and likely its workers, too
+_DUMP_S = 0.5  # for a stuck worker to print its stacks
+_DUMP_HELD_UP_S = 5.0  # so much longer at most, while others have the processor
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Why a worker was killed. quiet_s: since when it had given no sign; hung: else somebody had stopped its process"""
+
+    quiet_s: float
+    hung: bool
+
+
+@dataclass(frozen=True)
+class _Dump:
+    """A stuck worker prints its stacks; then it is killed, unless it went on.
+
+    record     as it was when that began
+    held_up_s  by others who had the processor, until then
+    """
+
+    stuck: Stuck
+    record: Record
+    by_s: float
+    held_up_s: float
+
+
+@dataclass
+class _Watched:
+    worker: NodeWorker
+    patience: Patience = field(default_factory=Patience)
+    stuck: Stuck | None = None
+    dump: _Dump | None = None
+
+
+class WorkerWatch:
+    """hang_s: how long a step may take without a sign; tell: the hub"""
+
+    def __init__(self, hang_s: float, *, say: Callable[[str], None], tell: Callable[[Message], None]) -> None:
+        self._hang_s = hang_s
+        self._say = say
+        self._tell = tell
+        self._watched: dict[str, _Watched] = {}  # by worker
+        self._doubts = Doubts()
+        self._looked_s = self._held_up_s = time.monotonic()
+        self._sighted_s = 0.0
+
+    def started(self, worker: NodeWorker) -> None:
+        self._watched[worker.id] = _Watched(worker)
+
+    def ended(self, worker: NodeWorker, record: Record) -> Stuck | None:
+        """Whether it was killed because it was stuck. record: its last one"""
+        watched = self._watched.pop(worker.id)
+        if watched.dump is not None:  # it ended by itself
+            self._acquitted(watched, watched.dump, record)
+        return watched.stuck
+
+    def tick(self, now_s: float) -> None:
+        for watched in self._watched.values():
+            if watched.dump is not None and now_s >= watched.dump.by_s:
+                self._kill_if_still_hung(now_s, watched, watched.dump)
+        if now_s - self._looked_s >= _LOOK_S:
+            self._look(now_s)
+
+    def hangs(self, verdict: KillHung) -> None:
+        """As the hub says. Its stacks are printed first."""
+        watched, now_s = self._watched.get(verdict.worker), time.monotonic()
+        if watched is None or watched.stuck is not None:
+            return
+        worker, record = watched.worker, watched.worker.record()
+        if record.sequence != verdict.sign:
+            return
+        watched.stuck = self._stuck(now_s, worker, record, verdict.why, hung=True)
+        watched.dump = _Dump(watched.stuck, record, now_s + _DUMP_S, linux.held_up_s(worker.pid))
+        os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see processes/worker.py
+
+    def _look(self, now_s: float) -> None:
+        if now_s - self._looked_s > _HELD_UP_S:
+            self._held_up_s = now_s
+        self._looked_s = now_s
+        living = self._living()
+        self._doubts.look(now_s, (one.worker.record() for one in living))
+        seen = [one for watched in living if (one := self._sighting(now_s, watched)) is not None]
+        quiet = any(one.quiet_s > min(self._hang_s, one.limit_s) / 4 for one in seen)
+        if any(one.stuck for one in seen) or (quiet and now_s - self._sighted_s >= _SIGHTED_S):
+            self._sighted_s = now_s
+            self._tell(as_message(Sighted(workers=[one.document() for one in seen])))
+
+    def _living(self) -> list[_Watched]:
+        return [watched for watched in self._watched.values() if watched.stuck is None]
+
+    def _sighting(self, now_s: float, watched: _Watched) -> Sighting | None:
+        """None: its process is stopped, and it is killed."""
+        worker, record = watched.worker, watched.worker.record()
+        stat = linux.process_stat(worker.pid)
+        if watched.patience.stopped(stat.state if stat is not None else ""):
+            watched.stuck = self._stuck(now_s, worker, record, "its process is stopped", hung=False)
+            worker.kill()  # somebody stopped it: no doing of its own
+            return None
+        return sighting(
+            now_s,
+            worker.id,
+            record,
+            not_before_s=self._held_up_s,
+            held_up_s=watched.patience.held_up(record.sequence, linux.held_up_s(worker.pid)),
+            patience=self._doubts.patience(record.phase),
+        )
+
+    def _stuck(self, now_s: float, worker: NodeWorker, record: Record, why: str, *, hung: bool) -> Stuck:
+        hint = _ONLY_SLOW if hung else ""
+        self._say(f"{worker.called} is stuck at step {record.at_step}: {why}; it is killed{hint}")
+        return Stuck(now_s - record.since_s if record.since_s else 0.0, hung)
+
+    def _kill_if_still_hung(self, now_s: float, watched: _Watched, dump: _Dump) -> None:
+        worker = watched.worker
+        held_up_s = linux.held_up_s(worker.pid) - dump.held_up_s
+        if now_s < dump.by_s + min(held_up_s, _DUMP_HELD_UP_S):
+            return  # others had the processor meanwhile
+        watched.dump, record = None, worker.record()
+        if self._acquitted(watched, dump, record):
+            self._say(f"{worker.called} went on while its stacks were printed, and lives")
+            return
+        others = [other.worker.record() for other in self._living()]
+        self._doubts.killed(now_s, record, dump.stuck.quiet_s, others)
+        worker.kill()
+
+    def _acquitted(self, watched: _Watched, dump: _Dump, record: Record) -> bool:
+        """Whether it went on while its stacks were printed: it was judged by its sign before."""
+        went_on = record.sequence != dump.record.sequence
+        if went_on:
+            self._doubts.acquitted(dump.record.phase)
+            watched.stuck = None
+        return went_on

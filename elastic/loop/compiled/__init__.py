@@ -1,0 +1,9 @@
+"""What torch compiles goes with the run: later launches and fresh machines need not compile it again.
+
+cache     kept in the run's storage, and taken from there where it would be compiled again
+arriving  what is loaded, as it comes
+storage   where it lies there, as objects
+object    one of them
+eviction  which of them go when there are too many
+sealed    only who knows the run's secret can have put it there
+"""

@@ -1,0 +1,9 @@
+"""The loop as people have it, over batches: it knows of no steps, and its own code is the update.
+
+loop        `for batch in run.batches()`
+step        a step of such a loop
+update      the script steps its optimizers itself: which of its calls count
+schedule    and its schedulers
+first_loss  is the loss a mean? asked of the first batch
+mean_over   over how many targets?
+"""

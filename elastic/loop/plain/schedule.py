@@ -1,0 +1,130 @@
+"""The schedules of a loop that steps its optimizers itself: which calls of `scheduler.step()` count.
+
+    behind a step's exchange           it does what it does
+    before an epoch's first batch      likewise; not where this process comes into the middle of the epoch, whose
+                                       scheduler was stepped at its beginning already
+    in a body, before the exchange     it does nothing, since the same call follows behind the exchange. One that comes
+                                       before the body's backward pass alone would never count: that is refused
+
+A scheduler gets another class while the loop runs: what lies in its `__dict__` is part of its state_dict.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from elastic.config import Config
+from elastic.errors import ConfigError, StepError
+from elastic.loop.plain.step import PlainStep
+
+
+class OwnSchedules:
+    """
+    exchanged  whether the gradients of the step in hand are exact, or no step is in hand
+    """
+
+    def __init__(self, schedulers: Mapping[str, Any], exchanged: Callable[[], bool]) -> None:
+        self._schedulers = schedulers
+        self._exchanged = exchanged
+        self._step: PlainStep | None = None
+        self._early: set[str] = set()  # stepped before a backward pass of the step in hand, and not behind it
+        self._undo: list[Callable[[], None]] = []
+        self._ungated = False
+
+    def install(self) -> None:
+        for name, scheduler in self._schedulers.items():
+            self._gate(name, scheduler)
+
+    def remove(self) -> None:
+        self._ungated = True
+        while self._undo:
+            self._undo.pop()()
+
+    def next_step(self, step: PlainStep | None) -> None:
+        self._step, self._early = step, set()
+
+    def check_closed(self, step: PlainStep) -> None:
+        """Raises StepError for a scheduler that the body of an updated step has stepped to no effect."""
+        if self._early and step.passed_over is None:
+            raise StepError(
+                f"scheduler.step() of {', '.join(map(repr, sorted(self._early)))} was called before the backward pass "
+                f"of step {step.in_hand.index}, and not behind it\n"
+                "  found  a step has several bodies, one for each share, and what precedes its exact gradients does "
+                "nothing in any of them\n"
+                f"  state  step {step.in_hand.index} is applied; it is not saved\n"
+                "  next   call it behind optimizer.step(), or once an epoch: before its first batch, or behind its last"
+            )
+
+    def _gate(self, name: str, scheduler: Any) -> None:
+        kind = type(scheduler)
+
+        def step(gated: Any, *args: Any, **kwargs: Any) -> Any:
+            return kind.step(gated, *args, **kwargs) if self._counts(name) else None
+
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
+
+        def undo() -> None:
+            scheduler.__class__ = kind
+
+        self._undo.append(undo)
+
+    def _counts(self, name: str) -> bool:
+        step = self._step
+        if self._ungated or step is None or self._exchanged():
+            self._early.discard(name)
+            return True
+        if not step.has_begun:
+            return step.update_follows or step.in_hand.step_in_epoch == 0
+        if step.in_hand.due:
+            self._early.add(name)
+        return False
+
+
+def check_scheduled(config: Config) -> None:
+    """Raises ConfigError for an optimizer with a schedule that the run does not know: torch marks those."""
+    known = [*config.schedulers.values(), *(one for one in config.extra.values() if hasattr(one, "optimizer"))]
+    for name, optimizer in config.optimizers.items():
+        if not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            continue
+        others = [one for one in _schedulers_of(optimizer) if one not in _within(known)]
+        if others or not any(getattr(one, "optimizer", optimizer) is optimizer for one in known):
+            kind = (type(others[0]) if others else LRScheduler).__name__
+            raise ConfigError(
+                f"optimizer {name!r} has a {kind} that the run does not know\n"
+                "  found  it would step in every body, and so at a pace that depends on how many shares a worker has; "
+                "and it would begin anew where a run goes on\n"
+                "  next   hand it over: Run(scheduler=scheduler), or scheduler={'first': ..., 'second': ...}"
+            )
+
+
+def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
+    """All that there are: an optimizer does not know its schedulers, so those are asked who hold it.
+
+    That walks over every object of the process, as seldom as it can: a scheduler holds it by itself, or, where somebody
+    has asked for its `__dict__`, by that.
+    """
+    holders = gc.get_referrers(optimizer)
+    attributes = [one for one in holders if type(one) is dict and one.get("optimizer") is optimizer]
+    of_schedulers = [one for one in attributes if "last_epoch" in one or "_schedulers" in one]
+    owners = gc.get_referrers(*of_schedulers) if of_schedulers else []
+    return [one for one in [*holders, *owners] if isinstance(one, LRScheduler) and one.optimizer is optimizer]
+
+
+def _within(known: list[Any]) -> list[Any]:
+    """These, and the schedulers that they hold, as SequentialLR holds some."""
+    found: list[Any] = []
+    waiting = [*known]
+    while waiting:
+        one = waiting.pop()
+        if any(one is other for other in found):
+            continue
+        found.append(one)
+        for value in getattr(one, "__dict__", {}).values():
+            waiting += [part for part in (value if isinstance(value, (list, tuple)) else [value])
+                        if isinstance(part, LRScheduler)]  # fmt: skip
+    return found

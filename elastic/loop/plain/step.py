@@ -1,0 +1,294 @@
+"""A step of a loop that knows of no steps: the loop takes batch after batch, and its own code is the update.
+
+    each batch is one of this worker's shares -> the loop's backward pass brings its gradients -> at the end of that of
+    the last share the step is exchanged, inside `loss.backward()` -> `.grad` is exact: what the loop does then is the
+    update (update.py), and before it `optimizer.step()` and `scheduler.step()` do nothing
+
+The exchange cannot wait for `optimizer.step()`: what stands in between, clipping and unscaling, needs exact gradients.
+A lost peer must not come out of the loop's `backward`: the step is recovered there, `optimizer.step()` does nothing,
+and the next batches are those of the new view; or, where peers had applied the step, the loop goes on as if it had.
+
+A mean loss over a share is turned back into a sum by what it is a mean over, as the gradients are taken. A rank without
+a share passes the first one forward and back for nothing, so that its loop has a body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from elastic.config import Config
+from elastic.data.data_plan import StepPlan
+from elastic.errors import UNTOUCHED, PeerLost, StepError
+from elastic.group.backward_end import at_end_of_pass
+from elastic.group.sums import Agreed
+from elastic.loop.exchange import Exchange
+from elastic.loop.refusals.rehearsal import Rehearsal
+from elastic.loop.steps.script_step import ScriptStep
+from elastic.loop.steps.step_in_hand import StepInHand, counted
+from elastic.state.trained_set import listed
+
+Count = Callable[[Any], Any]
+
+_NO_PIECE = -1
+
+
+class PlainStep(ScriptStep):
+    """
+    count         of a batch, what its loss is a mean over; None: its examples
+    rehearsal     see there; None: there is none
+    look          is called before the first two batches of a step that is looked at closely; None: this one is not
+    on_batch      is called before a batch's loss, a mean over so many, is passed back
+    on_exact      is called when exact gradients are in `.grad`: the loop's own code is the update from there on
+    on_pass_over  is called in its place where the step is passed over: the loop's optimizers have nothing to do
+    check         raises StepError unless the loop has carried its update out
+
+    over            the loop's body, its own update included, has ended
+    taken           a peer had applied this step: its state came from there, and the loop's optimizers have nothing to
+                    do
+    items           what the loss of the batch in hand is a mean over
+    has_begun       its first batch has been asked for
+    update_follows  the loop's update comes behind all of the step's batches, and not behind the last one's backward
+                    pass in the same body
+    """
+
+    def __init__(
+        self,
+        in_hand: StepInHand,
+        *,
+        count: Count | None,
+        rehearsal: Rehearsal | None,
+        look: Callable[[], None] | None,
+        on_batch: Callable[[int], None],
+        on_exact: Callable[[PlainStep, Agreed], None],
+        on_pass_over: Callable[[PlainStep, Agreed], None],
+        check: Callable[[PlainStep], None],
+    ) -> None:
+        super().__init__(in_hand)
+        self._session = in_hand.session
+        self._count = count
+        self._rehearsal = rehearsal
+        self._look = look
+        self._bodies = 0
+        self._moved: Callable[[], list[str]] = list
+        self._on_batch = on_batch
+        self._on_exact = on_exact
+        self._on_pass_over = on_pass_over
+        self._check = check
+        self._unit = _unit(in_hand.context.config, in_hand.plan) if count is None else 1
+        self.items = 0
+        self._idle = False
+        self._done = False
+        self._comes_again = False
+        self._begun = False
+        self.has_begun = False
+        self.taken = False
+        self.over = False
+        self.update_follows = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._begun:
+            raise StepError("a step's batches are read once; take the next step: for step in run.steps()")
+        self._begun = True
+        return self.batches()
+
+    def check_closed(self) -> None:
+        """Raises StepError unless the loop has carried its update out."""
+        self._check(self)
+        self.over = True
+
+    def batches(self) -> Iterator[Any]:
+        """This worker's, until the step is applied."""
+        self.has_begun = True
+        step = self.in_hand
+        while not self._done:
+            exchange = step.ready()
+            self._comes_again = False
+            self._idle = not exchange.assignment.batches
+            try:
+                yield from self._for_nothing(exchange) if self._idle else step.batches(exchange, self)
+            except PeerLost as lost:  # found before a batch was handed out
+                self._recover(lost, exchange)
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """See Run.add."""
+        step = self.in_hand
+        if not step.due:
+            raise StepError(
+                f"run.add was called after the backward pass of a batch, or outside the loop's body (step {step.index})"
+                f"\n{UNTOUCHED}  next   call it before backward: the last batch's backward exchanges what was added"
+            )
+        if not self._idle:
+            step.add(values, of_nothing=not self.items)
+
+    def leave_to_the_script(self) -> None:
+        """The update is over, here or where this worker's state came from."""
+        self.in_hand.leave_to_the_script()
+        if not self.taken:
+            self._session.exchange.gradients.at_next_pass(None)
+            self._moved = self._session.exchange.buffers.watched(closely=self._look is not None)
+
+    def rehearse(self, batch: Any) -> Iterator[Any]:
+        """See Driver."""
+        rehearsal, step = self._rehearsal, self.in_hand
+        if self._look is not None:
+            self._look()
+        copied = rehearsal.begins(batch) if rehearsal is not None else None
+        if rehearsal is None or copied is None:
+            return
+        assert step.share is not None
+        step.seed_share(step.share, 0)
+        step.piece, step.due, self._idle = _NO_PIECE, True, True
+        self._session.exchange.gradients.at_next_pass(self._pass_begins)
+        yield copied
+        self.body_has_ended()
+        self._idle = False
+        self._bodies += 1
+        rehearsal.ends()
+
+    def body_begins(self, batch: Any, examples: int) -> None:
+        """See Driver."""
+        step, gradients = self.in_hand, self._session.exchange.gradients
+        if self._look is not None and self._bodies == 1:  # what the body changes is found before an update, if it can
+            self._look()
+        self._bodies += 1
+        self.items = self._items(batch, examples)
+        gradients.begin_pass(
+            step.merges,
+            piece=step.piece,
+            pieces=step.pieces,
+            last=step.last,
+            weight=self.items // self._unit,
+            holds_back=True,
+        )
+        gradients.at_next_pass(self._pass_begins)
+        if self._rehearsal is not None and self._rehearsal.compares:
+            gradients.look_at(self._rehearsal.take)
+        self._on_batch(self.items)
+        step.context.moment("backward", step.share)
+
+    def _items(self, batch: Any, examples: int) -> int:
+        if self.in_hand.for_nothing:
+            return 0
+        return examples if self._count is None else counted(self._count(batch), "count(batch) gave ")
+
+    def body_has_ended(self) -> bool:
+        """See Driver."""
+        step = self.in_hand
+        if self._done and not self.update_follows:
+            self.check_closed()
+        moved, self._moved = self._moved(), list
+        if moved:
+            raise self._moved_behind_backward(moved)
+        if self._done or self._comes_again:
+            return False
+        if step.due:
+            raise StepError(
+                f"the loop's body ended without a backward pass for share {step.share} of step {step.index}\n"
+                f"{UNTOUCHED}  next   call loss.backward() for every batch: every example counts once, none is skipped"
+            )
+        return True
+
+    def share_has_ended(self, exchange: Exchange) -> None:
+        """See Driver. Its last backward pass has seen to that, within the body."""
+
+    def _for_nothing(self, exchange: Exchange) -> Iterator[Any]:
+        step = self.in_hand
+        step.begin(exchange)
+        batch = step.read_for_nothing()
+        step.seed_share(0, 0)
+        step.due = step.last = True
+        exchange.gradients.at_next_pass(self._pass_begins)
+        yield batch
+        self.body_has_ended()
+
+    def _pass_begins(self) -> None:
+        """The first gradient has come."""
+        at_end_of_pass(self._pass_has_ended)
+        if self._session.compiling is not None:
+            self._session.compiling.check("the model is as it was before this step")
+
+    def _pass_has_ended(self) -> None:
+        """In autograd's engine, on whichever thread of it came last, while the loop waits in `backward`."""
+        step, exchange = self.in_hand, self._session.exchange
+        step.due = False
+        exchange.gradients.at_next_pass(self._second_pass)
+        try:
+            self._take(exchange)
+            if not step.last:
+                return
+            step.end()
+            agreed = step.carry_out(exchange, unit=self._unit)
+        except PeerLost as lost:
+            self._recover(lost, exchange)
+            return
+        self._done = True
+        (self._on_exact if step.bad is None else self._on_pass_over)(self, agreed)
+
+    def _take(self, exchange: Exchange) -> None:
+        step = self.in_hand
+        rehearsal, gradients = self._rehearsal, exchange.gradients
+        if self._idle:
+            exchange.buffers.restore()
+            if rehearsal is not None and rehearsal.runs:
+                rehearsal.passed(gradients.given())
+                gradients.clear()
+            return
+        gradients.end_pass()
+        if rehearsal is not None and rehearsal.compares:
+            gradients.look_at(None)
+            if (error := rehearsal.compare(gradients.names, step=step.index)) is not None:
+                self._session.body.end(step.index)  # which may know what the body has changed
+                raise error
+        step.counted += self.items
+        if step.piece == step.pieces - 1:
+            step.take_buffers(exchange)
+            if not step.last:
+                self._moved = exchange.buffers.watched(closely=self._look is not None)
+
+    def _recover(self, lost: PeerLost, exchange: Exchange) -> None:
+        self.in_hand.due = False
+        exchange.gradients.at_next_pass(None)
+        exchange.gradients.look_at(None)
+        if self._rehearsal is not None:
+            self._rehearsal.give_up()
+        self._moved = list
+        if self.in_hand.comes_again(lost, exchange):
+            self._comes_again = True
+        else:
+            self._done = self.taken = True
+            self.leave_to_the_script()
+
+    def _moved_behind_backward(self, names: list[str]) -> StepError:
+        step = self.in_hand
+        state = f"  state  step {step.index} is applied; it is not saved\n" if step.applied else UNTOUCHED
+        return StepError(
+            f"the loop's body moved buffers behind its backward pass, in step {step.index}: {listed(names)}\n"
+            "  found  how many shares a worker has, and which is its last, depends on the world size; so would what a "
+            f"forward\n         pass over it leaves there\n{state}"
+            "  next   model.eval() around that pass; what belongs to the update, in run.on_apply(function)"
+        )
+
+    def _second_pass(self) -> None:
+        step = self.in_hand
+        raise StepError(
+            f"a second backward pass began for share {step.share} of step {step.index}\n"
+            f"{UNTOUCHED}  next   add the losses up and call backward once for each batch; torch.autograd.grad may be "
+            "called;\n         checkpoint(..., use_reentrant=False) has one pass"
+        )
+
+
+def _unit(config: Config, step: StepPlan) -> int:
+    """What divides the examples of all of a step's batches alike: of equal ones, their number, and 1 of others.
+
+    Means over equally many examples are added up as they are. Where examples may be left out, nobody knows before all
+    have read theirs.
+    """
+    if (
+        config.mode != "exact"
+        or config.on_bad_example == "skip"
+        or len(set(step.sizes)) != 1
+        or step.sizes[0] % step.pieces(0)
+    ):
+        return 1
+    return step.sizes[0] // step.pieces(0)

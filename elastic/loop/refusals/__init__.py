@@ -1,0 +1,9 @@
+"""What a script keeps that the run was not handed: where it changes, it would be lost with a worker, and is refused.
+
+script_variables    where it is looked for
+other_modules       a module of the script's own that changes
+other_averages      an average of weights that is no module
+other_loaders       a DataLoader that is read on from body to body
+wrapped_optimizers  what steps the run's optimizer, and counts
+rehearsal           whatever else a body leaves for the next: asked once, of a process's first share
+"""

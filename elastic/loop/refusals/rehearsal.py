@@ -1,0 +1,109 @@
+"""Does a share's gradient depend on which shares came before? Asked once, as a loop's body runs for the first time.
+
+How many bodies a worker has depends on the world size. What one of them leaves for the next (a count of bodies, a
+replay buffer, a hidden state in an object of the script's own) makes the result depend on it, too, and no look at the
+script's objects would find all of it. So in exact mode a process's first share is passed once more, for nothing:
+other gradients are a body that depends on what it has changed.
+
+Nothing is asked where kernels may give other bits by themselves (gpu_kernels.py), of one that joins a run that is
+under way, and of batches that cannot be copied.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from elastic.errors import UNTOUCHED, StepError
+from elastic.loop.refusals.script_variables import values, variables
+from elastic.state.trained_set import listed
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Rehearsal:
+    """
+    device  where the gradients are
+
+    runs      the body in hand is the one for nothing
+    compares  the next one is its share itself
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._due = device.type == "cpu" or torch.get_deterministic_debug_mode() == 2
+        self.runs = False
+        self._given: dict[int, torch.Tensor] = {}
+        self._again: dict[int, torch.Tensor] = {}
+        self._seen: dict[str, Any] = {}
+        self._changed: list[str] = []
+        self.compares = False
+
+    def begins(self, batch: Any) -> Any:
+        """A copy of the first batch, for the body to pass; None: there is none to be passed."""
+        if not self._due:
+            return None
+        self._due = False
+        try:
+            copied = copy.deepcopy(batch)
+        except Exception:  # the script's own class, which may raise anything
+            return None
+        self._seen = values(variables())
+        self.runs = True
+        return copied
+
+    def passed(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> None:
+        """What the pass for nothing gave each parameter, by its number."""
+        self._given = {number: _sum_of_bits(gradient) for number, gradient in gradients}
+
+    def ends(self) -> None:
+        """That body is over."""
+        self.runs, self.compares = False, True
+        now = values(variables())
+        self._changed = [name for name, then in self._seen.items() if not _same(now.get(name), then)]
+        self._seen = {}
+
+    def give_up(self) -> None:
+        """The step comes round again, and this worker's first share may be another one."""
+        self.runs = self.compares = False
+
+    def take(self, number: int, gradient: torch.Tensor) -> None:
+        """What the share itself gives."""
+        self._again[number] = _sum_of_bits(gradient)
+
+    def compare(self, names: Sequence[str], *, step: int) -> StepError | None:
+        """Both passes; returns what is to be raised where they differ."""
+        self.compares = False
+        given, again = self._given, self._again
+        differ = [
+            name
+            for number, name in enumerate(names)
+            if (number in given) != (number in again) or (number in given and bool(given[number] != again[number]))
+        ]
+        return _depends_on_itself(step, differ, self._changed) if differ else None
+
+
+def _depends_on_itself(step: int, differ: Sequence[str], changed: Sequence[str]) -> StepError:
+    of_script = f"         of the script's variables it changed {listed(changed)}\n" if changed else ""
+    return StepError(
+        f"the first share of step {step} was passed twice, and gave other gradients the second time: {listed(differ)}\n"
+        "  found  the loop's body depends on what it has changed itself (a count of bodies, enumerate's too; a buffer "
+        "of what\n         came by; what objects keep of the last batch); how many bodies a worker has depends on the "
+        "world size\n"
+        f"{of_script}{UNTOUCHED}"
+        "  next   steps are counted by run.step_index, and what is summed up, by run.add and run.sums; what is kept "
+        "from step to\n         step is changed where run.stepped, and handed over: extra="
+    )
+
+
+def _sum_of_bits(gradient: torch.Tensor) -> torch.Tensor:
+    if gradient.layout is not torch.strided:
+        return torch.zeros((), dtype=torch.int64)  # which is refused
+    flat = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+    return flat.contiguous().view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other or one != one)

@@ -1,0 +1,454 @@
+"""Where does a view's state come from? From those of its workers who hold it, else from storage.
+
+    from storage  agree on the run's identity  ->  the coordinator claims the storage and reads the newest state, or
+                  commits the first one  ->  every rank receives it
+    from peers    say where one stands  ->  those behind receive what those ahead hold (loop/restoring/transfer.py)
+
+What keeps the coordinator from it (the URL is taken, the checkpoint is another run's) is told to all before anyone
+raises, so nobody is left waiting in a collective.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import checkpoint
+from checkpoint.storage import redact
+from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
+from elastic.events import schema
+from elastic.events.event import ABSENT
+from elastic.group.form import gather_bytes
+from elastic.loop.assignment import Idle
+from elastic.loop.context import Context
+from elastic.loop.phases import Phases
+from elastic.loop.restoring.background_transfer import Giving
+from elastic.loop.restoring.transfer import Roles, broadcast, exchange_standings, pass_on, roles
+from elastic.loop.run_state import Standing
+from elastic.loop.storage.hub_notice import HubNotice
+from elastic.loop.storage.late_reading import LateReading
+from elastic.loop.storage.saver import Saver
+from elastic.loop.storage.under_way import Position
+from elastic.loop.view_group import ViewGroup
+from elastic.membership.messages import TakeClaim
+from elastic.membership.progress import Phase
+from elastic.plan.cadence import Losses
+from elastic.state import identity as identities
+from elastic.state.train_state import TrainState, Tree
+
+_CANNOT_TELL = "storage that is no witness"
+
+
+class _TransferRole(Enum):
+    """Of this worker, in schema.Transfer."""
+
+    TAKES, GIVES = "takes", "gives"
+
+
+class StateRestorer:
+    """Gives this worker the run's state whenever a view has formed, and keeps the coordinator's hand on the storage.
+
+    identity  this worker's, to be set before anything is asked for
+    position  where the state stands that came last, from storage or from peers
+    saver     on the coordinator: its hand on the storage
+    claim     the number under which this run writes; 0 before it is known
+    losses  what the run has seen by now, of losses that cost a reload
+    save_begun_s  when this worker last took part in a save, on the clock time.monotonic()
+    giving  what newcomers of this view still receive from this worker
+    idle    these newcomers, in their first step
+    """
+
+    identity: identities.Identity
+
+    def __init__(self, context: Context, phases: Phases, view_group: ViewGroup, train_state: TrainState) -> None:
+        self._context = context
+        self._config = context.config
+        self._events = context.events
+        self._phases = phases
+        self._view_group = view_group
+        self._train_state = train_state
+        self._claimed: checkpoint.Claim | None = None
+        self.saver: Saver | None = None
+        self.check: Callable[[], None] = _fit  # whether a new run's weights are fit to be saved; raises if not
+        self.save_begun_s = time.monotonic()
+        self._losses, self._losses_known_s = Losses(), time.monotonic()
+        self.position = Position(epoch=0, step=0)
+        self.giving: Giving | None = None
+        self.idle = Idle()
+        self._late = LateReading()
+        self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
+        self._accepted: list[str] = []  # fields in which the run that goes on was another
+
+    @property
+    def storage_s(self) -> float:
+        """How long a worker may be at its storage: while others wait for it in a collective, no longer than that may
+        take."""
+        return max(self._context.progress.long_s, self._config.timeout_s)
+
+    @property
+    def claim(self) -> int:
+        return self._claimed.number if self._claimed is not None else 0
+
+    def claim_document(self) -> dict[str, object]:
+        """The claim that the run writes under, for those who join."""
+        assert self._claimed is not None
+        return self._claimed.document()
+
+    def losses(self) -> Losses:
+        return self._losses.after(time.monotonic() - self._losses_known_s)
+
+    def _know_losses(self, losses: Losses) -> None:
+        self._losses, self._losses_known_s = losses, time.monotonic()
+
+    def from_storage(self) -> None:
+        """Afterwards all ranks hold the newest saved state, or the one that the run begins with.
+
+        Raises IdentityMismatch, PeerLost, StartFailed; on rank 0, what checkpoint raises.
+        """
+        self._agree_on_identity()
+        tree, from_claim = self._claim_and_read()
+        live = self._context.live
+        if live is not None:
+            live.witness(self.claim_document(), agreed=False)
+        shared = self._check_that_storage_is_shared()
+        if live is not None and shared:
+            live.witness(self.claim_document(), agreed=True)
+        group = self._view_group.group
+        if from_claim is not None or group.world_size > 1:
+            keeps_trained = "trained" in self._accepted
+            self._apply(broadcast(group, tree), keeps_trained=keeps_trained)
+        self._events.emit(
+            schema.Loaded(
+                step=self.position.step,
+                epoch=self.position.epoch,
+                from_claim=from_claim,
+                accepted=self._accepted,
+                digest=self._train_state.weights_digest(),
+                passed_over=self._train_state.health.ranges() or ABSENT,
+                read_ahead_bytes=(self.saver.read_ahead_bytes if self.saver is not None else 0) or ABSENT,
+            )
+        )
+
+    def from_peers_or_storage(self, standing: Standing, side_state: Tree) -> Tree | None:
+        """Afterwards all ranks of the view stand at one step with the same bytes. Returns what those ahead tell, if
+        this rank was behind.
+
+        side_state  what this rank would tell those behind, beside the state
+        Raises PeerLost, Stranded, and what `from_storage` raises.
+        """
+        group = self._view_group.group
+        if self._view_group.witness and self._has_newer_claim(self._view_group.claim):
+            raise PeerLost(
+                "this worker has taken a claim that its view does not know of; the next view will",
+                step=standing.step,
+                phase="standings",
+            )
+        parts = roles(exchange_standings(group, standing))
+        self.giving, self.idle = None, Idle()
+        if self._context.live is not None:
+            self._context.live.entered()
+        if parts is None:
+            if standing.step is not None:
+                raise StartFailed(
+                    "every worker of this view failed inside an update, and none holds a whole state\n"
+                    "  state  the newest checkpoint in storage is whole\n"
+                    "  next   nothing: this worker ends, and the run goes on from storage"
+                )
+            self.from_storage()
+            self._tell_where_the_hub_is()
+            return None
+        _refuse_stranded(parts, group.rank, standing.step)
+        ahead = self._from_peers(parts, standing, side_state)
+        if parts.follows:
+            self.idle = Idle(
+                step=self.position.step if standing.step is None else standing.step, ranks=frozenset(parts.need_state)
+            )
+        self.learn_claim(self._view_group.claim)
+        self._read_it_later()
+        if group.rank == 0:
+            self.take_over_saving()
+        self._tell_where_the_hub_is()
+        if self.saver is not None:
+            self.saver.world_size = group.world_size
+        return ahead
+
+    def _from_peers(self, parts: Roles, standing: Standing, side_state: Tree) -> Tree | None:
+        """Those behind receive what those ahead hold. Returns what those tell, if this rank was behind."""
+        group, applied = self._view_group.group, self._train_state.applied
+        self._context.moment("transfer")
+        begun_s = time.monotonic()
+        objects = self._train_state.objects()
+        rewound = applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
+        passed = pass_on(group, parts, side_state, rewound or objects, applied.weights)
+        ahead, self.giving = passed.side_state, passed.giving
+        if ahead is not None:
+            self.position = Position(**ahead["position"])
+            self._know_losses(Losses.from_document(ahead["losses"]))
+            self._claimed = checkpoint.Claim.from_document(ahead["claim"])
+            self._events.context(claim=self.claim)
+        if passed.state is not None:
+            self._apply(passed.state)
+            applied.note()
+            step, epoch = self.position.step, self.position.epoch
+            self._tell_transfer(_TransferRole.TAKES, step, passed.nbytes, begun_s)
+            passed_over = self._train_state.health.ranges() or ABSENT
+            self._events.emit(
+                schema.Loaded(step=step, epoch=epoch, from_claim=self.claim, accepted=[], passed_over=passed_over)
+            )
+        elif passed.nbytes and standing.step is not None:
+            tell = partial(self._tell_transfer, _TransferRole.GIVES, standing.step, passed.nbytes, begun_s)
+            if self.giving is not None:
+                self.giving.on_finish = tell
+            else:
+                tell()
+        return ahead
+
+    def _apply(self, state: Tree, *, keeps_trained: bool = False) -> None:
+        self._phases.sign(Phase.LOADING)  # objects in extra= are the script's own code
+        self._train_state.apply(state, step=self.position.step, keeps_trained=keeps_trained)
+        self._phases.sign(Phase.WAITING)
+
+    def take_over_saving(self) -> None:
+        """This worker is who saves from here on; the one before it is gone, or has handed over."""
+        if self.saver is not None:
+            return
+        assert self._claimed is not None
+        saver = self._open_saver()
+        saver.schedule.last_s = self.save_begun_s
+        if self._context.live is None:  # whoever answered for the claim is gone
+            self._claimed = saver.claim()
+        else:  # a view that needs another claim has got it before it was formed (succession.py)
+            saver.adopt(self._claimed)
+
+    def _tell_where_the_hub_is(self) -> None:
+        live = self._context.live
+        if live is not None and self._view_group.rank == 0:
+            live.on_hub_moved = self._tell_where_the_hub_is
+            self._hub_notice.write(live.beacon, self._claimed)
+
+    def claim_for_next_view(self, words: TakeClaim) -> None:
+        """Nodes are lost that had not left in order, and may be going on elsewhere: if the storage gives us the next
+        claim, nobody else goes on with the run."""
+        live = self._context.live
+        assert live is not None
+        assert self._claimed is not None
+        assert words.beacon is not None
+        self.learn_claim(words.claim)
+        answers, at = (words.beacon["nonce"], words.beacon["endpoint"]), words.generation
+        self._phases.sign(Phase.SAVING, self.storage_s)
+        try:
+            saver = self._open_saver()
+            if not saver.can_exclude:
+                live.claimed(at, None, why="it creates objects although they exist, so it cannot tell two sides apart")
+                return
+            self._claimed = saver.succeed(self._claimed, answers=answers, nodes=words.nodes)
+            live.claimed(at, self._claimed.document())
+        except checkpoint.ClaimLost as lost:
+            theirs = self.newest_claim()  # says which of us may ask again; where it cannot be read, all may
+            why = f"others have gone on with the run: {lost}"
+            live.claimed(at, theirs, why=why, moved_on=theirs is not None)
+        except checkpoint.CheckpointError as failure:
+            live.claimed(at, None, why=str(failure))
+        finally:
+            self._phases.sign(Phase.WAITING)
+
+    def newest_claim(self) -> dict[str, object] | None:
+        """In storage, for the hub to compare with the run's: it knows then whether this node sees the same. None where
+        no other node can be, or where storage cannot tell."""
+        if not self._context.launch.several_nodes:
+            return None
+        with suppress(checkpoint.CheckpointError):
+            with self._look() as storage:
+                newest = storage.newest_claim() if storage.exclusive else None
+            return newest.document() if newest is not None else None
+        return None
+
+    def _read_it_later(self) -> None:
+        """Where the storage is no witness of this view: this node may not have been able to read the claim before."""
+        live, launch, known = self._context.live, self._context.launch, self._view_group.claim
+        self._late.end()
+        is_asked = launch.several_nodes and launch.local_rank == 0 and not self._view_group.witness
+        if live is not None and known is not None and is_asked:
+            self._late.begin(partial(self._sees, known), partial(live.has_read, known))
+
+    def _sees(self, claim: dict[str, Any]) -> bool:
+        """Whether it is in a storage that can tell two sides of a cut network apart. Raises CheckpointError."""
+        with self._look() as storage:
+            return storage.sees(checkpoint.Claim.from_document(claim)) and storage.exclusive
+
+    def _has_newer_claim(self, known: dict[str, Any] | None) -> bool:
+        """Than its view: the hub that asked for it is gone, or has gone on before the answer came. What is saved under
+        the older one would find that the run has been taken over. (Of folders that are not shared the numbers say
+        nothing.)
+        """
+        return known is not None and self._claimed is not None and self._claimed.number > int(known["claim"])
+
+    def learn_claim(self, known: dict[str, Any] | None) -> None:
+        """The hub's word: a worker may have taken a newer one for a view that is ours, too."""
+        if known is not None and (self._claimed is None or int(known["claim"]) > self._claimed.number):
+            self._claimed = checkpoint.Claim.from_document(known)
+            self._events.context(claim=self.claim)
+            if self.saver is not None:
+                self.saver.adopt(self._claimed)
+
+    def _look(self) -> checkpoint.Checkpointer:
+        return checkpoint.Checkpointer(self._config.url, storage_options=self._config.storage_options or None)
+
+    def is_committed(self, step: int) -> bool:
+        """Whether storage holds a commit of this run with at least so many steps; of what cannot be read, no."""
+        with suppress(checkpoint.CheckpointError):
+            with self._look() as storage:
+                newest = storage.latest()
+            return newest is not None and newest.step >= step and newest.claim >= self.claim
+        return False
+
+    def _tell_transfer(self, role: _TransferRole, step: int, moved: int, begun_s: float) -> None:
+        seconds = time.monotonic() - begun_s
+        self._events.emit(schema.Transfer(step=step, bytes=moved, seconds=seconds, role=role.value))
+
+    def close(self, *, abruptly: bool = False) -> None:
+        """See Saver.close."""
+        self._late.end()
+        if self.saver is not None:
+            self.saver.close(abruptly=abruptly)
+
+    def _open_saver(self) -> Saver:
+        if self.saver is None:
+            self.saver = Saver(
+                self._config,
+                self._context.launch,
+                self._train_state,
+                self.identity,
+                self._events,
+                self._context.console,
+                self.losses,
+                self._view_group.beacon,
+            )
+            self.saver.world_size = self._view_group.group.world_size
+        return self.saver
+
+    def _agree_on_identity(self) -> None:
+        """Every rank compares its own identity with rank 0's, and all learn of a difference."""
+        group = self._view_group.group
+        theirs = json.loads(gather_bytes(group, json.dumps(self.identity).encode())[0])
+        mismatch: IdentityMismatch | None = None
+        try:
+            identities.check(self.identity, theirs, accept=self._config.accept, where="rank 0")
+        except IdentityMismatch as differing:
+            mismatch = differing
+        refusal = self._view_group.first_answer(f"rank {group.rank}: {mismatch}" if mismatch is not None else None)
+        if refusal is not None:
+            self._view_group.part()
+            raise mismatch or IdentityMismatch(refusal, {})
+
+    def _claim_and_read(self) -> tuple[Tree | None, int | None]:
+        """The state on the coordinator (None elsewhere), and the claim it was saved under (None: a new run)."""
+        group = self._view_group.group
+        tree: Tree | None = None
+        failure: Exception | None = None
+        outcome: dict[str, object] = {}
+        if group.rank == 0:
+            try:
+                self._phases.sign(Phase.LOADING, self.storage_s)
+                tree, from_claim = self._coordinate()
+                self._phases.sign(Phase.WAITING)
+                outcome = {"claim": self.claim_document(), "from_claim": from_claim, "position": asdict(self.position)}
+                outcome["accepted"] = self._open_saver().accepted
+                outcome["losses"] = self.losses().document()
+            except Exception as refused:
+                failure = refused
+                outcome = {"failure": f"{type(refused).__name__}: {refused}"}
+        answer = json.loads(gather_bytes(group, json.dumps(outcome).encode())[0])
+        if "failure" in answer:
+            self._view_group.part()
+            raise failure or StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
+        self._claimed = checkpoint.Claim.from_document(answer["claim"])
+        self.position = Position(**answer["position"])
+        self._know_losses(Losses.from_document(answer["losses"]))
+        self._accepted = answer["accepted"]
+        self._events.context(claim=self.claim)
+        return tree, answer["from_claim"]
+
+    def _coordinate(self) -> tuple[Tree, int | None]:
+        saver = self._open_saver()
+        self._context.moment("claim")
+        claim = partial(saver.claim, self._view_group.nodes, answers_for_others=self._view_group.unanswered)
+        if self._context.launch.restart:  # its storage has worked: what replaces a lost worker does not fail there
+            self._claimed = saver.patiently("the claim", claim)
+        else:
+            self._claimed = claim()
+        self._context.moment("load")
+        if self._view_group.begun_elsewhere and self._claimed.number == 1:
+            raise StartFailed(
+                f"the run has begun on other nodes, and {saver.where} shows nothing of it\n"
+                "  found   no claim before ours: a folder that is not shared, or one that was emptied\n"
+                "  state   nothing was loaded or saved; the others may be going on, or what they saved is with them\n"
+                "  next    give all nodes one URL in shared or object storage; or start the run anew, on all nodes"
+            )
+        found = saver.read()
+        if found is None:
+            self._context.console.say(f"a new run in {saver.where}")
+            self.check()
+            self._context.moment("save")
+            saver.save(self.position, must=True)
+            self._context.moment("saved")
+            return self._train_state.objects(), None
+        self.position, tree, from_claim = found
+        self._know_losses(saver.seen)
+        total = self._config.plan.total_steps
+        if self.position.stopped is not None or self.position.step >= total:
+            why = f": {self.position.stopped}" if self.position.stopped is not None else ""
+            self._context.console.say(f"{saver.where} is finished, with {self.position.step} steps applied{why}")
+        else:
+            self._context.console.say(
+                f"goes on from step {self.position.step} of {total}, epoch {self.position.epoch}, of {saver.where}"
+            )
+        return tree, from_claim
+
+    def _check_that_storage_is_shared(self) -> bool:
+        """One worker of every other node looks for the coordinator's claim. A folder that only one node has is a trap:
+        when the coordinator comes to run on another node, the run begins anew there.
+
+        Returns whether all see it, in a storage that can tell two sides of a cut network apart.
+        """
+        launch = self._context.launch
+        if launch.one_node and launch.channel is None:
+            return True
+        blind: str | None = None
+        if launch.local_rank == 0:
+            assert self._claimed is not None
+            with self._look() as storage:
+                if not storage.sees(self._claimed):
+                    blind = socket.gethostname()
+                elif launch.several_nodes and not storage.exclusive:
+                    blind = _CANNOT_TELL
+        blind = self._view_group.first_answer(blind)
+        if blind is not None and blind != _CANNOT_TELL:
+            self._context.console.say(
+                f"{blind} does not see the claim that rank 0 wrote to {redact(self._config.url)}: the folder is not "
+                "shared, and the run can go on only while its coordinator stays where it is; use shared or object "
+                "storage"
+            )
+        return blind is None
+
+
+def _fit() -> None:
+    """Whatever they are."""
+
+
+def _refuse_stranded(parts: Roles, rank: int, step: int | None) -> None:
+    """Raises Stranded on workers that can go on in no way, and PeerLost on the others of their view."""
+    if rank in parts.stranded:
+        raise Stranded(
+            "this worker lost the exchange of a step that others have applied, and what the script has changed "
+            "since cannot be given back to it; it ends, and comes back as a newcomer"
+        )
+    if parts.stranded:
+        raise PeerLost("a peer ends, to come back as a newcomer", step=step, phase="transfer")

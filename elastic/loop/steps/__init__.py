@@ -1,0 +1,9 @@
+"""A step, from its shares to its update.
+
+step_in_hand  this worker's shares, and the exchange that completes them
+script_step   what a script may ask of its step, in either loop
+step          a step as a script takes it: `for batch in step`; that of the other loop is plain/step.py
+update        what an exact gradient is made of: opened, computed, closed, and the step committed
+bad_steps     the loss or the gradients are no numbers, or far off: stop, skip, or go back
+rollback      to which save, and how every rank gets it
+"""

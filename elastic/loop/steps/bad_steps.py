@@ -1,0 +1,138 @@
+"""What becomes of a step that is bad, decided when its sums and gradients are exact and before anything is applied.
+
+    well       the update, as always; what it showed is remembered
+    stop       BadStep, on every worker
+    skip       the step is over; the state is as it was before it, and says so
+    rollback   the state of the newest regular save, at the place behind the bad step: all in between is passed over
+
+Every worker holds the same bits, knows the same past (state/health.py) and so comes to the same decision, with no
+message. To pass a step over is an update like any other: what comes after it is one step ahead of what was before, so
+that who is lost meanwhile, who joins and who takes the state over find what they find after any step. The state of a
+save is read and handed round before anything is touched: a peer that is lost then costs the step in hand, which comes
+round again, and is bad again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic.errors import UNTOUCHED, BadStep, StepError, WeightsNotFinite
+from elastic.group.sums import Agreed
+from elastic.loop.session import Session
+from elastic.loop.steps.rollback import go_back
+from elastic.state.finite import norm, not_finite
+from elastic.state.health import Passed
+from elastic.state.on_bad import OnBad, Signs, signs, too_many
+from elastic.state.train_state import Tree
+
+
+@dataclass(frozen=True)
+class PassOver:
+    """
+    new    the steps among those of `passed` that were not passed over before
+    state  what the run goes on with; None: with what it has
+    """
+
+    passed: Passed
+    signs: Signs
+    new: list[int]
+    state: Tree | None = None
+
+
+class BadSteps:
+    """Of one worker, for as long as its session is open."""
+
+    def __init__(self, session: Session, rule: OnBad) -> None:
+        self._session = session
+        self._rule = rule
+        self._config = session.context.config
+        self._signs: Signs | None = None
+        self._checked: int | None = None
+
+    def look(self, step: int, agreed: Agreed) -> PassOver | None:
+        """Whether the step in hand is passed over. `.grad` is exact. Raises BadStep, StepError; PeerLost."""
+        rule, health = self._rule, self._session.train_state.health
+        found = self._signs = self._signs_of(agreed)
+        why = health.why_bad(found)
+        if why is None:
+            return None
+        if rule.action == "stop":
+            raise self._ends(step, why, 'on_bad="stop" ends the run before the update of such a step')
+        if (enough := too_many(rule, in_a_row=health.in_a_row, in_all=len(health.passed))) is not None:
+            raise self._ends(step, why, enough)
+        every = self._config.saves.steps or 1
+        if rule.action == "skip" or step % every == 0:  # what was saved there is what there is
+            return PassOver(Passed(step, step, why), found, [step])
+        back = go_back(self._session, step - step % every, every)
+        if back is None:
+            raise self._ends(step, why, "no regular save is left in storage to go back to")
+        first, state = back
+        new = [one for one in range(first, step + 1) if health.why(one) is None]
+        return PassOver(Passed(first, step, why), found, new, state)
+
+    def applied(self) -> None:
+        """The step that was looked at is applied."""
+        assert self._signs is not None
+        self._session.train_state.health.step_applied(self._signs)
+
+    def pass_over(self, over: PassOver) -> None:
+        """Within the step's update. Afterwards the state is that of the next one."""
+        train_state = self._session.train_state
+        if over.state is not None:
+            before = train_state.health.copy()
+            train_state.apply({**over.state, **self._of_position()}, step=over.passed.first)
+            train_state.health.went_back(before)
+        train_state.health.step_passed_over(over.passed)
+        for parameter in self._config.parameters().values():
+            parameter.grad = None
+
+    def check_weights(self) -> None:
+        """Before what this worker holds is saved. Raises WeightsNotFinite, on all workers that ask alike."""
+        step = self._session.state.step
+        if self._checked == step:
+            return
+        found = not_finite(self._config.parameters())
+        if found is not None:
+            raise WeightsNotFinite(
+                f"after {step} steps a weight is infinite or not a number: {found}\n"
+                "  state  this is not saved; what was saved before stays the newest\n"
+                "  next   start the same command again: it goes on from there. If that ends here again, look at the "
+                "learning rate,\n         at update= and at what writes to weights between two steps: every gradient "
+                "was finite",
+                parameter=found.partition(" ")[0],
+                step=step,
+            )
+        self._checked = step
+
+    def _of_position(self) -> Tree:
+        """What goes on with the data, and not back with the weights."""
+        streams = self._config.streams
+        return {} if streams is None else {"extra.streams": streams.state_dict()}
+
+    def _signs_of(self, agreed: Agreed) -> Signs:
+        gradients = [p.grad for p in self._config.parameters().values() if p.grad is not None]
+        scaler = self._config.scaler
+        scale = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
+        try:
+            return signs(self._rule, agreed.sums, agreed.count, norm(gradients), scale)
+        except KeyError as missing:
+            raise StepError(
+                f"OnBad(loss={self._rule.loss!r}), and no share added anything under that name\n{UNTOUCHED}"
+                f"  found  {', '.join(sorted(agreed.sums)) or 'nothing was added'}\n"
+                f"  next   step.add({self._rule.loss}=loss) in the inner loop, or leave loss= out: the gradient alone "
+                "decides then"
+            ) from missing
+
+    def _ends(self, step: int, why: str, because: str) -> BadStep:
+        weight = not_finite(self._config.parameters())
+        spoilt = "" if weight is None else f"; and no step can be well any more, for a weight is no number: {weight}"
+        return BadStep(
+            f"step {step} is bad: {why}\n"
+            f"  found  {because}{spoilt}\n"
+            f"{UNTOUCHED}"
+            "  next   what was saved before stays, and the same command goes on from there to this same step. Look at "
+            "the examples\n         of the step and at the learning rate; on_bad='skip' or 'rollback' passes over the "
+            "batch, OnBad(...) says how often",
+            step=step,
+            why=why,
+        )

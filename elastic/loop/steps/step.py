@@ -1,0 +1,210 @@
+"""A step as `for step in run` gives it: its inner loop hands out batches, and ends with the step applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from elastic.errors import UNTOUCHED, PeerLost, StepError
+from elastic.group.sums import Agreed
+from elastic.loop.exchange import Exchange
+from elastic.loop.steps.script_step import ScriptStep
+from elastic.loop.steps.step_in_hand import StepInHand, counted
+
+
+class Step(ScriptStep):
+    """What `for step in run` yields. Iterating over it gives this worker's shares; when they end, the step is applied.
+
+        for step in run:
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y, reduction="sum"), count=len(y))
+
+    A loss is a sum, and neither zero_grad nor optimizer.step() is called.
+
+    Attributes:
+        index: Its number, from 0, over the whole run.
+        epoch: That of its first example.
+        step_in_epoch: Its place there, from 0.
+        last_of_epoch: Whether no later step reads that epoch.
+        attempt: 0, or how often the step has come round again.
+        sums: After the inner loop: what `add` added, over the whole batch; the same on every worker.
+        count: After the inner loop: what `backward` counted, over the whole batch.
+        passed_over: After the inner loop: why the step was passed over and not applied (see `OnBad`); else None.
+    """
+
+    def __init__(self, in_hand: StepInHand, *, apply: Callable[[Step, Agreed], None]) -> None:
+        super().__init__(in_hand)
+        self._session = in_hand.session
+        self._apply = apply
+        self._begun = False
+        self._body = _Body(in_hand)
+
+    @property
+    def step_in_epoch(self) -> int:
+        return self.in_hand.step_in_epoch
+
+    @property
+    def attempt(self) -> int:
+        return self.in_hand.attempt
+
+    @property
+    def sums(self) -> dict[str, Any]:
+        return self.in_hand.sums
+
+    @property
+    def count(self) -> int:
+        return self.in_hand.count
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._begun:
+            raise StepError("a step's shares are read once; take the next step from the outer loop: for step in run")
+        self._begun = True
+        step = self.in_hand
+        while True:
+            exchange = step.ready()
+            self._body.lost = None
+            try:
+                yield from step.batches(exchange, self._body)
+                step.end()
+                agreed = step.carry_out(exchange)
+                break
+            except PeerLost as lost:
+                if not step.comes_again(lost, exchange):
+                    step.leave_to_the_script()
+                    return
+        self._apply(self, agreed)
+        step.leave_to_the_script()
+        self._session.phases.enter_script()
+
+    def add(self, **values: Any) -> None:
+        """Adds to `sums`, exactly and in the tree's order.
+
+        Args:
+            **values: Numbers, or tensors of any one shape per name.
+
+        Raises:
+            StepError: It was called outside the inner loop.
+        """
+        if not self.in_hand.add(values):
+            raise StepError(
+                f"step.add was called outside the inner loop (step {self.index})\n{UNTOUCHED}"
+                "  next   call it in `for batch in step`, where there is something to add"
+            )
+
+    def backward(self, loss: torch.Tensor, count: int) -> None:
+        """Adds the gradients of `loss`, a sum over `count` examples (or tokens), to the step.
+
+        The division by the global count comes once, after the exchange: pass sums, never means. One call for
+        each batch that the inner loop gives; combine several losses first. An error that the body catches ends the step
+        all the same: a share that broke off half way cannot be left out.
+
+        Args:
+            loss: A scalar, the sum over the batch.
+            count: How many examples (or tokens) it is the sum of.
+
+        Raises:
+            StepError: It was called outside the inner loop, or a second time for one batch.
+        """
+        try:
+            self._body.backward(loss, count)
+        except BaseException as error:
+            self._body.broke = error
+            raise
+
+
+class _Body:
+    """The inner loop's: what it must do for each batch, and what came of it.
+
+    lost   in its backward pass
+    broke  what its backward pass raised
+    """
+
+    def __init__(self, in_hand: StepInHand) -> None:
+        self._in_hand = in_hand
+        self._session = in_hand.session
+        self.lost: PeerLost | None = None
+        self.broke: BaseException | None = None
+
+    def backward(self, loss: torch.Tensor, count: int) -> None:
+        step = self._in_hand
+        if not step.due:
+            where = "outside the inner loop" if step.share is None else f"a second time for share {step.share}"
+            raise StepError(
+                f"step.backward was called {where} (step {step.index})\n{UNTOUCHED}"
+                "  next   call it once for each batch of `for batch in step`; add several losses up first"
+            )
+        added = 0 if step.for_nothing else counted(count, "step.backward(loss, count=)")
+        _check_loss(loss)
+        if self._session.compiling is not None:
+            self._session.compiling.check("the model is as it was before this step")
+        step.due = False
+        step.counted += added
+        gradients, scaler = self._session.exchange.gradients, step.context.config.scaler
+        step.context.moment("backward", step.share)
+        scaled = scaler.scale(loss) if scaler is not None else loss
+        try:
+            gradients.begin_pass(
+                step.merges,
+                piece=step.piece,
+                pieces=step.pieces,
+                last=step.last,
+                weight=int(not step.for_nothing),
+                at_once=True,
+            )
+            scaled.backward()
+            gradients.end_pass()
+        except PeerLost as lost:  # a bucket could not leave: the iterator deals with it, not the loop's body
+            self.lost = lost
+
+    def rehearse(self, batch: Any) -> Iterator[Any]:
+        """See Driver."""
+        yield from ()
+
+    def body_begins(self, batch: Any, examples: int) -> None:
+        """See Driver."""
+
+    def share_has_ended(self, exchange: Exchange) -> None:
+        """See Driver."""
+        self._in_hand.take_buffers(exchange)
+
+    def body_has_ended(self) -> bool:
+        """See Driver."""
+        step = self._in_hand
+        if self.broke is not None:
+            raise self._broken_off(self.broke) from self.broke
+        if self.lost is not None:
+            raise self.lost
+        if step.due:
+            raise StepError(
+                f"the inner loop's body ended without step.backward for share {step.share} of step {step.index}\n"
+                f"{UNTOUCHED}  next   call step.backward(loss_sum, count) for every batch, and not "
+                "loss.backward(); count=0 is fine"
+            )
+        return True
+
+    def _broken_off(self, error: BaseException) -> StepError:
+        step = self._in_hand
+        return StepError(
+            f"step.backward failed for share {step.share} of step {step.index}, and the inner loop's body went on\n"
+            f"  found  {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}\n"
+            f"{UNTOUCHED}  next   let the exception leave the loop: every example counts once, none is skipped.\n"
+            "         For what does not fit into memory there is micro_batch_size="
+        )
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = (
+            f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        )
+        raise StepError(
+            f"step.backward got {found}, and a loss is one number\n{UNTOUCHED}"
+            '  next   sum it over the batch: reduction="sum", or loss.sum()'
+        )
+    if not loss.requires_grad:
+        raise StepError(
+            f"step.backward got a loss that no parameter takes part in\n{UNTOUCHED}"
+            "  next   look for torch.no_grad(), .detach() or .item() on the way to the loss"
+        )

@@ -1,0 +1,298 @@
+"""One step: this worker's shares of a batch, their gradients and sums, and the exchange that completes it.
+
+    for each share: read -> seed its stream -> hand it to the loop's body -> backward -> its sums
+    then: exchange -> exact gradients in `.grad`, exact sums in `sums` -> the update
+
+A failed exchange has changed nothing but `.grad`: the same step comes round again in a new view, with its
+sums reset (`attempt` counts). What drives it is step.py's (`for batch in step`) or plain/step.py's (a loop that knows
+of no steps). Which shares are this worker's is loop/assignment.py's to say, in which order they are added
+group/tree.py's, and what applying means update.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastic.data.data_plan import StepPlan
+from elastic.data.loader import LeftOut
+from elastic.errors import UNTOUCHED, ExampleError, PeerLost, StepError
+from elastic.events import schema
+from elastic.events.timing import DATA
+from elastic.group.sums import LEFT_OUT, Agreed, ShareSums
+from elastic.loop.assignment import pieces
+from elastic.loop.exchange import Exchange, nothing_to_read
+from elastic.loop.recovery import Recovery
+from elastic.loop.session import Session
+from elastic.loop.steps.bad_steps import BadSteps, PassOver
+from elastic.membership.progress import Phase
+from elastic.state.randomness import after_seed, outside_seed, share_seed
+
+T = TypeVar("T")
+
+_PHASE = 0  # a step's only one; its place in the seeds and in the exchange's name
+
+
+class Driver(Protocol):
+    """What surrounds the loop's body."""
+
+    def rehearse(self, batch: Any) -> Iterator[Any]:
+        """Before the first batch of a step: bodies that count for nothing."""
+
+    def body_begins(self, batch: Any, examples: int) -> None:
+        """Before a batch of so many examples is handed out."""
+
+    def body_has_ended(self) -> bool:
+        """After it; returns whether the step goes on with the next batch. Raises PeerLost, StepError."""
+
+    def share_has_ended(self, exchange: Exchange) -> None:
+        """After the last batch of a share."""
+
+
+class StepInHand:
+    """A step as this worker computes it, whoever drives it.
+
+    Attributes:
+        index, epoch, step_in_epoch, last_of_epoch, attempt: See Step.
+        sums, count: Likewise, once it is exchanged.
+        applied: Whether the run's state holds it, or that it was passed over.
+        bad: Once it is exchanged: what passing it over is; None: it is to be applied.
+        due: A batch has been handed out, and its backward pass has not come yet.
+        share: The one in hand.
+        for_nothing: All of its examples were left out: the batch in hand is of others, and counts for nothing.
+        last: Its batch in hand is this worker's last of the step.
+        merges, piece, pieces: Of the batch in hand, see GradientSum.begin_pass.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        recovery: Recovery,
+        plan: StepPlan,
+        *,
+        wishes: Callable[[], int],
+        bad_steps: BadSteps | None,
+    ) -> None:
+        self.session = session
+        self.context = session.context
+        self._state = session.state
+        self._phases = session.phases
+        self._streams = session.context.config.streams
+        self._recovery = recovery
+        self.plan = plan
+        self._wishes = wishes
+        self._bad_steps = bad_steps
+        self.bad: PassOver | None = None
+        self.index = plan.index
+        self.epoch = plan.epoch
+        self.step_in_epoch = plan.step_in_epoch
+        self.last_of_epoch = plan.last_of_epoch
+        self.attempt = self._state.attempt = 0
+        self.sums: dict[str, Any] = {}
+        self.count = 0
+        self.applied = False
+        self.due = False
+        self.last = False
+        self.merges = 0
+        self.piece = 0
+        self.pieces = 0
+        self.share: int | None = None
+        self.for_nothing = False
+        self.examples = 0
+        self.left_out = 0
+        self.share_sums: list[ShareSums] = []
+        self.counted = 0
+        self.indices_read: list[NDArray[np.int64]] = []
+
+    @property
+    def passed_over(self) -> str | None:
+        """Why it was; None: it was not, or not yet."""
+        return self.session.train_state.health.why(self.index) if self.applied else None
+
+    def ready(self) -> Exchange:
+        """Plans this worker's part in the present view; returns that view's exchange."""
+        exchange = self.session.exchange
+        exchange.plan(self.plan)
+        self._phases.enter(Phase.COMPUTING)
+        return exchange
+
+    def add(self, values: Mapping[str, Any], *, of_nothing: bool = False) -> bool:
+        """To the sums of the share in hand; returns whether there is one. of_nothing: see ShareSums.add"""
+        if self.share is None or not self.share_sums:
+            return False
+        if self.for_nothing:
+            return True
+        for name, value in values.items():
+            self.share_sums[-1].add(name, value, of_nothing=of_nothing)
+        return True
+
+    def batches(self, exchange: Exchange, driver: Driver) -> Iterator[Any]:
+        """Hands out this worker's. Raises PeerLost, StepError, and what the driver raises."""
+        context, plan = self.context, self.plan
+        self.begin(exchange)
+        assignment = exchange.assignment
+        for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
+            self.examples = 0
+            self.share = share = shares[0]
+            self.share_sums.append(ShareSums())
+            self.merges, self.pieces = merges, pieces(context.config, plan, shares, assignment.blocks)
+            last_share = number == len(assignment.batches) - 1
+            for micro in range(self.pieces):
+                context.moment("data", share)
+                self.session.train_state.staging.look()
+                exchange.announced.look()
+                self.session.group.check()
+                self._phases.sign(Phase.READING)
+                before = context.stopwatch.at(DATA)
+                try:
+                    loaded = self.read(self.session.loader.next)
+                    self.for_nothing = loaded.batch is None
+                    beside = self.read_for_nothing() if self.for_nothing else None
+                finally:
+                    context.stopwatch.at(before)
+                self._phases.sign(Phase.COMPUTING)
+                self.indices_read.append(loaded.indices)
+                self.examples += len(loaded.indices)
+                if loaded.left_out:
+                    self._leave_out(loaded.left_out, share)
+                if self._streams is not None and micro == self.pieces - 1:
+                    for one in shares:
+                        for name, position in self._streams.carried(one).items():
+                            self.share_sums[-1].add(name, position)
+                batch = beside
+                if not self.for_nothing:
+                    batch = context.observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
+                if number == 0 and micro == 0:
+                    yield from driver.rehearse(batch)
+                self.piece = micro
+                self.last = last_share and micro == self.pieces - 1
+                self.seed_share(share, micro)
+                context.moment("forward", share)
+                self.due = True
+                driver.body_begins(batch, len(loaded.indices))
+                yield batch
+                if not driver.body_has_ended():
+                    return
+            driver.share_has_ended(exchange)
+
+    def read(self, read: Callable[[], T]) -> T:
+        """What that gives; an error of the data set says that it was read for this step."""
+        try:
+            return read()
+        except ExampleError as error:
+            error.read_for = f"step {self.index}"
+            error.may_be_left_out = self._streams is None and self.context.config.on_bad_example == "raise"
+            raise
+
+    def read_for_nothing(self) -> Any:
+        """A batch of this step for a body that has none to count, and must pass one. Raises StepError."""
+        for share in range(len(self.plan.sizes)):
+            batch = self.read(partial(self.session.read_beside, self.plan.micro_batches(share)[0]))
+            if batch is not None:
+                return batch
+        raise nothing_to_read(self.index, self.plan.count)
+
+    def _leave_out(self, examples: Sequence[LeftOut], share: int) -> None:
+        self.share_sums[-1].add(LEFT_OUT, len(examples))
+        for one in examples:
+            self.context.events.emit(
+                schema.ExampleLeftOut(step=self.index, attempt=self.attempt, share=share, **vars(one))
+            )
+
+    def begin(self, exchange: Exchange) -> None:
+        self.share_sums, self.indices_read, self.counted = [], [], 0
+        self.sums, self.count, self.for_nothing = {}, 0, False
+        trained = exchange.begin(self.index, again=self.attempt > 0)
+        self.session.body.begin(self.index, trained)
+
+    def take_buffers(self, exchange: Exchange) -> None:
+        assert self.share is not None
+        exchange.buffers.share_done(self.share, self.examples)
+
+    def seed_share(self, share: int, micro: int) -> None:
+        self.session.seed(share_seed(self.plan.plan.seed, self.index, _PHASE, share, micro))
+
+    def end(self) -> None:
+        """After the last share of this worker. Raises StepError for what the loop's body may not do."""
+        self.share = None
+        self.session.body.end(self.index)
+
+    def carry_out(self, exchange: Exchange, *, unit: int = 1) -> Agreed:
+        """`.grad`, `sums` and `count` are exact afterwards, and `bad` is known. unit: see Exchange.carry_out.
+
+        Raises PeerLost, StepError, BadStep.
+        """
+        self.last = False
+        self.session.seed(outside_seed(self.plan.plan.seed, self.index, _PHASE))
+        self.context.moment("exchange")
+        self.session.train_state.staging.look()
+        self._phases.enter(Phase.WAITING)
+        agreed = exchange.carry_out(
+            (self.epoch, self.index, _PHASE),
+            self.share_sums,
+            count=self.counted,
+            examples=self.plan.count,
+            wishes=self._wishes(),
+            unit=unit,
+        )
+        if self._streams is not None:
+            self._streams.settle(agreed.sums)
+        self.sums, self.count, self.left_out = agreed.sums, agreed.count, agreed.left_out
+        self._phases.enter(Phase.COMPUTING)
+        if self._bad_steps is not None:
+            self.bad = self._bad_steps.look(self.index, agreed)
+        return agreed
+
+    def comes_again(self, lost: PeerLost, exchange: Exchange) -> bool:
+        """Comes into the next view, and says whether the step comes round again: not if a peer had applied it before
+        the exchange failed here; then its state and sums came from there."""
+        self.session.body.end(self.index)
+        exchange.buffers.restore()  # of a share that was broken off
+        self._look_since_boundary()
+        with suppress(PeerLost):  # whoever found first that scripts went different ways has hung up
+            exchange.announced.look()
+        self._recovery.recover(lost, f"in the exchange of step {self.index}")
+        agreed = self._state.agreed
+        if self._state.step > self.index and agreed is not None:
+            self.sums, self.count, self.applied = agreed.sums, agreed.count, True
+            return False
+        self.attempt = self._state.attempt = self.attempt + 1
+        self.context.events.emit(schema.Redo(step=self.index, attempt=self.attempt))
+        return True
+
+    def _look_since_boundary(self) -> None:
+        """What comes now may save the state, or be asked to."""
+        since_boundary = self.session.train_state.since_boundary
+        changed = since_boundary.changed()
+        if changed and self._state.at_boundary:
+            self._state.at_boundary = False
+            if not (of_script := [name for name in changed if name not in since_boundary.by_design]):
+                return
+            self.context.console.warn(
+                f"{', '.join(of_script)}: changed in step {self.index} before its inner loop, and a run that goes on "
+                "from here would do so once more\n"
+                "  state  nothing is saved until the step is applied; what was committed before is whole\n"
+                "  next   change it after the inner loop, or in the update"
+            )
+
+    def leave_to_the_script(self) -> None:
+        """The code after the update draws the same on every worker: on one that has drawn noise in its update, and
+        on one that took the state over from it."""
+        self.session.seed(after_seed(self.plan.plan.seed, self.index))
+
+
+def counted(count: Any, asked: str) -> int:
+    """As an integer. Raises StepError. asked: how it was given"""
+    if not isinstance(count, (bool, int)) and hasattr(count, "numel") and count.numel() == 1:
+        count = int(count) if not count.is_floating_point() else count
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise StepError(
+            f"{asked}{count!r}: expected how many examples (or tokens) the loss is of, an integer of 0 or more\n"
+            f"{UNTOUCHED}  next   give len(y), say"
+        )
+    return count

@@ -1,0 +1,206 @@
+"""What exact gradients are made of: opened, computed, closed, and the step committed.
+
+    open     what a save still copies is joined (state/staging.py); from here on a failure leaves a torn state; the
+             modules get the step's buffers
+    compute  clip, optimizers, schedulers (`default_update`), or what the script passes as `update=`, and its `on_apply`
+    close    the state is that of the next step, and whole as far as this worker's own doing goes
+    commit   the step is announced: to the event log, and to whoever waits for it
+
+A step that is bad is opened and closed likewise, and passed over in between (bad_steps.py).
+
+Every worker holds the same exact gradients and does the same arithmetic, so every worker ends with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+
+from elastic.config import Config
+from elastic.events import schema
+from elastic.events.digests import digest_of_indices, digest_of_sums, plain_values
+from elastic.events.event import ABSENT
+from elastic.events.timing import Spent
+from elastic.events.words import counted
+from elastic.group.sums import Agreed
+from elastic.loop.session import Session
+from elastic.loop.steps.bad_steps import BadSteps, PassOver
+from elastic.loop.steps.step import Step
+from elastic.loop.steps.step_in_hand import StepInHand
+
+_LISTED = 1000  # examples, in a record
+
+
+class Update:
+    """The only place that changes the model, or that opens and closes the update of a loop that changes it itself.
+
+    compute  what is done with exact gradients
+    also     is called as part of it, at its end: the functions given to `on_apply`, if any
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        compute: Callable[[Step], None],
+        also: Callable[[Step | StepInHand], bool],
+        bad_steps: BadSteps | None,
+    ) -> None:
+        self._session = session
+        self._context = session.context
+        self._state = session.state
+        self._compute = compute
+        self._also = also
+        self._bad_steps = bad_steps
+        self._said_left_out = False
+
+    def __call__(self, step: Step, agreed: Agreed) -> None:
+        if step.in_hand.bad is not None:
+            self.pass_over(step.in_hand, agreed)
+            return
+        self._open()
+        self._compute(step)
+        self._also(step)
+        self._close(agreed)
+        if self._context.live is not None:
+            self._session.train_state.applied.note()
+        step.in_hand.applied = True
+        self._commit(step.in_hand)
+
+    def begin_own(self) -> None:
+        """Of a loop that updates by its own code.
+
+        What that changes beside the models and their optimizers is noted as it is now: a worker that takes the step
+        over goes on right here, and runs that code itself.
+        """
+        self._open()
+        if self._context.live is not None:
+            self._session.train_state.applied.note_surroundings()
+
+    def end_own(self, step: StepInHand, agreed: Agreed, *, read: bool) -> None:
+        """read: the script's own code has read exact gradients, and may have made something of them"""
+        also = self._also(step) or read
+        self._close(agreed)
+        if self._context.live is not None:
+            self._session.train_state.applied.note_own_update(also=also)
+        step.applied = True
+        self._commit(step)
+
+    def pass_over(self, step: StepInHand, agreed: Agreed) -> None:
+        """In place of the update, of either loop."""
+        over, buffers = step.bad, self._session.exchange.buffers
+        assert over is not None
+        assert self._bad_steps is not None
+        buffers.restore()
+        self._begin()
+        buffers.close()
+        self._bad_steps.pass_over(over)
+        self._close(agreed)
+        if self._context.live is not None:
+            self._session.train_state.applied.note()
+        step.applied = True
+        self._context.progress.step_done()
+        self._tell_passed_over(step, over)
+        self._context.moment("applied")
+
+    def _begin(self) -> None:
+        self._session.train_state.staging.join()
+        self._state.begin_update()
+        self._context.moment("update")
+        if self._context.live is not None:
+            self._session.train_state.applied.look()
+
+    def _open(self) -> None:
+        self._begin()
+        self._session.exchange.buffers.apply()
+
+    def _close(self, agreed: Agreed) -> None:
+        self._state.step += 1
+        self._state.end_update(agreed)
+
+    def _tell_passed_over(self, step: StepInHand, over: PassOver) -> None:
+        passed = over.passed
+        coordinates = self._session.view_group.rank == 0
+        self._context.events.emit(
+            schema.PassedOver(
+                **self._facts(step),
+                first=passed.first,
+                why=passed.why,
+                signs=plain_values(over.signs.by_name),
+                examples=self._examples(over.new[:_LISTED]) if coordinates else ABSENT,
+                examples_count=sum(self._session.step_plan(new).count for new in over.new) if coordinates else ABSENT,
+            )
+        )
+        back = "" if passed.first == step.index else f", and goes back to the state after {passed.first} steps"
+        self._context.console.say(f"step {step.index} is passed over{back}: {passed.why}")
+
+    def _examples(self, steps: Sequence[int]) -> list[int]:
+        indices: list[int] = []
+        for step in steps:
+            indices += self._session.step_plan(step).indices.tolist()
+        return indices[:_LISTED]
+
+    def _commit(self, step: StepInHand) -> None:
+        if self._bad_steps is not None:
+            self._bad_steps.applied()
+        self._context.progress.step_done()
+        coordinates = self._session.view_group.rank == 0
+        self._context.events.emit(
+            schema.StepApplied(
+                **self._facts(step),
+                redone=step.attempt > 0,
+                values=plain_values(step.sums) if coordinates else ABSENT,
+                left_out=step.left_out or ABSENT,
+            )
+        )
+        if step.left_out and not self._said_left_out:
+            self._said_left_out = True
+            self._context.console.say(
+                f"step {step.index} leaves out {counted(step.left_out, 'example')} that raised: see elastic report"
+            )
+        self._context.moment("applied")
+
+    def _facts(self, step: StepInHand) -> _Facts:
+        shares = self._session.exchange.assignment.shares
+        return {
+            "step": step.index,
+            "epoch": step.epoch,
+            "attempt": step.attempt,
+            "shares": [shares.start, shares.stop],
+            "count": step.count,
+            "indices": digest_of_indices(np.concatenate(step.indices_read) if step.indices_read else ()),
+            "sums": digest_of_sums(step.sums, step.count),
+            **self._context.stopwatch.lap(),
+        }
+
+
+class _Facts(Spent):
+    """What the events of a step's end have in common."""
+
+    step: int
+    epoch: int
+    attempt: int
+    shares: list[int]
+    count: int
+    indices: str
+    sums: str
+
+
+def default_update(config: Config, parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Unscale, clip, step. The norm that is clipped is that of all `parameters` of all models together."""
+    optimizers = list(config.optimizers.values())
+    if config.scaler is not None:
+        for optimizer in optimizers:
+            config.scaler.unscale_(optimizer)
+    if config.clip_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, config.clip_grad_norm)
+    for optimizer in optimizers:
+        if config.scaler is not None:
+            config.scaler.step(optimizer)
+        else:
+            optimizer.step()
+    if config.scaler is not None:
+        config.scaler.update()
+    for scheduler in config.schedulers.values():
+        scheduler.step()

@@ -1,0 +1,10 @@
+"""This worker's part in the run's storage: its claim, its saves, and where the hub is.
+
+saver          the coordinator's hand on it: claims it, reads the state to go on from, saves
+save_schedule  when the next save is due
+save_duration  how long it will take
+under_way      a save that is not known to be committed
+vain_uploads   those that come too late for the run's claims, again and again
+late_reading   a claim that a node could not read as it came
+hub_notice     where the hub is, for those who come by the run's URL
+"""

@@ -1,0 +1,475 @@
+"""The coordinator's hand on the run's storage: claims it, reads the state to go on from, saves on a cadence.
+
+Training stops for a periodic save only until what forward passes or the script may move is copied; weights, and what
+optimizers keep, are copied while the next step computes, and joined before its update (state/staging.py). The rest is
+done by a writer process, even if this one is killed (checkpoint/save/writer/). One that fails is reported and training
+goes on, until so many in a row have failed that the run stops (SavesFailed) before more work is at risk; the final one
+must succeed, and is tried again.
+A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written. Unless this side has it: then
+what was under way of the older one is made anew, as the state stands at the next boundary.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+import checkpoint
+from checkpoint.load.spool import Spool
+from elastic.config import Config
+from elastic.errors import Evicted, SavesFailed
+from elastic.events import schema
+from elastic.events.event import ABSENT
+from elastic.events.log import EventLog
+from elastic.loop.storage.save_duration import SaveDuration, likely_s, too_late
+from elastic.loop.storage.save_schedule import SaveSchedule, SoonSave
+from elastic.loop.storage.under_way import Position, UnderWay
+from elastic.loop.storage.vain_uploads import VainUploads
+from elastic.membership.environment import Launch
+from elastic.membership.going_on import nodes_of
+from elastic.membership.succession import may_succeed
+from elastic.plan.cadence import Losses
+from elastic.state import identity as identities
+from elastic.state.train_state import TrainState, Tree
+from elastic.status.console import Console
+
+PATIENCE_S = 20.0  # so long what nobody would try again is tried again
+NOBODY: Mapping[int, int] = {}
+T = TypeVar("T")
+_LOOK_S = 0.5
+_WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
+
+
+class Saver:
+    """Only the coordinator has one.
+
+    schedule  when the next save is due
+    duration  of a save
+    losses   what the run has seen by now, of losses that cost a reload
+    seen     the same, as of the state that was read
+    read_ahead_bytes  of what was read last: those that its node had read before
+    answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        launch: Launch,
+        train_state: TrainState,
+        identity: identities.Identity,
+        events: EventLog,
+        console: Console,
+        losses: Callable[[], Losses],
+        answers: tuple[str, dict[str, Any]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._sleep = sleep
+        self._config = config
+        self.world_size = launch.world_size
+        self._train_state = train_state
+        self._identity = identity
+        self._events = events
+        self._console = console
+        self._clock = clock
+        self._losses = losses
+        self._opened_s = clock()
+        self.schedule = SaveSchedule(config.saves, losses, events, clock=clock)
+        self._soon = SoonSave()
+        self._in_vain = VainUploads()
+        self.duration = SaveDuration()
+        self.seen = Losses()
+        self._claim = 0
+        self._warmed = False
+        self._spool = Spool(launch.read_ahead) if launch.read_ahead is not None else None
+        self.read_ahead_bytes = 0
+        self._objects = 0
+        self._underway: list[UnderWay] = []
+        self.accepted: list[str] = []
+        self._saved: tuple[int, str | None] | None = None
+        self._saved_s = self._opened_s
+        self._failures = 0
+        self._last_failure: checkpoint.CheckpointError | None = None
+        self._checkpoints = checkpoint.Checkpointer(
+            config.url,
+            keep=config.keep,
+            keep_every=config.keep_every,
+            keep_multiple=config.saves.steps if config.goes_back else None,
+            storage_options=config.storage_options or None,
+            job=launch.job,
+            take_over=config.take_over,
+            log=console.say,
+            answers=answers,
+            when_busy="wait" if config.goes_back else "replace",  # a save to go back to is not taken back
+            failures_max=sys.maxsize,  # they are counted here, whichever way the saves are made
+        )
+
+    def claim(self, nodes: Sequence[str] = (), *, answers_for_others: bool = False) -> checkpoint.Claim:
+        """nodes: of the view. answers_for_others: see Checkpointer.claim. Raises checkpoint.ClaimHeld where another job
+        is alive on this URL, or others of this one are."""
+        world = {"world_size": self.world_size, "nodes": sorted(nodes)}
+        return self._claimed(self._checkpoints.claim(world=world, answers_for_others=answers_for_others))
+
+    def succeed(
+        self, to: checkpoint.Claim, *, answers: tuple[str, dict[str, Any]], nodes: Sequence[str]
+    ) -> checkpoint.Claim:
+        """The next claim, for those of the run's nodes that are here. Raises checkpoint.ClaimLost, StorageError."""
+
+        def ours(claim: checkpoint.Claim) -> bool:
+            return may_succeed(to=to.number, nodes=nodes, newest=claim.number, its_nodes=nodes_of(claim.document()))
+
+        world = {"world_size": self.world_size, "nodes": sorted(nodes)}
+        return self._claimed(self._checkpoints.succeed(to, answers=answers, world=world, ours=ours))
+
+    @property
+    def can_exclude(self) -> bool:
+        """Whether the storage lets one of several claims win."""
+        return self._checkpoints.exclusive
+
+    def _claimed(self, claim: checkpoint.Claim) -> checkpoint.Claim:
+        self._claim, resumed = claim.number, claim.resumed_from
+        self._events.context(claim=claim.number)
+        self._events.emit(schema.Claimed(resumed_from=resumed._asdict() if resumed is not None else None))
+        return claim
+
+    def adopt(self, claim: checkpoint.Claim) -> None:
+        """Goes on under a claim that another worker of the run has taken: the coordinator before this one, which is
+        gone; or one that was asked for it, for a view that this worker is in, too."""
+        self._claim = claim.number
+        self._checkpoints.adopt(claim)
+
+    def read(self) -> tuple[Position, Tree, int] | None:
+        """The newest whole state, its position and its claim; None for a new run.
+
+        Raises IdentityMismatch, and checkpoint.NoCheckpoint when there are checkpoints and none is whole.
+        """
+        spool, self._spool = self._spool, None
+        self.read_ahead_bytes = 0
+        try:
+            found = self._checkpoints.read(spool=spool)
+        except checkpoint.NoCheckpoint as none:
+            if none.rejected:
+                raise  # there are checkpoints, and none is whole: beginning anew would bury them
+            return None
+        finally:
+            if spool is not None:
+                spool.end()
+                self.read_ahead_bytes = spool.taken
+        accepted = identities.check(
+            self._identity,
+            found.meta["identity"],
+            accept=self._config.accept,
+            where=f"checkpoint step {found.step} in {self.where}",
+        )
+        self.accepted = sorted(accepted)
+        for name, (here, there) in accepted.items():
+            self._console.say(f"accepted: {name} is {here} here and was {there}; the bits of the result may differ")
+        position = Position(**found.meta["position"])
+        self._saved = position.step, position.stopped
+        seen = found.meta.get("losses") or {}
+        claims = self._claim - found.commit.claim
+        self.duration.learn(found.meta)
+        self.seen = Losses.from_document(seen).resumed(claims=claims, in_order=bool(seen.get("ended")))
+        return position, found.tree, found.commit.claim
+
+    def read_regular(self, step: int, every: int) -> tuple[int, Tree] | None:
+        """The newest save of this run after a multiple of `every` steps, at most `step`, that is whole: (its steps, its
+        state). Waits for one that is under way. Raises checkpoint.StorageError, where patience did not help.
+        """
+        for one in self._underway:
+            if one.position.step <= step:
+                with suppress(checkpoint.CheckpointError):  # `look` says what failed
+                    one.saving.wait()
+
+        def read(at: int) -> Tree | None:
+            with suppress(checkpoint.NoCheckpoint, checkpoint.CorruptCheckpoint):
+                tree: Tree = self._checkpoints.read(step=at).tree
+                return tree
+            return None
+
+        known = self.patiently("listing what was saved", self._checkpoints.list)
+        there = {one.step for one in known if one.in_lineage and one.step <= step and one.step % every == 0}
+        for at in sorted(there, reverse=True):
+            if (tree := self.patiently(f"reading the save of step {at}", partial(read, at))) is not None:
+                return at, tree
+        return None
+
+    @property
+    def where(self) -> str:
+        return self._checkpoints.url  # credentials removed
+
+    def holds(self, step: int, stopped: str | None) -> bool:
+        """Whether the newest save or the state that was read is just this one. Waits for one that is under way.
+
+        Raises Evicted.
+        """
+        for one in self._underway:
+            if (one.position.step, one.position.stopped) == (step, stopped):
+                with suppress(checkpoint.CheckpointError):  # `look` says what failed
+                    one.saving.wait()
+        self.look()
+        return self._saved == (step, stopped)
+
+    def look(self) -> None:
+        """At each boundary: what has become of saves under way; and makes ready for them, once the run is going.
+
+        Raises Evicted.
+        """
+        if not self._warmed and self._clock() - self._opened_s > _WARM_AFTER_S:
+            self._warmed = True
+            self._checkpoints.warm(self._train_state.objects())
+            self.duration.look_up(self._newest_meta)
+        while self._underway and self._underway[0].saving.done:
+            one = self._underway.pop(0)
+            try:
+                commit = one.saving.wait()
+                self._committed(one.position, commit, one.took_s, one.stall_s, helped=one.saving.helped)
+                self.schedule.committed(stall_s=one.cost_s, durable_s=one.took_s)
+            except (checkpoint.SaveDropped, checkpoint.ClaimLost) as lost:
+                if isinstance(lost, checkpoint.StateChanged):
+                    self.schedule.owes_one = True
+                elif one.claim < self._claim:
+                    self.schedule.owes_one = True
+                    if (words := self._in_vain.came_too_late(took_s=one.took_s, newest=self.newest)) is not None:
+                        self._console.warn(words)
+                elif isinstance(lost, checkpoint.ClaimLost):
+                    raise _evicted(lost) from lost
+                elif not self._underway:  # else a newer save took its place
+                    self.schedule.owes_one = True
+            except checkpoint.CheckpointError as failure:
+                self._failed(one.position, failure)
+
+    def check(self, *, step: int) -> None:
+        """Before more is computed. Raises SavesFailed, where too many saves have failed since the last commit.
+
+        step  how many are applied
+        """
+        most = self._config.save_failures_max
+        if most is not None and self._failures >= most:
+            raise self._saves_failed(step) from self._last_failure
+
+    def likely_s(self, step: int, *, uploaders: int = 1) -> float | None:
+        """How long it will be until what is held after so many steps is durable; None: nobody knows.
+
+        uploaders  nodes that will share what is not begun yet
+        """
+        now_s, took_s = self._clock(), self.duration.seconds
+        under_way = [(one.position.step, now_s - one.begun_s) for one in self._underway if not one.saving.done]
+        begun_s = dict(under_way).get(step)
+        if begun_s is not None:  # it is this one
+            return None if took_s is None else max(0.0, took_s - begun_s)
+        under_way_s = [begun_s for _, begun_s in under_way]
+        return likely_s(took_s, under_way_s, uploaders=self.uploaders(uploaders))
+
+    def uploaders(self, nodes: int) -> int:
+        """How many of so many nodes have a part in the next save: each an object at least, as of the last one."""
+        return max(1, min(nodes, self._objects)) if self._warmed else 1
+
+    def _newest_meta(self) -> dict[str, Any]:
+        """In a thread of its own. Empty where the storage cannot be read."""
+        with suppress(checkpoint.CheckpointError):
+            options = self._config.storage_options or None
+            with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
+                newest = storage.latest()
+            return newest.meta if newest is not None else {}
+        return {}
+
+    def save_soon(self, step: int) -> None:
+        """Somebody's machine is at risk: a save of what is held after so many steps is begun now, and again until one
+        is committed."""
+        self._soon.asked(step)
+
+    @property
+    def is_due(self) -> bool:
+        """A save, by the cadence of time, or because one failed that was wanted soon."""
+        return self.schedule.is_due() or self._soon.is_due(self._clock())
+
+    @property
+    def newest(self) -> str:
+        """What is saved, in words."""
+        return f"step {self._saved[0]}" if self._saved is not None else "no checkpoint of this run"
+
+    def patiently(self, what: str, act: Callable[[], T], *, by_s: float | None = None) -> T:
+        """What `act` gives, which is tried again for a while where the storage or the writer process fails: a disk that
+        is full for a moment costs no run.
+
+        by_s  by the clock, after which nobody is there to try again
+        Raises StorageError or WriterDied where every attempt failed, and whatever else `act` raises.
+        """
+        until_s, wait_s = self._clock() + PATIENCE_S, 1.0
+        until_s = until_s if by_s is None else min(until_s, by_s)
+        while True:
+            try:
+                return act()
+            except (checkpoint.StorageError, checkpoint.WriterDied) as failure:
+                if self._clock() + wait_s > until_s:
+                    raise
+                self._console.say(f"{what} failed, and is tried again in {wait_s:.0f} s: {failure}")
+            self._sleep(wait_s)
+            wait_s *= 2
+
+    def invite(self, ranks: Sequence[int]) -> dict[str, Any] | None:
+        """To help with what is saved from here on: see Checkpointer.invite. None: nobody can. Raises Evicted."""
+        self.look()
+        if not self._warmed:
+            return None
+        with suppress(checkpoint.CheckpointError):
+            return self._checkpoints.invite(ranks)
+        return None
+
+    def save(self, position: Position, *, must: bool, by_s: float | None = None) -> None:
+        """Saves the live state.
+
+        must  it is committed on return, and a failure ends the run
+        by_s  by the clock, after which this node is gone: that it comes too late is said as soon as it shows
+        Raises Evicted; CheckpointError where it must.
+        """
+        self.look()
+        at_risk = self._soon.begun()
+        self._train_state.staging.join()
+        self._events.emit(schema.SaveBegun(step=position.step))
+        begun_s = self._clock()
+        meta = {
+            "position": asdict(position),
+            "identity": self._identity,
+            "world_size": self.world_size,
+            "losses": {**self._losses().document(), "ended": must and position.step > 0},
+            **self.duration.meta(),
+        }
+        objects = self._train_state.objects()
+        try:
+            if self._warmed:
+                steady = [] if must or at_risk else self._lent()
+                saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False, steady=steady)
+                one = UnderWay(saving, position, self._claim, begun_s, self._has_saved() - begun_s)
+                self._underway.append(one)
+                self._train_state.staging.follow(saving, partial(self._tell_staged, one))
+                commit = None
+            else:
+                commit = self._checkpoints.save(position.step, objects, meta=meta)
+                stall_s = self._has_saved() - begun_s
+        except checkpoint.ClaimLost as lost:
+            raise _evicted(lost) from lost
+        except checkpoint.UnsupportedValue:
+            raise
+        except checkpoint.CheckpointError as failure:
+            self._failed(position, failure)
+            if must:
+                raise
+            self._console.say(f"step {position.step} could not be saved; training goes on. {failure}")
+            self._has_saved()
+            return
+        if commit is not None:
+            self._committed(position, commit, stall_s, stall_s)
+        elif must:
+            self._await(saving, by_s)
+
+    def _lent(self) -> list[torch.Tensor]:
+        """What is copied while training goes on. Nothing where bad steps go back to saves: which of them are there must
+        not depend on what the script wrote to meanwhile."""
+        return [] if self._config.goes_back else self._train_state.staging.lend()
+
+    def _tell_staged(self, one: UnderWay) -> None:
+        if not isinstance(one.saving.error, checkpoint.StateChanged):
+            self._events.emit(schema.Staged(step=one.position.step, seconds=one.stall_s))
+
+    def _has_saved(self) -> float:
+        """The time, from which the next save is counted."""
+        self.schedule.last_s, self.schedule.owes_one = self._clock(), False
+        return self.schedule.last_s
+
+    def _await(self, saving: checkpoint.Saving, by_s: float | None) -> None:
+        """If this process is killed meanwhile, the writer process commits it all the same."""
+        while by_s is not None and not saving.done:
+            with suppress(checkpoint.CheckpointError, TimeoutError):
+                saving.wait(_LOOK_S)
+            if (words := too_late(saving.likely_left_s, by_s - self._clock(), self.newest)) is not None:
+                self._console.warn(words)
+                by_s = None
+        with suppress(checkpoint.CheckpointError):
+            saving.wait()
+        self.look()
+        if saving.error is not None:
+            raise saving.error
+
+    def close(self, *, abruptly: bool = False) -> None:
+        """abruptly  what is under way is left to the writer process: others wait for this one's end"""
+        if not abruptly:
+            with suppress(checkpoint.CheckpointError):  # logged
+                self._checkpoints.wait()
+            with suppress(Evicted):
+                self.look()
+        self._checkpoints.close(finish=not abruptly)
+
+    def _committed(
+        self,
+        position: Position,
+        commit: checkpoint.Commit,
+        took_s: float,
+        stall_s: float,
+        *,
+        helped: Mapping[int, int] = NOBODY,
+    ) -> None:
+        self.duration.measured(took_s)
+        self._objects = commit.objects
+        self._saved = position.step, position.stopped
+        self._saved_s = self._clock()
+        self._failures = 0
+        self._in_vain.committed()
+        self._soon.committed(position.step)
+        self._events.emit(
+            schema.Saved(
+                step=position.step,
+                bytes=commit.bytes,
+                seconds=took_s,
+                stall=stall_s,
+                name=commit.name,
+                helped={str(rank): size for rank, size in sorted(helped.items())} or ABSENT,
+            )
+        )
+        self._events.flush()
+
+    def _failed(self, position: Position, failure: checkpoint.CheckpointError) -> None:
+        self._failures += self._soon.failed(self._clock())
+        self._last_failure = failure
+        self._events.emit(
+            schema.SaveFailed(
+                step=position.step,
+                error=str(failure),
+                in_a_row=self._failures,
+                saved_step=self._saved[0] if self._saved is not None else None,
+            )
+        )
+
+    def _saves_failed(self, step: int) -> SavesFailed:
+        saved = self._saved[0] if self._saved is not None else None
+        since = "everything since the newest checkpoint there" if saved is None else f"steps {saved} to {step}"
+        goes_on = "its newest checkpoint" if saved is None else f"step {saved}"
+        trained_s = self._clock() - self._saved_s
+        reason = str(self._last_failure).replace("\n", "\n    ")
+        return SavesFailed(
+            f"{self._failures} saves in a row failed, and the run stops before more work is at risk\n"
+            f"  at risk  {since}, {_human(trained_s)} of training, which is nowhere but in memory\n"
+            f"  reason   {reason}\n"
+            "  state    what was committed before is whole\n"
+            f"  next     repair the storage, then start the same command again: the run goes on from {goes_on}.\n"
+            f"           save_failures_max ({self._config.save_failures_max} now) says how many failures are borne; "
+            "None: any number",
+            saved=saved,
+            step=step,
+        )
+
+
+def _human(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _evicted(lost: checkpoint.ClaimLost) -> Evicted:
+    return Evicted(f"{lost}\n  next   nothing: another worker has taken this run over; this one ends")
