@@ -113,7 +113,7 @@ class Departure:
     def saved_by_all(self) -> None:
         """The coordinator has saved, and all know it. Raises PeerLost, and SystemExit on one that could not save."""
         self.is_settled = True
-        with self._shared_save.shared():
+        with self._shared_save.shared(self.by_s):
             if self._session.restorer.saver is not None:
                 self._save()
             self._wait_for_all(Kind.LEAVE, None)

@@ -45,6 +45,7 @@ NOBODY: Mapping[int, int] = {}
 T = TypeVar("T")
 _LOOK_S = 0.5
 _WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
+_MAKE_READY_S = 5.0  # for that process and memory for a copy, on a busy machine
 
 
 class Saver:
@@ -270,7 +271,7 @@ class Saver:
 
     def uploaders(self, nodes: int) -> int:
         """How many of so many nodes have a part in the next save: each an object at least, as of the last one."""
-        return max(1, min(nodes, self._objects)) if self._warmed else 1
+        return max(1, min(nodes, self._objects))
 
     def _newest_meta(self) -> dict[str, Any]:
         """In a thread of its own. Empty where the storage cannot be read."""
@@ -315,13 +316,21 @@ class Saver:
             self._sleep(wait_s)
             wait_s *= 2
 
-    def invite(self, ranks: Sequence[int]) -> dict[str, Any] | None:
-        """To help with what is saved from here on: see Checkpointer.invite. None: nobody can. Raises Evicted."""
+    def invite(self, ranks: Sequence[int], *, by_s: float | None) -> dict[str, Any] | None:
+        """To help with what is saved from here on: see Checkpointer.invite. None: nobody can. Raises Evicted.
+
+        by_s  by the clock, after which this node is gone: with little time left nothing is made ready for it
+        """
         self.look()
+        state = None
         if not self._warmed:
-            return None
+            if by_s is not None and by_s - self._clock() < _MAKE_READY_S:
+                return None
+            state = self._train_state.objects()
         with suppress(checkpoint.CheckpointError):
-            return self._checkpoints.invite(ranks)
+            invitation = self._checkpoints.invite(ranks, state=state)
+            self._warmed |= invitation is not None
+            return invitation
         return None
 
     def save(self, position: Position, *, must: bool, by_s: float | None = None) -> None:

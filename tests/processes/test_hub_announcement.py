@@ -232,7 +232,7 @@ def test_the_end_of_one_run_says_nothing_of_another_or_of_its_next_hub(tmp_path:
     hub_file.write(url, None, HUB)
     hub_file.write_end(url, "another's")
     assert hub_file.read(url) == HUB
-    hub_file.write_end(url, HUB["nonce"])
+    hub_file.write_end(url, str(HUB["nonce"]))
     assert hub_file.read(url) is None
     for moved in ({"host": "10.0.0.9"}, {"port": 7002}, {"nonce": "another's"}):
         hub_file.write(url, None, {**HUB, **moved})

@@ -56,7 +56,7 @@ class Nodes:
         command = ["run", "--no-status", *self._meet, "--rdzv-id=shares", "-m", PROGRAM, *script]
         launch = self._stack.enter_context(Launch("elastic", command))
         self.launched.append(launch)
-        if number == 0 and self._nodes > 1:
+        if number == 0 and self._nodes > 1 and "--young" not in args:
             self.waiting("a writer process, which others can help", self._has_a_writer)
         if number < self._nodes - 1:  # whoever comes later has a later rank
             self.waiting("steps", (self._folder / f"shared-by-{number + 1}").exists)
@@ -154,6 +154,18 @@ def test_all_leave_and_each_node_has_uploaded_a_part(run: Callable[[int], Nodes]
     with Launch(PROGRAM, [*nodes.script(Plan(), record="-", folder="other"), *alone]) as undisturbed:
         ended = undisturbed.succeed(within_s=WITHIN_S)
     assert f"with {nodes.of('finished')[0]['digest']}" in ended, "other bits than without all this"
+
+
+def test_others_help_a_coordinator_that_has_no_writer_process_yet(run: Callable[[int], Nodes]) -> None:
+    """It is younger than two seconds, or has come to no boundary since, as in a long section: it uploaded alone."""
+    nodes = run(2)
+    nodes.start(SLOW, "--young")
+    nodes.start(Plan(), "--young")
+    nodes.leave()
+    assert nodes.finish() == [0, 0], nodes.output
+    saved = nodes.saved()
+    assert saved["helped"].keys() == {"1"}, nodes.output
+    assert 0 < sum(saved["helped"].values()) < saved["bytes"]
 
 
 @pytest.mark.nightly(sample=1, of="saves and losses")

@@ -1,16 +1,17 @@
 """A run on several nodes, each with one worker, that wait until all of them are told to leave:
 
-    elastic run … -m tests.kit.programs.shares URL FOLDER --nodes N [--storage JSON] [--odd]
+    elastic run … -m tests.kit.programs.shares URL FOLDER --nodes N [--storage JSON] [--odd] [--young]
 
 Its state has some forty objects. Workers say at the end of a step how many share it (FOLDER/shared-by-2). Once it is N,
 each says that it waits (FOLDER/waits-RANK), and goes on when it has been told. --odd: what this one would save is
-another state in one object.
+another state in one object. --young: no coordinator is old enough to have a writer process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 
 import checkpoint
 import elastic
+from elastic.loop import saver
 from tests.kit.programs.leaves import wait_for_notice
 
 SHARD_BYTES = 20_000
@@ -47,11 +49,15 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--storage", type=json.loads, help="storage_options, as JSON")
     parser.add_argument("--odd", action="store_true")
+    parser.add_argument("--young", action="store_true")
     parser.add_argument("--steps", type=int, default=10_000)
     options = parser.parse_args()
     defaults = checkpoint.Checkpointer.__init__.__kwdefaults__
     assert defaults is not None
     defaults["shard_bytes"] = SHARD_BYTES
+
+    if options.young:
+        saver._WARM_AFTER_S = math.inf
 
     elastic.seed(0)
     model = torch.nn.Linear(WIDTH, 1)
