@@ -333,6 +333,21 @@ class Checkpointer:
             return None
         return {"endpoint": endpoint, "claim": self.claim().document(), "shard_bytes": self._shard_bytes}
 
+    def give_up_saves(self) -> None:
+        """Ends what is under way of saves with blocking=False, so that the next one has the storage to itself.
+
+        They are dropped, but for one that is committed by then. What they have stored is removed as after a crash, and
+        the next save starts another writer process. Not for a group's saves.
+
+        Raises:
+            CheckpointError: A group saves.
+        """
+        self._check_open()
+        if self._group() is not None:
+            raise CheckpointError("a group's saves are not given up: each rank would have to do so")
+        if (saves := self._local.saves) is not None:
+            saves.give_up()
+
     @property
     def warmed(self) -> bool:
         """Whether a save with blocking=False takes no longer now than it ever will: what `warm` began is done."""

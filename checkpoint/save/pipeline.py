@@ -113,6 +113,15 @@ class SavePipeline:
                 return self._resources.meet(Share(helpers=[*helpers]))
         return None
 
+    def give_up(self) -> None:
+        """See Checkpointer.give_up_saves."""
+        self.staged()
+        self._resources.join_warming()
+        with self._resources.lock:
+            self._in_flight.give_up()
+            self._resources.kill()
+        self._in_flight.settle()
+
     def begin(
         self,
         step: int,

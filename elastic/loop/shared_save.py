@@ -62,7 +62,7 @@ class SharedSave:
         saver, invitation = session.restorer.saver, None
         if saver is not None:
             session.phases.enter(Phase.SAVING, session.restorer.storage_s)
-            invited = saver.invite(self._helpers, by_s=by_s)
+            invited = saver.invite(self._helpers, step=session.state.step, by_s=by_s)
             invitation = None if invited is None else json.dumps(invited)
         said = self._wait_for_all(Kind.SAVE, invitation)
         if said is None or rank not in self._helpers:

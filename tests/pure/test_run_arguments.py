@@ -128,6 +128,19 @@ def test_what_has_no_meaning_here_is_refused(flags: list[str], script: str) -> N
         parse([*flags, script])
 
 
+@pytest.mark.parametrize("nodes", ["0", "-1", "2:1", "x", ":", "1:", "1:2:3", "1.5", "nan", "\u0663"])
+def test_a_number_of_nodes_that_is_none_is_refused_by_its_flag(nodes: str, script: str) -> None:
+    """Where torch's own words were "invalid literal for int() with base 10"."""
+    with pytest.raises(ConfigError, match=f"--nnodes={nodes}; expected a number of nodes, or MIN:MAX"):
+        parse([f"--nnodes={nodes}", script])
+
+
+def test_more_workers_than_an_agent_can_speak_of_are_refused(script: str) -> None:
+    """It ended in a traceback, once it had begun."""
+    with pytest.raises(ConfigError, match="at least 1 and at most 4096, found 999999"):
+        parse(["--nproc-per-node=999999", script])
+
+
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no script .*nothing\.py"):
         parse([str(tmp_path / "nothing.py")])
