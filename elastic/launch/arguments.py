@@ -57,6 +57,7 @@ _HELP = {
     "local_addr": "This node's address, or the interface that has it: agents and workers listen on it. Default: the "
     "address from which packets to the rendezvous leave; which one that is, and why, is said at the start.",
 }
+_TIMEOUT_MAX_S = 1e9  # torch's are whole numbers of milliseconds
 _REFUSED = {
     "no_python": ((False,), "workers are forked from an interpreter; give a Python script, or use torchrun"),
     "event_log_handler": (("null",), "a run's events are files in its own folder: `elastic report`"),
@@ -198,6 +199,21 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _check_timeouts(conf: Mapping[str, Any]) -> None:
+    """Of --rdzv-conf, whose values are texts."""
+    for name, value in conf.items():
+        if name.endswith("timeout"):
+            try:
+                good = 0 < float(value) < _TIMEOUT_MAX_S
+            except (TypeError, ValueError):
+                good = False
+            if not good:
+                raise ConfigError(
+                    f"--rdzv-conf {name}={value}; expected seconds, above 0 and below {_TIMEOUT_MAX_S:.0f}\n"
+                    "  state  nothing was started"
+                )
+
+
 def _check_nodes(given: str) -> None:
     """torchrun's own words name no flag."""
     least, colon, most = str(given).partition(":")
@@ -254,6 +270,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     if not 0 <= options.leave_status <= 255:
         raise ConfigError(f"--leave-status must be within 0 and 255, found {options.leave_status}")
     sources(options.notices)  # what is wrong is said before anything starts
+    _check_timeouts(config.rdzv_configs)
     script = Script(options.training_script, options.module, tuple(options.training_script_args))
     if not script.module and not os.path.isfile(script.target):
         raise ConfigError(f"there is no script {script.target} (from {os.getcwd()}); for a module, use -m")
