@@ -310,7 +310,7 @@ class Checkpointer:
         self._check_open()
         self._here().pipeline().warm(state, self._context(None))
 
-    def invite(self, helpers: Sequence[int]) -> dict[str, Any] | None:
+    def invite(self, helpers: Sequence[int], *, state: Tree | None = None) -> dict[str, Any] | None:
         """Other processes that hold the same state may store parts of what is saved with blocking=False from here on.
 
         This one commits, as ever, and stores whatever they do not: one that is silent, gone, or holds other bytes,
@@ -318,17 +318,35 @@ class Checkpointer:
 
         Args:
             helpers: A number for each of them, from 1.
+            state: As it will be given to `save`, where `warm` was not called: what that makes is made now, and waited
+                for, unless the state lies in one object.
 
         Returns:
             What each gives its `Helper`, as JSON; to be brought to them by a channel that strangers cannot read. None
-            where nobody can help: `warm` was not called, the state lies in one object, a writer process or a socket is
-            not to be had, or a group saves.
+            where nobody can help: `warm` was not called and no state given, the state lies in one object, a writer
+            process or a socket is not to be had, or a group saves.
         """
         self._check_open()
-        endpoint = None if self._group() is not None else self._local.pipeline().invite(helpers)
+        unwarmed = None if state is None else (state, self._context(None))
+        endpoint = None if self._group() is not None else self._local.pipeline().invite(helpers, unwarmed)
         if endpoint is None:
             return None
         return {"endpoint": endpoint, "claim": self.claim().document(), "shard_bytes": self._shard_bytes}
+
+    def give_up_saves(self) -> None:
+        """Ends what is under way of saves with blocking=False, so that the next one has the storage to itself.
+
+        They are dropped, but for one that is committed by then. What they have stored is removed as after a crash, and
+        the next save starts another writer process. Not for a group's saves.
+
+        Raises:
+            CheckpointError: A group saves.
+        """
+        self._check_open()
+        if self._group() is not None:
+            raise CheckpointError("a group's saves are not given up: each rank would have to do so")
+        if (saves := self._local.saves) is not None:
+            saves.give_up()
 
     @property
     def warmed(self) -> bool:

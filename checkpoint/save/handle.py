@@ -41,7 +41,9 @@ class Saving:
         since_s, at_s, stored, of = self._stored
         if not stored:
             return None
-        return max(0.0, (at_s - since_s) * (of - stored) / stored - (time.monotonic() - at_s))
+        now_s, rest = time.monotonic(), (of - stored) / stored
+        left_s = (at_s - since_s) * rest - (now_s - at_s)
+        return left_s if left_s > 0 else (now_s - since_s) * rest  # it has become slower
 
     def has_stored(self, stored: int, *, of: int) -> None:
         """So many bytes are stored by now; 0 as it begins."""

@@ -78,6 +78,7 @@ class InFlightSaves:
         self._lost: ClaimLost | None = None
         self._under = 0  # this process goes on under that claim, which it or another of its job has taken
         self._refused: set[int] = set()
+        self._given_up: set[int] = set()
 
     def raise_what_ended_saving(self) -> None:
         """Raises ClaimLost once the claim is lost, CheckpointError after `failures_max` failures in a row."""
@@ -213,11 +214,16 @@ class InFlightSaves:
             case Failed(number=number, error=error):
                 self._finish(number, error_from(error))
             case TakenBack(number=number, taken=True):
-                self._drop(number)
+                self._drop(number, "a newer save took its place before it was begun")
             case TakenBack(number=number):
                 with self._changed:
                     self._refused.add(number)
                     self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """What is under way: its process is about to be killed, for what is saved next."""
+        with self._changed:
+            self._given_up |= {one.number for one in self._halves if one is not None}
 
     def process_ended(self, process: WriterProcess, why: str) -> None:
         """What it was writing is committed if its manifest is there, and lost if not."""
@@ -225,7 +231,10 @@ class InFlightSaves:
             left = [one for one in self._halves if one is not None and one.process is process]
         for one in sorted(left, key=lambda one: one.number):
             committed = is_committed(self._storage, one.commit.id)
-            self._finish(one.number, None if committed else _died(one.saving.step, why))
+            if not committed and one.number in self._given_up:
+                self._drop(one.number, "it was given up for what is saved next")
+            else:
+                self._finish(one.number, None if committed else _died(one.saving.step, why))
 
     def watch(self, process: WriterProcess) -> None:
         """Ends a writer process that takes too long, and so all waiting for it."""
@@ -255,11 +264,11 @@ class InFlightSaves:
             if half is not None and (one := self._halves[half]) is not None:
                 one.saving.has_stored(said.stored, of=said.of)
 
-    def _drop(self, number: int) -> None:
+    def _drop(self, number: int, why: str) -> None:
         with self._changed:
             half = self._half_of(number)
             if half is not None and (one := self._halves[half]) is not None:
-                one.saving.fail(dropped(one.saving.step, "a newer save took its place before it was begun"))
+                one.saving.fail(dropped(one.saving.step, why))
                 self._free(half, number)
 
     def _half_of(self, number: int) -> int | None:

@@ -86,23 +86,41 @@ class SavePipeline:
         with self._ranks.reporting_errors():
             save = self._ranks.plan(Asked(0, state, {}, context, "warm()"), dict, _nothing)
         assert isinstance(save, Save)
-        plan, text_bytes, pinned = save.plan, _text_bytes(save.draft), on_gpu(save.tensors)
+        self._resources.warm(functools.partial(self._prepare, save))
 
-        def prepare() -> None:
-            self._resources.started()
-            self._resources.fitting(plan, text_bytes, pinned=pinned)
+    def _prepare(self, save: Save) -> None:
+        """Raises Unavailable."""
+        self._resources.started()
+        self._resources.fitting(save.plan, _text_bytes(save.draft), pinned=on_gpu(save.tensors))
 
-        self._resources.warm(prepare)
+    def invite(self, helpers: Sequence[int], unwarmed: tuple[Tree, Context] | None = None) -> Message | None:
+        """See Checkpointer.invite. Where those who help connect; None: they cannot.
 
-    def invite(self, helpers: Sequence[int]) -> Message | None:
-        """See Checkpointer.invite. Where those who help connect; None: they cannot."""
+        unwarmed  the state, where `warm` was not called: what that makes ready is made now, if others can help at all
+        """
         self.staged()
         self._resources.join_warming()
+        save = None
+        if unwarmed is not None:
+            save = self._ranks.plan(Asked(0, unwarmed[0], {}, unwarmed[1], "invite()"), dict, _nothing)
         plan = self._ranks.planned
         with self._resources.lock, contextlib.suppress(Unavailable):
-            if self._resources.process is not None and plan is not None and len(plan.shards) > 1:
+            if plan is None or len(plan.shards) < 2:
+                return None
+            if isinstance(save, Save):
+                self._prepare(save)
+            if self._resources.process is not None:
                 return self._resources.meet(Share(helpers=[*helpers]))
         return None
+
+    def give_up(self) -> None:
+        """See Checkpointer.give_up_saves."""
+        self.staged()
+        self._resources.join_warming()
+        with self._resources.lock:
+            self._in_flight.give_up()
+            self._resources.kill()
+        self._in_flight.settle()
 
     def begin(
         self,

@@ -166,6 +166,12 @@ class WriterResources:
             self._process.end(0)
         return self.started()
 
+    def kill(self) -> None:
+        """The process, with all that it was told."""
+        if self._process is not None:
+            self._process.end(0)
+        self._process = None
+
     @property
     def process(self) -> WriterProcess | None:
         """The one that is there, if it lives."""

@@ -195,6 +195,17 @@ class SaveFailed(TypedEvent):
     saved_step: Annotated[int | None, "steps applied in that commit; null: there is none"] = ABSENT
 
 
+class SaveOrder(TypedEvent):
+    """All nodes leave while an older save is uploaded, and there is not time for that and for the newest: the
+    coordinator has decided which goes first, by how long each takes as measured."""
+
+    step: Annotated[int, "steps applied in the newest"]
+    older: Annotated[int, "steps applied in the one that is being uploaded"]
+    first: Annotated[str, "newest: the older one is given up for it; or older"]
+    why: Annotated[str, "in words"]
+    left_s: Annotated[float, "seconds that its node is still there"]
+
+
 class SaveInterval(TypedEvent):
     """Under `save_every="auto"`, the coordinator: the interval between saves has become another one. Recorded when it
     is known, and whenever it differs by a quarter, or for another reason, from the one before."""

@@ -22,6 +22,7 @@ from elastic.launch.net.addresses import port_range
 from elastic.launch.processes.script import Script
 from elastic.launch.workers.logs import PREFIX, LogRules
 from elastic.membership import environment
+from elastic.membership.message_checks import PLACES_MAX
 from elastic.preemption.setting import found_by_auto, sources
 from elastic.state.torch_release import check_torch
 
@@ -56,6 +57,7 @@ _HELP = {
     "local_addr": "This node's address, or the interface that has it: agents and workers listen on it. Default: the "
     "address from which packets to the rendezvous leave; which one that is, and why, is said at the start.",
 }
+_TIMEOUT_MAX_S = 1e9  # torch's are whole numbers of milliseconds
 _REFUSED = {
     "no_python": ((False,), "workers are forked from an interpreter; give a Python script, or use torchrun"),
     "event_log_handler": (("null",), "a run's events are files in its own folder: `elastic report`"),
@@ -197,6 +199,32 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _check_timeouts(conf: Mapping[str, Any]) -> None:
+    """Of --rdzv-conf, whose values are texts."""
+    for name, value in conf.items():
+        if name.endswith("timeout"):
+            try:
+                good = 0 < float(value) < _TIMEOUT_MAX_S
+            except (TypeError, ValueError):
+                good = False
+            if not good:
+                raise ConfigError(
+                    f"--rdzv-conf {name}={value}; expected seconds, above 0 and below {_TIMEOUT_MAX_S:.0f}\n"
+                    "  state  nothing was started"
+                )
+
+
+def _check_nodes(given: str) -> None:
+    """torchrun's own words name no flag."""
+    least, colon, most = str(given).partition(":")
+    numbers = [int(one) if one.isascii() and one.isdecimal() else 0 for one in (least, most if colon else least)]
+    if not 1 <= numbers[0] <= numbers[1]:
+        raise ConfigError(
+            f"--nnodes={given}; expected a number of nodes, or MIN:MAX, such as 2:8, with 1 or more for MIN\n"
+            "  state  nothing was started"
+        )
+
+
 def parse(argv: Sequence[str]) -> Arguments:
     """Raises ConfigError; prints and raises SystemExit where argparse does."""
     check_torch()
@@ -207,6 +235,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     is_empty = options.rdzv_endpoint is not None and not options.rdzv_endpoint.strip(" ,")
     options.rdzv_endpoint = options.rdzv_endpoint or ""
     log_dir, options.log_dir = options.log_dir, os.devnull  # torchrun would make a temporary folder for logs at once
+    _check_nodes(options.nnodes)
     try:
         options.nproc_per_node = _counted(options.nproc_per_node)
         with _nobody_asks_for_gpus():
@@ -230,8 +259,10 @@ def parse(argv: Sequence[str]) -> Arguments:
             "  state  nothing was started\n"
             "  next   set the variable that holds the run's URL; or leave the flag out, to meet on this machine"
         )
-    if config.nproc_per_node < 1:
-        raise ConfigError(f"--nproc-per-node must be at least 1, found {config.nproc_per_node}")
+    if not 1 <= config.nproc_per_node <= PLACES_MAX:
+        raise ConfigError(
+            f"--nproc-per-node must be at least 1 and at most {PLACES_MAX}, found {config.nproc_per_node}"
+        )
     if not options.hang_limit > 0:
         raise ConfigError(f"--hang-limit must be a positive number of seconds, found {options.hang_limit}")
     if not options.wait_for_nodes >= 0:
@@ -239,6 +270,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     if not 0 <= options.leave_status <= 255:
         raise ConfigError(f"--leave-status must be within 0 and 255, found {options.leave_status}")
     sources(options.notices)  # what is wrong is said before anything starts
+    _check_timeouts(config.rdzv_configs)
     script = Script(options.training_script, options.module, tuple(options.training_script_args))
     if not script.module and not os.path.isfile(script.target):
         raise ConfigError(f"there is no script {script.target} (from {os.getcwd()}); for a module, use -m")

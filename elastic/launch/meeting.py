@@ -329,7 +329,7 @@ class _Meets:
             meeting,
             kept=(*meeting.kept, *stores),
             find_hub=self._finder(meeting.nonce, store),
-            announcement=HubAnnouncement(self._places.hosts, self._key, self._where(meeting.nonce)),
+            announcement=HubAnnouncement(self._places.hosts, self._key, self._where(meeting.nonce), self._places.url),
         )
 
     def _finder(self, nonce: str, store: Any | None) -> Callable[[], socket.socket | None]:

@@ -1,10 +1,15 @@
 """Where the run's hub is, as it is written beside the checkpoints: who is given the run's URL looks there first.
 
-    elastic/hub.json   {"host", "port", "nonce"}
+    elastic/hub.json         {"host", "port", "nonce"}
+    elastic/hub-ended.json   the same: that hub has ended, and no other one follows
 
 Where nodes meet by that URL alone, the hub's own agent writes it as soon as they have met (launch/meeting.py), and in
 any case the coordinator does, as views begin and when the hub moves (loop/storage/hub_notice.py). It is read before
 anybody looks for a rendezvous, and once a second until the hub is found (launch/hub/written_lookup.py).
+
+The last hub of a run writes beside it that it has ended (launch/hub/announcement.py), for who finds a hub there that
+does not answer has to wait: it may be moving. What a hub has written is never taken back: of two that take themselves
+for it, on two sides of a cut, one would take the other's.
 
 Whoever can read the run's storage can join the run, unless it has a secret (checkpoint/net/secret.py). What lies there
 is a hint: a hub that has moved on says where to.
@@ -19,10 +24,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoint.errors import CheckpointError
-from checkpoint.storage import Missing, TooLarge, get_bounded, open_storage
+from checkpoint.storage import Missing, Storage, TooLarge, get_bounded, open_storage
 from elastic.membership.written_hub import hub_in
 
 KEY = "elastic/hub.json"
+ENDED_KEY = "elastic/hub-ended.json"
 _BYTES_MAX = 1 << 12
 _RETRY_S = 10.0
 
@@ -33,11 +39,25 @@ def write(url: str | os.PathLike[str], options: Mapping[str, Any] | None, where:
         storage.put(KEY, json.dumps(dict(where)).encode())
 
 
+def write_end(url: str | os.PathLike[str], nonce: str) -> None:
+    """The run of that nonce is over, and nobody may be going on with it elsewhere. Raises CheckpointError."""
+    with contextlib.closing(open_storage(url, retry_s=_RETRY_S)) as storage:
+        hub = _read(storage, KEY)
+        if hub is not None and hub["nonce"] == nonce:
+            storage.put(ENDED_KEY, json.dumps(hub).encode())
+
+
 def read(url: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """None: there is nothing of the kind. Raises CheckpointError where the storage cannot be read."""
-    with contextlib.closing(open_storage(url, retry_s=_RETRY_S)) as storage, contextlib.suppress(Missing, TooLarge):
-        return hub_in(get_bounded(storage, KEY, _BYTES_MAX))
+    """None: there is nothing of the kind, or it has ended. Raises CheckpointError where the storage cannot be read."""
+    with contextlib.closing(open_storage(url, retry_s=_RETRY_S)) as storage:
+        hub = _read(storage, KEY)
+        return hub if hub is None or _read(storage, ENDED_KEY) != hub else None
+
+
+def _read(storage: Storage, key: str) -> dict[str, Any] | None:
+    with contextlib.suppress(Missing, TooLarge):
+        return hub_in(get_bounded(storage, key, _BYTES_MAX))
     return None
 
 
-__all__ = ["KEY", "CheckpointError", "read", "write"]
+__all__ = ["ENDED_KEY", "KEY", "CheckpointError", "read", "write", "write_end"]

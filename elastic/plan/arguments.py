@@ -17,6 +17,8 @@ from elastic.plan.job import ADAM, Job
 
 T = TypeVar("T")
 _HOURS = 200.0
+WORKERS_MAX = 20_000  # beyond it a plan takes minutes, and its figures were never compared with anything
+SHARES_MAX = 10 * WORKERS_MAX
 _GRADIENTS = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
 
@@ -36,18 +38,27 @@ def link(text: str) -> Link:
     """300GB/s:1us"""
     bandwidth, _, latency = text.partition(":")
     found = Link(units.rate(bandwidth), units.seconds(latency) if latency else 0.0)
-    if not found.bandwidth > 0:
+    if found.bandwidth < 1:
         raise ConfigError(f"{text!r}: a link of no bandwidth")
+    return found
+
+
+def upload(text: str) -> float:
+    """Bytes per second."""
+    found = units.rate(text)
+    if found < 1:
+        raise ConfigError(f"{text!r}: nothing is ever saved at that; expected 1B/s or more")
     return found
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("the model")
-    size, time = quantity(units.count), quantity(units.seconds)
+    size, time = quantity(units.above_0(units.count)), quantity(units.seconds)
+    lasts = quantity(units.above_0(units.seconds))
     what.add_argument("--parameters", type=size, metavar="N", help="124M, 1.5B")
     what.add_argument(
         "--batch-time",
-        type=time,
+        type=lasts,
         metavar="T",
         help="in which one worker computes a whole batch, forward and backward (default: as --measure found)",
     )
@@ -55,7 +66,10 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         "--gradients", choices=_GRADIENTS, default="fp32", help="as they travel (default fp32, which exact mode sums)"
     )
     what.add_argument(
-        "--state", type=quantity(units.nbytes), metavar="BYTES", help="of a checkpoint (default: fp32 with AdamW's two)"
+        "--state",
+        type=quantity(units.above_0(units.nbytes)),
+        metavar="BYTES",
+        help="of a checkpoint (default: fp32 with AdamW's two)",
     )
     what.add_argument("--virtual-workers", type=int, metavar="V", help="(default: what `elastic plan` suggests)")
     where = parser.add_argument_group("the cluster")
@@ -76,7 +90,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="of computing, while which gradients travel: 0 (default) to 1",
     )
-    where.add_argument("--upload", type=quantity(units.rate), metavar="RATE", help="of a save to the run's storage")
+    where.add_argument("--upload", type=quantity(upload), metavar="RATE", help="of a save to the run's storage")
     fleet = parser.add_argument_group("the fleet")
     fleet.add_argument(
         "--trace",
@@ -85,7 +99,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         help=f"a file of lines t_s,op,node, or a recorded one: {', '.join(recorded.recorded_names())}",
     )
     fleet.add_argument(
-        "--lifetime", type=time, metavar="T", help="instead: a fleet is drawn whose machines live for so long"
+        "--lifetime", type=lasts, metavar="T", help="instead: a fleet is drawn whose machines live for so long"
     )
     fleet.add_argument(
         "--replaced", type=time, default=300.0, metavar="T", help="after which the next comes (default 5min)"
@@ -115,9 +129,11 @@ def job_of(given: argparse.Namespace, figures: Figures, *, virtual_workers: int)
         raise ConfigError(f"--overlap {given.overlap:g}; expected a share from 0 to 1")
     if given.nodes_min > given.nodes:
         raise ConfigError(f"--nodes-min {given.nodes_min} is above --nodes {given.nodes}: the run would never begin")
-    if not given.parameters:
+    if given.parameters is not None and given.parameters < 1:
+        raise ConfigError(f"--parameters {given.parameters:g}; expected 1 or more, such as 124M")
+    if given.parameters is None:
         raise ConfigError("--parameters is missing: how many the model has, such as 124M")
-    batch_s = given.batch_time or (figures["batch_s"].value if "batch_s" in figures else 0.0)
+    batch_s = given.batch_time or (figures["batch_s"].value if "batch_s" in figures else 0.0)  # never 0, if given
     if not batch_s:
         raise ConfigError(
             "--batch-time is missing: in which one worker computes a whole batch, such as 8s\n"
@@ -144,9 +160,7 @@ def fleets_of(given: argparse.Namespace, names: Sequence[str]) -> list[recorded.
         return [recorded.read(name) for name in given.trace or names]
     if given.trace:
         raise ConfigError("--lifetime draws a fleet, and --trace names one; leave one of them out")
-    if not given.lifetime > 0:
-        raise ConfigError("--lifetime 0; expected how long a machine lives, such as 6h")
-    length_s = max(_HOURS * 3600, 20 * given.lifetime)
+    length_s = min(max(_HOURS * 3600, 20 * given.lifetime), units.YEAR_S)
     return [
         recorded.draw(
             seed=given.seed,

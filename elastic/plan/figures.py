@@ -34,6 +34,9 @@ MEANINGS = {
 }
 
 
+_MOST = 1e18
+
+
 @dataclass(frozen=True)
 class Figure:
     value: float
@@ -79,6 +82,8 @@ def _figure(name: str, document: Any, where: str) -> Figure:
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(MEANINGS)}"
         raise ConfigError(f"{where}: unknown figure {name!r}; {hint}")
     value = document.get("value") if isinstance(document, dict) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise ConfigError(f'{where}: {name} is {document!r}; expected {{"value": a number, "source": …, "date": …}}')
+    least = 1.0 if name.endswith("_bytes_per_s") else 0.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= _MOST:
+        expected = f'{{"value": a number from {least:g} to {_MOST:g}, "source": …, "date": …}}'
+        raise ConfigError(f"{where}: {name} is {document!r}; expected {expected}")
     return Figure(float(value), str(document.get("source", where)), str(document.get("date", "no date")))

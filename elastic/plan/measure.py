@@ -26,6 +26,8 @@ STATE_BYTES = 256 << 20
 _TENSORS = 64
 _ROUNDS = 3
 
+_WORKERS_MAX = 256
+
 
 def measure(file: Path, *, model: str, workers: int, storage: str | None, state_bytes: int = STATE_BYTES) -> Figures:
     """Writes the figures to the file, too. Raises ConfigError; nothing that it started is left.
@@ -34,10 +36,12 @@ def measure(file: Path, *, model: str, workers: int, storage: str | None, state_
     storage  the folder in which saves are measured; None: a temporary one
     state_bytes  of what is saved
     """
-    if workers < 1:
-        raise ConfigError(f"--workers {workers}; expected 1 or more")
+    if not 1 <= workers <= _WORKERS_MAX:
+        raise ConfigError(f"--workers {workers}; expected 1 to {_WORKERS_MAX}, all on this machine")
     if ":" not in model:
         raise ConfigError(f"--model {model!r}; expected MODULE:FUNCTION")
+    if file.is_dir() or not os.access(file.parent, os.W_OK):  # before minutes are spent
+        raise ConfigError(f"--measure {file}: no file can be written there; nothing was measured")
     where = f"elastic plan --measure on {platform.node()}, {os.cpu_count()} processors"
     of_step = _in_processes(model, workers)
     parameters = of_step.pop("parameters")

@@ -35,7 +35,16 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(1)
     sys.path.insert(0, os.getcwd())
     module, _, function = named.partition(":")
-    model, loss = getattr(importlib.import_module(module), function)()
+    try:
+        makes = getattr(importlib.import_module(module), function)
+    except (ModuleNotFoundError, AttributeError) as missing:
+        if isinstance(missing, ModuleNotFoundError) and missing.name not in (module, module.partition(".")[0]):
+            raise  # of an import within it
+        return _said(f"--model {named}: {missing}")
+    made = makes()
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
+        return _said(f"--model {named} gives {type(made).__name__}; expected (model, loss), a module and a function")
+    model, loss = made
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size, timeout=_WITHIN)
     try:
         found = _measured(model, loss, world_size)
@@ -44,6 +53,12 @@ def main(argv: list[str]) -> int:
     if rank == 0:
         print(json.dumps(found))
     return 0
+
+
+def _said(why: str) -> int:
+    """The exit status of a process that has nothing to measure."""
+    print(why, file=sys.stderr)
+    return 1
 
 
 def _measured(model: Any, loss: Callable[[], torch.Tensor], world_size: int) -> dict[str, float]:

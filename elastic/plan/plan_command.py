@@ -58,16 +58,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     arguments.add_job(parser)
     money = parser.add_argument_group("the run and its price")
-    size = arguments.quantity(units.count)
+    size, price = arguments.quantity(units.count), arguments.quantity(units.price)
     money.add_argument("--steps", type=size, default=1e5, metavar="N", help="of the run (default 100k)")
-    money.add_argument("--spot-price", type=float, metavar="PRICE", help="of a node, an hour")
-    money.add_argument("--price", type=float, metavar="PRICE", help="the same of one that stays: on demand")
+    money.add_argument("--spot-price", type=price, metavar="PRICE", help="of a node, an hour")
+    money.add_argument("--price", type=price, metavar="PRICE", help="the same of one that stays: on demand")
     money.add_argument(
-        "--save-price", type=float, default=0.0, metavar="PRICE", help="of one save's requests (default 0)"
+        "--save-price", type=price, default=0.0, metavar="PRICE", help="of one save's requests (default 0)"
     )
     money.add_argument(
         "--at-risk",
-        type=arguments.quantity(units.seconds),
+        type=arguments.quantity(units.above_0(units.seconds)),
         default=1800.0,
         metavar="T",
         help="of work, the most (default 30min)",
@@ -94,8 +94,10 @@ def _plan(given: argparse.Namespace) -> int:
     (fleet, *others) = arguments.fleets_of(given, ["aws-p3-2020"])
     if others:
         raise ConfigError("--trace: a plan is for one fleet; `elastic simulate` compares several")
-    if not given.steps >= 1:
-        raise ConfigError(f"--steps {given.steps:g}; expected 1 or more")
+    if given.steps != int(given.steps) or given.steps < 1:
+        raise ConfigError(f"--steps {given.steps:g}; expected a whole number, 1 or more")
+    if given.plot is not None and given.plot.suffix not in (endings := (".png", ".svg", ".pdf")):
+        raise ConfigError(f"--plot {given.plot}; expected a file that ends in one of {', '.join(endings)}")
     fleet = fleet.limited(given.nodes)
     found = estimate(
         job_on(given, figures, fleet),

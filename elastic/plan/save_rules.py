@@ -65,7 +65,7 @@ class SaveRules:
     @classmethod
     def of(cls, save_every: SaveEvery) -> SaveRules:
         """Raises ConfigError."""
-        several = isinstance(save_every, Sequence) and not isinstance(save_every, str)
+        several = isinstance(save_every, Sequence) and not isinstance(save_every, (str, bytes))
         given: list[Any] = [*save_every] if several else [save_every]  # type: ignore[misc]
         if not given:
             raise ConfigError(

@@ -43,12 +43,17 @@ def main(argv: Sequence[str]) -> int:
     arguments.add_job(parser)
     parser.add_argument(
         "--fixed",
-        type=arguments.quantity(units.seconds),
+        type=arguments.quantity(units.above_0(units.seconds)),
         default=600.0,
         metavar="T",
         help="between saves, where nobody tunes it (default 10min)",
     )
-    parser.add_argument("--price", type=float, metavar="PRICE", help="of a node, an hour; for the price of steps")
+    parser.add_argument(
+        "--price",
+        type=arguments.quantity(units.price),
+        metavar="PRICE",
+        help="of a node, an hour; for the price of steps",
+    )
     parser.add_argument("--json", action="store_true", help="print the facts as JSON; keys stay as they are")
     given = parser.parse_args(argv)
     try:
@@ -86,6 +91,11 @@ def job_on(given: argparse.Namespace, figures: Figures, fleet: Trace) -> Job:
     if given.virtual_workers is not None and given.virtual_workers < 1:
         raise ConfigError(f"--virtual-workers {given.virtual_workers}; expected 1 or more")
     workers_max = given.nodes * given.per_node
+    if workers_max > arguments.WORKERS_MAX:
+        of = f"--nodes {given.nodes} --per-node {given.per_node}"
+        raise ConfigError(f"{of}: {workers_max:,} workers; expected at most {arguments.WORKERS_MAX:,}")
+    if given.virtual_workers is not None and given.virtual_workers > arguments.SHARES_MAX:
+        raise ConfigError(f"--virtual-workers {given.virtual_workers}; expected at most {arguments.SHARES_MAX:,}")
     shares = (
         given.virtual_workers
         or scaling.suggest(of_fleet(fleet, given.nodes, given.per_node), workers_max).virtual_workers

@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 from elastic.errors import ConfigError
+from elastic.plan.units import YEAR_S
 
 _FOLDER = "traces"
 
@@ -173,8 +174,10 @@ def read(name: str) -> Trace:
 def parse(text: str, name: str) -> Trace:
     """A trace from its lines. Raises ConfigError, which names the line."""
     rows = csv.DictReader(text.splitlines())
+    if rows.fieldnames is None:
+        raise ConfigError(f"{name}: it is empty; expected a first line t_s,op,node, and a line for each change")
     if rows.fieldnames != ["t_s", "op", "node"]:
-        raise ConfigError(f"{name}: its first line is {rows.fieldnames}; expected t_s,op,node")
+        raise ConfigError(f"{name}: its first line is {','.join(rows.fieldnames)!r}; expected t_s,op,node")
     moves: list[tuple[float, str, str]] = []
     there: set[str] = set()
     for row in rows:
@@ -183,8 +186,10 @@ def parse(text: str, name: str) -> Trace:
             t_s = float(row["t_s"])
         except (TypeError, ValueError):
             raise ConfigError(f"{where}: t_s is {row['t_s']!r}; expected seconds") from None
+        if not abs(t_s) <= YEAR_S:
+            raise ConfigError(f"{where}: t_s is {row['t_s']!r}; expected seconds, and at most a year of them")
         op, node = row["op"], row["node"]
-        if not t_s >= (moves[-1][0] if moves else 0.0):
+        if t_s < (moves[-1][0] if moves else 0.0):
             raise ConfigError(f"{where}: {t_s:g} s comes before the line above; expected times from 0 that rise")
         if op not in ("add", "remove") or not node:
             raise ConfigError(f"{where}: {op!r} of {node!r}; expected add or remove, and a machine's name")

@@ -1,12 +1,19 @@
-"""Quantities as people write them: 124M parameters, 300GB/s, 250ms. Pure."""
+"""Quantities as people write them: 124M parameters, 300GB/s, 250ms. Pure.
+
+A slip of the finger is refused here, where it can be named: what is more than anybody has would end as an overflow far
+from it, or as figures that mean nothing.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from elastic.errors import ConfigError
 
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-zµμ/]*)")
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([A-Za-zµμ/]*)")
+YEAR_S = 365 * 86400.0
+_MOST = 1e18  # parameters, bytes, or bytes a second: a million times a large one
 _COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _BYTES = {"": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _BYTES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
@@ -30,11 +37,31 @@ def rate(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    return _read(text, _SECONDS, "a time such as 250ms, 90s, 10min or 6h")
+    return _read(text, _SECONDS, "a time such as 250ms, 90s, 10min or 6h", most=YEAR_S, mosts="365d")
 
 
-def _read(text: str, units: dict[str, float], expected: str) -> float:
+def price(text: str) -> float:
+    """Of anything, in whatever currency."""
+    return _read(text, {"": 1.0}, "a price such as 0.92 or 3", most=1e9)
+
+
+def above_0(read: Callable[[str], float]) -> Callable[[str], float]:
+    def read_above_0(text: str) -> float:
+        found = read(text)
+        if not found > 0:
+            raise ConfigError(f"{text!r}; expected more than 0")
+        return found
+
+    return read_above_0
+
+
+def _read(text: str, units: dict[str, float], expected: str, *, most: float = _MOST, mosts: str | None = None) -> float:
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2] not in units:
         raise ConfigError(f"{text!r}; expected {expected}")
-    return float(match[1]) * units[match[2]]
+    found = float(match[1]) * units[match[2]]
+    if found > most:
+        raise ConfigError(f"{text!r}; expected {expected}, and at most {mosts or f'{most:g}'}")
+    if 0 < found < 1 / _MOST:
+        raise ConfigError(f"{text!r}; expected {expected}, and 0 or at least {1 / _MOST:g}")
+    return found

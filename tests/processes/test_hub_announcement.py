@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
 import time
@@ -97,7 +98,7 @@ def test_a_run_that_is_over_takes_its_word_back_and_no_other_s(announces: HubAnn
     opened = store(port)
     announces.begin()
     wait_until(partial(is_told, opened))
-    announces.withdraw()
+    announces.withdraw(everywhere=True)
     assert opened.get(KEY) == b""
     assert not announcing()
 
@@ -105,7 +106,7 @@ def test_a_run_that_is_over_takes_its_word_back_and_no_other_s(announces: HubAnn
     others = json.dumps({**HUB, "nonce": "another's"})
     opened.set(KEY, others)
     announces.begin()
-    announces.withdraw()
+    announces.withdraw(everywhere=True)
     assert opened.get(KEY) == others.encode()
 
 
@@ -157,6 +158,85 @@ def test_a_node_that_waits_for_the_hub_that_is_written_at_the_run_s_url_says_so(
         assert node.finish(within_s=WITHIN_S) == 1, node.output
         assert node.output.count("no hub of the run answers where its URL says") == 1, node.output
         assert "nothing was started here" in node.output
+
+
+WAITS = "this node waits 30 s for it"
+GOES_ON = "import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\ntime.sleep({within})\n"
+
+
+def by_url(folder: Path, script: str, *argv: object) -> Launch:
+    """A node that knows nothing but the run's URL."""
+    (folder / "script.py").write_text(script)
+    meet = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint={folder / 'run'}"]
+    launcher = ["run", "--no-status", "--max-restarts=0", *meet, "--rdzv-conf=join_timeout=15"]
+    return Launch("elastic", [*launcher, str(folder / "script.py"), *map(str, argv)])
+
+
+def begun(folder: Path, name: str) -> Launch:
+    node = by_url(folder, GOES_ON.format(within=WITHIN_S), folder / name)
+    node.wait_for((folder / name).exists, "the script", within_s=WITHIN_S)
+    return node
+
+
+@pytest.mark.parametrize("end", ["finished", "failed", "left"])
+def test_who_comes_after_a_run_s_end_waits_for_no_hub(tmp_path: Path, end: str) -> None:
+    """It waited half a minute for the hub of a run that was over, as it does for one that may be moving."""
+    if end == "left":
+        with begun(tmp_path, "began") as node:
+            node.send(signal.SIGTERM)
+            assert node.finish(within_s=WITHIN_S) == 0, node.output
+    else:
+        with by_url(tmp_path, "raise SystemExit(1)" if end == "failed" else "") as node:
+            assert node.finish(within_s=WITHIN_S) == (end == "failed"), node.output
+    with by_url(tmp_path, "") as node:
+        assert WAITS not in node.succeed(within_s=WITHIN_S)
+
+
+def test_who_comes_after_a_hub_was_killed_waits_for_the_next_one(tmp_path: Path) -> None:
+    """Nobody has said that it has ended, nor whether others go on; an earlier run's word there says nothing of it."""
+    with by_url(tmp_path, "") as node:
+        node.succeed(within_s=WITHIN_S)
+    with begun(tmp_path, "began") as node:
+        node.send(signal.SIGKILL)
+        node.finish(within_s=WITHIN_S)
+    with by_url(tmp_path, "") as node:
+        assert node.finish(within_s=WITHIN_S) == 1, node.output
+        assert WAITS in node.output
+
+
+def test_a_hub_that_hands_over_says_no_end_and_the_one_after_it_does(tmp_path: Path) -> None:
+    """Both are of one run, and where the hub is stays written until there is a view."""
+    with begun(tmp_path, "first") as first, begun(tmp_path, "second") as second:
+        met = hub_file.read(str(tmp_path / "run"))
+        first.send(signal.SIGTERM)
+        assert first.finish(within_s=WITHIN_S) == 0, first.output
+        assert "this node is the run's hub now" in second.output
+        assert met is not None
+        assert hub_file.read(str(tmp_path / "run")) == met
+        second.send(signal.SIGTERM)
+        assert second.finish(within_s=WITHIN_S) == 0, second.output
+    assert hub_file.read(str(tmp_path / "run")) is None
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_only_what_cannot_go_on_elsewhere_is_said_to_have_ended(tmp_path: Path, everywhere: bool) -> None:
+    """On another side of a cut, say, where the next hub has not been written yet."""
+    url = str(tmp_path / "run")
+    hub_file.write(url, None, HUB)
+    HubAnnouncement([], KEY, HUB, url).withdraw(everywhere=everywhere)
+    assert hub_file.read(url) == (None if everywhere else HUB)
+
+
+def test_the_end_of_one_run_says_nothing_of_another_or_of_its_next_hub(tmp_path: Path) -> None:
+    url = str(tmp_path / "run")
+    hub_file.write(url, None, HUB)
+    hub_file.write_end(url, "another's")
+    assert hub_file.read(url) == HUB
+    hub_file.write_end(url, str(HUB["nonce"]))
+    assert hub_file.read(url) is None
+    for moved in ({"host": "10.0.0.9"}, {"port": 7002}, {"nonce": "another's"}):
+        hub_file.write(url, None, {**HUB, **moved})
+        assert hub_file.read(url) == {**HUB, **moved}
 
 
 def test_what_listens_and_never_answers_holds_one_thread_however_often_this_node_has_the_hub(

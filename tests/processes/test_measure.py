@@ -43,9 +43,22 @@ def test_what_is_measured_here_is_what_a_plan_then_rests_on(tmp_path: Path, caps
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_model_that_fails_is_named_and_no_process_is_left(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"process \d of 2 failed(.|\n)*no attribute 'nothing'"):
-        measure(tmp_path / "x", model="math:nothing", workers=2, storage=str(tmp_path), state_bytes=8 << 20)
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("math:nothing", "has no attribute 'nothing'"),
+        ("no_such_module:model", "No module named 'no_such_module'"),
+        ("os:getcwd", "gives str; expected (model, loss)"),
+    ],
+)
+def test_a_model_that_is_none_is_named_without_a_traceback_and_no_process_is_left(
+    tmp_path: Path, model: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"process \d of 2 failed") as refused:
+        measure(tmp_path / "x", model=model, workers=2, storage=str(tmp_path), state_bytes=8 << 20)
+    assert f"--model {model}" in str(refused.value)
+    assert said in str(refused.value)
+    assert "Traceback" not in str(refused.value)
 
 
 def test_a_plan_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -56,4 +69,4 @@ def test_a_plan_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out.endswith(f"{picture}\n")
     assert main(["plan", *JOB, "--plot", str(tmp_path / "plan.unknown")]) == 2
-    assert "plan.unknown: " in capsys.readouterr().err
+    assert "plan.unknown; expected a file that ends in" in capsys.readouterr().err

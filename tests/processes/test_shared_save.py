@@ -56,7 +56,7 @@ class Nodes:
         command = ["run", "--no-status", *self._meet, "--rdzv-id=shares", "-m", PROGRAM, *script]
         launch = self._stack.enter_context(Launch("elastic", command))
         self.launched.append(launch)
-        if number == 0 and self._nodes > 1:
+        if number == 0 and self._nodes > 1 and "--warm-after=inf" not in args:
             self.waiting("a writer process, which others can help", self._has_a_writer)
         if number < self._nodes - 1:  # whoever comes later has a later rank
             self.waiting("steps", (self._folder / f"shared-by-{number + 1}").exists)
@@ -156,6 +156,18 @@ def test_all_leave_and_each_node_has_uploaded_a_part(run: Callable[[int], Nodes]
     assert f"with {nodes.of('finished')[0]['digest']}" in ended, "other bits than without all this"
 
 
+def test_others_help_a_coordinator_that_has_no_writer_process_yet(run: Callable[[int], Nodes]) -> None:
+    """It is younger than two seconds, or has come to no boundary since, as in a long section: it uploaded alone."""
+    nodes = run(2)
+    nodes.start(SLOW, "--warm-after=inf")
+    nodes.start(Plan(), "--warm-after=inf")
+    nodes.leave()
+    assert nodes.finish() == [0, 0], nodes.output
+    saved = nodes.saved()
+    assert saved["helped"].keys() == {"1"}, nodes.output
+    assert 0 < sum(saved["helped"].values()) < saved["bytes"]
+
+
 @pytest.mark.nightly(sample=1, of="saves and losses")
 @pytest.mark.parametrize("what", ["killed", "hangs"])
 def test_a_node_that_comes_to_no_end_with_its_part_costs_no_save(run: Callable[[int], Nodes], what: str) -> None:
@@ -176,6 +188,25 @@ def test_a_node_that_comes_to_no_end_with_its_part_costs_no_save(run: Callable[[
         assert saved["helped"].keys() == {"1"}
     assert statuses[0] == 0, nodes.output
     assert report(nodes.events).state == "left"
+
+
+@pytest.mark.parametrize("stored", ["nothing", "a part"])
+def test_an_older_save_that_would_take_all_of_the_time_gives_way_to_the_newest(
+    run: Callable[[int], Nodes], monkeypatch: pytest.MonkeyPatch, stored: str
+) -> None:
+    """It was uploaded first, and the newest state waited behind it until the machine was gone."""
+    monkeypatch.setenv("ELASTIC_GRACE_S", "40")
+    nodes = run(1)
+    hanging = "*/s000000002-*" if stored == "nothing" else "*/s000000002-*/0001*"
+    nodes.start(Plan(Hang(LONG_S, on="write", path=hanging)), *["--warm-after=0", "--save-every=2", "--waits-at=3"])
+    nodes.waiting("an upload that hangs", lambda: nodes.struck(0) != [])
+    nodes.leave()
+    assert nodes.finish() == [0], nodes.output
+    assert nodes.saved()["step"] == 4
+    (order,) = nodes.of("save_order")
+    assert (order["older"], order["step"], order["first"]) == (2, 4, "newest")
+    assert not nodes.of("save_failed")
+    assert "the save of step 2 is given up for that of step 4: only one is likely to be done" in nodes.output
 
 
 def test_of_one_node_nobody_is_asked(run: Callable[[int], Nodes]) -> None:

@@ -31,6 +31,13 @@ def test_an_endpoint_is_hosts_and_a_url(endpoint: str, hosts: tuple[str, ...], u
     assert meeting_places(endpoint) == MeetingPlaces(hosts, url)
 
 
+@pytest.mark.parametrize("endpoint", [":::", "host1:99999", "host1:x", "host1:29400,host2:-1"])
+def test_a_port_that_is_none_is_refused(endpoint: str) -> None:
+    """It was a traceback."""
+    with pytest.raises(ConfigError, match=f"--rdzv-endpoint {endpoint}: (.|\n)*nothing was started"):
+        meeting_places(endpoint)
+
+
 def test_two_runs_are_no_place_to_meet() -> None:
     with pytest.raises(ConfigError, match="one URL of the run, found /a,/b"):
         meeting_places("/a,/b")

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import elastic
-from checkpoint import WriterDied
+from checkpoint import Saving, WriterDied
 from elastic.errors import ConfigError
 from elastic.loop.leaving.departure import Departure
-from elastic.loop.storage.save_duration import SaveDuration, likely_s, too_late
+from elastic.loop.storage.save_duration import SaveDuration, likely_s, older_left_s, too_late, upload_order
 from elastic.loop.storage.save_schedule import SoonSave
 from elastic.loop.storage.saver import Saver
 from elastic.membership import environment
@@ -145,7 +147,7 @@ def test_a_save_that_may_come_too_late_is_said_before_it_begins_and_once(
     context, state = SimpleNamespace(console=SimpleNamespace(warn=said.append)), SimpleNamespace(step=120)
     nodes = SimpleNamespace(uploaders=3)
     departure: Any = SimpleNamespace(by_s=by_s, _context=context, _state=state, _said_late=False, _shared_save=nodes)
-    likely = SimpleNamespace(likely_s=lambda step, uploaders: likely_s, uploaders=lambda nodes: nodes)
+    likely = SimpleNamespace(likely_s=lambda step, uploaders, left_s: likely_s, uploaders=lambda nodes: nodes)
     saver: Any = SimpleNamespace(**vars(likely), newest="step 100")
     for _ in range(2):
         Departure._look_at_time(departure, saver)
@@ -182,6 +184,61 @@ def test_how_long_a_save_will_take(took_s: float | None, under_way_s: list[float
 def test_of_nodes_that_share_a_save_each_uploads_a_part_of_what_is_not_begun() -> None:
     assert likely_s(20.0, [5.0], uploaders=4) == 15.0 + 5.0
     assert likely_s(None, [5.0], uploaders=4) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("older_s", "newest_s", "left_s", "newest_first", "why"),
+    [
+        (10.0, 20.0, 30.0, False, "both are likely to be done"),
+        (10.0, 20.0, 29.0, True, "only one is likely to be done"),
+        (1.0, 20.0, 20.5, False, "the newest is not likely to be done"),  # another process takes a while, too
+        (1.0, 60.0, 30.0, False, "the newest is not likely to be done"),
+        (40.0, 20.0, 30.0, True, "only one is likely to be done"),
+        (40.0, 60.0, 30.0, False, "neither is likely to be done"),
+        (40.0, 60.0, -1.0, False, "neither is likely to be done"),
+        (None, 20.0, 30.0, False, "not known yet"),
+        (10.0, None, 30.0, False, "not known yet"),
+    ],
+)
+def test_what_is_being_uploaded_gives_way_where_only_the_newest_is_done_in_time(
+    older_s: float | None, newest_s: float | None, left_s: float, newest_first: bool, why: str
+) -> None:
+    order = upload_order(older_s, newest_s, left_s)
+    assert order.newest_first == newest_first
+    assert why in order.why
+    assert order.both == (why.startswith(("both", "not known")))
+
+
+@given(
+    older_s=st.floats(0.0, 1e4), newest_s=st.floats(0.0, 1e4), left_s=st.floats(-10.0, 1e4), sooner_s=st.floats(0, 1e4)
+)
+def test_nothing_is_given_up_for_what_would_come_too_late_and_what_was_given_up_for_never_waits_for_less_time(
+    older_s: float, newest_s: float, left_s: float, sooner_s: float
+) -> None:
+    order = upload_order(older_s, newest_s, left_s)
+    if order.newest_first:
+        assert newest_s < left_s < older_s + newest_s
+        assert upload_order(older_s + sooner_s, newest_s, left_s).newest_first
+
+
+def test_how_long_an_older_save_is_uploaded_yet() -> None:
+    assert older_left_s(7.0, 5.0, 20.0) == 7.0
+    assert older_left_s(None, 5.0, 20.0) == 15.0
+    assert older_left_s(None, 30.0, 20.0) == 30.0, "it is overdue"
+    assert older_left_s(None, 5.0, None) is None
+
+
+def test_a_save_that_stores_nothing_more_does_not_seem_to_be_done_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stalled upload had no time left to go, and neither gave way nor was it said to come too late."""
+    at = {"now_s": 0.0}
+    monkeypatch.setattr("checkpoint.save.handle.time.monotonic", lambda: at["now_s"])
+    saving, left_s = Saving(1), []
+    for now_s, stored in ((0.0, 0), (10.0, 50), (14.0, None), (40.0, None)):
+        at["now_s"] = now_s
+        if stored is not None:
+            saving.has_stored(stored, of=100)
+        left_s.append(saving.likely_left_s)
+    assert left_s == [None, 10.0, 6.0, 40.0]
 
 
 def test_a_save_that_goes_too_slowly_for_its_deadline_is_said() -> None:

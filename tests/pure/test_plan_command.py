@@ -248,3 +248,75 @@ def test_the_page_shows_what_its_commands_print(
         else:
             missing = [line for line in text.splitlines() if line.strip() not in printed]
             assert not missing, f"{missing[0]}\n{printed}"
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        *((f"--{name}={text}", "a price") for name in ("price", "spot-price", "save-price") for text in ("nan", "-1")),
+        ("--price=inf", "a price"),
+        ("--price=1e400", "at most 1e+09"),
+        ("--parameters=1e400", "at most 1e+18"),
+        ("--parameters=0", "more than 0"),
+        ("--state=0", "more than 0"),
+        ("--state=1e300", "at most 1e+18"),
+        ("--batch-time=0", "more than 0"),
+        ("--batch-time=1e300s", "at most 365d"),
+        ("--upload=0B/s", "nothing is ever saved at that"),
+        ("--upload=1e400B/s", "at most 1e+18"),
+        ("--across=0GB/s:1us", "a link of no bandwidth"),
+        ("--lifetime=0", "more than 0"),
+        ("--lifetime=1e300d", "at most 365d"),
+        ("--at-risk=0", "more than 0"),
+        ("--parameters=\u0661\u0662M", "a number such as 124M"),
+    ],
+)
+def test_a_quantity_that_nobody_has_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], argument: str, expected: str
+) -> None:
+    """They ended as overflows, took for ever, or as figures that mean nothing, such as a price of nan."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", *JOB, argument])
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"argument {argument.partition('=')[0]}" in said.err
+    assert expected in said.err
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_more_workers_or_shares_than_a_plan_can_speak_of_are_refused(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """It took for ever."""
+    said = refused(capsys, command, *JOB, "--nodes=1000000000000")
+    assert "8,000,000,000,000 workers; expected at most 20,000" in said
+    assert "expected at most 200,000" in refused(capsys, command, *JOB, "--virtual-workers=99999999")
+    assert "--parameters 0.5; expected 1 or more" in refused(capsys, command, *JOB, "--parameters=0.5")
+
+
+def test_what_cannot_be_run_or_drawn_is_refused_before_anything_is_planned(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert "--steps 1.5; expected a whole number" in refused(capsys, "plan", *JOB, "--steps=1.5")
+    for name in ("picture", "picture.txt"):
+        assert "ends in one of .png, .svg, .pdf" in refused(capsys, "plan", *JOB, f"--plot={tmp_path / name}")
+    with pytest.raises(SystemExit, match="2"):
+        main(["simulate", *JOB, "--fixed=0"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", ["1e999", "NaN", "-1", "0", "true", '"1"'])
+def test_a_measured_rate_that_is_none_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, value: str
+) -> None:
+    (tmp_path / "figures.json").write_text(f'{{"upload_bytes_per_s": {{"value": {value}}}}}')
+    said = refused(capsys, "plan", *JOB, f"--figures={tmp_path / 'figures.json'}")
+    assert "upload_bytes_per_s is" in said
+    assert "a number from 1 to 1e+18" in said
+
+
+def test_where_no_file_can_be_written_nothing_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It was known after minutes of measuring."""
+    for file in (tmp_path, tmp_path / "nowhere" / "here.json"):
+        assert "nothing was measured" in refused(capsys, "plan", f"--measure={file}")
+    assert "expected 1 to 256" in refused(capsys, "plan", "--measure=here.json", "--workers=100000")

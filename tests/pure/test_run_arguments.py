@@ -11,6 +11,7 @@ import torch
 
 from elastic.errors import ConfigError
 from elastic.launch.arguments import parse, parser
+from elastic.launch.workers.logs import Logs
 
 
 @pytest.fixture
@@ -126,6 +127,35 @@ def test_what_has_no_meaning_here_is_refused(flags: list[str], script: str) -> N
     """Ignoring a flag that somebody relies on is worse than an error."""
     with pytest.raises(ConfigError):
         parse([*flags, script])
+
+
+@pytest.mark.parametrize("nodes", ["0", "-1", "2:1", "x", ":", "1:", "1:2:3", "1.5", "nan", "\u0663"])
+def test_a_number_of_nodes_that_is_none_is_refused_by_its_flag(nodes: str, script: str) -> None:
+    """Where torch's own words were "invalid literal for int() with base 10"."""
+    with pytest.raises(ConfigError, match=f"--nnodes={nodes}; expected a number of nodes, or MIN:MAX"):
+        parse([f"--nnodes={nodes}", script])
+
+
+@pytest.mark.parametrize("value", ["abc", "nan", "inf", "-1", "0", "1e300"])
+def test_a_timeout_that_is_none_is_refused_by_its_name(value: str, script: str) -> None:
+    """It ended in a traceback once the nodes were to meet."""
+    meet = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=host1"]
+    with pytest.raises(ConfigError, match=f"--rdzv-conf join_timeout={value}; expected seconds, above 0"):
+        parse([*meet, f"--rdzv-conf=join_timeout={value}", script])
+
+
+def test_a_folder_for_logs_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    """It was a traceback."""
+    (tmp_path / "file").touch()
+    rules = parse([f"--log-dir={tmp_path / 'file' / 'logs'}", "-r", "3", str(tmp_path / "file")]).logs
+    with pytest.raises(ConfigError, match=r"--log-dir (.|\n)*no worker was started"):
+        Logs(rules, say=print).open(0, 0)
+
+
+def test_more_workers_than_an_agent_can_speak_of_are_refused(script: str) -> None:
+    """It ended in a traceback, once it had begun."""
+    with pytest.raises(ConfigError, match="at least 1 and at most 4096, found 999999"):
+        parse(["--nproc-per-node=999999", script])
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:

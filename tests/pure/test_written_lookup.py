@@ -60,6 +60,14 @@ def test_a_hub_that_is_written_over_nonsense_is_found(tmp_path: Path) -> None:
         joined.close()
 
 
+def test_a_url_that_no_storage_has_ends_the_search_with_why() -> None:
+    """The thread that looked died of it, and the node waited for its word until the deadline."""
+    looks = LookupByUrl("nosuch://bucket/run", None, OWN)
+    assert looks.looked.wait(WITHIN_S)
+    looks.end()
+    assert "Protocol not known: nosuch" in str(looks.failure)
+
+
 def test_an_agent_asks_neither_itself_nor_goes_there() -> None:
     """With --port-range, an agent that is started again has the address of the one before it, which is still written:
     each look asked its own port, where nobody listens yet, for five seconds."""

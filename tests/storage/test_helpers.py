@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint import Checkpointer, Helper, StorageError, digest
+from checkpoint import Checkpointer, Helper, SaveDropped, StorageError, digest
 from checkpoint.net.framing import NotAMessage
 from checkpoint.runs.history import read_manifest
 from checkpoint.storage import open_storage
 from checkpoint.testing import Delay, Error, Hang, Plan, TornWrite
 from tests.kit.ranks import Died, returned, run_ranks
 from tests.kit.s3 import S3Server
+from tests.storage.beside import writers
 from tests.storage.together import own_writer, writers_left
 
 WITHIN_S = 120.0
@@ -253,6 +254,37 @@ def test_without_warm_and_for_one_object_nobody_is_invited(tmp_path: Path) -> No
         runs.warm(state())
         assert runs.invite([1]) is None
         assert runs.save(1, state()).objects == 1
+
+
+def test_without_warm_what_it_makes_is_made_with_the_invitation(tmp_path: Path, nothing_is_left: None) -> None:
+    with Checkpointer(tmp_path / "one") as runs:
+        assert runs.invite([1], state=state()) is None
+        assert writers() == [], "one object is nothing to share"
+    with Checkpointer(tmp_path / "run", shard_bytes=SHARD_BYTES) as runs:
+        assert runs.invite([1], state=state()) is not None
+        assert runs.save(1, state(), blocking=False).wait(WITHIN_S).step == 1
+
+
+@pytest.mark.parametrize("hanging", ["*", "*1.*"], ids=["all objects", "some"])
+def test_saves_that_are_given_up_leave_the_next_one_the_storage(
+    tmp_path: Path, nothing_is_left: None, hanging: str
+) -> None:
+    """One hangs, and one waits behind it. Whoever is invited afterwards helps with what comes next."""
+    url, options = place(str(tmp_path), Plan(Hang(LONG_S, on="write", path=f"*/s000000001-*/{hanging}")))
+    said: list[str] = []
+    with Checkpointer(url, storage_options=options, shard_bytes=SHARD_BYTES, log=said.append) as runs:
+        runs.give_up_saves()
+        first, waiting = (runs.save(step, state(), blocking=False) for step in (1, 2))
+        runs.give_up_saves()
+        for one in (first, waiting):
+            with pytest.raises(SaveDropped, match="given up"):
+                one.wait(WITHIN_S)
+        assert runs.invite([1], state=state()) is not None
+        assert runs.save(3, state(), blocking=False).wait(WITHIN_S).step == 3
+        runs.give_up_saves()
+        assert [commit.step for commit in runs.list()] == [3]
+        assert all(one.ok for one in runs.verify())
+    assert said == []
 
 
 def test_what_is_no_invitation_is_refused(tmp_path: Path) -> None:

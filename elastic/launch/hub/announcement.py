@@ -5,7 +5,8 @@ opens an empty store, and by the same command would wait there for others, who h
 
 Promises  what another run with the same id has written there stays.
           Where two agents took themselves for the hub, the word of the one that is stays in the end: it looks again.
-          A run that is over takes its word back: in a store that outlives it the next run would wait for its hub.
+          A run that is over takes its word back: in a store that outlives it the next run would wait for its hub. At
+          the run's URL it says that it is over.
 Leaves    to meeting.py, that such a node looks there until it meets others; and those who meet by the run's URL, who
           read there where the hub is.
 
@@ -45,12 +46,14 @@ class HubAnnouncement:
     hosts  HOST:PORT each; one that is empty stands for this machine
     key    in the store
     hub    where this node's agent listens, and the nonce of its run
+    url    of the run; None: nobody looks there
     """
 
-    def __init__(self, hosts: Sequence[str], key: str, hub: Mapping[str, Any]) -> None:
+    def __init__(self, hosts: Sequence[str], key: str, hub: Mapping[str, Any], url: str | None = None) -> None:
         self._places = [parse_rendezvous_endpoint(host, DEFAULT_PORT) for host in hosts]
         self._key = key
         self._hub = hub
+        self._url = url
         self._ended = threading.Event()
         self._is_over = False
         self._threads: list[threading.Thread] = []
@@ -70,13 +73,25 @@ class HubAnnouncement:
         """Another one has it, or nobody. A look that has begun is left to itself."""
         self._ended.set()
 
-    def withdraw(self) -> None:
-        """The run is over, and was here. Stores that answer within two seconds lose what stands there of its hub."""
+    def withdraw(self, *, everywhere: bool) -> None:
+        """The run is over, and was here. Stores that answer within two seconds lose what stands there of its hub.
+
+        everywhere  nobody may be going on with it on another side of a cut, so its URL says that it is over
+        """
         self._is_over = True
         self._ended.set()
+        if everywhere and self._url is not None:
+            self._threads.append(threading.Thread(target=self._say_over, name="elastic-announce", daemon=True))
+            self._threads[-1].start()
         deadline = time.monotonic() + _WITHDRAW_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _say_over(self) -> None:
+        from elastic.membership import hub_file  # which loads fsspec
+
+        with contextlib.suppress(hub_file.CheckpointError):  # whoever comes next waits a while
+            hub_file.write_end(self._url or "", self._hub["nonce"])
 
     def _keep_saying(self, place: tuple[str, int], ended: threading.Event) -> None:
         told = False

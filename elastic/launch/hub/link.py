@@ -104,6 +104,7 @@ class HubLink:
         self._callers: list[Caller] = []  # which have lost the hub before we have
         self._run_ended = False
         self._run_is_over = False  # the hub has said so
+        self._may_go_on_elsewhere = False  # as it did, with those who were missing then
         self._handed_over_s: float | None = None
 
     def open(
@@ -196,13 +197,19 @@ class HubLink:
         for caller in self._callers:
             caller.connection.close()
         if self._announcement is not None:
-            is_over = self._serving is not None and (self._run_is_over or not self._serving.others)
-            self._announcement.withdraw() if is_over else self._announcement.end()
+            self._withdraw_or_end(self._announcement)
         if self._serving is not None:
             self._serving.close()
         if self._attending is not None:
             self._attending.connection.close()
         self._port.close()
+
+    def _withdraw_or_end(self, announcement: HubAnnouncement) -> None:
+        if self._serving is None or not (self._run_is_over or not self._serving.others):
+            announcement.end()
+            return
+        missing = self._may_go_on_elsewhere if self._run_is_over else bool(self._serving.hub.missing())
+        announcement.withdraw(everywhere=not missing and self._handed_over_s is None)
 
     # hearing the hub
 
@@ -235,8 +242,9 @@ class HubLink:
             case Refusal(why=why):
                 self._is_refused(why)
             case _:
-                self._run_is_over |= isinstance(said, RunIsOver)
-                self._run_ended |= self._run_is_over
+                if isinstance(said, RunIsOver) and not self._run_is_over:
+                    self._run_is_over = self._run_ended = True  # and others end from now on, so that they are missing
+                    self._may_go_on_elsewhere = self._serving is not None and bool(self._serving.hub.missing())
                 self._to_node(worker, message)
 
     def _reached(self, name: str | None, address: Address | None, sock: socket.socket) -> None:

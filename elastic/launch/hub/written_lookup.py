@@ -136,6 +136,9 @@ class LookupByUrl:
                 if not self._was_read:
                     self.failure = failure
                     return
+            except (ImportError, ValueError) as failure:  # of fsspec: no storage has such a URL, or not here
+                self.failure = failure
+                return
             finally:
                 self.looked.set()
             self._stopping.wait(_LOOK_S)

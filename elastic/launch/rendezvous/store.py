@@ -51,6 +51,14 @@ def meeting_places(endpoint: str) -> MeetingPlaces:
     if len(urls) > 1:
         raise ConfigError(f"--rdzv-endpoint takes one or more HOST:PORT and one URL of the run, found {endpoint}")
     hosts = tuple(dict.fromkeys(part for part in parts if part not in urls))
+    for host in hosts:
+        try:
+            parse_rendezvous_endpoint(host, DEFAULT_PORT)
+        except ValueError as wrong:
+            raise ConfigError(
+                f"--rdzv-endpoint {endpoint}: {wrong}\n  state  nothing was started\n"
+                "  next   name HOST or HOST:PORT, or the run's URL, or a folder that begins with / or ./"
+            ) from wrong
     return MeetingPlaces(hosts or (() if urls else ("",)), urls[0] if urls else None)
 
 

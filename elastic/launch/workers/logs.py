@@ -16,6 +16,8 @@ from pathlib import Path
 from string import Template
 from typing import TextIO
 
+from elastic.errors import ConfigError
+
 PREFIX = "[${role_name}${local_rank}]:"
 _OUT, _ERR = 1, 2  # torchrun's numbers for the two streams; 3 is both, 0 none
 _SHOWN = 1 << 20  # bytes of a file at a time
@@ -107,10 +109,17 @@ class Logs:
 
     def _place(self, local_rank: int, attempt: int) -> Path:
         if self._folder is None:
-            if self._rules.log_dir is not None:
-                os.makedirs(self._rules.log_dir, exist_ok=True)
             prefix = f"{self._rules.run_id.replace(os.sep, '-')}_"
-            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._rules.log_dir)).absolute()
+            try:
+                if self._rules.log_dir is not None:
+                    os.makedirs(self._rules.log_dir, exist_ok=True)
+                self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._rules.log_dir)).absolute()
+            except OSError as refused:
+                where = self._rules.log_dir or tempfile.gettempdir()
+                raise ConfigError(
+                    f"--log-dir {where}: no folder can be made there: {refused}\n"
+                    "  state  no worker was started\n  next   name another folder, or leave the flag out"
+                ) from refused
             self._say(f"the workers' output is in {self._folder}")
         place = self._folder / f"attempt_{attempt}" / str(local_rank)
         place.mkdir(parents=True, exist_ok=True)

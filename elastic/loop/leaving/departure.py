@@ -113,7 +113,7 @@ class Departure:
     def saved_by_all(self) -> None:
         """The coordinator has saved, and all know it. Raises PeerLost, and SystemExit on one that could not save."""
         self.is_settled = True
-        with self._shared_save.shared():
+        with self._shared_save.shared(self.by_s):
             if self._session.restorer.saver is not None:
                 self._save()
             self._wait_for_all(Kind.LEAVE, None)
@@ -251,7 +251,7 @@ class Departure:
         if saver is None or left_s is ABSENT or self._said_late:
             return
         uploaders = saver.uploaders(self._shared_save.uploaders)
-        likely_s = saver.likely_s(self._state.step, uploaders=uploaders)
+        likely_s = saver.likely_s(self._state.step, uploaders=uploaders, left_s=left_s)
         if likely_s is not None and likely_s > left_s:
             self._said_late = True
             self._context.console.warn(

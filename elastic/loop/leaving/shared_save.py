@@ -41,9 +41,12 @@ class SharedSave:
         return 1 + len(self._helpers)
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """While this lasts the coordinator saves, and the others wait for it. All call it together. Raises PeerLost."""
-        helper = self._helper() if self._helpers else None
+    def shared(self, by_s: float | None) -> Iterator[None]:
+        """While this lasts the coordinator saves, and the others wait for it. All call it together. Raises PeerLost.
+
+        by_s  this node is gone then, by time.monotonic(); None: nobody says
+        """
+        helper = self._helper(by_s) if self._helpers else None
         try:
             yield
         finally:
@@ -54,12 +57,12 @@ class SharedSave:
     def _helpers(self) -> list[int]:
         return helpers_of(self._session.view_group.nodes)
 
-    def _helper(self) -> checkpoint.Helper | None:
+    def _helper(self, by_s: float | None) -> checkpoint.Helper | None:
         session, rank = self._session, self._session.view_group.rank
         saver, invitation = session.restorer.saver, None
         if saver is not None:
             session.phases.enter(Phase.SAVING, session.restorer.storage_s)
-            invited = saver.invite(self._helpers)
+            invited = saver.invite(self._helpers, step=session.state.step, by_s=by_s)
             invitation = None if invited is None else json.dumps(invited)
         said = self._wait_for_all(Kind.SAVE, invitation)
         if said is None or rank not in self._helpers:

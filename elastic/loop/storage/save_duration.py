@@ -1,4 +1,5 @@
-"""How long will a save take until it is durable? As long as the last one, after what is being written now.
+"""How long will a save take until it is durable? As long as the last one, after what is being written now. And may
+that stay first, where a deadline is near?
 
 It travels with what is saved: a coordinator that goes on after another one, or after a restart, has made no save
 itself.
@@ -8,11 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from elastic.events import words
 
 _KEY = "save_s"  # in a commit's meta
+_ANEW_S = 3.0  # for another writer process, on a busy machine
 
 
 class SaveDuration:
@@ -53,6 +56,52 @@ def likely_s(took_s: float | None, under_way_s: Sequence[float], *, uploaders: i
     if took_s is None:
         return max(under_way_s, default=None)
     return took_s / uploaders + sum(max(0.0, took_s - begun_s) for begun_s in under_way_s[:1])
+
+
+@dataclass(frozen=True)
+class UploadOrder:
+    """Of an older save that is being uploaded, and the newest.
+
+    newest_first  the older one is given up for it
+    both          are likely to be done in time, the older one first; or nobody knows
+    why           for people
+    """
+
+    newest_first: bool
+    both: bool
+    why: str
+
+
+def older_left_s(as_it_goes_s: float | None, begun_s: float, took_s: float | None) -> float | None:
+    """How long a save is likely to be uploaded yet; None: nobody knows.
+
+    as_it_goes_s  see checkpoint.Saving.likely_left_s; None: nothing of it is stored yet
+    begun_s       how long ago it was begun
+    took_s        by the last one that was committed
+    """
+    if as_it_goes_s is not None or took_s is None:
+        return as_it_goes_s
+    return took_s - begun_s if begun_s < took_s else begun_s  # overdue, and nothing is stored: as long again
+
+
+def upload_order(older_s: float | None, newest_s: float | None, left_s: float) -> UploadOrder:
+    """Which of the two goes first.
+
+    older_s   until the one that is being uploaded is durable; None: nobody knows
+    newest_s  how long the newest takes, once it has the network to itself; None: nobody knows
+    left_s    that the node is still there
+    """
+    if older_s is None or newest_s is None:
+        return UploadOrder(False, True, "how long either takes is not known yet")
+    takes = f"the older one takes {words.seconds(older_s)} more, the newest {words.seconds(newest_s)}"
+    takes += f", and {words.seconds(max(0.0, left_s))} are left"
+    if older_s + newest_s <= left_s:
+        return UploadOrder(False, True, f"both are likely to be done: {takes}")
+    if newest_s + _ANEW_S <= left_s:
+        return UploadOrder(True, False, f"only one is likely to be done: {takes}")
+    if older_s <= left_s:
+        return UploadOrder(False, False, f"the newest is not likely to be done: {takes}")
+    return UploadOrder(False, False, f"neither is likely to be done: {takes}")
 
 
 def too_late(likely_left_s: float | None, left_s: float, newest: str) -> str | None:

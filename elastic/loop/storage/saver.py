@@ -28,7 +28,7 @@ from elastic.errors import Evicted, SavesFailed
 from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.events.log import EventLog
-from elastic.loop.storage.save_duration import SaveDuration, likely_s, too_late
+from elastic.loop.storage.save_duration import SaveDuration, UploadOrder, likely_s, older_left_s, too_late, upload_order
 from elastic.loop.storage.save_schedule import SaveSchedule, SoonSave
 from elastic.loop.storage.under_way import Position, UnderWay
 from elastic.loop.storage.vain_uploads import VainUploads
@@ -45,6 +45,7 @@ NOBODY: Mapping[int, int] = {}
 T = TypeVar("T")
 _LOOK_S = 0.5
 _WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
+_MAKE_READY_S = 5.0  # for that process and memory for a copy, on a busy machine
 
 
 class Saver:
@@ -92,6 +93,7 @@ class Saver:
         self.read_ahead_bytes = 0
         self._objects = 0
         self._underway: list[UnderWay] = []
+        self._order_told: tuple[int, bool] | None = None
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
         self._saved_s = self._opened_s
@@ -255,22 +257,28 @@ class Saver:
         if most is not None and self._failures >= most:
             raise self._saves_failed(step) from self._last_failure
 
-    def likely_s(self, step: int, *, uploaders: int = 1) -> float | None:
+    def likely_s(self, step: int, *, uploaders: int = 1, left_s: float | None = None) -> float | None:
         """How long it will be until what is held after so many steps is durable; None: nobody knows.
 
         uploaders  nodes that will share what is not begun yet
+        left_s     that this node is there: what is being uploaded may be given up for it
         """
         now_s, took_s = self._clock(), self.duration.seconds
+        older, uploaders = self._older_than(step), self.uploaders(uploaders)
+        if older is not None and left_s is not None and took_s is not None:
+            newest_first = self._order(older, left_s, uploaders=uploaders).newest_first
+            if newest_first:
+                return took_s / uploaders
         under_way = [(one.position.step, now_s - one.begun_s) for one in self._underway if not one.saving.done]
         begun_s = dict(under_way).get(step)
         if begun_s is not None:  # it is this one
             return None if took_s is None else max(0.0, took_s - begun_s)
         under_way_s = [begun_s for _, begun_s in under_way]
-        return likely_s(took_s, under_way_s, uploaders=self.uploaders(uploaders))
+        return likely_s(took_s, under_way_s, uploaders=uploaders)
 
     def uploaders(self, nodes: int) -> int:
         """How many of so many nodes have a part in the next save: each an object at least, as of the last one."""
-        return max(1, min(nodes, self._objects)) if self._warmed else 1
+        return max(1, min(nodes, self._objects))
 
     def _newest_meta(self) -> dict[str, Any]:
         """In a thread of its own. Empty where the storage cannot be read."""
@@ -315,13 +323,20 @@ class Saver:
             self._sleep(wait_s)
             wait_s *= 2
 
-    def invite(self, ranks: Sequence[int]) -> dict[str, Any] | None:
-        """To help with what is saved from here on: see Checkpointer.invite. None: nobody can. Raises Evicted."""
+    def invite(self, ranks: Sequence[int], *, step: int, by_s: float | None) -> dict[str, Any] | None:
+        """To help with what is saved from here on: see Checkpointer.invite. None: nobody can. Raises Evicted.
+
+        step  that will be saved
+        by_s  by the clock, after which this node is gone: with little time left nothing is made ready for it
+        """
         self.look()
-        if not self._warmed:
+        self._give_way(step, by_s, uploaders=self.uploaders(1 + len(ranks)))
+        if not self._warmed and by_s is not None and by_s - self._clock() < _MAKE_READY_S:
             return None
         with suppress(checkpoint.CheckpointError):
-            return self._checkpoints.invite(ranks)
+            invitation = self._checkpoints.invite(ranks, state=self._train_state.objects())
+            self._warmed |= invitation is not None
+            return invitation
         return None
 
     def save(self, position: Position, *, must: bool, by_s: float | None = None) -> None:
@@ -332,6 +347,8 @@ class Saver:
         Raises Evicted; CheckpointError where it must.
         """
         self.look()
+        if must:
+            self._give_way(position.step, by_s)
         at_risk = self._soon.begun()
         self._train_state.staging.join()
         self._events.emit(schema.SaveBegun(step=position.step))
@@ -368,8 +385,44 @@ class Saver:
             return
         if commit is not None:
             self._committed(position, commit, stall_s, stall_s)
-        elif must:
-            self._await(saving, by_s)
+        elif must and not self._await(saving, by_s):
+            self.save(position, must=must, by_s=by_s)
+
+    def _older_than(self, step: int) -> UnderWay | None:
+        """What is being uploaded of another step, if it may be given up. Not where bad steps go back to saves: what
+        they go back to must not depend on how fast one is uploaded."""
+        older = next((one for one in self._underway if not one.saving.done), None)
+        return None if older is None or older.position.step == step or self._config.goes_back else older
+
+    def _order(self, older: UnderWay, left_s: float, *, uploaders: int) -> UploadOrder:
+        took_s, begun_s = self.duration.seconds, self._clock() - older.begun_s
+        older_s = older_left_s(older.saving.likely_left_s, begun_s, took_s)
+        if took_s is None and older_s is not None:
+            took_s = begun_s + older_s
+        return upload_order(older_s, None if took_s is None else took_s / uploaders, left_s)
+
+    def _give_way(self, step: int, by_s: float | None, *, uploaders: int = 1) -> bool:
+        """Whether what was being uploaded, and all behind it, was given up for this step. Raises Evicted.
+
+        by_s       by the clock, after which this node is gone; None: nobody says, so all is uploaded
+        uploaders  nodes that share this one
+        """
+        older = self._older_than(step) if by_s is not None else None
+        if older is None or by_s is None:
+            return False
+        left_s = by_s - self._clock()
+        order, at = self._order(older, left_s, uploaders=uploaders), older.position.step
+        if not order.both and self._order_told != (at, order.newest_first):
+            self._order_told = at, order.newest_first
+            first = "newest" if order.newest_first else "older"
+            said = schema.SaveOrder(step=step, older=at, first=first, why=order.why, left_s=round(max(0.0, left_s), 3))
+            self._events.emit(said)
+            what = "is given up for" if order.newest_first else "is being uploaded, and goes before"
+            self._console.say(f"the save of step {at} {what} that of step {step}: {order.why}")
+        if order.newest_first:
+            self._checkpoints.give_up_saves()
+            self.look()
+        return order.newest_first
 
     def _lent(self) -> list[torch.Tensor]:
         """What is copied while training goes on. Nothing where bad steps go back to saves: which of them are there must
@@ -385,19 +438,25 @@ class Saver:
         self.schedule.last_s, self.schedule.owes_one = self._clock(), False
         return self.schedule.last_s
 
-    def _await(self, saving: checkpoint.Saving, by_s: float | None) -> None:
-        """If this process is killed meanwhile, the writer process commits it all the same."""
+    def _await(self, saving: checkpoint.Saving, by_s: float | None) -> bool:
+        """If this process is killed meanwhile, the writer process commits it all the same. False: an older one was
+        given up for it, and it is to be made anew."""
+        said = False
         while by_s is not None and not saving.done:
             with suppress(checkpoint.CheckpointError, TimeoutError):
                 saving.wait(_LOOK_S)
-            if (words := too_late(saving.likely_left_s, by_s - self._clock(), self.newest)) is not None:
+            if not saving.done and self._give_way(saving.step, by_s):
+                return False
+            words = too_late(saving.likely_left_s, by_s - self._clock(), self.newest)
+            if words is not None and not said:
                 self._console.warn(words)
-                by_s = None
+                said = True
         with suppress(checkpoint.CheckpointError):
             saving.wait()
         self.look()
         if saving.error is not None:
             raise saving.error
+        return True
 
     def close(self, *, abruptly: bool = False) -> None:
         """abruptly  what is under way is left to the writer process: others wait for this one's end"""

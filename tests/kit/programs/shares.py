@@ -1,10 +1,13 @@
 """A run on several nodes, each with one worker, that wait until all of them are told to leave:
 
-    elastic run … -m tests.kit.programs.shares URL FOLDER --nodes N [--storage JSON] [--odd]
+    elastic run … -m tests.kit.programs.shares URL FOLDER --nodes N [--storage JSON] [--odd] [--warm-after SECONDS]
+        [--save-every N] [--waits-at N]
 
 Its state has some forty objects. Workers say at the end of a step how many share it (FOLDER/shared-by-2). Once it is N,
 each says that it waits (FOLDER/waits-RANK), and goes on when it has been told. --odd: what this one would save is
 another state in one object.
+--warm-after: a coordinator that is so old has a writer process. --save-every: so many steps. --waits-at: not before the
+step of that index.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import torch
 
 import checkpoint
 import elastic
+from elastic.loop import saver
 from tests.kit.programs.leaves import wait_for_notice
 
 SHARD_BYTES = 20_000
@@ -47,11 +51,17 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--storage", type=json.loads, help="storage_options, as JSON")
     parser.add_argument("--odd", action="store_true")
+    parser.add_argument("--warm-after", type=float)
+    parser.add_argument("--save-every", type=int, default=10**9)
+    parser.add_argument("--waits-at", type=int, default=0)
     parser.add_argument("--steps", type=int, default=10_000)
     options = parser.parse_args()
     defaults = checkpoint.Checkpointer.__init__.__kwdefaults__
     assert defaults is not None
     defaults["shard_bytes"] = SHARD_BYTES
+
+    if options.warm_after is not None:
+        saver._WARM_AFTER_S = options.warm_after
 
     elastic.seed(0)
     model = torch.nn.Linear(WIDTH, 1)
@@ -64,7 +74,7 @@ def main() -> None:
         batch_size=16,
         virtual_workers=4,
         steps=options.steps,
-        save_every=10**9,
+        save_every=options.save_every,
         storage_options=options.storage,
     ) as run:
         for step in run:
@@ -72,7 +82,7 @@ def main() -> None:
                 step.backward(((model(points) - values) ** 2).sum(), len(values))
             if options.nodes:
                 (options.folder / f"shared-by-{run.world_size}").touch()
-            if run.world_size == options.nodes:
+            if run.world_size == options.nodes and run.step_index >= options.waits_at:
                 (options.folder / f"waits-{run.rank}").touch()
                 wait_for_notice(run)
             elif options.nodes:
