@@ -279,6 +279,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     def teardown(self) -> None:
         """Where there was nothing left to train, this is the first to come."""
+        if self._is_open and self._progress is not None:
+            self._progress.own.begin_step()
         self._stack.close()
         super().teardown()
 

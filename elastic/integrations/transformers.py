@@ -289,6 +289,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         state.best_model_checkpoint = best
 
     def _finalize_training(self, *args: Any) -> Any:
+        self._progress.own.begin_step()  # of a run that was finished
         self._stack.close()  # the run's last save, before the best model is loaded
         self._progress.is_looping = False
         return super()._finalize_training(*args)

@@ -25,6 +25,7 @@ import checkpoint
 from checkpoint.errors import UnsupportedValue
 from checkpoint.format.tree import is_stateful
 from elastic.errors import UNTOUCHED, StepError
+from elastic.state.attributes import is_plain
 
 _ABSENT: Any = object()
 _BYTES_MAX = 1 << 14
@@ -33,6 +34,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _SEQUENCES = (list, tuple, deque, set, frozenset)
 _MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
 _CONTAINERS = (*_SEQUENCES, *_MAPPINGS)
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
 _OF_THE_RUN = (torch.optim.Optimizer, torch.utils.data.DataLoader, type)
 _ITEMS_MAX = (1024, 32, 32, 32)  # that are looked at one by one, by depth; of more, whether they are as many
 
@@ -59,7 +61,8 @@ class OwnAttributes:
     def __init__(self, holders: Callable[[], Collection[Holder]], is_runs: Callable[[Any], bool]) -> None:
         self._holders = holders
         self._is_runs = is_runs
-        self._built = self._marks()
+        self._built = self._marks(self._deep_holders())
+        self._objects: set[str] | None = None  # those that are there when the first step begins
         self._waiting: Mapping[str, Any] = {}
         self._lines: dict[str, _Lines] = {}
 
@@ -68,7 +71,7 @@ class OwnAttributes:
         if self._waiting:
             return dict(self._waiting)
         values, histories, objects = {}, {}, {}
-        for name, _, _, value in self._attributes():
+        for name, _, _, value in self._attributes(self._deep_holders()):
             before = self._built[name] if name in self._built else self._of_class(name)
             if _mark(value) == before and (_is_value(value) or isinstance(value, torch.nn.Module)):
                 continue  # of other objects nobody knows whether they have changed
@@ -79,6 +82,8 @@ class OwnAttributes:
                     else:
                         values[name] = _plain(value)
                 continue
+            if self._objects is not None and name not in self._objects:
+                raise _made_late(name, value)
             state = value.state_dict()
             with suppress(UnsupportedValue):
                 checkpoint.encode(state)
@@ -91,12 +96,16 @@ class OwnAttributes:
         self._waiting = dict(state)
 
     def begin_step(self) -> None:
-        """Before a step's hooks."""
+        """Before a step's hooks, or where none is left."""
         waiting, self._waiting = self._waiting, {}
+        if self._objects is None:
+            every = self._attributes(self._holders())
+            self._objects = {name for name, _, _, value in every if not _is_value(value)}
         if not waiting:
             return
-        there = {name: (holder, key, value) for name, holder, key, value in self._attributes()}
-        named = {one.name: one.holder for one in self._holders()}
+        holders = self._deep_holders()
+        there = {name: (holder, key, value) for name, holder, key, value in self._attributes(holders)}
+        named = {one.name: one.holder for one in holders}
         histories = {name: _of_lines(text) for name, text in waiting["histories"].items()}
         for name, value in {**waiting["values"], **histories}.items():
             owner, _, key = name.rpartition(".")
@@ -111,10 +120,10 @@ class OwnAttributes:
 
         where, state  for the message: the code that shares run, and what became of the run
         """
-        before = self._marks()
+        before = self._marks(self._holders())
 
         def check() -> None:
-            if (now := self._marks()) == before:
+            if (now := self._marks(self._holders())) == before:
                 return
             marked = {name: before[name] if name in before else self._of_class(name) for name in {**now, **before}}
             if not (changed := [name for name, mark in marked.items() if now.get(name) != mark]):
@@ -132,23 +141,48 @@ class OwnAttributes:
 
         return check
 
-    def _marks(self) -> dict[str, Any]:
-        return {name: _mark(value) for name, _, _, value in self._attributes()}
+    def _marks(self, holders: Collection[Holder]) -> dict[str, Any]:
+        return {name: _mark(value) for name, _, _, value in self._attributes(holders)}
+
+    def _deep_holders(self) -> list[Holder]:
+        """Also the modules that are held, and those within: a metric keeps in attributes what no state_dict has."""
+        holders = list(self._holders())
+        held = [
+            (name, value)
+            for name, _, _, value in self._attributes(holders)
+            if isinstance(value, torch.nn.Module) and not _is_value(value)
+        ]
+        within = [
+            Holder(f"{name}:{path}", module, lambda key, value: key in _OF_MODULES or not is_plain(value))
+            for name, value in held
+            for path, module in value.named_modules()
+        ]
+        return holders + within
 
     def _of_class(self, name: str) -> Any:
         """The mark of what an object has from its class, as long as it has not set it itself."""
         owner, _, key = name.rpartition(".")
-        value = next(getattr(type(one.holder), key, _ABSENT) for one in self._holders() if one.name == owner)
+        held = (getattr(type(one.holder), key, _ABSENT) for one in self._deep_holders() if one.name == owner)
+        value = next(held, _ABSENT)
         return None if value is _ABSENT else _mark(value)
 
-    def _attributes(self) -> Iterator[tuple[str, Any, str, Any]]:
-        for name, holder, is_others in self._holders():
+    def _attributes(self, holders: Collection[Holder]) -> Iterator[tuple[str, Any, str, Any]]:
+        for name, holder, is_others in holders:
             for key, value in list(vars(holder).items()):
                 if not is_others(key, value) and (_is_value(value) or self._is_object(value)):
                     yield f"{name}.{key}", holder, key, value
 
     def _is_object(self, value: Any) -> bool:
         return is_stateful(value) and not isinstance(value, _OF_THE_RUN) and not self._is_runs(value)
+
+
+def _made_late(name: str, value: Any) -> StepError:
+    return StepError(
+        f"{name}, a {type(value).__name__}, was made in the midst of the training\n"
+        "  found  a worker that joins, and a run that is resumed, have none to give its state to\n"
+        "  state  what the run has applied stays\n"
+        "  next   make it when the training begins: in __init__, or in the hook of the training's start"
+    )
 
 
 def _is_value(value: Any, depth: int = 0) -> bool:

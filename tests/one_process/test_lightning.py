@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
@@ -377,6 +378,44 @@ def test_what_callbacks_and_a_module_keep_in_attributes_goes_on(tmp_path: Path) 
 
     assert train(tmp_path / "cut") == whole
     assert len(whole[2]) == 144
+
+
+class Averaging(L.Callback):  # type: ignore[misc]
+    """Its metric has an empty state_dict."""
+
+    def __init__(self) -> None:
+        self.mean = torchmetrics.MeanMetric()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+        self.mean.update(float(outputs["loss"]))
+        for group in trainer.optimizers[0].param_groups:
+            group["weight_decay"] = float(self.mean.compute())
+
+
+def test_a_metric_of_a_callback_goes_on_and_a_finished_run_has_it(tmp_path: Path) -> None:
+    def train(url: Path, cut: int | None = None) -> Any:
+        averaging = Averaging()
+        module = fit(url, averaging, cut=cut)
+        return [p.tolist() for p in module.parameters()], float(averaging.mean.compute())
+
+    whole = train(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="cut"):
+        train(tmp_path / "cut", 10)
+
+    assert train(tmp_path / "cut") == whole
+    assert train(tmp_path / "cut") == whole, "finished, and started again"
+
+
+class MakesLate(L.Callback):  # type: ignore[misc]
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        if trainer.global_step == 2:
+            self.average = copy.deepcopy(module.net)
+
+
+def test_what_a_callback_makes_in_the_midst_of_the_training_is_refused(tmp_path: Path) -> None:
+    """On a worker that joins there is none to give its state to."""
+    with pytest.raises(StepError, match=r"MakesLate0\.average, a Sequential, was made in the midst"):
+        fit(tmp_path, MakesLate())
 
 
 class NotesLosses(Module):
