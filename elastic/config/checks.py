@@ -102,7 +102,7 @@ def check_optimizers(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
                 f"optimizer {name!r} is a {type(one).__name__} that has no hooks of torch's\n"
                 "  found  its __init__ does not call that of torch.optim.Optimizer, as those that wrap another one\n"
                 "  next   hand the optimizer over that it wraps, and do the rest where a step is applied: "
-                "if run.stepped"
+                "if run.stepped;\n         accelerator.prepare and fabric.setup come behind the Run"
             ) from None
 
 

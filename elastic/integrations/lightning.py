@@ -8,7 +8,8 @@ backward, which is called once for each of this worker's shares, and again where
 callbacks, validation and stops come once a step, on every worker. What `training_step` logs is logged once a step:
 the mean over all of its examples.
 
-Loops' counters, callbacks' states and logged values are part of the run's state. Checked with lightning 2.6.
+Loops' counters, callbacks' states and logged values are part of the run's state; so is what callbacks without a state,
+and the module, keep in attributes (state/own_attributes.py). Checked with lightning 2.6.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import lightning
@@ -28,6 +30,7 @@ from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
+    StochasticWeightAveraging,
     Timer,
 )
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
@@ -43,10 +46,24 @@ from torchmetrics.utilities import prints
 
 from elastic.data.order import Order
 from elastic.errors import ConfigError
-from elastic.integrations.placing import other_than_shuffle, own_device, passes_over, steps_per_epoch
+from elastic.integrations.placing import check_arguments, other_than_shuffle, own_device, passes_over, steps_per_epoch
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
+from elastic.state.attributes import is_plain
+from elastic.state.own_attributes import Holder, OwnAttributes
+
+_DECIDED = {
+    "model": "trainer.fit(model, ...) has it",
+    "optimizer": "configure_optimizers has it",
+    "scheduler": "configure_optimizers has it",
+    "dataset": "the train loader has it: trainer.fit(model, DataLoader(dataset, ...))",
+    "collate_fn": "the train loader has it: DataLoader(..., collate_fn=)",
+    "num_workers": "the train loader has it: DataLoader(..., num_workers=)",
+    "last_batch": "the train loader has it: DataLoader(..., drop_last=)",
+    "steps": "Trainer(max_steps=)",
+    "epochs": "Trainer(max_epochs=)",
+}
 
 
 class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no types
@@ -77,9 +94,9 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         run: The run, from `fit` on.
 
     Raises:
-        ConfigError: Something was asked for that a run cannot carry exactly, such as manual optimization,
-            accumulate_grad_batches, 16-mixed, ckpt_path, or a Timer; from `fit`, as is what else Run raises.
-        TypeError: What the Trainer has decided is given here, too, such as `model`; from `fit`.
+        ConfigError: What the Trainer decides is given here, such as `model`, or what Run does not have. Something was
+            asked for that a run cannot carry exactly, such as manual optimization, accumulate_grad_batches, 16-mixed,
+            ckpt_path, or a Timer; from `fit`, as is what else Run raises.
     """
 
     strategy_name = "elastic"
@@ -93,6 +110,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         device: torch.device | str | None = None,
         **arguments: Any,
     ) -> None:
+        check_arguments(arguments, Run, whose="ElasticStrategy", decided=_DECIDED)
         super().__init__(device=own_device(device))
         self._is_placed = device is not None
         usual_url, usual_workers = environment.place_of_run()
@@ -123,7 +141,10 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return loader
         if self._loaded:
-            raise ConfigError("the train loader is made a second time\n  next  one train loader, and one fit for a run")
+            raise ConfigError(
+                "the train loader is made a second time, or there are several\n"
+                "  next  one train loader, and one fit for a run; of several, a data set that gives of each"
+            )
         self._loaded = True
         _check(trainer, loader, url=self._url, virtual_workers=self._virtual_workers, arguments=self._arguments)
         batch_size = self._batch_size or loader.batch_size
@@ -147,6 +168,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         trainer = self.lightning_module.trainer
         self._results = trainer.fit_loop.epoch_loop._results = _StepResults(self)
         self._progress = _Progress(trainer, self._results)
+        steps.begin_step = self._progress.own.begin_step
         schedulers = {f"scheduler{i}": one.scheduler for i, one in enumerate(self.lr_scheduler_configs)}
         plateaus = {name: one for name, one in schedulers.items() if isinstance(one, ReduceLROnPlateau)}
         ends = {"steps": trainer.max_steps, "epochs": trainer.max_epochs}
@@ -209,9 +231,12 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         assert run is not None
         assert step is not None
         assert results is not None
+        assert self._progress is not None
+        check = self._progress.own.shares(step.index, "the code for a batch (training_step, or a hook of its pass)")
         with results.of_shares(step):
             for self._share in step:
                 closure()
+                check()
         loss = torch.tensor(run.sums["loss"] / run.count)
         closure._result = ClosureResult(closure_loss=loss)  # the whole step's, for hooks
         results.log_step(run)
@@ -254,6 +279,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     def teardown(self) -> None:
         """Where there was nothing left to train, this is the first to come."""
+        if self._is_open and self._progress is not None:
+            self._progress.own.begin_step()
         self._stack.close()
         super().teardown()
 
@@ -261,13 +288,15 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 class _Steps:
     """The train loader. What it gives are steps, each in a dict, on which no hook of batches has an effect.
 
-    run  whose they are, once it is entered
+    run         whose they are, once it is entered
+    begin_step  is called before a step's hooks
     """
 
     def __init__(self, loader: Any, batch_size: int, *, order: Order | None) -> None:
         self.dataset, self.batch_size, self.drop_last = loader.dataset, batch_size, loader.drop_last
         self._per_epoch = steps_per_epoch(self.dataset, batch_size=batch_size, drops=self.drop_last, order=order)
         self.run: Run | None = None
+        self.begin_step: Callable[[], None] = lambda: None
         self._of_run: Iterator[PlainStep] | None = None
 
     def __len__(self) -> int:
@@ -278,6 +307,7 @@ class _Steps:
             assert self.run is not None
             self._of_run = self.run.steps()
         for step in self._of_run:
+            self.begin_step()
             yield {"step": step}
             if step.last_of_epoch:
                 return
@@ -369,6 +399,7 @@ class _Progress:
     """What of the Trainer must be the same on all workers, on one that joins, and after a restart.
 
     is_looping  this process has begun to train
+    own         what is kept in attributes
 
     The results lie behind a function: of modules that an object in `extra=` holds, attributes travel, too, and what a
     metric caches on one worker, another one need not have.
@@ -380,6 +411,7 @@ class _Progress:
         self._trainer = trainer
         self._results: Callable[[], _StepResults] = lambda: results
         self.is_looping = False
+        self.own = OwnAttributes(partial(_holders, trainer), lambda value: _is_of_the_run(trainer, value))
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -397,6 +429,7 @@ class _Progress:
             "logged metrics": {name: float(value) for name, value in trainer.logged_metrics.items()},
             "logged": self._results().state_dict(),
             "checkpoint": self._of_hooks(),
+            "own": self.own.state_dict(),
         }
 
     def _of_hooks(self) -> dict[str, Any]:
@@ -443,6 +476,7 @@ class _Progress:
             one.dirpath = state.get("dirpath", one.dirpath)  # that of the worker that writes
         if not saved["loops"]["epoch_loop.batch_progress"]["total"]["ready"]:
             return  # the run begins
+        self.own.load_state_dict(saved.get("own", {}))
         fit.load_state_dict(saved["loops"])
         epoch._batches_that_stepped = saved["stepped"]
         trainer.should_stop = saved.get("should_stop", False)
@@ -462,6 +496,29 @@ class _Progress:
             epoch.restarting = epoch.val_loop.restarting = False
 
         epoch.reset = reset
+
+
+def _holders(trainer: Any) -> list[Holder]:
+    """Callbacks that have not said what their state is; and the module, of whose attributes the run carries most."""
+    callbacks = [
+        Holder(f"{type(one).__name__}{number}", one, lambda key, _: False)
+        for number, one in enumerate(trainer.callbacks)
+        if not is_overridden("state_dict", one, parent=Callback) and not type(one).__module__.startswith("lightning.")
+    ]
+    module = trainer.lightning_module
+    usual = vars(lightning.LightningModule())
+
+    def is_others(key: str, value: Any) -> bool:
+        """Of lists of tensors the run knows whether a pass fills them anew."""
+        of_tensors = type(value) is list and any(isinstance(item, torch.Tensor) for item in value[:1])
+        return key in usual or of_tensors or is_plain(value)
+
+    return [*callbacks, Holder("module", module, is_others)]
+
+
+def _is_of_the_run(trainer: Any, value: Any) -> bool:
+    schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
+    return any(value is one for one in (trainer, *schedulers, *trainer.lightning_module.modules()))
 
 
 def _keep_more(trainer: Any) -> bool:
@@ -488,6 +545,10 @@ def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, argumen
          "max_epochs="),
         ("a GradientAccumulationScheduler", _has(trainer, GradientAccumulationScheduler),
          "leave it out: batch_size is what one update counts, micro_batch_size bounds memory"),
+        ("a StochasticWeightAveraging", _has(trainer, StochasticWeightAveraging),
+         "EMAWeightAveraging, or a WeightAveraging: it exchanges the scheduler while the run trains"),
+        ("sync_batchnorm", trainer._accelerator_connector._layer_sync is not None,
+         "leave it out: statistics are those of a share, and running ones the mean over the batch"),
         ("a Timer, or max_time", _has(trainer, Timer),
          "each worker would stop by its own clock"),
         ("val_check_interval= in time", trainer._val_check_time_interval is not None,

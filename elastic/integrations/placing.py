@@ -1,7 +1,11 @@
-"""What frameworks ask before there is a run: this worker's device, how many steps an epoch has, what cannot go on."""
+"""What frameworks ask before there is a run: this worker's device, how many steps an epoch has, what cannot go on, and
+which of a run's arguments they take.
+"""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,3 +62,23 @@ def passes_over(arguments: Mapping[str, Any]) -> bool:
     """Whether these of a Run's pass bad steps over, which a trainer would count all the same. Raises ConfigError."""
     rule = parse(arguments.get("on_bad"))
     return rule is not None and rule.action != "stop"
+
+
+def check_arguments(given: Mapping[str, Any], run: type, *, whose: str, decided: Mapping[str, str]) -> None:
+    """Raises ConfigError for what is none of a run's arguments, or is not for a trainer.
+
+    whose    what they were given to
+    decided  what the trainer decides itself -> where that is said
+    """
+    known = [name for name in inspect.signature(run).parameters if name not in decided and name != "scaler"]
+    for name, value in given.items():
+        if name in decided:
+            found, instead = f"{name}, which the Trainer decides", decided[name]
+        elif name == "scaler" and value is not None:
+            found, instead = "a scaler, which a trainer's loop does not call", "bf16, which needs none"
+        elif name == "scaler" or name in known:
+            continue
+        else:
+            found, near = f"{name}, which elastic.Run does not have", difflib.get_close_matches(name, known, n=1)
+            instead = f"{near[0]}=" if near else f"one of {', '.join(known)}"
+        raise ConfigError(f"{whose} has {found}\n  next  {instead}")

@@ -9,13 +9,16 @@ What the Trainer takes for a batch is a whole step of the run: this worker's sha
 every worker, with the step's own loss: that of all of its examples (of its tokens, where the model's loss counts them).
 
 Trainer state is part of the run's state: its counters, log history (without running times), running loss, best metric,
-and the callbacks that transformers itself can save (`ExportableState`).
+the callbacks that transformers itself can save (`ExportableState`), and what other callbacks, and a trainer of one's
+own, keep in attributes (state/own_attributes.py).
 
 Importing this hides the launcher from accelerate, see accelerate.py. Checked with transformers 5.23.
 """
 
 from __future__ import annotations
 
+import dis
+import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -33,18 +36,30 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.integrations.accelerate import check_alone, follow, hidden_launch
-from elastic.integrations.placing import other_than_shuffle, passes_over, steps_per_epoch
+from elastic.integrations.placing import check_arguments, other_than_shuffle, passes_over, steps_per_epoch
 from elastic.loop.plain.mean_over import mean_over
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
+from elastic.state.own_attributes import Holder, OwnAttributes
 
-_SET_HERE = ("model", "optimizer", "scheduler", "dataset", "collate_fn", "steps", "epochs", "seed", "num_workers",
-             "last_batch")  # fmt: skip
+_DECIDED = {
+    "model": "ElasticTrainer(model=)",
+    "optimizer": "TrainingArguments(optim=), ElasticTrainer(optimizers=), or create_optimizer",
+    "scheduler": "TrainingArguments(lr_scheduler_type=), or ElasticTrainer(optimizers=)",
+    "dataset": "ElasticTrainer(train_dataset=)",
+    "collate_fn": "ElasticTrainer(data_collator=)",
+    "steps": "TrainingArguments(max_steps=)",
+    "epochs": "TrainingArguments(num_train_epochs=)",
+    "seed": "TrainingArguments(seed=), and data_seed=",
+    "num_workers": "TrainingArguments(dataloader_num_workers=)",
+    "last_batch": "TrainingArguments(dataloader_drop_last=)",
+}
 _CARRIED = ("global_step", "epoch", "total_flos", "best_metric", "best_global_step", "best_model_checkpoint")
 _RUNNING_TIMES = ("_runtime", "_per_second")
 _LEFT_OUT = -100  # transformers' label of what does not count
 _APART = "means over something else"
+_OF_FRAMEWORKS = ("transformers", "accelerate", "elastic")
 
 if TYPE_CHECKING:
     _Trainer = Any
@@ -91,6 +106,12 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
                 "train() was given a checkpoint or a trial, and a run goes on from what it saved itself\n"
                 "  next  trainer.train(); weights to begin with are loaded into the model before"
             )
+        if self.run is not None:
+            raise ConfigError(
+                "train() was called a second time, and a run is one training\n"
+                "  next  num_train_epochs= or max_steps= for all of it; or another script, with a run of its own, that "
+                "begins with these weights"
+            )
         accelerator = self.accelerator
         check_alone(accelerator)
         with ExitStack() as self._stack:
@@ -121,6 +142,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         plateau = isinstance(self.lr_scheduler, ReduceLROnPlateau)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         given = dict(self._elastic)
+        self._progress.begin()
         extra = {**given.pop("extra", {}), "trainer": self._progress}
         run = Run(
             model=self.model,
@@ -141,18 +163,38 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         steps.of_run = run.steps()
         return run.step_index // per_epoch, 0
 
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Optimizer and scheduler are the run's by now; an override makes others, unless it looks for them."""
+        made = {
+            "create_optimizer": lambda *_, **__: self.optimizer,
+            "create_scheduler": lambda *_, **__: self.lr_scheduler,
+        }
+        self.__dict__.update(made)
+        try:
+            return super()._prepare_for_training(*args, **kwargs)
+        finally:
+            for name in made:
+                del self.__dict__[name]
+
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """All of this worker's shares of a step; returns the loss of the whole step."""
         run, step = self.run, inputs["step"]
         assert run is not None
-        for batch in step:
-            self._progress.batch = batch
+        for batch in self._progress.shares(step):
             items = self._get_num_items_in_batch([batch], self.args.device)
             super().training_step(model, batch, items)
-        self._progress.batch = None
         if run.sums.get(_APART):
             raise _counted_otherwise(self, step.index)
         return torch.tensor(run.sums["loss"] / run.count, device=self.args.device)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if self._progress.batch is not None:
+            raise StepError(
+                f"log() was called in a batch, with {', '.join(logs)}: each worker would log its own shares\n"
+                f"{UNTOUCHED}  next   self.run.add(name=value * examples) there; and self.log(...) of self.run.sums "
+                "once a step, in a callback's\n         on_step_end, say"
+            )
+        super().log(logs, *args, **kwargs)
 
     def _items(self, batch: Any) -> int:
         """What a batch's loss is a mean over: its targets that are not left out, or, without labels, its examples.
@@ -211,9 +253,12 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
             loss, _, _ = self.prediction_step(self.model, batch, True, ignore_keys=kwargs.get("ignore_keys"))
             return {} if loss is None else {"loss": loss.mean() * examples, "examples": examples}
 
+        where, state = "an evaluation, which the workers share,", "  state  what the run has applied stays\n"
+        check = self._progress.own.shares(run.step_index, where, state)
         sums = run.evaluate(
             dataloader.dataset, losses, batch_size=self.args.eval_batch_size, collate_fn=dataloader.collate_fn
         )
+        check()
         metrics = {}
         if sums:
             metrics[f"{kwargs.get('metric_key_prefix', 'eval')}_loss"] = float(sums["loss"] / sums["examples"])
@@ -244,6 +289,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         state.best_model_checkpoint = best
 
     def _finalize_training(self, *args: Any) -> Any:
+        self._progress.own.begin_step()  # of a run that was finished
         self._stack.close()  # the run's last save, before the best model is loaded
         self._progress.is_looping = False
         return super()._finalize_training(*args)
@@ -288,6 +334,7 @@ class _Steps:
     def __init__(self, trainer: Any, loader: Any) -> None:
         self.dataset, self.collate_fn = loader.dataset, loader.collate_fn
         self.batch_size = trainer._elastic["batch_size"]
+        self._progress = trainer._progress
         self._per_epoch = steps_per_epoch(
             self.dataset,
             batch_size=self.batch_size,
@@ -301,6 +348,7 @@ class _Steps:
 
     def __iter__(self) -> Iterator[dict[str, PlainStep]]:
         for step in self.of_run:
+            self._progress.own.begin_step()
             yield {"step": step}
             if step.last_of_epoch:
                 return
@@ -311,7 +359,10 @@ class _Progress:
 
     batch       in hand
     is_looping  the Trainer is in its loop
+    own         what its callbacks, and a trainer of one's own, keep in attributes, from `begin` on
     """
+
+    own: OwnAttributes
 
     counts_before_steps = True  # see SinceBoundary
 
@@ -319,10 +370,41 @@ class _Progress:
         self._trainer = trainer
         self._loss = (0.0, 0.0, 0, 0.0)
         self._norm: tuple[int, float] | None = None  # the step's index, and that of its gradients
+        self._known = _attributes_of(type(trainer))
         self._logged: list[str] = []
         self._log = ""
         self.batch: Any = None
         self.is_looping = False
+
+    def begin(self) -> None:
+        """Before the run: its objects are as the script built them."""
+        self.own = OwnAttributes(self._holders, self._is_runs)
+
+    def _holders(self) -> list[Holder]:
+        trainer = self._trainer
+        known = self._known
+        return [
+            Holder("trainer", trainer, lambda key, _: key in known),
+            *(
+                Holder(f"{type(one).__name__}{number}", one, lambda key, _: False)
+                for number, one in enumerate(trainer.callback_handler.callbacks)
+                if not isinstance(one, ExportableState) and not _is_of_a_framework(type(one))
+            ),
+        ]
+
+    def _is_runs(self, value: Any) -> bool:
+        trainer = self._trainer
+        given = trainer._elastic.get("extra", {}).values()
+        runs = (trainer, trainer.model, trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler, *given)
+        return any(value is one for one in runs)
+
+    def shares(self, step: PlainStep) -> Iterator[Any]:
+        """This worker's, while they are in hand."""
+        self._check = self.own.shares(step.index, "the trainer's code for a batch")
+        for self.batch in step:
+            yield self.batch
+            self._check()
+        self.batch = None
 
     def counting(self, backward: Any) -> Any:
         """`backward`, before which the loss is added to the run's sums."""
@@ -330,6 +412,7 @@ class _Progress:
         def adds(loss: torch.Tensor, **named: Any) -> None:
             trainer, batch = self._trainer, self.batch
             if batch is not None:
+                self._check()
                 main = batch.get(getattr(trainer.model, "main_input_name", "input_ids"))
                 added = {} if main is None else {"elements": main.numel()}
                 items = trainer._items(batch)
@@ -367,13 +450,16 @@ class _Progress:
             "loss": self._loss,
             "norm": self._norm,
         }
-        return {"trainer": json.dumps(of_trainer, default=float), "log": self._log_history()}
+        own = self.own.state_dict()
+        known = {"trainer": json.dumps(of_trainer, default=float), "log": self._log_history()}
+        return {**known, "own": own} if own else known
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer, saved = self._trainer, _of_trainer(state)
         self._norm = saved["norm"] and tuple(saved["norm"])
         if self.is_looping:
             return  # a step was taken over: this loop stands where the donor's stood, and holds the same
+        self.own.load_state_dict(state.get("own", {}))
         for name, value in saved["state"].items():
             setattr(trainer.state, name, value)
         for one, (name, attributes) in zip(self._exportable(), saved["callbacks"], strict=False):
@@ -409,6 +495,28 @@ def _of_trainer(state: dict[str, Any]) -> dict[str, Any]:
     """The trainer's part of what `_Progress.state_dict` gives; runs saved before 2026-11-24 call it by another name."""
     saved: dict[str, Any] = json.loads(state["trainer"] if "trainer" in state else state["told"])
     return saved
+
+
+def _attributes_of(kind: type) -> frozenset[str]:
+    """The names of the attributes that the code sets of the trainers which this one inherits from."""
+    functions = [
+        inspect.unwrap(value)
+        for one in kind.__mro__
+        if _is_of_a_framework(one)
+        for value in vars(one).values()
+        if callable(value)
+    ]
+    return frozenset(
+        instruction.argval
+        for function in functions
+        if inspect.isfunction(function)
+        for instruction in dis.get_instructions(function)
+        if instruction.opname == "STORE_ATTR"
+    )
+
+
+def _is_of_a_framework(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _OF_FRAMEWORKS
 
 
 def _counted_otherwise(trainer: Any, step: int) -> StepError:
@@ -448,15 +556,13 @@ def _check_handler(args: transformers.TrainingArguments) -> None:
 
 def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
     """Raises ConfigError for what cannot be carried."""
-    missing = [name for name in ("url", "virtual_workers") if name not in elastic]
-    twice = [name for name in _SET_HERE if name in elastic]
-    if missing or twice:
-        found = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(twice)}, which the Trainer decides"
+    if missing := [name for name in ("url", "virtual_workers") if name not in elastic]:
         raise ConfigError(
-            f"elastic={{...}} {found}\n"
+            f"elastic={{...}} lacks {', '.join(missing)}\n"
             "  next  url, virtual_workers, batch_size (of one update, on all workers together), and what else "
             "elastic.Run takes"
         )
+    check_arguments(elastic, Run, whose="elastic={...}", decided=_DECIDED)
     args = trainer.args
     _check_handler(args)
     for found, refused, instead in (

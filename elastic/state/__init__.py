@@ -2,14 +2,15 @@
 
 train_state      all of it, as one tree
 modules          which a run knows, and where their buffers hang; leftout: buffers that load_state_dict would not fill
-attributes       what modules keep in plain attributes; modes: which are in eval mode
+attributes       what modules keep in plain attributes; own_attributes: what a trainer's callbacks do, and the trainer
+modes            which modules are in eval mode
 trained          which parameters train, in which groups; trained_set: one answer to that
 randomness       where every random number comes from
 
 applied          what code between two steps may change, as it was when the last step was applied; rewound: its buffers
 weights          have they been written since the last update? reached: through `.data`
 since_boundary   what a resume would do once more; passed_beginning: what an epoch's beginning does is done once
-body             what the body of a loop may not do
+body             what the body of a loop may not do; clipping: what it may, where there are no gradients yet
 staging          what is being copied for a save is joined before it is written to
 
 on_bad           which steps are bad; health: the losses and norms that say so; finite: are these finite numbers?

@@ -90,6 +90,25 @@ def test_it_is_the_loop_without_elastic(mode: str, micro: int | None, tmp_path: 
     assert close(model, without_elastic())
 
 
+def test_gradients_may_be_clipped_by_value(tmp_path: Path) -> None:
+    """In every body, as a loop does without elastic: before a step's last share there is nothing to clip."""
+
+    def train(url: Path, *, guarded: bool) -> nn.Module:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        with run(url, model, optimizer) as training:
+            for x, y in training.batches():
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                if training.updating or not guarded:
+                    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+                optimizer.step()
+        return model
+
+    free, guarded = train(tmp_path / "free", guarded=False), train(tmp_path / "guarded", guarded=True)
+    assert all(torch.equal(a, b) for a, b in zip(free.parameters(), guarded.parameters(), strict=True))
+
+
 def test_epochs_steps_and_sums_are_counted(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)

@@ -74,6 +74,11 @@ ALLOWED = (
         "elastic/loop/plain/first_loss.py",
     ),
     Allowed(
+        "how torch groups the gradients that it clips by value, which may be none",
+        "_group_tensors_by_device_and_dtype",
+        "elastic/state/clipping.py",
+    ),
+    Allowed(
         "over how many targets a loss is a mean, as autograd's graph has it",
         "_saved_reduction _saved_total_weight _saved_weight",
         "elastic/loop/plain/mean_over.py",
@@ -118,7 +123,7 @@ ALLOWED = (
     ),
     Allowed(
         "the moments of transformers' Trainer that have no callback",
-        "_evaluate _finalize_training _init_training_state _save_checkpoint",
+        "_evaluate _finalize_training _init_training_state _prepare_for_training _save_checkpoint",
         "elastic/integrations/transformers.py",
     ),
     Allowed(
@@ -130,7 +135,8 @@ ALLOWED = (
         "what Lightning's Trainer knows beside its loops' and callbacks' states, and how it collects what is logged",
         "_ResultCollection _batches_that_stepped _call_callbacks_load_state_dict _call_callbacks_state_dict "
         "_call_callbacks_on_load_checkpoint _call_callbacks_on_save_checkpoint _call_lightning_module_hook "
-        "_callback_metrics _logged_metrics _enable_version_counter _logger_connector _restarting _result "
+        "_accelerator_connector _layer_sync _callback_metrics _logged_metrics _enable_version_counter "
+        "_logger_connector _restarting _result "
         "_train_time_interval _val_check_time_interval",
         "elastic/integrations/lightning.py",
     ),

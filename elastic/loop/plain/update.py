@@ -27,6 +27,7 @@ from elastic.errors import UNTOUCHED, StepError
 from elastic.group.sums import Agreed
 from elastic.loop.plain.schedule import OwnSchedules, check_scheduled
 from elastic.loop.plain.step import PlainStep
+from elastic.state.clipping import let_nothing_be_clipped
 
 _of_runs: WeakSet[torch.optim.Optimizer] = WeakSet()
 
@@ -71,6 +72,7 @@ class OwnUpdate:
     def install(self) -> None:
         """Raises ConfigError for an optimizer with a schedule that the run does not know."""
         check_scheduled(self._config)
+        let_nothing_be_clipped()
         for name, optimizer in self._config.optimizers.items():
             self._replace(optimizer, "step", self._gated_step(name, optimizer))
             self._replace(optimizer, "zero_grad", self._gated_zero_grad(name, optimizer))
@@ -122,8 +124,7 @@ class OwnUpdate:
         """What this has to say to an error of the loop's own code."""
         if self._agreed is not None or self._step is None or self._step.in_hand.applied:
             return
-        none = isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error)
-        if none or (isinstance(error, RuntimeError) and "nested_tensorlist" in str(error)):  # clip_grad_value_
+        if isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error):
             yield "elastic: .grad is None until a step's last share: guard what reads it with `if run.updating:`"
         if isinstance(error, AssertionError) and "inf checks" in str(error):
             yield "elastic: hand the scaler over: Run(scaler=scaler)"

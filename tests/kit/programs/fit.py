@@ -97,6 +97,20 @@ class History(L.Callback):  # type: ignore[misc]
         self.logged, self.validations = state["logged"].splitlines(), state["validations"]
 
 
+class Decaying(L.Callback):  # type: ignore[misc]
+    """Without state_dict: the rest of the run depends on it."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.decays: list[tuple[int, float]] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.steps += 1
+        self.decays.append((self.steps, 0.01 * self.steps))
+        for group in trainer.optimizers[0].param_groups:
+            group["weight_decay"] = self.decays[-1][1]
+
+
 class Dying(TorchCheckpointIO):  # type: ignore[misc]
     """The worker that writes the best model of a step is killed in it, once."""
 
@@ -147,8 +161,8 @@ def main() -> None:
     L.seed_everything(0, verbose=False)
     best = ModelCheckpoint(options.url + "-best", monitor="val_loss", filename="best")
     stopping = EarlyStopping("val_loss", patience=options.patience or 20, min_delta=10.0 if options.patience else 0.0)
-    history = History()
-    callbacks = [stopping, best, history, Unhurried(options.unhurried), Losing(options.lose)]
+    history, decaying = History(), Decaying()
+    callbacks = [stopping, best, history, decaying, Unhurried(options.unhurried), Losing(options.lose)]
     bad_examples: dict[str, Any] = {"on_bad_example": "skip"} if options.torn else {}
     shares = 4 if options.torn else 8  # BatchNorm cannot train on what is left of three examples, where that is one
     trainer = L.Trainer(
@@ -178,11 +192,12 @@ def main() -> None:
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "stopping": (stopping.wait_count, stopping.stopped_epoch, float(stopping.best_score)),
         "history": history.state_dict(),
+        "decays": decaying.decays,
         "best": (os.path.basename(best.best_model_path), float(best.best_model_score)),
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
     }
     if trainer.is_global_zero:
-        print(f"told: { {name: value for name, value in told.items() if name != 'history'} }")
+        print(f"told: { {name: value for name, value in told.items() if name not in ('history', 'decays')} }")
         saved = torch.load(best.best_model_path, weights_only=False)
         print(f"the best model, of step {saved['global_step']}: {checkpoint.digest(saved['state_dict'])}")
     known = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]

@@ -23,7 +23,7 @@ import torch
 
 import checkpoint
 import elastic
-from elastic.loop import saver
+from elastic.loop.storage import saver
 from tests.kit.programs.leaves import wait_for_notice
 
 SHARD_BYTES = 20_000

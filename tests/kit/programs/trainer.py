@@ -105,6 +105,20 @@ class Counting(TrainerCallback, ExportableState):  # type: ignore[misc]
         return {"args": {}, "attributes": {"steps": self.steps, "evaluations": self.evaluations}}
 
 
+class Decaying(TrainerCallback):  # type: ignore[misc]
+    """Another one, which has not said what its state is: the rest of the run depends on it."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.decays: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        self.steps += 1
+        self.decays.append(0.01 * self.steps)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = self.decays[-1]
+
+
 class Dying(ElasticTrainer):  # a run's; the worker that writes the checkpoint of a step is killed in it, once
     die: int | None = None
 
@@ -162,7 +176,7 @@ def main() -> None:
         seed=0,
     )
     stopping = EarlyStoppingCallback(options.patience or 50, 10.0 if options.patience else 0.0)
-    counting = Counting()
+    counting, decaying = Counting(), Decaying()
     train: Any = Texts(options.steps // 3 * 24 - 7, 1, classes=classes)
     if options.torn:
         train = Torn(train, torn(len(train), batch_size=24, shares=8, seed=0, whole=((3, 2), (5, 7)), every=13))
@@ -172,7 +186,7 @@ def main() -> None:
         args=args,
         train_dataset=train,
         eval_dataset=Texts(70, 2, classes=classes),
-        callbacks=[stopping, counting],
+        callbacks=[stopping, counting, decaying],
         elastic={
             "url": options.url,
             "batch_size": 24,
@@ -190,6 +204,7 @@ def main() -> None:
         name: getattr(trainer.state, name) for name in ("global_step", "epoch", "best_metric", "total_flos")
     }
     told |= counting.state()["attributes"] | {"patience": stopping.early_stopping_patience_counter}
+    told["decays"] = decaying.decays
     told["log"] = [
         {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
         for entry in trainer.state.log_history
