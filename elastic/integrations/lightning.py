@@ -51,7 +51,7 @@ from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
 from elastic.state.attributes import is_plain
-from elastic.state.own_attributes import Holder, OwnAttributes
+from elastic.state.own_attributes import Holder, OwnAttributes, by_class
 
 _DECIDED = {
     "model": "trainer.fit(model, ...) has it",
@@ -501,8 +501,8 @@ class _Progress:
 def _holders(trainer: Any) -> list[Holder]:
     """Callbacks that have not said what their state is; and the module, of whose attributes the run carries most."""
     callbacks = [
-        Holder(f"{type(one).__name__}{number}", one, lambda key, _: False)
-        for number, one in enumerate(trainer.callbacks)
+        Holder(name, one, lambda key, _: False)
+        for name, one in by_class(trainer.callbacks)
         if not is_overridden("state_dict", one, parent=Callback) and not type(one).__module__.startswith("lightning.")
     ]
     module = trainer.lightning_module
@@ -518,7 +518,8 @@ def _holders(trainer: Any) -> list[Holder]:
 
 def _is_of_the_run(trainer: Any, value: Any) -> bool:
     schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
-    return any(value is one for one in (trainer, *schedulers, *trainer.lightning_module.modules()))
+    others = (trainer, trainer.datamodule, *trainer.callbacks, *schedulers)
+    return any(value is one for one in (*others, *trainer.lightning_module.modules()))
 
 
 def _keep_more(trainer: Any) -> bool:

@@ -41,7 +41,7 @@ from elastic.loop.plain.mean_over import mean_over
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
-from elastic.state.own_attributes import Holder, OwnAttributes
+from elastic.state.own_attributes import Holder, OwnAttributes, by_class
 
 _DECIDED = {
     "model": "ElasticTrainer(model=)",
@@ -386,8 +386,8 @@ class _Progress:
         return [
             Holder("trainer", trainer, lambda key, _: key in known),
             *(
-                Holder(f"{type(one).__name__}{number}", one, lambda key, _: False)
-                for number, one in enumerate(trainer.callback_handler.callbacks)
+                Holder(name, one, lambda key, _: False)
+                for name, one in by_class(trainer.callback_handler.callbacks)
                 if not isinstance(one, ExportableState) and not _is_of_a_framework(type(one))
             ),
         ]
@@ -396,7 +396,7 @@ class _Progress:
         trainer = self._trainer
         given = trainer._elastic.get("extra", {}).values()
         runs = (trainer, trainer.model, trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler, *given)
-        return any(value is one for one in runs)
+        return any(value is one for one in (*runs, *trainer.model.modules()))
 
     def shares(self, step: PlainStep) -> Iterator[Any]:
         """This worker's, while they are in hand."""

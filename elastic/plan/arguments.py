@@ -99,7 +99,10 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         help=f"a file of lines t_s,op,node, or a recorded one: {', '.join(recorded.recorded_names())}",
     )
     fleet.add_argument(
-        "--lifetime", type=lasts, metavar="T", help="instead: a fleet is drawn whose machines live for so long"
+        "--lifetime",
+        type=quantity(units.above_0(units.lifetime)),
+        metavar="T",
+        help="instead: a fleet is drawn whose machines live for so long",
     )
     fleet.add_argument(
         "--replaced", type=time, default=300.0, metavar="T", help="after which the next comes (default 5min)"

@@ -36,13 +36,15 @@ def main(argv: list[str]) -> int:
     sys.path.insert(0, os.getcwd())
     module, _, function = named.partition(":")
     try:
-        makes = getattr(importlib.import_module(module), function)
-    except (ModuleNotFoundError, AttributeError) as missing:
-        if isinstance(missing, ModuleNotFoundError) and missing.name not in (module, module.partition(".")[0]):
+        there = importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name not in (module, module.partition(".")[0]):
             raise  # of an import within it
         return _said(f"--model {named}: {missing}")
-    made = makes()
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
+    if not hasattr(there, function):
+        return _said(f"--model {named}: module {module!r} has no attribute {function!r}")
+    made = getattr(there, function)()
+    if not isinstance(made, (tuple, list)) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
         return _said(f"--model {named} gives {type(made).__name__}; expected (model, loss), a module and a function")
     model, loss = made
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size, timeout=_WITHIN)

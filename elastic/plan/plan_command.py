@@ -94,7 +94,8 @@ def _plan(given: argparse.Namespace) -> int:
     (fleet, *others) = arguments.fleets_of(given, ["aws-p3-2020"])
     if others:
         raise ConfigError("--trace: a plan is for one fleet; `elastic simulate` compares several")
-    if given.steps != int(given.steps) or given.steps < 1:
+    steps = round(given.steps)
+    if steps < 1 or abs(given.steps - steps) > 1e-9 * steps:  # 2.01k is not quite 2010
         raise ConfigError(f"--steps {given.steps:g}; expected a whole number, 1 or more")
     if given.plot is not None and given.plot.suffix not in (endings := (".png", ".svg", ".pdf")):
         raise ConfigError(f"--plot {given.plot}; expected a file that ends in one of {', '.join(endings)}")
@@ -104,7 +105,7 @@ def _plan(given: argparse.Namespace) -> int:
         fleet,
         of_fleet(fleet, given.nodes, given.per_node),
         figures,
-        steps=int(given.steps),
+        steps=steps,
         spot_price=given.spot_price,
         on_demand_price=given.price,
         save_price=given.save_price,
@@ -118,7 +119,7 @@ def _plan(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(facts(found)))
     else:
-        _show(Console(highlight=False), found, steps=int(given.steps))
+        _show(Console(highlight=False), found, steps=steps)
         print()
         show_figures(Console(highlight=False), figures, USES)
         if given.plot is not None:

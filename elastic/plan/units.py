@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from elastic.errors import ConfigError
 
-_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([A-Za-zµμ/]*)")
+_NUMBER = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([A-Za-zµμ/]*)")
 YEAR_S = 365 * 86400.0
 _MOST = 1e18  # parameters, bytes, or bytes a second: a million times a large one
 _COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
@@ -38,6 +38,11 @@ def rate(text: str) -> float:
 
 def seconds(text: str) -> float:
     return _read(text, _SECONDS, "a time such as 250ms, 90s, 10min or 6h", most=YEAR_S, mosts="365d")
+
+
+def lifetime(text: str) -> float:
+    """Of a machine, on average."""
+    return _read(text, _SECONDS, "a time such as 6h or 30d", most=10 * YEAR_S, mosts="3650d")
 
 
 def price(text: str) -> float:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 
 import checkpoint
 from checkpoint.errors import UnsupportedValue
@@ -28,7 +29,8 @@ from elastic.errors import UNTOUCHED, StepError
 from elastic.state.attributes import is_plain
 
 _ABSENT: Any = object()
-_BYTES_MAX = 1 << 14
+_EACH_PROCESS_S_OWN = (bool, str)
+"""Who am I, and where do I write: as hooks of the beginning set it, and nobody has changed it since."""
 _LONG = 64  # items of a list, which is taken for a history
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _SEQUENCES = (list, tuple, deque, set, frozenset)
@@ -62,25 +64,29 @@ class OwnAttributes:
         self._holders = holders
         self._is_runs = is_runs
         self._built = self._marks(self._deep_holders())
+        self._begun: dict[str, Any] = {}  # what hooks of the beginning have set, as they have set it
         self._objects: set[str] | None = None  # those that are there when the first step begins
         self._waiting: Mapping[str, Any] = {}
         self._lines: dict[str, _Lines] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What is no longer as the script built it."""
+        """What is no longer as the script built it, or as the hooks of the beginning would not set it again."""
         if self._waiting:
             return dict(self._waiting)
         values, histories, objects = {}, {}, {}
-        for name, _, _, value in self._attributes(self._deep_holders()):
-            before = self._built[name] if name in self._built else self._of_class(name)
-            if _mark(value) == before and (_is_value(value) or isinstance(value, torch.nn.Module)):
-                continue  # of other objects nobody knows whether they have changed
+        holders = self._deep_holders()
+        of_class = _of_classes(holders)
+        for name, _, _, value in self._attributes(holders):
+            if self._is_as_it_begins(name, value, of_class):
+                continue
             if _is_value(value):
                 with suppress(TypeError, UnsupportedValue):
-                    if type(value) is list and len(value) > _LONG:
-                        histories[name] = self._lines.setdefault(name, _Lines()).text(value)
+                    if (text := self._history(name, value)) is not None:
+                        histories[name] = text
                     else:
-                        values[name] = _plain(value)
+                        plain = _plain(value)
+                        checkpoint.encode(plain)
+                        values[name] = plain
                 continue
             if self._objects is not None and name not in self._objects:
                 raise _made_late(name, value)
@@ -90,6 +96,23 @@ class OwnAttributes:
                 objects[name] = state
         found = {"values": values, "histories": histories, "objects": objects}
         return found if any(found.values()) else {}
+
+    def _is_as_it_begins(self, name: str, value: Any, of_class: Callable[[str], Any]) -> bool:
+        """Of objects but modules nobody knows whether they have changed."""
+        if not _is_value(value) and not isinstance(value, torch.nn.Module):
+            return False
+        mark = _mark(value)
+        if name not in self._begun:
+            return bool(mark == (self._built[name] if name in self._built else of_class(name)))
+        return type(value) in _EACH_PROCESS_S_OWN and bool(mark == self._begun[name])
+
+    def _history(self, name: str, value: Any) -> str | None:
+        """Of a long list, unless it holds tensors."""
+        if type(value) is not list or len(value) <= _LONG:
+            return None
+        with suppress(TypeError):
+            return self._lines.setdefault(name, _Lines()).text(value)
+        return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """It holds from `begin_step` on: hooks of the beginning come first."""
@@ -101,6 +124,10 @@ class OwnAttributes:
         if self._objects is None:
             every = self._attributes(self._holders())
             self._objects = {name for name, _, _, value in every if not _is_value(value)}
+            of_class = _of_classes(deep := self._deep_holders())
+            for name, mark in self._marks(deep).items():
+                if mark != (self._built[name] if name in self._built else of_class(name)):
+                    self._begun[name] = mark
         if not waiting:
             return
         holders = self._deep_holders()
@@ -125,7 +152,8 @@ class OwnAttributes:
         def check() -> None:
             if (now := self._marks(self._holders())) == before:
                 return
-            marked = {name: before[name] if name in before else self._of_class(name) for name in {**now, **before}}
+            of_class = _of_classes(self._holders())
+            marked = {name: before[name] if name in before else of_class(name) for name in {**now, **before}}
             if not (changed := [name for name, mark in marked.items() if now.get(name) != mark]):
                 return
             (first, *others) = changed
@@ -159,13 +187,6 @@ class OwnAttributes:
         ]
         return holders + within
 
-    def _of_class(self, name: str) -> Any:
-        """The mark of what an object has from its class, as long as it has not set it itself."""
-        owner, _, key = name.rpartition(".")
-        held = (getattr(type(one.holder), key, _ABSENT) for one in self._deep_holders() if one.name == owner)
-        value = next(held, _ABSENT)
-        return None if value is _ABSENT else _mark(value)
-
     def _attributes(self, holders: Collection[Holder]) -> Iterator[tuple[str, Any, str, Any]]:
         for name, holder, is_others in holders:
             for key, value in list(vars(holder).items()):
@@ -174,6 +195,27 @@ class OwnAttributes:
 
     def _is_object(self, value: Any) -> bool:
         return is_stateful(value) and not isinstance(value, _OF_THE_RUN) and not self._is_runs(value)
+
+
+def by_class(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """(name, object): numbered within its class, so that one that only some workers have moves no other's name."""
+    seen: Counter[str] = Counter()
+    for one in objects:
+        kind = type(one).__name__
+        yield f"{kind}{seen[kind]}", one
+        seen[kind] += 1
+
+
+def _of_classes(holders: Collection[Holder]) -> Callable[[str], Any]:
+    """Gives the mark of what an object has from its class, as long as it has not set it itself."""
+    classes = {one.name: type(one.holder) for one in holders}
+
+    def of_class(name: str) -> Any:
+        owner, _, key = name.rpartition(".")
+        value = getattr(classes[owner], key, _ABSENT) if owner in classes else _ABSENT
+        return None if value is _ABSENT else _mark(value)
+
+    return of_class
 
 
 def _made_late(name: str, value: Any) -> StepError:
@@ -203,12 +245,14 @@ def _is_value(value: Any, depth: int = 0) -> bool:
 def _mark(value: Any, depth: int = 0) -> Any:
     """What tells a change of it, as far as that is quickly told."""
     kind = type(value)
-    if kind in _SCALARS or isinstance(value, np.generic):
-        return kind, repr(value)
+    if kind in (float, complex) or isinstance(value, np.generic):
+        return kind, repr(value)  # in which what is no number is like itself
+    if kind in _SCALARS:
+        return kind, value
     if isinstance(value, torch.Tensor):
         return _Same(value), None if value.is_inference() else value._version
     if kind is np.ndarray:
-        return _Same(value), value.tobytes() if value.nbytes <= _BYTES_MAX else float(value.sum())
+        return _Same(value), xxhash.xxh3_128_digest(np.ascontiguousarray(value).data)
     if isinstance(value, torch.nn.Module):
         return _Same(value), [_mark(one) for one in (*value.parameters(), *value.buffers())]
     if kind not in _CONTAINERS:

@@ -221,6 +221,14 @@ def test_nothing_is_given_up_for_what_would_come_too_late_and_what_was_given_up_
         assert upload_order(older_s + sooner_s, newest_s, left_s).newest_first
 
 
+def test_who_was_invited_to_help_is_lost_with_the_older_save() -> None:
+    assert upload_order(10.0, 10.0, 45.0, instead_s=40.0).both, "four nodes upload the newest in a quarter of the time"
+    order = upload_order(40.0, 10.0, 45.0, instead_s=40.0)
+    assert order.newest_first
+    assert "the newest 40 s" in order.why
+    assert not upload_order(40.0, 10.0, 45.0, instead_s=44.0).newest_first, "alone it would come too late"
+
+
 def test_how_long_an_older_save_is_uploaded_yet() -> None:
     assert older_left_s(7.0, 5.0, 20.0) == 7.0
     assert older_left_s(None, 5.0, 20.0) == 15.0

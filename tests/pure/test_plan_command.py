@@ -111,6 +111,14 @@ def test_a_plan_says_how_often_to_save_what_it_takes_and_what_it_costs(capsys: p
     assert twice["spot"]["seconds"] == pytest.approx(2 * spot["seconds"])
 
 
+def test_quantities_as_people_write_them_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """2.01k is 2009.9999999999998 to a computer, machines may last for more than a year, and a price may be .92."""
+    found = planned(capsys, "--steps", "2.01k", "--spot-price", ".92", "--price", "3.", "--lifetime", "400d")
+    assert found["spot"]["cost"] == pytest.approx(0.92 * found["spot"]["node_hours"])
+    with pytest.raises(ConfigError, match="expected a price"):
+        units.price(".")
+
+
 def test_dear_requests_and_little_patience_change_how_often_to_save(capsys: pytest.CaptureFixture[str]) -> None:
     free = planned(capsys, "--spot-price", "3")["save_every"]
     dear = planned(capsys, "--spot-price", "3", "--save-price", "1")["save_every"]
@@ -266,7 +274,7 @@ def test_the_page_shows_what_its_commands_print(
         ("--upload=1e400B/s", "at most 1e+18"),
         ("--across=0GB/s:1us", "a link of no bandwidth"),
         ("--lifetime=0", "more than 0"),
-        ("--lifetime=1e300d", "at most 365d"),
+        ("--lifetime=1e300d", "at most 3650d"),
         ("--at-risk=0", "more than 0"),
         ("--parameters=\u0661\u0662M", "a number such as 124M"),
     ],

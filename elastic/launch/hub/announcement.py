@@ -90,7 +90,7 @@ class HubAnnouncement:
     def _say_over(self) -> None:
         from elastic.membership import hub_file  # which loads fsspec
 
-        with contextlib.suppress(hub_file.CheckpointError):  # whoever comes next waits a while
+        with contextlib.suppress(Exception):  # fsspec raises what it likes; whoever comes next waits a while
             hub_file.write_end(self._url or "", self._hub["nonce"])
 
     def _keep_saying(self, place: tuple[str, int], ended: threading.Event) -> None:

@@ -94,6 +94,7 @@ class Saver:
         self._objects = 0
         self._underway: list[UnderWay] = []
         self._order_told: tuple[int, bool] | None = None
+        self._invited = 1  # nodes that share what is saved from now on
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
         self._saved_s = self._opened_s
@@ -330,12 +331,14 @@ class Saver:
         by_s  by the clock, after which this node is gone: with little time left nothing is made ready for it
         """
         self.look()
-        self._give_way(step, by_s, uploaders=self.uploaders(1 + len(ranks)))
+        uploaders = self.uploaders(1 + len(ranks))
+        self._give_way(step, by_s, uploaders=uploaders)
         if not self._warmed and by_s is not None and by_s - self._clock() < _MAKE_READY_S:
             return None
         with suppress(checkpoint.CheckpointError):
             invitation = self._checkpoints.invite(ranks, state=self._train_state.objects())
-            self._warmed |= invitation is not None
+            if invitation is not None:
+                self._warmed, self._invited = True, uploaders
             return invitation
         return None
 
@@ -394,18 +397,22 @@ class Saver:
         older = next((one for one in self._underway if not one.saving.done), None)
         return None if older is None or older.position.step == step or self._config.goes_back else older
 
-    def _order(self, older: UnderWay, left_s: float, *, uploaders: int) -> UploadOrder:
+    def _order(self, older: UnderWay, left_s: float, *, uploaders: int | None) -> UploadOrder:
         took_s, begun_s = self.duration.seconds, self._clock() - older.begun_s
         older_s = older_left_s(older.saving.likely_left_s, begun_s, took_s)
         if took_s is None and older_s is not None:
             took_s = begun_s + older_s
-        return upload_order(older_s, None if took_s is None else took_s / uploaders, left_s)
+        if took_s is None:
+            return upload_order(older_s, None, left_s)
+        if uploaders is not None:
+            return upload_order(older_s, took_s / uploaders, left_s)
+        return upload_order(older_s, took_s / self._invited, left_s, instead_s=took_s)
 
-    def _give_way(self, step: int, by_s: float | None, *, uploaders: int = 1) -> bool:
+    def _give_way(self, step: int, by_s: float | None, *, uploaders: int | None = None) -> bool:
         """Whether what was being uploaded, and all behind it, was given up for this step. Raises Evicted.
 
         by_s       by the clock, after which this node is gone; None: nobody says, so all is uploaded
-        uploaders  nodes that share this one
+        uploaders  nodes that will share this one; None: those that were invited, with the process that is given up
         """
         older = self._older_than(step) if by_s is not None else None
         if older is None or by_s is None:
@@ -421,6 +428,7 @@ class Saver:
             self._console.say(f"the save of step {at} {what} that of step {step}: {order.why}")
         if order.newest_first:
             self._checkpoints.give_up_saves()
+            self._invited = 1
             self.look()
         return order.newest_first
 
