@@ -37,7 +37,7 @@ docs: $(STAMP)  ## the pages, in build/site: a broken link or reference is an er
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 quick: check  ## lint, types and the pure tests, which start no process and wait for nothing
-	$(PYTEST) -n logical tests/pure
+	$(PYTEST) tests/pure
 
 test: check docs  ## what CI runs: lint, types, pages, and of the longest tests a sample, different ones each day
 	$(PYTEST)
